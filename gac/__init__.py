@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from gac.repairs.run import repair as repair
     from gac.reporting.report.render import report as report
     from gac.sensitivity.documents import Documents as Documents
+    from gac.tokens.allocate import allocate_tokens as allocate_tokens
+    from gac.tokens.allocate import press as press
+    from gac.tokens.plan import TokenPlan as TokenPlan
 else:
     from importlib import import_module
 
@@ -62,8 +65,10 @@ else:
         "Recipe": "gac.recipe",
         "ShapeContract": "gac.repairs.contract",
         "Solution": "gac.allocation.knapsack",
+        "TokenPlan": "gac.tokens.plan",
         "Verified": "gac.checkpoint.verify",
         "allocate": "gac.api",
+        "allocate_tokens": "gac.tokens.allocate",
         "compress": "gac.api",
         "divergence": "gac.evaluation.perplexity",
         "evaluate": "gac.evaluation.evaluate",
@@ -76,6 +81,7 @@ else:
         "knapsack": "gac.allocation.knapsack",
         "load": "gac.checkpoint.load",
         "perplexity": "gac.evaluation.perplexity",
+        "press": "gac.tokens.allocate",
         "published_heads": "gac.lab.figures",
         "repair": "gac.repairs.run",
         "report": "gac.reporting.report.render",

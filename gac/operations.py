@@ -29,6 +29,11 @@ def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
     return Operation("batched_gemm", (("b", b), ("m", m), ("k", k), ("n", n)))
 
 
+def round_inputs(numbers: str, m: int, k: int) -> Operation:
+    """Every row of ``x[m, k]`` in 16 bits becomes numbers of 8 bits (``fp8``, ``int8``) and a scale."""
+    return Operation(f"round_to_{numbers}", (("m", m), ("k", k)))
+
+
 def all_reduce(gpus: int, m: int, n: int) -> Operation:
     """``x[m, n]`` of every GPU becomes their sum, on each of them."""
     return Operation("all_reduce", (("gpus", gpus), ("m", m), ("n", n)))

@@ -71,6 +71,7 @@ def test_the_version() -> None:
         ("cliffs p --dims 1016", "'1016' is not like 1016:1040."),
         ("cliffs p --dims 1040:1016", "'1040:1016' ends before it begins."),
         ("compare a.json", "Name two plans or more."),
+        ("compare a.json b.json a.json", "a.json is given more than once. Name each file once."),
         ("eval m --windows 0", "0 is not in the range x>=1."),
         ("eval", "Missing argument 'MODEL_OR_DIR...'."),
         ("eval m --tasks piqa,", "'piqa,' is not like hellaswag,piqa or task.yaml."),

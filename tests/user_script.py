@@ -111,6 +111,13 @@ def repair() -> None:
     assert_type(found.bytes_after, int)
 
 
+def keep_tokens() -> None:
+    plan = gac.allocate_tokens("smollm2", 0.5, press="snapkv", shares=(0.25, 0.5, 0.75))
+    assert_type(plan, gac.TokenPlan)
+    assert_type(plan.kept(0, 4096), int)
+    assert_type(gac.press(plan).compression_ratio, float)
+
+
 def fail() -> str:
     try:
         gac.load("nowhere")

@@ -12,9 +12,9 @@ from gac.arrays import Ints
 from gac.forms import Form
 from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Weight
-from gac.operations import Operation, linear
+from gac.operations import Operation, linear, round_inputs
 from gac.profiling.cliffs import operator_period, sound_dims
-from gac.profiling.operators import with_decode_kernel
+from gac.profiling.operators import rounded_to, with_decode_kernel
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -23,7 +23,7 @@ from gac.workloads import Workload
 T = TypeVar("T")
 
 UNKNOWN = -1
-_OUT = "n"
+_IN, _OUT = "k", "n"
 BF16 = scheme_named(DEFAULT_SCHEME)
 DTYPE = BF16.dtype
 """What latencies are looked up in where nothing else is said."""
@@ -66,8 +66,8 @@ class Timing:
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""
-        sizes = self._for_all(_each(form.size, weight, dims))
-        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), form.axis(weight), sizes, scheme)
+        sizes, axis = self._for_all(_each(form.size, weight, dims)), form.axis(weight)
+        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.made)
 
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """What such a weight takes beside the GEMM that it shares, and in its place where it runs apart."""
@@ -75,16 +75,20 @@ class Timing:
         if form.after(weight, 1, 1) is not None:
             sizes = self._for_all(dims)
             after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", sizes, scheme)
-        apart = self.of_fused(weight.in_features, self._features(form, weight, dims)[0], scheme)
+        apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
         return apart if after is None else (sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1]))
 
     def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         """Output features that it adds to the GEMM that it shares, ``(dims, workloads)``: 0 where it runs apart."""
         return self._features(form, weight, dims)[1]
 
-    def of_fused(self, in_features: int, widths: Ints, scheme: Scheme = BF16) -> Known:
-        """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0."""
-        return self._along(lambda rows: linear(rows, in_features, 1), "n", widths, scheme)
+    def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Known:
+        """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0.
+
+        Args:
+            first: one of them; they read the same input.
+        """
+        return self._along(lambda rows: linear(rows, first.in_features, 1), "n", widths, scheme, first.made)
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
@@ -120,10 +124,17 @@ class Timing:
         apart = features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
         return np.where(apart, features, 0), np.where(apart, 0, features)
 
-    def _along(self, operation_at: Callable[[int], Operation], axis: str | None, sizes: Ints, scheme: Scheme) -> Known:
+    def _along(
+        self,
+        operation_at: Callable[[int], Operation],
+        axis: str | None,
+        sizes: Ints,
+        scheme: Scheme,
+        made: bool = False,
+    ) -> Known:
         """What runs for a number of rows, with an axis of each of the sizes ``(dims, workloads)``; nothing for 0.
 
-        Without an axis it runs as it is.
+        Without an axis it runs as it is. What makes the input (``made``) rounds it for schemes that read it rounded.
         """
         latency, how = np.full(sizes.shape, UNKNOWN, dtype=np.int64), np.full(sizes.shape, MEASURED, dtype=np.int64)
         if self.profile is None or len(sizes) == 0:
@@ -141,7 +152,19 @@ class Timing:
             elif _OUT in operation.axes:
                 size = np.array([operation.axes[_OUT]])
                 latency[:, column], how[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
+            if made:
+                read = sizes[:, column] if axis == _IN else np.full(len(sizes), operation.axes[_IN])
+                latency[:, column] = self._rounded_before(latency[:, column], workload.rows, read, scheme)
         return latency, how
+
+    def _rounded_before(self, latency: Ints, rows: int, read: Ints, scheme: Scheme) -> Ints:
+        """The latencies of GEMMs that read so many features, without the rounding of these where the table has it."""
+        assert self.profile is not None
+        if (numbers := rounded_to(scheme)) is None:
+            return latency
+        rounding, _ = self.profile.latency(round_inputs(numbers, rows, 1).operator, {"m": rows}, _IN, read, DTYPE)
+        both = (latency > 0) & (rounding != UNKNOWN)
+        return np.where(both, np.maximum(latency - rounding, 1), latency)
 
 
 def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> tuple[Ints, Ints]:

@@ -44,7 +44,7 @@ def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> Candidate
     """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
     first, costs = site.fused[0], rows.costs.copy()
     scheme = scheme_named(str(rows.schemes[0, first]))
-    latency, how = timing.of_fused(site.weights[first].in_features, rows.width, scheme)
+    latency, how = timing.of_fused(site.weights[first], rows.width, scheme)
     costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
     uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
     counts = {name: getattr(rows, name) + ones * uncounted for name, ones in _counted(latency, how).items()}

@@ -66,7 +66,7 @@ class SplitTiming(Timing):
             return [operations[1:] for operations in self._lists(form, weight, dims, rows)]
 
         after = self._summed(rest, len(dims), scheme)
-        apart = self.of_fused(weight.in_features, self._features(form, weight, dims)[0], scheme)
+        apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
         return sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1])
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:

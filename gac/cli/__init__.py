@@ -11,6 +11,7 @@ from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
 from gac.cli.study import study
+from gac.cli.tokens import tokens
 from gac.cli.verb import Program
 from gac.cli.verify import verify
 from gac.version import __distribution__, __version__
@@ -38,17 +39,17 @@ def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 
     Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). See what there is to choose
-    (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier). Compare
-    plans (compare) and look at them (plot, report). Apply one (compress), train what it lost back (heal), check its
-    files (verify) and what it says (eval), time it (bench), and write it for tools that know nothing of GAC (export).
-    Align what others have compressed (repair).
+    (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier), and how
+    many tokens of a context every layer caches (tokens). Compare plans (compare) and look at them (plot, report).
+    Apply one (compress), train what it lost back (heal), check its files (verify) and what it says (eval), time it
+    (bench), and write it for tools that know nothing of GAC (export). Align what others have compressed (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 _MEASURE = (profile, profiles, cliffs, explain, study)
-_CHOOSE = (graph, allocate, frontier, compare, plot, report)
+_CHOOSE = (graph, allocate, frontier, tokens, compare, plot, report)
 _APPLY = (compress, heal, verify, repair, evaluate, bench, export)
 for _command in (*_MEASURE, *_CHOOSE, *_APPLY):
     main.add_command(_command)

@@ -1,6 +1,7 @@
 """Options that several commands read the same way, and the files that they name: checked before minutes of work."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -210,6 +211,12 @@ def named_plans(files: Sequence[Path]) -> list[tuple[str, "Plan"]]:
 
 
 def named(files: Sequence[Path]) -> dict[str, Path]:
-    """Files by their names, without folder and ending where that tells them apart."""
+    """Files by their names, without folder and ending where that tells them apart.
+
+    Raises:
+        click.UsageError: one of them is given twice.
+    """
+    if twice := [str(file) for file, count in Counter(files).items() if count > 1]:
+        raise click.UsageError(f"{', '.join(twice)} is given more than once. Name each file once.")
     short = len({file.stem for file in files}) == len(files)
     return {file.stem if short else str(file): file for file in files}

@@ -97,15 +97,14 @@ class Bench:
     Attributes:
         model: on the device where it is timed.
         sites: as its family gives them.
-        dense, fused: the dense versions.
+        dense_versions: as ``Planner.dense_versions`` gives them.
         memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
         split: what makes this process's part of each version, where they are split; ``model`` is the dense one's then.
     """
 
     model: PreTrainedModel
     sites: Sequence[Site]
-    dense: Version
-    fused: Version
+    dense_versions: tuple[Version, Version, Version]
     timer: Timer[Any]
     memory_bytes: int | None = None
     split: SplitShapes | None = None
@@ -114,13 +113,14 @@ class Bench:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
         sizes = [one.bytes // self._gpus for one in versions]
         parts = _parts_gone(versions)
-        beside = 3 + len(parts)  # the two dense models, and those without GEMMs
+        dense = len(self.dense_versions)
+        beside = dense + 1 + len(parts)  # the dense models, and those without GEMMs
         for first, group in enumerate(in_groups(versions, sizes, self._room(workload), BATCH - beside)):
             results = self._group(group, workload, parts)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            yield from results[2 if first else 0 :]
+            yield from results[dense if first else 0 :]
 
     def _room(self, workload: Workload) -> float:
         """Bytes for versions: what the dense model, its fused copy, the KV cache and workspaces leave."""
@@ -138,21 +138,21 @@ class Bench:
         return self.split.ranks.size if self.split else 1
 
     def _group(self, group: Sequence[Version], workload: Workload, gone: Sequence[str]) -> list[Result]:
-        versions = [self.dense, self.fused, *group]
+        versions = [*self.dense_versions, *group]
         entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
         less = {None: without(self.sites)} | {part: without(self.sites, part) for part in gone}
         entries += [Entry("rest", partial(self._hollow, choices)) for choices in less.values()]
         timed = time_in_turns(entries, workload, self.timer)
         rests = [one.latency for one in timed[len(versions) :]]
-        dense = {False: timed[0].latency, True: timed[1].latency}
+        dense = {one.fused is True: each.latency for one, each in zip(self.dense_versions, timed, strict=False)}
         parts = {part: (shares(less[part])[part], rest) for part, rest in zip(less, rests, strict=True) if part}
         return [self._result(one, of_one, dense, rests[0], parts) for one, of_one in zip(versions, timed, strict=False)]
 
     def _built(self, one: Version) -> PreTrainedModel:
         fused = run_together(self.sites) if one.fused is True else one.fused or ()
         if self.split:
-            return self.split.variant(one.choices, fused, one.triton)
-        return variant(self.model, one.choices, fused, one.triton)
+            return self.split.variant(one.choices, fused, one.triton, one.plain)
+        return variant(self.model, one.choices, fused, one.triton, one.plain)
 
     def _hollow(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
         return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices)
@@ -167,9 +167,10 @@ class Bench:
     ) -> Result:
         """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
         found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
-        own = self.fused if one.fused is True else self.dense
+        _, own, fused = self.dense_versions
+        own = fused if one.fused is True else own
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
-        if dense_ns is None or ours is None or one.compiled or one.gpus != self._gpus:
+        if dense_ns is None or ours is None or one.compiled or one.plain or one.gpus != self._gpus:
             return found
         reference = Reference(dense[one.fused is True], dense_ns, rest, less)
         predicted = reference.predict(ours, shares(one.choices))

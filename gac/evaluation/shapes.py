@@ -101,7 +101,11 @@ def _shapes(name: str | Shapes, layers: int | None) -> Shapes:
 
 
 def variant(
-    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False
+    model: PreTrainedModel,
+    choices: Sequence[WeightChoice],
+    fused: Sequence[Site] = (),
+    triton: bool = False,
+    plain: bool = False,
 ) -> PreTrainedModel:
     """The model with these forms, dims and schemes: random weights where one changes, the model's own elsewhere.
 
@@ -111,19 +115,21 @@ def variant(
         choices: of every weight.
         fused: sites whose marked weights run their first GEMMs as one.
         triton: whether one row runs in Triton.
+        plain: whether norms, activations and rotary embeddings run as in transformers.
     """
     found = sharing(model)
     swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
-    return running(found, choices, fused, triton)
+    return running(found, choices, fused, triton, plain)
 
 
 def running(
-    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], triton: bool
+    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], triton: bool, plain: bool
 ) -> PreTrainedModel:
     """The same model, which has these weights, as a compressed one runs; arguments as for ``variant``."""
     share_gemms(model, where_they_run(fused, choices))
     skip_absent(model, choices)
-    make_quick(model, choices)
+    if not plain:
+        make_quick(model, choices)
     cache_latents(model)
     if triton:
         use_decode_kernel(model)
@@ -142,6 +148,7 @@ def without_gemms(model: PreTrainedModel, choices: Sequence[WeightChoice]) -> Pr
         runs = not isinstance(module, Absent | Constant)
         found.set_submodule(choice.name, StandIn(module.out_features, outputs) if runs else _random(model, choice))
     skip_absent(found, choices)
+    make_quick(found, ())
     return found
 
 

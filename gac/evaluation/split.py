@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.checkpoint.load import load
-from gac.compression.apply import empty_stored, skip_absent
+from gac.compression.apply import empty_stored, make_quick, skip_absent
 from gac.distributed import launch
 from gac.errors import ModelError
 from gac.evaluation.latency import Held, Timer
@@ -56,12 +56,12 @@ class SplitShapes:
             return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
 
     def variant(
-        self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False
+        self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False, plain: bool = False
     ) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.variant``, split: what does not change is shared with the dense part."""
         changed = [one for one in choices if one.form != "dense" or is_stored(one)]
         found = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
-        return running(found, choices, fused, triton)
+        return running(found, choices, fused, triton, plain)
 
     def without_gemms(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.without_gemms``, split, without the collectives of the weights too."""
@@ -73,6 +73,7 @@ class SplitShapes:
                 found.set_submodule(choice.name, StandIn(module.out_features, outputs))
         hollow: PreTrainedModel = self._filled(found, dict(self.dense.named_parameters()), ())
         skip_absent(hollow, choices)
+        make_quick(hollow, ())
         return hollow
 
     def _split(self, changed: Sequence[WeightChoice]) -> Any:

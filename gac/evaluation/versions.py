@@ -21,7 +21,7 @@ from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
-DENSE, FUSED = "dense", "dense, fused"
+DENSE, FUSED, PLAIN = "dense", "dense, fused", "dense, fused, plain"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
 ONE_GPU = f"{DEFAULT}, for one GPU"
@@ -46,6 +46,7 @@ class Version:
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
         triton: whether one row runs in Triton, in the decode kernel.
         gpus: over how many the weights are split that the table's sums are of.
+        plain: whether norms, activations and rotary embeddings run as in transformers, not in one launch each.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Version:
     compiled: bool = False
     triton: bool = False
     gpus: int = 1
+    plain: bool = False
 
     @property
     def params(self) -> int:
@@ -129,6 +131,11 @@ class Planner:
         """The dense model."""
         plan = self.plan(1.0, forms=(), fuse=fused, decode_kernel=_kernel(triton))
         return version_of((FUSED if fused else DENSE) + (IN_TRITON if triton else ""), plan)
+
+    def dense_versions(self) -> tuple[Version, Version, Version]:
+        """The dense model as transformers runs it but for shared GEMMs; as it is, and fused, as compressed ones run."""
+        dense, fused = self.dense(fused=False), self.dense(fused=True)
+        return replace(fused, name=PLAIN, plain=True), dense, fused
 
     def rounded(self, plan: Plan, rounding: Rounding, fused: bool = False) -> Version:
         """A plan's dims rounded, a full one left as it is, with the loss that they then have.
@@ -217,33 +224,55 @@ def fastest_version(
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
-    found: list[Version] = []
-    failures: list[BudgetError] = []
+    race = _race(planner, budget, workload, triton, more_forms, schemes)
+    best = _fastest(race, workload, most_loss)
+    return replace(best, name=", ".join([best.name, *more_forms]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Racing:
+    """The choices of which the fastest is looked for, with shared GEMMs or without; the same for every loss."""
+
+    problem: Problem
+    workload: Workload
+    fused: bool
+    triton: bool
+
+    def fastest(self, most_loss: float) -> Version:
+        """The choice of least latency within the problem's budget and that loss."""
+        problem, column = self.problem, ns_of(self.workload)
+        limits = allowed(problem.recipe, problem.dense)
+        dense_total(problem.dense, column)
+        instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, most_loss, most_loss)
+        chosen, sites = instance.chosen(instance.solve()), problem.sites
+        choices = [choice for site, one in zip(sites, chosen, strict=True) for choice in one.choices(site.weights)]
+        [ns] = summed_latency(chosen)
+        name, loss = FASTEST + (IN_TRITON if self.triton else ""), fsum(one.loss for one in chosen)
+        table, gpus = {str(self.workload): ns}, problem.recipe.deployment.tensor_parallel
+        return Version(name, tuple(choices), self.fused, loss, table, triton=self.triton, gpus=gpus)
+
+
+def _race(
+    planner: Planner, budget: float, workload: Workload, triton: bool, more_forms: Sequence[str], schemes: Sequence[str]
+) -> list[_Racing]:
     options = {"workloads": [str(workload)], "decode_kernel": _kernel(triton), "align": COARSE}
     options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
-    for fused in (True, False):
-        problem = planner.problem_of(budget, fuse=fused, **options)
+    return [
+        _Racing(planner.problem_of(budget, fuse=fused, **options), workload, fused, triton) for fused in (True, False)
+    ]
+
+
+def _fastest(race: Sequence[_Racing], workload: Workload, most_loss: float) -> Version:
+    found: list[Version] = []
+    failures: list[BudgetError] = []
+    for one in race:
         try:
-            found.append(_within(problem, workload, most_loss, fused, triton))
+            found.append(one.fastest(most_loss))
         except BudgetError as failure:
             failures.append(failure)
     if not found:
         raise failures[0]
-    best = min(found, key=lambda version: version.table_ns[str(workload)] or 0)
-    return replace(best, name=", ".join([best.name, *more_forms]))
-
-
-def _within(problem: Problem, workload: Workload, most_loss: float, fused: bool, triton: bool) -> Version:
-    """The choice of least latency within the problem's budget and that loss."""
-    limits, column = allowed(problem.recipe, problem.dense), ns_of(workload)
-    dense_total(problem.dense, column)
-    instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, most_loss, most_loss)
-    chosen = instance.chosen(instance.solve())
-    choices = [choice for site, one in zip(problem.sites, chosen, strict=True) for choice in one.choices(site.weights)]
-    [ns] = summed_latency(chosen)
-    name, loss = FASTEST + (IN_TRITON if triton else ""), fsum(one.loss for one in chosen)
-    gpus = problem.recipe.deployment.tensor_parallel
-    return Version(name, tuple(choices), fused, loss, {str(workload): ns}, triton=triton, gpus=gpus)
+    return min(found, key=lambda version: version.table_ns[str(workload)] or 0)
 
 
 def scheme_versions(planner: Planner, budget: float, schemes: Sequence[str]) -> list[Version]:
@@ -270,10 +299,11 @@ def fastest_in_schemes(
         The versions, and a line for each that cannot be had, with the reason.
     """
     found, missing = list[Version](), list[str]()
+    race = _race(planner, 1.0, workload, False, (), (DEFAULT_SCHEME, *schemes))
     for bar in bars:
         name = f"{FASTEST_IN_SCHEMES} {bar.name}"
         try:
-            one = fastest_version(planner, 1.0, workload, bar.loss, schemes=(DEFAULT_SCHEME, *schemes))
+            one = _fastest(race, workload, bar.loss)
         except BudgetError as failure:
             missing.append(f"{name}: {failure}")
         else:

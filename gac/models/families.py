@@ -1,7 +1,7 @@
 """Families: what a model of each architecture can have changed, read from its config alone."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypedDict
@@ -93,13 +93,14 @@ class Family:
         """
         self._check(config)
         found: list[Site] = []
+        made = {name for one in self._made(config) for name in one.readers}
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
             for weight in self._blocked(self._attention(config), layer not in _counting(config)):
-                here = _within(prefix, weight)
+                here = _within(prefix, weight, made)
                 found.append(Site(here.name, layer, here.name.rpartition(".")[2], (here,)))
             mlp = self._blocked(self._mlp(config), layer > 0 and "." in self.down)
-            weights = tuple(_within(prefix, weight) for weight in mlp)
+            weights = tuple(_within(prefix, weight, made) for weight in mlp)
             found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
 
@@ -127,15 +128,16 @@ class Family:
         return tuple(f"{layer}.{norm}" for norm in (self.before[at], *((self.norms or ("", ""))[at : at + 1])) if norm)
 
     def made(self, config: Any) -> Iterator[Made]:
-        """What makes the inputs of weights, and of nothing else, layer by layer."""
+        """What makes the inputs of weights, and of nothing else, and can round them, layer by layer."""
         for layer in range(config.num_hidden_layers):
-            found = [
-                Made(norm, readers) for norm, readers in zip(self.before, (self.qkv, self.up), strict=True) if norm
-            ]
-            if len(self.up) * self.blocks == 2:
-                found.append(Made(self.activation, (self.down,), self.up))
-            for one in found:
+            for one in self._made(config):
                 yield one.within(f"{self.layers}.{layer}.")
+
+    def _made(self, config: Any) -> list[Made]:
+        """That of one layer."""
+        norms = ("", "") if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS else self.before
+        found = [Made(norm, readers) for norm, readers in zip(norms, (self.qkv, self.up), strict=True) if norm]
+        return found + ([Made(self.activation, (self.down,), self.up)] if len(self.up) * self.blocks == 2 else [])
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         """The weights of one attention or MLP, of which the last one writes; marked where all of it can be skipped."""
@@ -205,9 +207,9 @@ def _counting(config: Any) -> tuple[int, ...]:
     return tuple(sorted({kind: kinds.index(kind) for kind in kinds}.values()))
 
 
-def _within(prefix: str, weight: Weight) -> Weight:
+def _within(prefix: str, weight: Weight, made: Container[str]) -> Weight:
     reads = None if weight.reads is None else prefix + weight.reads
-    return replace(weight, name=prefix + weight.name, reads=reads)
+    return replace(weight, name=prefix + weight.name, reads=reads, made=weight.name in made)
 
 
 def _owner(name: str) -> str:
@@ -233,6 +235,9 @@ LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
 
 LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 """The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
+
+LAYER_NORMS = ("gpt2", "gpt_neox", "nemotron", "opt", "starcoder2")
+"""Architectures whose attention and MLP read through a LayerNorm, which has no kernel that rounds what it makes."""
 
 FIXED_HEADS = ("nemotron", "olmo2", "olmo3", "opt", "stablelm")
 """Architectures whose attention asks for as many heads as the config says, or whose norms pass over all heads."""

@@ -5,9 +5,11 @@ gradients and in compiled code (which fuses them itself) their own ``forward`` r
 """
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from threading import local
 from typing import Any
 
 import torch
@@ -25,9 +27,7 @@ _GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_pro
 def run_in_one_launch(model: nn.Module) -> None:
     """Let its norms, gated MLPs and rotary embeddings do so; the model is changed in place.
 
-    What is offloaded stays as it is, and so does what has a ``forward`` of its own, as a skipped block has. A rotary
-    embedding is a function of the architecture's file, so that of all its models does; it finds the same numbers, to
-    the last bit.
+    What is offloaded stays as it is, and so does what has a ``forward`` of its own, as a skipped block has.
     """
     for module in model.modules():
         if "forward" in vars(module) or any(tensor.is_meta for tensor in module.parameters(recurse=False)):
@@ -36,8 +36,8 @@ def run_in_one_launch(model: nn.Module) -> None:
             module.forward = Norm(module, kind)
         elif (found := _gated_of(module)) and (kind := activation_of(module.get_submodule(found[0]))):
             module.forward = Product(module, kind, *found)
-    for name in {type(module).__module__ for module in model.modules()}:
-        _rotate_in_one_launch(sys.modules[name])
+        elif _turns_heads(type(module)):
+            module.forward = Turning(module)
 
 
 def can_run(*given: Tensor) -> bool:
@@ -60,10 +60,11 @@ class Forward:
         self.module = module
         self._before = vars(module).get("forward")  # accelerate's, where it has hooks; or another of these
 
-    def plain(self, x: Tensor) -> Tensor:
+    def plain(self, *args: Any, **options: Any) -> Any:
         """The module's own."""
-        y: Tensor = type(self.module).forward(self.module, x) if self._before is None else self._before(x)
-        return y
+        if self._before is not None:
+            return self._before(*args, **options)
+        return type(self.module).forward(self.module, *args, **options)
 
 
 class Norm(Forward):
@@ -81,7 +82,8 @@ class Norm(Forward):
         weight = self.module.weight
         assert isinstance(weight, Tensor)
         if self.module.training or not can_run(hidden_states, weight):
-            return self.plain(hidden_states)
+            y: Tensor = self.plain(hidden_states)
+            return y
         return normed(hidden_states, weight, self._eps, self._kind)
 
 
@@ -102,11 +104,37 @@ class Product(Forward):
     def __call__(self, x: Tensor) -> Tensor:
         mlp = self.module
         seen = mlp.get_submodule(self._by)
+        y: Tensor
         if mlp.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
-            return self.plain(x)
-        gate, up = gate_and_up(mlp, self._up, x)
-        y: Tensor = getattr(mlp, self._down)(gated(gate, up, self._kind))
+            y = self.plain(x)
+        else:
+            gate, up = gate_and_up(mlp, self._up, x)
+            y = getattr(mlp, self._down)(gated(gate, up, self._kind))
         return y
+
+
+class Turning(Forward):
+    """An attention that turns queries and keys in one launch.
+
+    Transformers calls a function of the architecture's file. In its place stands one that runs the kernel, but only
+    where such an attention calls it.
+    """
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.plain(*args, **options)
+        now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
+        outer, now.turning = now.turning, True
+        try:
+            return self.plain(*args, **options)
+        finally:
+            now.turning = outer
+
+
+class _Now(local):
+    """Whether this thread runs an attention that turns in one launch."""
+
+    turning = False
 
 
 def gate_and_up(mlp: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
@@ -172,21 +200,33 @@ class _Says(nn.Module):
         return self._said
 
 
-def _rotate_in_one_launch(file: Any) -> None:
-    """Where a file of an architecture has such a function."""
+def _turns_heads(attention: type) -> bool:
+    """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
+    code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
+    file: Any = sys.modules[attention.__module__]
     plain = vars(file).get(_ROTARY)
-    if plain is None or hasattr(plain, "in_one_launch") or not _turns(plain):
-        return
+    if plain is None or code is None or _ROTARY not in code.co_names:
+        return False
+    if not hasattr(plain, "in_one_launch"):
+        if not _turns(plain):
+            return False
+        setattr(file, _ROTARY, _in_one_launch(plain))
+    return True
+
+
+def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
+    now = _Now()
 
     @wraps(plain)
     def quick(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        if args or options or cos.shape[-1] != q.shape[-1] or not can_run(q, k, cos, sin):
+        fits = not args and not options and cos.shape[-1] == q.shape[-1]
+        if not now.turning or not fits or not can_run(q, k, cos, sin):
             found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
             return found
         return rotated(q, k, cos, sin)
 
-    quick.in_one_launch = True  # type: ignore[attr-defined]
-    setattr(file, _ROTARY, quick)
+    quick.in_one_launch = now  # type: ignore[attr-defined]
+    return quick
 
 
 def _turns(plain: Callable[..., Any]) -> bool:

@@ -83,7 +83,8 @@ class RoundedNorm(Forward):
         weight, given = self.module.weight, self.given
         assert isinstance(weight, Tensor)
         if self.module.training or not given.can(hidden_states, weight):
-            return self.plain(hidden_states)
+            y: Tensor = self.plain(hidden_states)
+            return y
         return given.give(*normed(hidden_states, weight, self._eps, self._kind, given.number, given.whole))
 
 
@@ -102,10 +103,12 @@ class RoundedProduct(Forward):
 
     def __call__(self, x: Tensor) -> Tensor:
         mlp, given = self.module, self.given
+        y: Tensor
         if mlp.training or not given.can(x):
-            return self.plain(x)
+            y = self.plain(x)
+            return y
         gate, up = gate_and_up(mlp, self._up, x)
-        y: Tensor = getattr(mlp, self._down)(given.give(*gated(gate, up, self._kind, given.number)))
+        y = getattr(mlp, self._down)(given.give(*gated(gate, up, self._kind, given.number)))
         return y
 
 

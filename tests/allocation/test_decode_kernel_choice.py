@@ -70,7 +70,7 @@ def test_at_one_row_latencies_are_tritons_and_at_more_they_are_not() -> None:
 def test_so_is_the_gemm_that_weights_share() -> None:
     shared = profile([measured("linear_triton", 7, m=1, k=SIDE, n=30), measured("linear", 9, m=1, k=SIDE, n=30)])
     for triton, expected in ((True, 7), (False, 9)):
-        latency, _ = Timing(shared, WORKLOADS[1:], triton).of_fused(SIDE, np.array([[30]]))
+        latency, _ = Timing(shared, WORKLOADS[1:], triton).of_fused(WEIGHT, np.array([[30]]))
         assert latency.tolist() == [[expected]]
 
 

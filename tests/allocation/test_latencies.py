@@ -44,7 +44,7 @@ def test_every_fused_width_has_a_latency(name: str) -> None:
         weights = [site.weights[at] for at in site.fused]
         widths = np.arange(8, sum(weight.out_features for weight in weights) + 1, 8)
         for_all = np.repeat(widths[:, None], len(WORKLOADS), axis=1)
-        assert (timing.of_fused(weights[0].in_features, for_all)[0] == 1).all()
+        assert (timing.of_fused(weights[0], for_all)[0] == 1).all()
 
 
 def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:

@@ -16,7 +16,7 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES, Shapes
 from gac.models.sites import Site, Weight
-from gac.operations import linear
+from gac.operations import linear, round_inputs
 from gac.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
@@ -93,8 +93,44 @@ def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it()
         assert {*q_k_v.shared.tolist()} == kinds
         assert (q_k_v.schemes[q_k_v.shared] == q_k_v.schemes[q_k_v.shared][:, :1]).all()
         assert (q_k_v.latency != UNKNOWN).all()
-    of_fused = Timing(table(points), WORKLOADS).of_fused(576, np.array([[960, 960]]), W4A16)
+    of_fused = Timing(table(points), WORKLOADS).of_fused(Weight("w", 960, 576), np.array([[960, 960]]), W4A16)
     assert of_fused[0].tolist() == [[np.ceil(by_bytes(Point(linear(rows, 576, 960), "w4a16"))) for rows in (1024, 1)]]
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_what_is_rounded_where_it_is_made_is_not_rounded_again(narrowed: bool) -> None:
+    """By the norm before the weight, or with a narrower MLP's product; what else reads 16 bits rounds them."""
+    profile = table(model_points("smollm2", schemes=("fp8", "w4a16")))
+    timing, form = Timing(profile, WORKLOADS), form_named("narrow") if narrowed else DENSE
+    name = "down_proj" if narrowed else "q_proj"
+    weight = next(one.weights[-1 if narrowed else 0] for one in sites_of("smollm2") if one.kind in (name, "mlp"))
+    assert weight.made
+    apart, dims = replace(weight, made=False), np.array([512, 1024]) if narrowed else np.array([576])
+    read = dims if narrowed else np.array([weight.in_features])
+    rounding = [
+        [int(np.ceil(by_bytes(Point(round_inputs("fp8", one.rows, int(k)), "bf16")))) for one in WORKLOADS]
+        for k in read
+    ]
+    saved = timing.of_weight(form, apart, dims, FP8)[0] - timing.of_weight(form, weight, dims, FP8)[0]
+    assert saved.tolist() == rounding
+    for scheme in (W4A16, scheme_named("bf16")):
+        same = (timing.of_weight(form, one, dims, scheme)[0].tolist() for one in (apart, weight))
+        assert next(same) == next(same)
+    other = Timing(
+        table([one for one in model_points("smollm2", schemes=("fp8",)) if "round" not in one.operation.operator]),
+        WORKLOADS,
+    )
+    assert (other.of_weight(form, weight, dims, FP8)[0] == other.of_weight(form, apart, dims, FP8)[0]).all()
+
+
+def test_a_shared_gemm_reads_what_was_rounded_once() -> None:
+    profile = table((*model_points("smollm2", schemes=("fp8",)), *fused_points("smollm2", schemes=("fp8",))))
+    timing, width = Timing(profile, WORKLOADS), np.array([[960, 960]])
+    made = Weight("w", 576, 576, made=True)
+    saved = timing.of_fused(replace(made, made=False), width, FP8)[0] - timing.of_fused(made, width, FP8)[0]
+    assert saved.tolist() == [
+        [int(np.ceil(by_bytes(Point(round_inputs("fp8", one.rows, 576), "bf16")))) for one in WORKLOADS]
+    ]
 
 
 # --- which dims are sound ---------------------------------------------------------------------------------------------

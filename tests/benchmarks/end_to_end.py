@@ -71,8 +71,7 @@ def main() -> None:
     say(begun, "planned")
     timer = GraphTimer()
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
-    dense = (planner.dense(fused=fused) for fused in (False, True))
-    bench = Bench(model, planner.problem.sites, *dense, timer, timer.memory_bytes)
+    bench = Bench(model, planner.problem.sites, planner.dense_versions(), timer, timer.memory_bytes)
     figures = {"method": METHOD, "params": total, "calibration": str(planner.problem.measured.calibration.text)}
     say(begun, "model made")
     for (workload, kept), versions in lists.items():
@@ -178,7 +177,7 @@ def _table(results: Sequence[Result], total: int) -> str:
 def _markdown(measured: Mapping[str, Sequence[Result]], total: int) -> Iterator[str]:
     for key, results in measured.items():
         yield f"### {key}\n\n{_table(results, total)}\n"
-    plans = [one for results in measured.values() for one in results[2:] if one.error is not None]
+    plans = [one for results in measured.values() for one in results[3:] if one.error is not None]
     for name, predicted in (("scaled", "predicted_ns"), ("plain sum and rest", "sum_ns")):
         errors = [abs(getattr(one, predicted) / one.timed.latency.median_ns - 1) for one in plans]
         within = [sum(error <= bound for error in errors) for bound in (0.03, 0.05)]

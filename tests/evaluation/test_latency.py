@@ -21,6 +21,7 @@ from gac.evaluation.versions import (
     DENSE,
     FASTEST_IN_SCHEMES,
     FUSED,
+    PLAIN,
     UNALIGNED,
     Planner,
     Version,
@@ -243,11 +244,11 @@ def test_a_bench_sets_every_version_beside_the_dense_models(
     planner: Planner, versions: dict[str, Version], model: PreTrainedModel
 ) -> None:
     timer: Any = CountingTimer()
-    bench = Bench(model, planner.problem.sites, planner.dense(fused=False), planner.dense(fused=True), timer)
+    bench = Bench(model, planner.problem.sites, planner.dense_versions(), timer)
     racing = list(versions.values())[:4]
     results = list(bench.run(racing, PREFILL))
-    assert [one.timed.name for one in results] == [DENSE, FUSED, *(one.name for one in racing)]
-    assert all(one.speedup > 1 for one in results[2:])
+    assert [one.timed.name for one in results] == [PLAIN, DENSE, FUSED, *(one.name for one in racing)]
+    assert all(one.speedup > 1 for one in results[3:])
 
 
 @pytest.mark.parametrize(("room", "sizes"), [(35, [3, 3, 2]), (5, [1] * 8), (1e9, [6, 2])])

@@ -11,6 +11,7 @@ _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
 _COLLECTIVE = {"gpus": 3, "m": 70, "n": 96}
 _INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}
 
+ROUNDINGS = ("round_to_fp8", "round_to_int8")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 """They take several processes: ``tests/distributed`` runs them."""
 
@@ -25,6 +26,7 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), _INT4),
     **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
     "copy": {"n": 300},
+    **{name: {"m": 3, "k": 48} for name in ROUNDINGS},
     **dict.fromkeys(COLLECTIVES, _COLLECTIVE),
 }
 

@@ -150,18 +150,17 @@ def _bench() -> list[list[Any]]:
     planner = planner_of_shapes(shapes, [workload], "nvidia-h100-80gb-hbm3", schemes=("w8a16",))
     assert ranks is not None
     made = SplitShapes.of(shapes, ranks, torch.float32)
-    dense, fused = planner.dense(fused=False), planner.dense(fused=True)
     timer: Any = SlowestTimer(Slower(), ranks)
-    bench = Bench(made.dense, planner.problem.sites, dense, fused, timer, None, made)
+    bench = Bench(made.dense, planner.problem.sites, planner.dense_versions(), timer, None, made)
     versions = [planner.by_default(0.7), planner.uniform("w8a16")]
     whole = model_of_shapes(shapes, device="cpu", dtype=torch.float32)
-    alone = [weight_bytes(variant(whole, one.choices)) for one in (dense, fused, *versions)]
+    alone = [weight_bytes(variant(whole, one.choices)) for one in (*bench.dense_versions, *versions)]
     found = list(bench.run(versions, workload))
     assert all(one.predicted_ns is None for one in found)
     two = {"table_ns": {str(workload): 10**6}, "gpus": 2}
-    known = replace(bench, dense=replace(dense, **two), fused=replace(fused, **two))
+    known = replace(bench, dense_versions=tuple(replace(one, **two) for one in bench.dense_versions))
     predicted = [one.predicted_ns for one in known.run([replace(versions[0], **two), versions[1]], workload)]
-    assert [one is None for one in predicted] == [False, False, False, True]
+    assert [one is None for one in predicted] == [True, False, False, False, True]
     return [[one.timed.name, one.timed.latency.median_ns, size] for one, size in zip(found, alone, strict=True)]
 
 

@@ -22,6 +22,7 @@ from gac.profiling.operators.gemm import (
     TritonLowRank,
 )
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
+from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
 from gac.registry import Registry, check_contract
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Operator",
     "numbers_of",
     "operation",
+    "rounded_to",
     "stored_as",
     "with_decode_kernel",
 ]
@@ -58,6 +60,7 @@ for _operator in (
     Int4Linear(),
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
+    *map(RoundInputs, NUMBERS.values()),
     Copy(),
     AllReduce(),
     AllGather(),

@@ -11,9 +11,9 @@ from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
-from gac.operations import Operation, linear
+from gac.operations import Operation, linear, round_inputs
 from gac.profiling.alignment import COARSEST_CLASS
-from gac.profiling.operators import OPERATORS, with_decode_kernel
+from gac.profiling.operators import OPERATORS, rounded_to, with_decode_kernel
 from gac.profiling.records import Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 from gac.workloads import Workload
@@ -37,7 +37,7 @@ def model_points(
 
     Each weight is measured dense, and in each form that it can take up to the largest dim that saves parameters: at
     ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``. Then likewise in
-    each of the schemes, at those of ``few_dims`` that it runs.
+    each of the schemes, at those of ``few_dims`` that it runs, with the rounding of inputs by itself.
 
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
@@ -63,6 +63,8 @@ def model_points(
     points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
     for scheme in measured_schemes(schemes):
         points += _points(_operations(sites, taken, rows, scheme, gpus, few_dims), scheme.dtype)
+        if numbers := rounded_to(scheme):
+            points += _points(_roundings(sites, rows, numbers), dtype)
     return tuple(dict.fromkeys(points))
 
 
@@ -167,6 +169,13 @@ def _operations(
             yield from (scheme.operation(one) for m in rows for one in split_gemms(form, weight, dim, m, gpus))
         elif gpus == 1 and all(map(scheme.runs, form.gemms(weight, dim, 1))):
             yield from (scheme.operation(form.operation(weight, dim, count)) for count in rows)
+
+
+def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:
+    """The rounding of inputs that what makes them can do instead, so that it counts no more."""
+    made = {(weight.in_features, weight.neurons == "in") for site in sites for weight in site.weights if weight.made}
+    sizes = {dim for size, narrowed in made for dim in (size, *(few_dims(size) if narrowed else ()))}
+    yield from (round_inputs(numbers, count, size) for count in rows for size in sorted(sizes))
 
 
 def _shapes(

@@ -113,7 +113,7 @@ class Pools:
         return words.view(dtype)[: math.prod(operand.shape)].view(operand.shape)
 
     def cut_output(self, operand: Operand) -> Tensor:
-        """The next contiguous view for a floating-point operand that is written: NaN, or what was written before.
+        """The next contiguous view for an operand that is written: NaN (or 0), or what was written before.
 
         Raises:
             RuntimeError: the operand is larger than the limit.
@@ -127,6 +127,10 @@ class Pools:
             self._pools[name, read] = (
                 Pool.random(elements, dtype, self._device)
                 if read
-                else Pool(torch.full((elements,), math.nan, dtype=dtype, device=self._device))
+                else Pool(torch.full((elements,), _unwritten(dtype), dtype=dtype, device=self._device))
             )
         return self._pools[name, read]
+
+
+def _unwritten(dtype: torch.dtype) -> float:
+    return math.nan if dtype.is_floating_point else 0

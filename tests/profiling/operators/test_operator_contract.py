@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from gac.profiling.operators import ITEM_BYTES, OPERATORS, Operand, Operator, operation
-from tests.profiling.examples import COLLECTIVES, EXAMPLES, SCHEMES, schemes_of
+from tests.profiling.examples import COLLECTIVES, EXAMPLES, ROUNDINGS, SCHEMES, schemes_of
 
 
 def pair(m: int, k: int, r: int, n: int) -> int:
@@ -34,7 +34,7 @@ COUNTS: Mapping[str, Callable[..., int]] = {
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
     **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
-    **dict.fromkeys(("copy", *COLLECTIVES), lambda **_axes: 0),
+    **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES), lambda **_axes: 0),
 }
 
 
@@ -60,7 +60,7 @@ def test_its_example_is_an_operation_of_it(operator, axes) -> None:
     assert operation(operator.name, **axes).shape == tuple((name, axes[name]) for name in operator.axes)
 
 
-def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_floating_point(operator, axes) -> None:
+def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_too(operator, axes) -> None:
     assert operator.stored == bool(schemes_of(operator))
     for dtype in schemes_of(operator):
         assert {one.dtype for one in (operator.inputs(axes, dtype)[0], *operator.outputs(axes, dtype))} == {"bf16"}
@@ -70,7 +70,8 @@ def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_fl
         for operand in operands(operator, axes, dtype):
             assert operand.dtype in ITEM_BYTES
             assert min(operand.shape) >= 1
-        assert {operand.dtype for operand in operator.outputs(axes, dtype)} <= {"bf16", "fp16"}
+        floating = {"bf16", "fp16"} | ({"fp8", "int8", "fp32"} if operator.name in ROUNDINGS else set())
+        assert {operand.dtype for operand in operator.outputs(axes, dtype)} <= floating
 
 
 def test_its_flops_are_two_a_multiplication(operator, axes) -> None:

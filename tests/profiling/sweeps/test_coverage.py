@@ -21,7 +21,7 @@ from gac.schemes import SCHEMES
 from gac.schemes.bf16.spec import Bf16
 from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
-from tests.profiling.examples import COLLECTIVES
+from tests.profiling.examples import COLLECTIVES, ROUNDINGS
 from tests.profiling.synthetic import make_sweep
 
 LLAMA = model_points("llama-3-8b")
@@ -204,6 +204,7 @@ def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_s
     assert {point.operation.operator for point in GENERAL} == set(OPERATORS.names) - {
         "linear_triton",
         "low_rank_triton",
+        *ROUNDINGS,
         *COLLECTIVES,
     }
 

@@ -12,7 +12,7 @@ from gac.profiling.operators import OPERATORS
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import WORST_ERROR, Runner, relative_error, runner_of
 from gac.runtime.stored import Stored
-from tests.profiling.examples import COLLECTIVES, EXAMPLES, schemes_of
+from tests.profiling.examples import COLLECTIVES, EXAMPLES, ROUNDINGS, schemes_of
 
 RUNNERS = {name: runner_of(name) for name in OPERATORS.names}
 
@@ -52,6 +52,7 @@ def test_all_but_a_few_kernels_run_without_a_gpu() -> None:
         "sdpa_efficient_causal",
         "sdpa_cudnn",
         "sdpa_cudnn_causal",
+        *ROUNDINGS,
     ]
 
 

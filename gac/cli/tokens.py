@@ -1,0 +1,77 @@
+"""The command that chooses how many tokens the cache of every layer keeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import gac
+from gac.cli.measuring import tokenizer_option
+from gac.cli.options import Target, output_option
+from gac.cli.verb import Answer, Verb, note
+from gac.errors import PlanError
+from gac.io import to_json
+
+
+@click.command(cls=Verb, resume="Windows that were measured are kept in GAC_HOME; the same command goes on from there.")
+@click.argument("model")
+@click.option(
+    "--keep", type=float, default=0.5, show_default=True, metavar="F", help="Kept fraction of all layers' tokens."
+)
+@click.option(
+    "--press",
+    default="snapkv",
+    show_default=True,
+    metavar="NAME",
+    help="What evicts, of kvpress: snapkv, expectedattention, knorm, tova, ...",
+)
+@click.option(
+    "--calibration",
+    default="wiki-sample:8x1152",
+    show_default=True,
+    metavar="TEXT[:NxL]",
+    help="The text, and N windows of L tokens: a context and the tokens that follow.",
+)
+@click.option(
+    "--following",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a window that follow the context; losses are theirs.",
+)
+@click.option(
+    "--share",
+    "shares",
+    type=float,
+    multiple=True,
+    default=tuple(eighth / 8 for eighth in range(1, 8)),
+    show_default="every eighth",
+    metavar="F",
+    help="A share of the context that a layer may keep. Repeatable; all of it is always there.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Keep multiples of so many tokens.",
+)
+@output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="tokens.json")
+@tokenizer_option
+def tokens(model: str, output: Path, **asked: Any) -> Answer:
+    """Choose how many tokens of a context the cache of every layer of MODEL keeps.
+
+    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures what each layer loses at each
+    share by a press of kvpress, then picks one share a layer: the least loss within the limit, with a proof. In Python,
+    gac.press(plan) evicts accordingly.
+    """
+    plan = gac.allocate_tokens(model, **asked)
+    from gac.reporting.tokens import tokens_tables
+
+    plan.save(output)
+    note(f"saved as {output}")
+    document = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
+    return Answer({"path": str(output)} | document, lambda: tokens_tables(plan))

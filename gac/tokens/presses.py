@@ -1,0 +1,140 @@
+"""The presses of kvpress that can be given a number of tokens for each layer."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from torch import Tensor, nn
+
+from gac.errors import GacError, did_you_mean, first_line
+
+RATIO = "compression_ratio"
+VERSION = "0.5.5"
+INSTALL = f"pip install --no-deps kvpress=={VERSION} 'cachetools<6' 'fire<0.7' termcolor"
+Options = dict[str, bool | int | float | str]
+
+
+def kvpress() -> Any:
+    """The package.
+
+    Raises:
+        GacError: it cannot be imported.
+    """
+    try:
+        import kvpress
+    except ImportError as failure:
+        raise GacError(
+            f"kvpress cannot be imported ({first_line(failure)})",
+            f"kvpress {VERSION}, which runs here although its metadata asks for transformers below 5.3",
+            f"Install it without its dependencies, which would replace transformers: {INSTALL}",
+        ) from failure
+    return kvpress
+
+
+def known_presses() -> dict[str, type]:
+    """The presses that can be named: each scores tokens, keeps the best, and needs nothing but a ratio."""
+    package, found = kvpress(), {}
+    for name in sorted(package.__all__):
+        kind = getattr(package, name)
+        if isinstance(kind, type) and _why_not(kind) is None and not _needed(kind) and kind is not package.ScorerPress:
+            found[name.removesuffix("Press").lower()] = kind
+    return found
+
+
+def _needed(kind: type) -> bool:
+    """Whether one cannot be made without arguments, or learns from the model or a download first."""
+    base = kvpress().BasePress
+    given = inspect.signature(kind).parameters.values()
+    return any(one.default is one.empty for one in given) or kind.post_init_from_model is not base.post_init_from_model  # type: ignore[attr-defined]
+
+
+def _why_not(kind: type) -> str | None:
+    """Why a press cannot be given a number of tokens for each layer; None where it can."""
+    package = kvpress()
+    if not issubclass(kind, package.ScorerPress):
+        return "which has no scores by which the best tokens of a layer are kept"
+    if kind.compress is not package.ScorerPress.compress:  # type: ignore[attr-defined]
+        return "which decides by itself how many tokens a layer keeps"
+    return None
+
+
+def press_of(asked: Any, options: Mapping[str, Any] | None = None) -> tuple[Any, str, Options]:
+    """A press, what plans call it, and its parameters without the ratio.
+
+    Args:
+        asked: a name, whatever its capitals, underscores and hyphens; or a press of kvpress.
+        options: its parameters, with a name.
+
+    Raises:
+        GacError: it is unknown, has no ratios by layer, or has parameters that no plan can hold.
+    """
+    known = known_presses()
+    if isinstance(asked, str):
+        name = asked.lower().replace("_", "").replace("-", "")
+        if name not in known:
+            raise _unknown(asked, known)
+        try:
+            asked = known[name](**(options or {}))
+        except (TypeError, AssertionError) as failure:
+            given = f"press {name} with {dict(options or {})} ({first_line(failure)})"
+            raise GacError(given, "its own parameters", "See the press in kvpress.") from failure
+    kind, listed = type(asked), f"one of {', '.join(known)}"
+    name = kind.__name__.removesuffix("Press").lower()
+    if reason := _why_not(kind):
+        raise GacError(f"a {kind.__name__}, {reason}", listed, "Choose a press with a ratio for each layer.")
+    if known.get(name) is not kind:
+        raise GacError(f"a {kind.__name__}, which no plan can make again", listed, "Choose one of these.")
+    held = {one.name: getattr(asked, one.name) for one in fields(asked) if one.init and one.name != RATIO}
+    if wrong := next((key for key, value in held.items() if not isinstance(value, bool | int | float | str)), None):
+        raise GacError(f"{name} with {wrong}={held[wrong]!r}", "numbers and strings", "Leave it at its default.")
+    return asked, name, held
+
+
+def _unknown(asked: str, known: Mapping[str, type]) -> GacError:
+    """Of a press that kvpress has it says why it cannot be used; of another what there is."""
+    package, listed = kvpress(), f"one of {', '.join(known)}"
+    wanted = f"{asked.lower().replace('_', '').replace('-', '')}press"
+    kind = next((getattr(package, one) for one in package.__all__ if one.lower() == wanted), None)
+    if kind is None:
+        return GacError(f"press {asked!r} is unknown", listed, did_you_mean(asked, known, "Choose one of these."))
+    reason = _why_not(kind) or "which needs more than a ratio to be made"
+    return GacError(f"press {asked!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
+
+
+def evicted(
+    press: Any,
+    attention: nn.Module,
+    hidden: Tensor,
+    cached: tuple[Tensor, Tensor],
+    weights: Tensor | None,
+    given: Mapping[str, Any],
+    kept: int,
+) -> tuple[Tensor, Tensor]:
+    """What the press leaves of a layer's keys and values: exactly ``kept`` tokens for each head.
+
+    Args:
+        hidden: inputs of the attention, shape ``(batch, tokens, hidden size)``.
+        cached: keys and values, each ``(batch, key-value heads, tokens, head_dim)``.
+        weights: what each token attends to, where the attention returns it.
+        given: the keyword arguments of the attention.
+
+    Raises:
+        GacError: the press cannot score this layer or this context.
+    """
+    tokens = cached[0].shape[2]
+    if kept == tokens:
+        return cached
+    own = copy.copy(press)
+    own.compression_ratio = 1 - (kept + 0.5) / tokens  # kvpress keeps floor(tokens * (1 - ratio))
+    try:
+        keys, values = own.compress(attention, hidden, *cached, weights, given)
+    except (AssertionError, NotImplementedError, RuntimeError) as failure:
+        raise GacError(
+            f"{type(press).__name__} fails on {tokens} tokens of layer {attention.layer_idx} ({first_line(failure)})",
+            "a context and a model that the press can score",
+            "Give a longer context, or choose another press.",
+        ) from failure
+    assert keys.shape[2] == kept == values.shape[2], (keys.shape, kept)
+    return keys, values

@@ -1,0 +1,203 @@
+"""Presses of kvpress by budgets: what is measured, what is evicted, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import DynamicCache, LlamaForCausalLM
+
+import gac
+from gac.cli import main
+from gac.errors import BudgetError, GacError, ModelError, PlanError
+from gac.evaluation.perplexity import window_divergences
+from gac.sensitivity.texts import Texts
+from gac.tokens.presses import known_presses, press_of
+from tests.models.small import small_config, small_model
+from tests.small_pipeline import Small
+
+kvpress = pytest.importorskip("kvpress", exc_type=ImportError)
+
+
+def planned(small: Small, keep: float = 0.5, model: Any = None, **changed: Any) -> gac.TokenPlan:
+    """Contexts of 64 tokens, priced at every eighth."""
+    asked = {"press": "knorm", "calibration": f"{small.text}:2x80", "following": 16, "step": 8} | changed
+    model = small.model if model is None else model
+    return gac.allocate_tokens(model, keep, tokenizer=small.tokenizer, progress=False, **asked)
+
+
+def cached(model: Any, press: Any, ids: torch.Tensor) -> DynamicCache:
+    cache = DynamicCache()
+    with torch.inference_mode(), press(model):
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return cache
+
+
+def test_names_are_those_of_presses_with_a_ratio_for_each_layer() -> None:
+    assert {"snapkv", "expectedattention", "knorm", "tova", "streamingllm"} <= known_presses().keys()
+    assert not {"pyramidkv", "adakv", "think", "composed"} & known_presses().keys()
+    assert press_of("Expected_Attention")[1] == "expectedattention"
+    _, name, options = press_of(kvpress.SnapKVPress(window_size=8))
+    assert (name, options) == ("snapkv", {"window_size": 8, "kernel_size": 5})
+
+
+@pytest.mark.parametrize(
+    ("press", "message"),
+    [
+        ("pyramidkv", "press 'pyramidkv', which decides by itself how many tokens a layer keeps; expected one of "),
+        ("adakv", "press 'adakv', which has no scores by which the best tokens of a layer are kept; expected one of "),
+        ("snapvk", "press 'snapvk' is unknown.*Did you mean 'snapkv'"),
+    ],
+)
+def test_presses_without_ratios_by_layer_are_refused(press: str, message: str) -> None:
+    with pytest.raises(GacError, match=message):
+        press_of(press)
+
+
+def test_so_are_objects_of_them(small: Small) -> None:
+    with pytest.raises(GacError, match="a PyramidKVPress, which decides by itself"):
+        planned(small, press=kvpress.PyramidKVPress())
+
+
+@pytest.mark.parametrize("press", ["knorm", "expectedattention", kvpress.SnapKVPress(window_size=8)])
+def test_exactly_what_the_plan_says_is_evicted(small: Small, press: Any) -> None:
+    plan = planned(small, 0.4, press=press)
+    assert plan.limit == 51
+    assert plan.used == 48  # in steps of 8
+    composed = gac.press(plan)
+    for tokens in (64, 96, 61):
+        cache = cached(small.model, composed, torch.randint(0, 256, (2, tokens)))
+        found = [layer.keys.shape[2] for layer in cache.layers]
+        assert found == [layer.values.shape[2] for layer in cache.layers]
+        assert found == [plan.kept(layer, tokens) for layer in range(2)]
+    assert composed.compression_ratio == 1 - 48 / 128
+
+
+def test_the_tokens_are_those_that_kvpress_scores_best(small: Small) -> None:
+    plan = planned(small, 0.75, shares=(0.75,))
+    ids = torch.randint(0, 256, (1, 64))
+    whole = DynamicCache()
+    with torch.inference_mode():
+        small.model(input_ids=ids, past_key_values=whole)
+    for cut, dense in zip(cached(small.model, gac.press(plan), ids).layers, whole.layers, strict=True):
+        best = (-dense.keys.norm(dim=-1)).topk(48).indices
+        for head in range(2):
+            assert torch.equal(cut.keys[0, head], dense.keys[0, head, best[0, head]])
+            assert torch.equal(cut.values[0, head], dense.values[0, head, best[0, head]])
+
+
+def test_a_layer_is_priced_as_it_runs_alone(small: Small) -> None:
+    """The measured loss of one layer is the divergence of a model that evicts in that layer alone."""
+    plan = planned(small, shares=(0.5,))
+    windows = Texts.of(f"{small.text}:2x80").cut(small.tokenizer).ids
+    priced = [dict(one.priced) for one in plan.layers]
+    for layer in range(2):
+        alone = gac.TokenPlan(
+            **{name: getattr(plan, name) for name in plan.__dataclass_fields__}
+            | {"limit": 96, "layers": tuple(_at(one, 32 if one.layer == layer else 64) for one in plan.layers)}
+        )
+        found = 0.0
+        for ids in windows:
+            cache = DynamicCache()
+            with torch.inference_mode(), gac.press(alone)(small.model):
+                small.model(input_ids=ids[None, :64], past_key_values=cache, use_cache=True)
+                after = torch.arange(64, 80)[None]
+                cut = small.model(input_ids=ids[None, 64:], position_ids=after, past_key_values=cache).logits
+                dense = small.model(input_ids=ids[None], use_cache=False).logits[:, 64:]
+            found += float(window_divergences(cut, dense)) / 16
+        assert priced[layer][32] == pytest.approx(found / 2, rel=1e-3)
+        assert priced[layer][64] == 0
+
+
+def _at(one: Any, kept: int) -> Any:
+    return type(one)(one.layer, kept, one.priced)
+
+
+def test_generation_has_the_positions_of_the_whole_context(small: Small) -> None:
+    plan, ids = planned(small), torch.randint(0, 255, (1, 64))
+    with torch.inference_mode(), gac.press(plan)(small.model):
+        found = small.model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 64:]
+        cache, step, own = DynamicCache(), ids, []
+        for at in range(6):
+            positions = torch.arange(64)[None] if at == 0 else torch.tensor([[63 + at]])
+            logits = small.model(input_ids=step, position_ids=positions, past_key_values=cache).logits
+            step = logits[:, -1:].argmax(-1)
+            own.append(int(step))
+    assert found.tolist() == own
+
+
+def test_measured_windows_are_not_measured_again(small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    first = planned(small)
+    windows = sorted(tmp_path.rglob("window-*.safetensors"))
+    assert len(windows) == 2
+    windows[0].unlink()
+    before = windows[1].stat().st_mtime_ns
+    assert planned(small) == first
+    assert windows[1].stat().st_mtime_ns == before
+    monkeypatch.setattr("gac.tokens.losses._of_window", None)
+    assert planned(small, 0.75).layers != first.layers
+
+
+def test_to_keep_all_is_to_lose_nothing(small: Small) -> None:
+    plan = planned(small, 1.0)
+    assert (plan.loss, plan.used, plan.certificate.status) == (0.0, 128, "optimal")
+    cache = cached(small.model, gac.press(plan), torch.randint(0, 256, (1, 40)))
+    assert [layer.keys.shape[2] for layer in cache.layers] == [40, 40]
+
+
+def test_sliding_layers_stay_whole(small: Small) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    model = small_model(small_config("gemma3_text", layer_types=kinds, sliding_window=32))
+    plan = planned(small, 0.5, model)
+    assert (plan.whole, [one.layer for one in plan.layers], plan.limit) == ((0,), [1], 32)
+    cache = cached(model, gac.press(plan), torch.randint(0, 256, (1, 64)))
+    assert [layer.keys.shape[2] for layer in cache.layers] == [64, plan.layers[0].kept]
+    kinds = ["sliding_attention"] * 2
+    model = small_model(small_config("gemma3_text", layer_types=kinds, sliding_window=32))
+    with pytest.raises(ModelError, match="whose layers all attend within a sliding window"):
+        planned(small, 0.5, model)
+
+
+def test_contexts_past_the_positions_are_refused(small: Small) -> None:
+    with pytest.raises(ModelError, match=r"of 600 tokens for a model of 512 positions.*at most 512"):
+        planned(small, calibration=f"{small.text}:1x600")
+
+
+def test_shares_and_limits_that_cannot_be_had_are_refused(small: Small) -> None:
+    with pytest.raises(BudgetError, match=r"which leaves no token; expected 0.125 or more"):
+        planned(small, shares=(0.1,))
+    with pytest.raises(BudgetError, match="tokens kept in all layers"):
+        planned(small, 0.1)
+
+
+def test_a_context_that_the_press_cannot_score_is_refused(small: Small) -> None:
+    with pytest.raises(GacError, match="SnapKVPress fails on 64 tokens of layer 0"):
+        planned(small, press="snapkv")
+
+
+def test_a_plan_of_another_model_is_refused(small: Small) -> None:
+    plan = planned(small)
+    other = small_model(small_config("llama", num_hidden_layers=3))
+    with pytest.raises(PlanError, match="a llama of 3 layers; expected a llama of 2"), gac.press(plan)(other):
+        pass
+
+
+def test_a_cache_from_which_no_token_can_be_taken_is_refused(small: Small) -> None:
+    with gac.press(planned(small))(small.model), pytest.raises(GacError, match="a StaticCache"):
+        small.model.generate(torch.randint(0, 255, (1, 64)), max_new_tokens=2, cache_implementation="static")
+
+
+def test_the_command_writes_the_plan_that_the_function_returns(
+    small: Small, directory: Path, tmp_path: Path, tiny_model: LlamaForCausalLM
+) -> None:
+    path = tmp_path / "tokens.json"
+    asked = ["--press", "knorm", "--calibration", f"{small.text}:2x80", "--following", "16", "--step", "8"]
+    done = CliRunner().invoke(main, ["tokens", str(directory), "--keep", "0.5", *asked, "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "64 of 128 tokens (0.5000), limit 64" in done.output
+    assert gac.TokenPlan.load(path).layers == planned(small).layers
+    assert [layer.keys.shape[2] for layer in cached(tiny_model, gac.press(path), torch.ones(1, 64).long()).layers] == [
+        one.kept for one in gac.TokenPlan.load(path).layers
+    ]

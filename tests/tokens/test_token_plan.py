@@ -1,0 +1,201 @@
+"""Plans of tokens kept: the choice and its proof, lengths at run time, files, and attention over such caches."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaForCausalLM
+
+import gac
+from gac.errors import BudgetError, GacError, ModelError, PlanError
+from gac.tokens.allocate import _budgets, _decided
+from gac.tokens.attending import attending, sliding_layers
+from gac.tokens.plan import SCHEMA, TokenPlan
+from gac.tokens.presses import kvpress
+from tests.models.small import small_config, small_model
+
+BUDGETS = [8, 16, 24, 32, 40, 48, 56, 64]
+
+
+def plan_of(losses: Any, limit: int, **changed: Any) -> TokenPlan:
+    """A plan for contexts of 64 tokens in steps of 8."""
+    losses = np.asarray(losses, dtype=float)
+    named = dict.fromkeys(("gac_version", "model", "digest", "press", "text", "text_digest"), "tiny")
+    fixed = {"windows": 1, "context": 64, "following": 8, "step": 8, "keep": 0.5, "family": "llama", "options": {}}
+    decided = _decided(range(len(losses)), BUDGETS, losses, limit)
+    return TokenPlan(**({"schema_version": SCHEMA} | named | fixed | decided | changed))
+
+
+def curves(layers: int) -> Any:
+    """Convex, and steeper from layer to layer."""
+    left = 1 - np.array(BUDGETS) / 64
+    return np.outer(np.arange(1, layers + 1), left**2)
+
+
+def test_the_choice_is_the_best_of_all_and_says_so() -> None:
+    losses = np.random.default_rng(0).uniform(size=(4, 8))
+    plan = plan_of(losses, 4 * 24)
+    least = min(
+        sum(losses[layer, item] for layer, item in enumerate(items))
+        for items in product(range(8), repeat=4)
+        if sum(BUDGETS[item] for item in items) <= 4 * 24
+    )
+    assert plan.loss == pytest.approx(least, abs=1e-12)
+    assert plan.certificate.status == "optimal"
+    assert plan.certificate.value == plan.certificate.lower_bound == pytest.approx(plan.loss)
+    assert plan.used <= plan.limit == 96
+
+
+def test_falling_curves_use_the_budget_to_the_last_token() -> None:
+    plan = plan_of(curves(4), 4 * 32)
+    assert (plan.used, plan.total) == (128, 256)
+    assert [one.kept for one in plan.layers] == sorted(one.kept for one in plan.layers)
+    assert plan.layers[0].kept < plan.layers[-1].kept
+
+
+def test_one_curve_for_all_layers_gives_one_budget() -> None:
+    plan = plan_of([curves(1)[0]] * 6, 6 * 40)
+    assert {one.kept for one in plan.layers} == {40}
+
+
+def test_a_limit_below_the_smallest_shares_says_what_can_be_had() -> None:
+    with pytest.raises(BudgetError, match="the limit of tokens kept in all layers") as failure:
+        plan_of(curves(3), 3 * 8 - 1)
+    assert "24" in str(failure.value)
+
+
+def test_budgets_are_multiples_of_the_step() -> None:
+    assert _budgets(0.5, (0.3, 0.51, 0.9, 1), 16, 1000, 8) == [288, 496, 896]
+
+
+def test_a_share_that_leaves_no_token_is_refused() -> None:
+    with pytest.raises(BudgetError, match=r"which leaves no token; expected 0.0625 or more"):
+        _budgets(0.5, (0.05,), 16, 256, 8)
+
+
+@pytest.mark.parametrize("keep", [0.0, -0.5, 1.5, float("nan")])
+def test_fractions_are_above_0_and_up_to_1(keep: float) -> None:
+    with pytest.raises(BudgetError, match="a kept fraction of"):
+        _budgets(keep, (0.5,), 8, 64, 8)
+
+
+def test_budgets_hold_at_every_length() -> None:
+    plan = plan_of(curves(4), 4 * 32)
+    for tokens in (64, 100, 333, 4096, 131_072):
+        kept = [plan.kept(one.layer, tokens) for one in plan.layers]
+        assert sum(kept) <= plan.used * tokens // plan.context
+        assert all(one % plan.step == 0 or one == tokens for one in kept)
+    assert [plan.kept(one.layer, 64) for one in plan.layers] == [one.kept for one in plan.layers]
+
+
+def test_a_layer_that_is_not_cut_keeps_all() -> None:
+    plan = plan_of(curves(4), 4 * 64, whole=(9,))
+    assert {plan.kept(layer, 777) for layer in (0, 1, 2, 3, 9)} == {777}
+
+
+def test_a_context_too_short_for_one_token_is_refused() -> None:
+    plan = plan_of(curves(1), 8)
+    assert plan.kept(0, 8) == 1
+    with pytest.raises(GacError, match="a context of 7 tokens, of which layer 0 keeps none; expected 8 or more"):
+        plan.kept(0, 7)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = plan_of(curves(3), 3 * 24, options={"window_size": 8, "use_vnorm": True, "epsilon": 0.0}, whole=(3,))
+    plan.save(tmp_path / "tokens.json")
+    assert gac.TokenPlan.load(tmp_path / "tokens.json") == plan
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"limit": 10}, "a plan that keeps 72 tokens; expected at most its limit of 10"),
+        ({"step": 5}, "layer 0 keeps"),
+        ({"schema_version": 9}, "schema version 9"),
+    ],
+)
+def test_plans_that_contradict_themselves_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        replace(plan_of(curves(3), 72), **changed)
+
+
+def test_without_kvpress_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "kvpress", None)
+    with pytest.raises(GacError, match=r"pip install --no-deps kvpress==0.5.5"):
+        kvpress()
+
+
+def first_and_last(kept: Mapping[int, int]) -> Any:
+    """Keeps the last of the cached tokens, so many of each layer."""
+
+    def evict(_: nn.Module, layer: int, hidden: Tensor, cached: Any, weights: Tensor | None, given: Any) -> None:
+        assert hidden.shape[1] == cached.keys.shape[2]
+        cached.keys, cached.values = cached.keys[:, :, -kept[layer] :], cached.values[:, :, -kept[layer] :]
+
+    return evict
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kept", [(5, 20), (20, 5), (20, 20)])
+def test_tokens_that_follow_together_are_as_one_by_one(
+    tiny_model: LlamaForCausalLM, kept: tuple[int, int], attention: str
+) -> None:
+    tiny_model.set_attn_implementation(attention)
+    ids, positions = torch.randint(0, 256, (1, 26)), torch.arange(26)[None]
+
+    def run(parts: list[slice]) -> Tensor:
+        cache = DynamicCache()
+        with torch.inference_mode(), attending(tiny_model, (0, 1), first_and_last(dict(enumerate(kept)))):
+            tiny_model(input_ids=ids[:, :20], past_key_values=cache)
+            each = [
+                tiny_model(input_ids=ids[:, part], position_ids=positions[:, part], past_key_values=cache).logits
+                for part in parts
+            ]
+        assert [layer.keys.shape[2] for layer in cache.layers] == [one + 6 for one in kept]
+        return torch.cat(each, 1)
+
+    together, one_by_one = run([slice(20, 26)]), run([slice(at, at + 1) for at in range(20, 26)])
+    assert torch.allclose(together, one_by_one, atol=1e-5)
+    if kept == (20, 20):
+        dense = tiny_model(input_ids=ids).logits[:, 20:]
+        assert torch.allclose(together, dense, atol=1e-5)
+
+
+def test_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM) -> None:
+    before = [name for name, _ in tiny_model.named_modules()]
+    with attending(tiny_model, (0, 1), first_and_last({0: 4, 1: 4})):
+        pass
+    assert [name for name, _ in tiny_model.named_modules()] == before
+    attention = tiny_model.model.layers[0].self_attn
+    assert not attention._forward_hooks
+    assert not attention._forward_pre_hooks
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_padded_batch_is_refused(tiny_model: LlamaForCausalLM, attention: str) -> None:
+    tiny_model.set_attn_implementation(attention)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    with (
+        attending(tiny_model, (0, 1), first_and_last({0: 4, 1: 4})),
+        pytest.raises(GacError, match="a padded batch with a press"),
+    ):
+        tiny_model(input_ids=torch.ones_like(mask), attention_mask=mask, use_cache=True)
+
+
+def test_architectures_without_such_attention_are_refused() -> None:
+    model = small_model(small_config("gpt2"))
+    with pytest.raises(ModelError, match="in which kvpress finds no attention"), attending(model, (0,), None):
+        pass
+
+
+def test_layers_of_a_sliding_window_are_known() -> None:
+    assert sliding_layers(small_config("llama")) == ()
+    kinds = ["sliding_attention", "full_attention"]
+    assert sliding_layers(small_config("gemma3_text", layer_types=kinds)) == (0,)
