@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
 
 from .gpu import lacking
-from .rows import ACTIVATIONS, NORMS, gated, normed, rotated, turned
+from .rows import ACTIVATIONS, NORMS, gated, keep, normed, rotated, turned
 
 _ROTARY = "apply_rotary_pos_emb"
 _ACTIVATION = ("act_fn", "activation_fn")
@@ -114,21 +116,43 @@ class Product(Forward):
 
 
 class Turning(Forward):
-    """An attention that turns queries and keys in one launch.
+    """An attention that turns queries and keys in one launch, and writes to a static cache in another.
 
-    Transformers calls a function of the architecture's file. In its place stands one that runs the kernel, but only
-    where such an attention calls it.
+    Transformers calls a function of the architecture's file to turn them. In its place stands one that runs the kernel,
+    but only where such an attention calls it.
     """
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
+        options |= {name: _Static(one) for name, one in options.items() if type(one) is StaticCache}
         now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
         outer, now.turning = now.turning, True
         try:
             return self.plain(*args, **options)
         finally:
             now.turning = outer
+
+
+class _Static:
+    """A static cache, as an attention sees it."""
+
+    def __init__(self, cache: StaticCache) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """As the cache does."""
+        layer: Any = self._cache.layers[layer_idx]
+        whole = type(layer) is StaticLayer and layer.is_initialized and not getattr(self._cache, "offloading", False)
+        if not whole or not can_run(keys, values, layer.keys, layer.values):
+            found: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
+            return found
+        keep(keys, values, layer.keys, layer.values, layer.cumulative_length)
+        layer.cumulative_length.add_(keys.shape[-2])
+        return layer.keys, layer.values
 
 
 class _Now(local):

@@ -1,4 +1,4 @@
-"""Triton kernels of 16-bit rows: RMSNorms, gated activations and rotary embeddings, rounded where PyTorch rounds."""
+"""Triton kernels of 16-bit rows: RMSNorms, gated activations, rotary embeddings and caches, as PyTorch rounds."""
 
 try:
     import triton
@@ -99,3 +99,31 @@ def rotate_heads(  # type: ignore[no-untyped-def]
         of = k + batch * k_batch + token * k_token
         first = (part - parts) * HEADS
         _rotate(of, k_out, cos + angles, sin + angles, row, k_heads, first, k_head, size, HEADS, HALF)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep(  # type: ignore[no-untyped-def]
+    new, cache, place, there, row, most, size, of_batch, of_head, of_token, batch, head, token, WIDE: tl.constexpr
+):
+    at = tl.arange(0, WIDE)
+    value = tl.load(new + batch * of_batch + head * of_head + token * of_token + at, mask=at < size, other=0.0)
+    value = tl.where(there, value, float("nan")).to(cache.dtype.element_ty)
+    tl.store(cache + (row * most + place) * size + at, value, mask=at < size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def keep_tokens(  # type: ignore[no-untyped-def]
+    k, v, keys, values, length, heads, tokens, most, k_size, v_size,
+    k_batch, k_head, k_token, v_batch, v_head, v_token, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A program takes one head of a new token to its place behind ``length`` others in a cache of ``most``.
+
+    Where there is no room the first token becomes NaN, and so does all that attends to it.
+    """
+    pair, token = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    place = tl.load(length) + token
+    there = place < most
+    place = tl.where(there, place, 0)
+    _keep(k, keys, place, there, pair, most, k_size, k_batch, k_head, k_token, batch, head, token, WIDE)
+    _keep(v, values, place, there, pair, most, v_size, v_batch, v_head, v_token, batch, head, token, WIDE)

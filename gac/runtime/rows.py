@@ -1,8 +1,8 @@
-"""RMSNorms, gated activations and rotary embeddings of 16 bits on a GPU, each in one launch.
+"""RMSNorms, gated activations, rotary embeddings and static caches of 16 bits on a GPU, each in one launch.
 
-Transformers runs an RMSNorm in six launches, a gated activation in two and a rotary embedding in ten. The kernels round
-where PyTorch does between them, so they find what it finds, up to the order of a norm's sums and the last bit of an
-exponential. Triton is imported when a kernel first runs.
+Transformers runs an RMSNorm in six launches, a gated activation in two, a rotary embedding in ten, and writes to a
+static cache in four. The kernels round where PyTorch does between them, so they find what it finds, up to the order of
+a norm's sums and the last bit of an exponential. Triton is imported when a kernel first runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,6 +77,17 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     return found
 
 
+def keep(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    """Write new tokens to a static cache, behind those that there are.
+
+    Args:
+        k, v: of the new tokens, ``(batch, heads, tokens, size)``; sizes may differ.
+        keys, values: of the cache, ``(batch, heads, most, size)``, contiguous.
+        length: int64, how many tokens there are. Where there is no room left the first one becomes NaN.
+    """
+    torch.ops.gac.keep_tokens(k, v, keys, values, length)
+
+
 def by_row(x: Tensor) -> Tensor:
     """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
     given = x.reshape(-1, x.shape[-1])
@@ -135,6 +146,18 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 
 
+def _keep_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    from .row_kernels import keep_tokens
+
+    k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (k, v))
+    (batch, heads, tokens, size), most, other = k.shape, keys.shape[2], v.shape[3]
+    with launching_on(k):
+        keep_tokens[(batch * heads, tokens)](
+            k, v, keys, values, length, heads, tokens, most, size, other, *k.stride()[:3], *v.stride()[:3],
+            WIDE=power_of_two(max(size, other)), num_warps=1,
+        )  # fmt: skip
+
+
 def _like_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     return tuple(one.new_empty(one.transpose(1, 2).shape).transpose(1, 2) for one in (q, k))
 
@@ -153,4 +176,10 @@ make_operator(
 )
 make_operator(
     "rotate_heads", "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)", _rotate_heads, _like_rotated
+)
+make_operator(
+    "keep_tokens",
+    "(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor length) -> ()",
+    _keep_tokens,
+    lambda _k, _v, _keys, _values, _length: None,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import StaticCache
 from transformers.models.llama import modeling_llama
 
 import gac
@@ -40,10 +41,16 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ran]:
         "norm_rows": lambda x, weight, eps, kind: NORMS[kind](x, weight, eps),
         "gate_rows": lambda gate, up, kind: ACTIVATIONS[kind](gate) * up,
         "rotate_heads": turned,
+        "keep_tokens": keep_plainly,
     }
     monkeypatch.setattr(one_launch, "lacking", lambda device, dtype: None)
     with operators(**{name: noted(name, run) for name, run in plain.items()}):
         yield found
+
+
+def keep_plainly(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    for cached, new in ((keys, k), (values, v)):
+        cached[:, :, int(length) : int(length) + new.shape[2]] = new
 
 
 def llama() -> Any:
@@ -106,6 +113,18 @@ def test_gradients_training_hooks_and_copies(ran: Ran) -> None:
     nn.init.zeros_(model.model.norm.weight)
     assert torch.equal(logits(other), found)
     assert not torch.equal(logits(model), found)
+
+
+def test_a_static_cache_is_written_in_one_launch(ran: Ran) -> None:
+    model, options = llama(), {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    expected = model.generate(IDS, **options)
+    run_in_one_launch(model)
+    assert torch.equal(model.generate(IDS, **options), expected)
+    assert ran["keep_tokens"] == 0
+    cache = StaticCache(config=model.config, max_cache_len=IDS.shape[1] + 4)
+    assert torch.equal(model.generate(IDS, past_key_values=cache, disable_compile=True, **options), expected)
+    assert ran["keep_tokens"] == 2 * 3  # the prompt's tokens lay out the cache
+    assert int(cache.layers[0].cumulative_length) == IDS.shape[1] + 3
 
 
 def test_what_has_a_forward_of_its_own_keeps_it(ran: Ran) -> None:

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor
 
 from gac.runtime import rows
-from gac.runtime.rows import ACTIVATIONS, NORMS, gated, normed, rotated, turned
+from gac.runtime.rows import ACTIVATIONS, NORMS, gated, keep, normed, rotated, turned
 from tests.runtime.interpreted import DEVICE, operators
 
 EPS = 1e-5
 SHAPES = [(1, 1, 64), (2, 3, 576), (3, 5, 2, 80), (2, 2500)]
 
 running = {"norm_rows": rows._norm_rows, "gate_rows": rows._gate_rows, "rotate_heads": rows._rotate_heads}
+running |= {"keep_tokens": rows._keep_tokens}
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -65,3 +66,28 @@ def test_heads_are_turned_as_by_pytorch_to_the_last_bit(heads: tuple[int, int], 
     for one, other in zip(found, turned(q, k, cos, sin), strict=True):
         assert torch.equal(one, other)
         assert one.transpose(1, 2).is_contiguous()  # as the cache takes them
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_new_tokens_go_behind_those_that_there_are(tokens: int) -> None:
+    """Values are shorter than keys, and both are parts of one output."""
+    both = random(2, tokens, 4 * (16 + 10))
+    k, v = (one.view(2, tokens, 4, -1).transpose(1, 2) for one in both.split([64, 40], dim=-1))
+    keys, values = random(2, 4, 9, 16, seed=1), random(2, 4, 9, 10, seed=2)
+    expected = [one.clone() for one in (keys, values)]
+    for cached, new in zip(expected, (k, v), strict=True):
+        cached[:, :, 5 : 5 + tokens] = new
+    length = torch.tensor([3, 5], device=DEVICE)[1]
+    with operators(**running):
+        keep(k, v, keys, values, length)
+    assert all(map(torch.equal, (keys, values), expected))
+    assert int(length) == 5
+
+
+def test_a_token_without_room_is_seen() -> None:
+    keys, values = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1)
+    with operators(**running):
+        keep(random(1, 2, 1, 8), random(1, 2, 1, 8), keys, values, torch.tensor(4, device=DEVICE))
+    assert keys[:, :, 0].isnan().all()
+    assert values[:, :, 0].isnan().all()
+    assert keys[:, :, 1:].isfinite().all()
