@@ -5,22 +5,16 @@ gradients and in compiled code (which fuses them itself) their own ``forward`` r
 """
 
 import copy
-import inspect
-import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
-from threading import local
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import StaticCache
-from transformers.cache_utils import StaticLayer
 
-from .gpu import lacking
-from .rows import ACTIVATIONS, NORMS, gated, keep, normed, rotated, turned
+from .replaced import Forward, can_run
+from .rows import ACTIVATIONS, NORMS, gated, normed
+from .turning import Turning, turns_heads
 
-_ROTARY = "apply_rotary_pos_emb"
 _ACTIVATION = ("act_fn", "activation_fn")
 _GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"))
 """What transformers calls the weights of a gated MLP: those that write, and the one that reads."""
@@ -38,35 +32,8 @@ def run_in_one_launch(model: nn.Module) -> None:
             module.forward = Norm(module, kind)
         elif (found := _gated_of(module)) and (kind := activation_of(module.get_submodule(found[0]))):
             module.forward = Product(module, kind, *found)
-        elif _turns_heads(type(module)):
+        elif turns_heads(type(module)):
             module.forward = Turning(module)
-
-
-def can_run(*given: Tensor) -> bool:
-    """Whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
-    first = given[0]
-    return (
-        not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and first.numel() > 0
-        and lacking(first.device, first.dtype) is None
-        and all(type(one) in (Tensor, nn.Parameter) for one in given)
-        and all((one.dtype, one.device) == (first.dtype, first.device) for one in given)
-    )
-
-
-class Forward:
-    """Stands before the ``forward`` of a module, which runs where no kernel can."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self._before = vars(module).get("forward")  # accelerate's, where it has hooks; or another of these
-
-    def plain(self, *args: Any, **options: Any) -> Any:
-        """The module's own."""
-        if self._before is not None:
-            return self._before(*args, **options)
-        return type(self.module).forward(self.module, *args, **options)
 
 
 class Norm(Forward):
@@ -113,52 +80,6 @@ class Product(Forward):
             gate, up = gate_and_up(mlp, self._up, x)
             y = getattr(mlp, self._down)(gated(gate, up, self._kind))
         return y
-
-
-class Turning(Forward):
-    """An attention that turns queries and keys in one launch, and writes to a static cache in another.
-
-    Transformers calls a function of the architecture's file to turn them. In its place stands one that runs the kernel,
-    but only where such an attention calls it.
-    """
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.plain(*args, **options)
-        options |= {name: _Static(one) for name, one in options.items() if type(one) is StaticCache}
-        now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
-        outer, now.turning = now.turning, True
-        try:
-            return self.plain(*args, **options)
-        finally:
-            now.turning = outer
-
-
-class _Static:
-    """A static cache, as an attention sees it."""
-
-    def __init__(self, cache: StaticCache) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
-
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """As the cache does."""
-        layer: Any = self._cache.layers[layer_idx]
-        whole = type(layer) is StaticLayer and layer.is_initialized and not getattr(self._cache, "offloading", False)
-        if not whole or not can_run(keys, values, layer.keys, layer.values):
-            found: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
-            return found
-        keep(keys, values, layer.keys, layer.values, layer.cumulative_length)
-        layer.cumulative_length.add_(keys.shape[-2])
-        return layer.keys, layer.values
-
-
-class _Now(local):
-    """Whether this thread runs an attention that turns in one launch."""
-
-    turning = False
 
 
 def gate_and_up(mlp: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
@@ -222,44 +143,3 @@ class _Says(nn.Module):
 
     def forward(self, _: Tensor) -> Tensor:
         return self._said
-
-
-def _turns_heads(attention: type) -> bool:
-    """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
-    code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
-    file: Any = sys.modules[attention.__module__]
-    plain = vars(file).get(_ROTARY)
-    if plain is None or code is None or _ROTARY not in code.co_names:
-        return False
-    if not hasattr(plain, "in_one_launch"):
-        if not _turns(plain):
-            return False
-        setattr(file, _ROTARY, _in_one_launch(plain))
-    return True
-
-
-def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
-    now = _Now()
-
-    @wraps(plain)
-    def quick(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        fits = not args and not options and cos.shape[-1] == q.shape[-1]
-        if not now.turning or not fits or not can_run(q, k, cos, sin):
-            found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
-            return found
-        return rotated(q, k, cos, sin)
-
-    quick.in_one_launch = now  # type: ignore[attr-defined]
-    return quick
-
-
-def _turns(plain: Callable[..., Any]) -> bool:
-    """Whether the function is ``turned``, found by running it."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
-    given = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
-    try:
-        found = plain(*given)
-    except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
-        return False
-    return all(map(torch.equal, found, turned(*given)))

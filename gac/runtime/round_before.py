@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .one_launch import Forward, activation_of, eps_of, gate_and_up, norm_of
+from .one_launch import activation_of, eps_of, gate_and_up, norm_of
+from .replaced import Forward
 from .rounded_rows import Rounded, gated, normed
 from .shared_gemm import first_of
 from .stored import StoredLinear

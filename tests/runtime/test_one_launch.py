@@ -12,7 +12,7 @@ from transformers import StaticCache
 from transformers.models.llama import modeling_llama
 
 import gac
-from gac.runtime import one_launch
+from gac.runtime import replaced
 from gac.runtime.one_launch import run_in_one_launch
 from gac.runtime.rows import ACTIVATIONS, NORMS, turned
 from tests.compression.applying import IDS, logits
@@ -43,7 +43,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ran]:
         "rotate_heads": turned,
         "keep_tokens": keep_plainly,
     }
-    monkeypatch.setattr(one_launch, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(replaced, "lacking", lambda device, dtype: None)
     with operators(**{name: noted(name, run) for name, run in plain.items()}):
         yield found
 

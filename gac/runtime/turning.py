@@ -1,0 +1,105 @@
+"""Attentions that turn queries and keys in one launch, and write to a static cache in another.
+
+Transformers calls a function of the architecture's file to turn them (rotary embedding). In its place stands one that
+runs the kernel, but only where such an attention calls it.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import wraps
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
+
+from .replaced import Forward, can_run
+from .rows import keep, rotated, turned
+
+_ROTARY = "apply_rotary_pos_emb"
+
+
+class Turning(Forward):
+    """An attention that does so."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.plain(*args, **options)
+        options |= {name: _Static(one) for name, one in options.items() if type(one) is StaticCache}
+        now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
+        outer, now.turning = now.turning, True
+        try:
+            return self.plain(*args, **options)
+        finally:
+            now.turning = outer
+
+
+class _Static:
+    """A static cache, as an attention sees it."""
+
+    def __init__(self, cache: StaticCache) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """As the cache does."""
+        layer: Any = self._cache.layers[layer_idx]
+        whole = type(layer) is StaticLayer and layer.is_initialized and not getattr(self._cache, "offloading", False)
+        if not whole or not can_run(keys, values, layer.keys, layer.values):
+            found: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
+            return found
+        keep(keys, values, layer.keys, layer.values, layer.cumulative_length)
+        layer.cumulative_length.add_(keys.shape[-2])
+        return layer.keys, layer.values
+
+
+class _Now(local):
+    """Whether this thread runs an attention that turns in one launch."""
+
+    turning = False
+
+
+def turns_heads(attention: type) -> bool:
+    """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
+    code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
+    file: Any = sys.modules[attention.__module__]
+    plain = vars(file).get(_ROTARY)
+    if plain is None or code is None or _ROTARY not in code.co_names:
+        return False
+    if not hasattr(plain, "in_one_launch"):
+        if not _turns(plain):
+            return False
+        setattr(file, _ROTARY, _in_one_launch(plain))
+    return True
+
+
+def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
+    now = _Now()
+
+    @wraps(plain)
+    def quick(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        fits = not args and not options and cos.shape[-1] == q.shape[-1]
+        if not now.turning or not fits or not can_run(q, k, cos, sin):
+            found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
+            return found
+        return rotated(q, k, cos, sin)
+
+    quick.in_one_launch = now  # type: ignore[attr-defined]
+    return quick
+
+
+def _turns(plain: Callable[..., Any]) -> bool:
+    """Whether the function is ``turned``, found by running it."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
+    given = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
+    try:
+        found = plain(*given)
+    except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
+        return False
+    return all(map(torch.equal, found, turned(*given)))
