@@ -82,7 +82,10 @@ def dims_up_to(
             weight, fused = site.weights[at], at in site.fused
             sound = partial(timing.sound, form, weight, dims, fused, scheme)
             dims = dims[timing.once(("sound", form.name, scheme.name, fused, dims.tobytes()), weight, sound)]
-    return that_run(form, scheme, [site.weights[at] for at in taken], dims)
+    for weight in (site.weights[at] for at in taken):
+        run = partial(_that_run, form, scheme, weight, dims)
+        dims = dims[timing.once(("run", form.name, scheme.name, dims.tobytes()), weight, run)]
+    return dims
 
 
 def that_run(form: Form, scheme: Scheme, weights: Sequence[Weight], dims: Ints, gpus: int = 1) -> Ints:
@@ -91,14 +94,18 @@ def that_run(form: Form, scheme: Scheme, weights: Sequence[Weight], dims: Ints, 
     Args:
         gpus: over how many the weights are split; of several each has to have an equal part.
     """
-    if not all(map(scheme.takes, weights)):
-        return dims[:0]
-    for weight in weights if gpus > 1 else ():
-        dims = dims[_that_divide(form, scheme, weight, dims, gpus)]
-    if scheme.needs is None:
-        return dims
-    gemms = [[one for weight in weights for one in form.gemms(weight, dim, 1)] for dim in dims.tolist()]
-    return dims[np.array([all(map(scheme.runs, of_dim)) for of_dim in gemms], dtype=np.bool_)]
+    for weight in weights:
+        dims = dims[_that_run(form, scheme, weight, dims)]
+        if gpus > 1:
+            dims = dims[_that_divide(form, scheme, weight, dims, gpus)]
+    return dims
+
+
+def _that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:
+    """At which dims the scheme takes the weight, and has an operator for each of its GEMMs."""
+    if scheme.needs is None or not scheme.takes(weight):
+        return np.full(len(dims), scheme.takes(weight))
+    return np.array([all(map(scheme.runs, form.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_)
 
 
 def _that_divide(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +58,7 @@ class Timing:
         Args:
             key: what is looked up of it.
         """
-        asked = key, replace(weight, name="", reads=None)
+        asked = key, _unnamed(weight)
         if asked not in self._known:
             self._known[asked] = look_up()
         found: T = self._known[asked]
@@ -165,6 +165,11 @@ class Timing:
         rounding, _ = self.profile.latency(round_inputs(numbers, rows, 1).operator, {"m": rows}, _IN, read, DTYPE)
         both = (latency > 0) & (rounding != UNKNOWN)
         return np.where(both, np.maximum(latency - rounding, 1), latency)
+
+
+@lru_cache(maxsize=4096)
+def _unnamed(weight: Weight) -> Weight:
+    return replace(weight, name="", reads=None)
 
 
 def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> tuple[Ints, Ints]:

@@ -1,6 +1,6 @@
 """The profile: one GPU's latencies, looked up without a guess across a cliff."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -179,15 +179,18 @@ class Profile(Shown):
 
         Smooth operators are left out: they have no cliffs.
         """
-        found = []
-        for operator, dtype, cache in sorted(one for one in self._measured if not _is_smooth(one[0])):
-            axes, _, sizes = self._measured[operator, dtype, cache]
-            for column, axis in enumerate(axes):
-                others = axes[:column] + axes[column + 1 :]
-                rest, counts = np.unique(np.delete(sizes, column, axis=1), axis=0, return_counts=True)
-                fixed = (dict(zip(others, one, strict=True)) for one in rest[counts >= least].tolist())
-                found += [self.rows_of(operator, one, axis, dtype, cache) for one in fixed]
-        return tuple(found)
+        return tuple(sweep for kind in sorted(self._measured) for sweep in self.sweeps_of(*kind, least=least))
+
+    def sweeps_of(self, operator: str, dtype: str, cache: Cache = "cold", least: int = 8) -> Iterator[Sweep]:
+        """Those of one operator, dtype and cache."""
+        if _is_smooth(operator) or (operator, dtype, cache) not in self._measured:
+            return
+        axes, _, sizes = self._measured[operator, dtype, cache]
+        for column, axis in enumerate(axes):
+            others = axes[:column] + axes[column + 1 :]
+            rest, counts = np.unique(np.delete(sizes, column, axis=1), axis=0, return_counts=True)
+            for one in rest[counts >= least].tolist():
+                yield self.rows_of(operator, dict(zip(others, one, strict=True)), axis, dtype, cache)
 
     @property
     def failed(self) -> tuple[Measurement, ...]:
