@@ -108,7 +108,7 @@ def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int |
     stored, whole = scheme_named(scheme), form_named("dense")
 
     def runs(site: Site) -> bool:
-        return all(len(that_run(whole, stored, [weight], full_dim(weight), timing.gpus)) for weight in site.weights)
+        return all(len(that_run(whole, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
 
     dense = [dense_candidate(site, timing, stored) for site in sites if runs(site)]
     return tuple(total(dense, ns_of(workload)) for workload in timing.workloads)

@@ -88,17 +88,14 @@ def dims_up_to(
     return dims
 
 
-def that_run(form: Form, scheme: Scheme, weights: Sequence[Weight], dims: Ints, gpus: int = 1) -> Ints:
-    """Those of the dims at which the scheme has an operator for every GEMM of these weights.
+def that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int = 1) -> Ints:
+    """Those of the dims at which the scheme takes the weight, and has an operator for each of its GEMMs.
 
     Args:
-        gpus: over how many the weights are split; of several each has to have an equal part.
+        gpus: over how many the weight is split; of several each has to have an equal part.
     """
-    for weight in weights:
-        dims = dims[_that_run(form, scheme, weight, dims)]
-        if gpus > 1:
-            dims = dims[_that_divide(form, scheme, weight, dims, gpus)]
-    return dims
+    dims = dims[_that_run(form, scheme, weight, dims)]
+    return dims[_that_divide(form, scheme, weight, dims, gpus)] if gpus > 1 else dims
 
 
 def _that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:

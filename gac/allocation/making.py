@@ -54,7 +54,7 @@ class Making:
         weight, dense, options = self.site.weights[at], form_named("dense"), []
         for scheme in self.schemes:
             lost = self.curves.of(dense, weight, scheme.name)
-            dims = that_run(dense, scheme, [weight], full_dim(weight), self.timing.gpus)
+            dims = that_run(dense, scheme, weight, full_dim(weight), self.timing.gpus)
             options.append(options_of(self.site, at, dense, scheme, dims, lost, self.timing))
             for form in (form for form in self.forms if form.takes(weight)):
                 if not form.inside and not form.shortens(weight):

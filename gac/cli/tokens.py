@@ -12,23 +12,24 @@ from gac.cli.options import Target, output_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import PlanError
 from gac.io import to_json
+from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 
 @click.command(cls=Verb, resume="Windows that were measured are kept in GAC_HOME; the same command goes on from there.")
 @click.argument("model")
 @click.option(
-    "--keep", type=float, default=0.5, show_default=True, metavar="F", help="Kept fraction of all layers' tokens."
+    "--keep", type=float, default=KEEP, show_default=True, metavar="F", help="Kept fraction of all layers' tokens."
 )
 @click.option(
     "--press",
-    default="snapkv",
+    default=PRESS,
     show_default=True,
     metavar="NAME",
     help="What evicts, of kvpress: snapkv, expectedattention, knorm, tova, ...",
 )
 @click.option(
     "--calibration",
-    default="wiki-sample:8x1152",
+    default=TEXT,
     show_default=True,
     metavar="TEXT[:NxL]",
     help="The text, and N windows of L tokens: a context and the tokens that follow.",
@@ -36,7 +37,7 @@ from gac.io import to_json
 @click.option(
     "--following",
     type=click.IntRange(min=1),
-    default=128,
+    default=FOLLOWING,
     show_default=True,
     metavar="N",
     help="Tokens of a window that follow the context; losses are theirs.",
@@ -46,7 +47,7 @@ from gac.io import to_json
     "shares",
     type=float,
     multiple=True,
-    default=tuple(eighth / 8 for eighth in range(1, 8)),
+    default=SHARES,
     show_default="every eighth",
     metavar="F",
     help="A share of the context that a layer may keep. Repeatable; all of it is always there.",
@@ -54,7 +55,7 @@ from gac.io import to_json
 @click.option(
     "--step",
     type=click.IntRange(min=1),
-    default=16,
+    default=STEP,
     show_default=True,
     metavar="N",
     help="Keep multiples of so many tokens.",

@@ -22,6 +22,9 @@ COMPRESSED_TENSORS = "compressed-tensors"
 VLLM = "vllm"
 """The name of vLLM's attention in transformers, which models have that it builds."""
 
+CACHES = ("cache", "past_key_values")
+"""What an attention of transformers calls its cache: from 5.24 on, and before."""
+
 _ENOUGH_OUTPUTS = 1 << 22
 
 

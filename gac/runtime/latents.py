@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .contract import CACHES
 from .modules import BlockLinear
 from .stored import StoredBlocks
 
 _ATTENTION = "gac_latents"
-_CACHES = ("cache", "past_key_values")  # what transformers from 5.24 on, and before, calls it
 _PAIRS = ("k_proj", "v_proj")
 _ROTATES: dict[str, Callable[[Any], bool]] = {
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,
@@ -133,7 +133,7 @@ class _Caching:
         positions = named.get("position_ids")
         found = {
             name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
-            for name in _CACHES
+            for name in CACHES
             if isinstance(named.get(name), Cache)
         }
         for second in seconds:

@@ -71,21 +71,22 @@ class Product(Forward):
         self._kind, self._by, self._up, self._down = kind, by, tuple(up), down
 
     def __call__(self, x: Tensor) -> Tensor:
-        mlp = self.module
-        seen = mlp.get_submodule(self._by)
-        y: Tensor
-        if mlp.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
-            y = self.plain(x)
-        else:
-            gate, up = gate_and_up(mlp, self._up, x)
-            y = getattr(mlp, self._down)(gated(gate, up, self._kind))
+        seen = self.module.get_submodule(self._by)
+        if self.module.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
+            y: Tensor = self.plain(x)
+            return y
+        return self.read(gated(*self.written(x), self._kind))
+
+    def written(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gate and up."""
+        parts = [getattr(self.module, name)(x) for name in self._up]
+        gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
+        return gate, up
+
+    def read(self, product: Tensor) -> Tensor:
+        """What the weight behind the product makes of it."""
+        y: Tensor = getattr(self.module, self._down)(product)
         return y
-
-
-def gate_and_up(mlp: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
-    """What these weights write: one each, or one both."""
-    written = [getattr(mlp, name)(x) for name in names]
-    return written if len(written) == 2 else written[0].chunk(2, dim=-1)
 
 
 def norm_of(norm: Any) -> str | None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .one_launch import activation_of, eps_of, gate_and_up, norm_of
-from .replaced import Forward
+from .one_launch import Norm, Product, activation_of, norm_of
 from .rounded_rows import Rounded, gated, normed
 from .shared_gemm import first_of
 from .stored import StoredLinear
@@ -69,48 +68,32 @@ class HandedOver:
                 self._made = self._rounded = None
 
 
-class RoundedNorm(Forward):
-    """An RMSNorm that hands its output over rounded.
+class RoundedNorm(Norm):
+    """An RMSNorm that hands its output over rounded."""
 
-    Args:
-        kind: in ``NORMS``.
-    """
-
-    def __init__(self, norm: nn.Module, given: HandedOver, kind: str) -> None:
-        super().__init__(norm)
-        self.given, self._kind, self._eps = given, kind, eps_of(norm)
+    def __init__(self, given: HandedOver, norm: nn.Module, kind: str) -> None:
+        super().__init__(norm, kind)
+        self.given = given
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         weight, given = self.module.weight, self.given
         assert isinstance(weight, Tensor)
         if self.module.training or not given.can(hidden_states, weight):
-            y: Tensor = self.plain(hidden_states)
-            return y
+            return super().__call__(hidden_states)
         return given.give(*normed(hidden_states, weight, self._eps, self._kind, given.number, given.whole))
 
 
-class RoundedProduct(Forward):
-    """A gated MLP that hands act(gate) * up over rounded.
+class RoundedProduct(Product):
+    """A gated MLP that hands act(gate) * up over rounded."""
 
-    Args:
-        kind: in ``ACTIVATIONS``.
-        up: the names in the MLP of the weights that write gate and up; or of the one that writes both.
-        down: that of the weight that reads the product.
-    """
-
-    def __init__(self, mlp: nn.Module, given: HandedOver, kind: str, up: Sequence[str], down: str) -> None:
-        super().__init__(mlp)
-        self.given, self._kind, self._up, self._down = given, kind, tuple(up), down
+    def __init__(self, given: HandedOver, mlp: nn.Module, kind: str, by: str, up: Sequence[str], down: str) -> None:
+        super().__init__(mlp, kind, by, up, down)
+        self.given = given
 
     def __call__(self, x: Tensor) -> Tensor:
-        mlp, given = self.module, self.given
-        y: Tensor
-        if mlp.training or not given.can(x):
-            y = self.plain(x)
-            return y
-        gate, up = gate_and_up(mlp, self._up, x)
-        y = getattr(mlp, self._down)(given.give(*gated(gate, up, self._kind, given.number)))
-        return y
+        if self.module.training or not self.given.can(x):
+            return super().__call__(x)
+        return self.read(self.given.give(*gated(*self.written(x), self._kind, self.given.number)))
 
 
 def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> None:
@@ -133,10 +116,12 @@ def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> No
             continue
         if of:
             mlp = model.get_submodule(one["by"].rpartition(".")[0])
-            up, (down,) = ([name.rpartition(".")[2] for name in names] for names in (of, one["readers"]))
-            mlp.forward = RoundedProduct(mlp, given, kind, up, down)
+            (by,), up, (down,) = (
+                [name.rpartition(".")[2] for name in names] for names in ([one["by"]], of, one["readers"])
+            )
+            mlp.forward = RoundedProduct(given, mlp, kind, by, up, down)
         else:
-            module.forward = RoundedNorm(module, given, kind)
+            module.forward = RoundedNorm(given, module, kind)
 
 
 def _handed_over(weights: Sequence[nn.Module], by: nn.Module) -> HandedOver | None:

@@ -23,6 +23,7 @@ from gac.models.threads import one_call_at_a_time
 from gac.sensitivity.text import check_vocabulary
 from gac.sensitivity.texts import CalibrationText, Texts
 from gac.tokens.attending import attentions, sliding_layers
+from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 from gac.tokens.losses import measure_losses
 from gac.tokens.plan import SCHEMA, LayerTokens, TokenPlan
 from gac.tokens.presses import VERSION, press_of
@@ -31,19 +32,12 @@ from gac.version import __version__
 if TYPE_CHECKING:
     from gac.tokens.composed import PlannedPress
 
-SHARES = tuple(eighth / 8 for eighth in range(1, 8))
-"""What is priced of each layer, where nothing is said; all tokens are there besides."""
-FOLLOWING = 128
-STEP = 16
-TEXT = "wiki-sample:8x1152"
-PRESS = "snapkv"
-
 
 @checked
 @one_call_at_a_time
 def allocate_tokens(
     model: PreTrainedModel | str | Path,
-    keep: float = 0.5,
+    keep: float = KEEP,
     *,
     press: Any = PRESS,
     calibration: CalibrationText = TEXT,
@@ -139,10 +133,10 @@ def _budgets(keep: float, shares: Sequence[float], step: int, context: int, foll
     """The priced numbers of tokens, fewest first, but for all of them."""
     if context < step:
         given = f"windows of {context + following} tokens, of which {following} follow the context"
-        raise TextError(given, f"{step + following} or more", "Ask for longer windows: wiki-sample:8x1152.")
+        raise TextError(given, f"{step + following} or more", f"Ask for longer windows: {TEXT}.")
     for fraction in (keep, *shares):
         if not (math.isfinite(fraction) and 0 < fraction <= 1):
-            raise BudgetError(f"a kept fraction of {fraction:g}", "one above 0, up to 1", "Correct it.")
+            raise BudgetError(f"a kept fraction of {fraction:g}", "one above 0, up to 1", "Keep half: 0.5.")
     found = {share: floored(share, context) // step * step for share in shares if share < 1}
     for share, tokens in found.items():
         if not tokens:

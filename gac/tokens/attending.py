@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from gac.errors import GacError, ModelError
+from gac.runtime.contract import CACHES
 
 Prefilled = Callable[[nn.Module, int, Tensor, Any, Tensor | None, Mapping[str, Any]], None]
 """Called with the attention, its number, its inputs, its layer of the cache, its weights or None, and its arguments."""
@@ -71,9 +72,8 @@ def attending(model: PreTrainedModel, layers: Sequence[int], prefilled: Prefille
 
 
 def _cache_of(given: Mapping[str, Any]) -> Any:
-    """transformers calls it ``cache`` from 5.24 on, and ``past_key_values`` before."""
-    cache = given.get("cache")
-    return given.get("past_key_values") if cache is None else cache
+    """The cache among an attention's arguments; None where it has none."""
+    return next((given[name] for name in CACHES if given.get(name) is not None), None)
 
 
 def _length(cache: Any, layer: int) -> int:

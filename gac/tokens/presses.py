@@ -39,8 +39,18 @@ def known_presses() -> dict[str, type]:
     for name in sorted(package.__all__):
         kind = getattr(package, name)
         if isinstance(kind, type) and _why_not(kind) is None and not _needed(kind) and kind is not package.ScorerPress:
-            found[name.removesuffix("Press").lower()] = kind
+            found[_called(kind)] = kind
     return found
+
+
+def _called(kind: type) -> str:
+    """What plans call a press."""
+    return kind.__name__.removesuffix("Press").lower()
+
+
+def _plain(name: str) -> str:
+    """A name without capitals, underscores and hyphens."""
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def _needed(kind: type) -> bool:
@@ -72,7 +82,7 @@ def press_of(asked: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
     """
     known = known_presses()
     if isinstance(asked, str):
-        name = asked.lower().replace("_", "").replace("-", "")
+        name = _plain(asked)
         if name not in known:
             raise _unknown(asked, known)
         try:
@@ -81,7 +91,7 @@ def press_of(asked: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
             given = f"press {name} with {dict(options or {})} ({first_line(failure)})"
             raise GacError(given, "its own parameters", "See the press in kvpress.") from failure
     kind, listed = type(asked), f"one of {', '.join(known)}"
-    name = kind.__name__.removesuffix("Press").lower()
+    name = _called(kind)
     if reason := _why_not(kind):
         raise GacError(f"a {kind.__name__}, {reason}", listed, "Choose a press with a ratio for each layer.")
     if known.get(name) is not kind:
@@ -95,7 +105,7 @@ def press_of(asked: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
 def _unknown(asked: str, known: Mapping[str, type]) -> GacError:
     """Of a press that kvpress has it says why it cannot be used; of another what there is."""
     package, listed = kvpress(), f"one of {', '.join(known)}"
-    wanted = f"{asked.lower().replace('_', '').replace('-', '')}press"
+    wanted = f"{_plain(asked)}press"
     kind = next((getattr(package, one) for one in package.__all__ if one.lower() == wanted), None)
     if kind is None:
         return GacError(f"press {asked!r} is unknown", listed, did_you_mean(asked, known, "Choose one of these."))

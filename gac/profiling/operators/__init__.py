@@ -60,7 +60,7 @@ for _operator in (
     Int4Linear(),
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
-    *map(RoundInputs, NUMBERS.values()),
+    *map(RoundInputs, NUMBERS),
     Copy(),
     AllReduce(),
     AllGather(),

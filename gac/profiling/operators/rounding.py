@@ -12,7 +12,7 @@ class RoundInputs(Operator):
     """Every row of ``x[m, k]`` becomes numbers of 8 bits, and one fp32 scale.
 
     Args:
-        numbers: in ``ITEM_BYTES``.
+        reads: what rounds them, as a scheme says it.
     """
 
     axes = ("m", "k")
@@ -20,9 +20,9 @@ class RoundInputs(Operator):
     smooth = True
     runner = "gac.profiling.timing.runners.rounding:RoundInputsRunner"
 
-    def __init__(self, numbers: str) -> None:
-        self.name = round_inputs(numbers, 1, 1).operator
-        self._numbers = numbers
+    def __init__(self, reads: str) -> None:
+        self.rounding, self._numbers = reads, NUMBERS[reads]
+        self.name = round_inputs(self._numbers, 1, 1).operator
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         return Operand((axes["m"], axes["k"]), self._numbers), Operand((axes["m"], 1), "fp32")

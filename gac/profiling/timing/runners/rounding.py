@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from gac.profiling.operators.rounding import RoundInputs
 from gac.profiling.timing.runners import Runner, edges
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.rounded_rows import rounded
-
-_READERS = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
 
 
 class RoundInputsRunner(Runner):
     """One Triton kernel, which has outputs of its own; it needs a GPU."""
 
     devices = ("cuda",)
+    operator: RoundInputs
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         found = rounded(inputs[0], outputs[0].dtype)
@@ -24,5 +23,5 @@ class RoundInputsRunner(Runner):
     def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         numbers, scale = result
         rows = edges(len(scale), scale.device)
-        expected, own = READERS[_READERS[numbers.dtype]](inputs[0][rows])
+        expected, own = READERS[self.operator.rounding](inputs[0][rows])
         return numbers[rows.tolist()].float() * scale[rows], expected.float() * own
