@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .replaced import Forward, can_run
+from .rotary import RotaryAttention, applies_rotary
 from .rows import ACTIVATIONS, NORMS, gated, normed
-from .turning import Turning, turns_heads
 
 _ACTIVATION = ("act_fn", "activation_fn")
 _GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"))
@@ -32,8 +32,8 @@ def run_in_one_launch(model: nn.Module) -> None:
             module.forward = Norm(module, kind)
         elif (found := _gated_of(module)) and (kind := activation_of(module.get_submodule(found[0]))):
             module.forward = Product(module, kind, *found)
-        elif turns_heads(type(module)):
-            module.forward = Turning(module)
+        elif applies_rotary(type(module)):
+            module.forward = RotaryAttention(module)
 
 
 class Norm(Forward):

@@ -74,8 +74,8 @@ def _rotate(  # type: ignore[no-untyped-def]
         angle = tl.load(cos + beyond, mask=at < half, other=0.0).to(tl.float32)
         other = tl.load(sin + beyond, mask=at < half, other=0.0).to(tl.float32)
         own = ((two if second else one) * angle).to(narrow).to(tl.float32)
-        turned = ((one if second else -two) * other).to(narrow).to(tl.float32)
-        tl.store(out + (token * heads + head) * size + beyond, (own + turned).to(narrow), mask=there)
+        plainly_rotated = ((one if second else -two) * other).to(narrow).to(tl.float32)
+        tl.store(out + (token * heads + head) * size + beyond, (own + plainly_rotated).to(narrow), mask=there)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -102,7 +102,7 @@ def rotate_heads(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _keep(  # type: ignore[no-untyped-def]
+def _cache(  # type: ignore[no-untyped-def]
     new, cache, place, there, row, most, size, of_batch, of_head, of_token, batch, head, token, WIDE: tl.constexpr
 ):
     at = tl.arange(0, WIDE)
@@ -112,7 +112,7 @@ def _keep(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keep_tokens(  # type: ignore[no-untyped-def]
+def cache_tokens(  # type: ignore[no-untyped-def]
     k, v, keys, values, length, heads, tokens, most, k_size, v_size,
     k_batch, k_head, k_token, v_batch, v_head, v_token, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -125,5 +125,5 @@ def keep_tokens(  # type: ignore[no-untyped-def]
     place = tl.load(length) + token
     there = place < most
     place = tl.where(there, place, 0)
-    _keep(k, keys, place, there, pair, most, k_size, k_batch, k_head, k_token, batch, head, token, WIDE)
-    _keep(v, values, place, there, pair, most, v_size, v_batch, v_head, v_token, batch, head, token, WIDE)
+    _cache(k, keys, place, there, pair, most, k_size, k_batch, k_head, k_token, batch, head, token, WIDE)
+    _cache(v, values, place, there, pair, most, v_size, v_batch, v_head, v_token, batch, head, token, WIDE)

@@ -42,13 +42,13 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations that the kernel runs."""
 
 
-def half_turned(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor) -> Tensor:
     """The second half of the last axis with its sign changed, then the first half."""
     one, two = x.chunk(2, dim=-1)
     return torch.cat((-two, one), dim=-1)
 
 
-def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary embedding (arXiv 2104.09864, equation 34, in halves) in plain PyTorch.
 
     Args:
@@ -56,7 +56,7 @@ def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
         cos, sin: ``(batch or 1, tokens, size)``.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return q * cos + half_turned(q) * sin, k * cos + half_turned(k) * sin
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
 def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
@@ -72,12 +72,12 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``turned`` finds, to the last bit."""
+    """What ``plainly_rotated`` finds, to the last bit."""
     found: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
     return found
 
 
-def keep(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
     """Write new tokens to a static cache, behind those that there are.
 
     Args:
@@ -85,7 +85,7 @@ def keep(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> 
         keys, values: of the cache, ``(batch, heads, most, size)``, contiguous.
         length: int64, how many tokens there are. Where there is no room left the first one becomes NaN.
     """
-    torch.ops.gac.keep_tokens(k, v, keys, values, length)
+    torch.ops.gac.cache_tokens(k, v, keys, values, length)
 
 
 def by_row(x: Tensor) -> Tensor:
@@ -146,13 +146,13 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 
 
-def _keep_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
-    from .row_kernels import keep_tokens
+def _cache_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    from .row_kernels import cache_tokens
 
     k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (k, v))
     (batch, heads, tokens, size), most, other = k.shape, keys.shape[2], v.shape[3]
     with launching_on(k):
-        keep_tokens[(batch * heads, tokens)](
+        cache_tokens[(batch * heads, tokens)](
             k, v, keys, values, length, heads, tokens, most, size, other, *k.stride()[:3], *v.stride()[:3],
             WIDE=power_of_two(max(size, other)), num_warps=1,
         )  # fmt: skip
@@ -178,8 +178,8 @@ make_operator(
     "rotate_heads", "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)", _rotate_heads, _like_rotated
 )
 make_operator(
-    "keep_tokens",
+    "cache_tokens",
     "(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor length) -> ()",
-    _keep_tokens,
+    _cache_tokens,
     lambda _k, _v, _keys, _values, _length: None,
 )

@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 import gac
 from gac.runtime import replaced
 from gac.runtime.one_launch import run_in_one_launch
-from gac.runtime.rows import ACTIVATIONS, NORMS, turned
+from gac.runtime.rows import ACTIVATIONS, NORMS, plainly_rotated
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import stored
 from tests.models.small import every_family, small_config, small_model, weights_of
@@ -40,15 +40,15 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ran]:
     plain = {
         "norm_rows": lambda x, weight, eps, kind: NORMS[kind](x, weight, eps),
         "gate_rows": lambda gate, up, kind: ACTIVATIONS[kind](gate) * up,
-        "rotate_heads": turned,
-        "keep_tokens": keep_plainly,
+        "rotate_heads": plainly_rotated,
+        "cache_tokens": cache_plainly,
     }
     monkeypatch.setattr(replaced, "lacking", lambda device, dtype: None)
     with operators(**{name: noted(name, run) for name, run in plain.items()}):
         yield found
 
 
-def keep_plainly(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+def cache_plainly(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
     for cached, new in ((keys, k), (values, v)):
         cached[:, :, int(length) : int(length) + new.shape[2]] = new
 
@@ -64,8 +64,8 @@ def narrow(model_type: str) -> Any:
     return small_model(config)
 
 
-UNTURNED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "gpt2", "gpt_neox", "nemotron", "olmo2", "olmo3", "opt")
-"""No rotary embedding; neighbours that turn as a pair; a part of each head, cut off inside; or rounded elsewhere."""
+NOT_ROTATED = ("cohere", "cohere2", "ernie4_5", "glm", "glm4", "gpt2", "gpt_neox", "nemotron", "olmo2", "olmo3", "opt")
+"""No rotary embedding; neighbours that are a pair; a part of each head, cut off inside; or rounded elsewhere."""
 NORMS_APART = (
     "cohere",
     "cohere2",
@@ -92,7 +92,7 @@ def test_outputs_are_the_same_in_every_architecture(model_type: str, ran: Ran) -
     assert torch.equal(logits(model), expected)
     assert (ran["norm_rows"] > 0) == (model_type not in NORMS_APART)
     assert ran["gate_rows"] == (0 if model_type in UNGATED else 2)
-    assert ran["rotate_heads"] == (0 if model_type in UNTURNED else 2)
+    assert ran["rotate_heads"] == (0 if model_type in NOT_ROTATED else 2)
 
 
 def test_gradients_training_hooks_and_copies(ran: Ran) -> None:
@@ -120,10 +120,10 @@ def test_a_static_cache_is_written_in_one_launch(ran: Ran) -> None:
     expected = model.generate(IDS, **options)
     run_in_one_launch(model)
     assert torch.equal(model.generate(IDS, **options), expected)
-    assert ran["keep_tokens"] == 0
+    assert ran["cache_tokens"] == 0
     cache = StaticCache(config=model.config, max_cache_len=IDS.shape[1] + 4)
     assert torch.equal(model.generate(IDS, past_key_values=cache, disable_compile=True, **options), expected)
-    assert ran["keep_tokens"] == 2 * 3  # the prompt's tokens lay out the cache
+    assert ran["cache_tokens"] == 2 * 3  # the prompt's tokens lay out the cache
     assert int(cache.layers[0].cumulative_length) == IDS.shape[1] + 3
 
 
@@ -149,7 +149,7 @@ def test_compiled_code_has_the_plain_steps(ran: Ran) -> None:
     assert not ran
 
 
-def test_the_function_of_a_file_turns_other_models_as_before(ran: Ran) -> None:
+def test_the_function_of_a_file_rotates_in_other_models_as_before(ran: Ran) -> None:
     other = llama()
     for _ in range(2):
         run_in_one_launch(llama())
@@ -158,7 +158,7 @@ def test_the_function_of_a_file_turns_other_models_as_before(ran: Ran) -> None:
     q, k, angles = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 8)
     function = modeling_llama.apply_rotary_pos_emb
     with torch.no_grad():
-        expected = turned(q, k, angles, angles)
+        expected = plainly_rotated(q, k, angles, angles)
         assert all(map(torch.equal, function(q, k, angles, angles), expected))
         found = function(q.transpose(1, 2), k.transpose(1, 2), angles, angles, unsqueeze_dim=2)
     assert all(torch.equal(one.transpose(1, 2), other) for one, other in zip(found, expected, strict=True))

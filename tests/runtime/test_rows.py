@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from gac.runtime import rows
-from gac.runtime.rows import ACTIVATIONS, NORMS, gated, keep, normed, rotated, turned
+from gac.runtime.rows import ACTIVATIONS, NORMS, gated, normed, plainly_rotated, rotated, write_to_cache
 from tests.runtime.interpreted import DEVICE, operators
 
 EPS = 1e-5
 SHAPES = [(1, 1, 64), (2, 3, 576), (3, 5, 2, 80), (2, 2500)]
 
 running = {"norm_rows": rows._norm_rows, "gate_rows": rows._gate_rows, "rotate_heads": rows._rotate_heads}
-running |= {"keep_tokens": rows._keep_tokens}
+running |= {"cache_tokens": rows._cache_tokens}
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -56,14 +56,14 @@ def test_a_product(shape: tuple[int, ...], kind: str) -> None:
 @pytest.mark.parametrize("heads", [(4, 4), (9, 3), (5, 1)])
 @pytest.mark.parametrize("size", [8, 80, 128])
 @pytest.mark.parametrize("angles", [1, 2])
-def test_heads_are_turned_as_by_pytorch_to_the_last_bit(heads: tuple[int, int], size: int, angles: int) -> None:
+def test_heads_are_rotated_as_by_pytorch_to_the_last_bit(heads: tuple[int, int], size: int, angles: int) -> None:
     """Queries and keys are parts of one output."""
     both = random(2, 3, sum(heads) * size)
     q, k = (one.view(2, 3, -1, size).transpose(1, 2) for one in both.split([size * one for one in heads], dim=-1))
     cos, sin = random(angles, 3, size, seed=1) / 8, random(angles, 3, size, seed=2) / 8
     with operators(**running):
         found = rotated(q, k, cos, sin)
-    for one, other in zip(found, turned(q, k, cos, sin), strict=True):
+    for one, other in zip(found, plainly_rotated(q, k, cos, sin), strict=True):
         assert torch.equal(one, other)
         assert one.transpose(1, 2).is_contiguous()  # as the cache takes them
 
@@ -79,7 +79,7 @@ def test_new_tokens_go_behind_those_that_there_are(tokens: int) -> None:
         cached[:, :, 5 : 5 + tokens] = new
     length = torch.tensor([3, 5], device=DEVICE)[1]
     with operators(**running):
-        keep(k, v, keys, values, length)
+        write_to_cache(k, v, keys, values, length)
     assert all(map(torch.equal, (keys, values), expected))
     assert int(length) == 5
 
@@ -87,7 +87,7 @@ def test_new_tokens_go_behind_those_that_there_are(tokens: int) -> None:
 def test_a_token_without_room_is_seen() -> None:
     keys, values = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1)
     with operators(**running):
-        keep(random(1, 2, 1, 8), random(1, 2, 1, 8), keys, values, torch.tensor(4, device=DEVICE))
+        write_to_cache(random(1, 2, 1, 8), random(1, 2, 1, 8), keys, values, torch.tensor(4, device=DEVICE))
     assert keys[:, :, 0].isnan().all()
     assert values[:, :, 0].isnan().all()
     assert keys[:, :, 1:].isfinite().all()

@@ -1,7 +1,7 @@
-"""Attentions that turn queries and keys in one launch, and write to a static cache in another.
+"""Attentions that apply the rotary embedding in one launch, and write to a static cache in another.
 
-Transformers calls a function of the architecture's file to turn them (rotary embedding). In its place stands one that
-runs the kernel, but only where such an attention calls it.
+Transformers calls a function of the architecture's file for the embedding. In its place stands one that runs the
+kernel, but only where such an attention calls it.
 """
 
 import inspect
@@ -17,24 +17,24 @@ from transformers import StaticCache
 from transformers.cache_utils import StaticLayer
 
 from .replaced import Forward, can_run
-from .rows import keep, rotated, turned
+from .rows import plainly_rotated, rotated, write_to_cache
 
 _ROTARY = "apply_rotary_pos_emb"
 
 
-class Turning(Forward):
-    """An attention that does so."""
+class RotaryAttention(Forward):
+    """An attention whose embedding and static cache run in these kernels."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
         options |= {name: _Static(one) for name, one in options.items() if type(one) is StaticCache}
         now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
-        outer, now.turning = now.turning, True
+        outer, now.rotating = now.rotating, True
         try:
             return self.plain(*args, **options)
         finally:
-            now.turning = outer
+            now.rotating = outer
 
 
 class _Static:
@@ -53,18 +53,18 @@ class _Static:
         if not whole or not can_run(keys, values, layer.keys, layer.values):
             found: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
             return found
-        keep(keys, values, layer.keys, layer.values, layer.cumulative_length)
+        write_to_cache(keys, values, layer.keys, layer.values, layer.cumulative_length)
         layer.cumulative_length.add_(keys.shape[-2])
         return layer.keys, layer.values
 
 
 class _Now(local):
-    """Whether this thread runs an attention that turns in one launch."""
+    """Whether this thread runs such an attention."""
 
-    turning = False
+    rotating = False
 
 
-def turns_heads(attention: type) -> bool:
+def applies_rotary(attention: type) -> bool:
     """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
     code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
     file: Any = sys.modules[attention.__module__]
@@ -72,7 +72,7 @@ def turns_heads(attention: type) -> bool:
     if plain is None or code is None or _ROTARY not in code.co_names:
         return False
     if not hasattr(plain, "in_one_launch"):
-        if not _turns(plain):
+        if not _is_rotary(plain):
             return False
         setattr(file, _ROTARY, _in_one_launch(plain))
     return True
@@ -84,7 +84,7 @@ def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
     def quick(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         fits = not args and not options and cos.shape[-1] == q.shape[-1]
-        if not now.turning or not fits or not can_run(q, k, cos, sin):
+        if not now.rotating or not fits or not can_run(q, k, cos, sin):
             found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
             return found
         return rotated(q, k, cos, sin)
@@ -93,8 +93,8 @@ def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
     return quick
 
 
-def _turns(plain: Callable[..., Any]) -> bool:
-    """Whether the function is ``turned``, found by running it."""
+def _is_rotary(plain: Callable[..., Any]) -> bool:
+    """Whether the function is ``plainly_rotated``, found by running it."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
     given = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
@@ -102,4 +102,4 @@ def _turns(plain: Callable[..., Any]) -> bool:
         found = plain(*given)
     except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
         return False
-    return all(map(torch.equal, found, turned(*given)))
+    return all(map(torch.equal, found, plainly_rotated(*given)))
