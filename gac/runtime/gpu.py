@@ -13,7 +13,7 @@ HAS_TRITON = find_spec("triton") is not None
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 
 _logger = logging.getLogger("gac")
-_said: set[str] = set()
+_said: set[tuple[str, str]] = set()
 
 
 def lacking(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -27,11 +27,11 @@ def lacking(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def plainly(x: Tensor, reason: str) -> None:
-    """Say once, for each reason, that a GPU multiplies with stored weights in plain PyTorch."""
-    if x.is_cuda and reason not in _said and not torch.compiler.is_compiling():
-        _said.add(reason)
-        _logger.warning("weights are unpacked in plain PyTorch, which is slow: %s", reason)
+def plainly(x: Tensor, reason: str, what: str = "weights are unpacked in plain PyTorch") -> None:
+    """Say once, for each reason, what a GPU does in plain PyTorch."""
+    if x.is_cuda and (what, reason) not in _said and not torch.compiler.is_compiling():
+        _said.add((what, reason))
+        _logger.warning("%s, which is slow: %s", what, reason)
 
 
 def launching_on(x: Tensor) -> Any:

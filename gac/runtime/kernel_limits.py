@@ -9,6 +9,9 @@ _WORDS = 32  # columns come in whole words, of 3 bits in three
 LEAST_GROUP = 64
 """Columns of the smallest group."""
 _WIDEST = 2**16  # a program holds a row
+ALIGNED = 8
+"""Of what ranks of latents and lengths of heads are multiples: 16 bytes are read at a time."""
+LARGEST_HEAD = 256
 
 
 def few_bits(rows: int, columns: int, bits: int, group: int | None, zero: bool) -> str | None:
@@ -30,6 +33,21 @@ def eight_bits(rows: int, columns: int) -> str | None:
         if size % STEP:
             return f"a weight has {size} {side}, no multiple of {STEP}"
     return None if 0 < columns <= _WIDEST else f"a weight has {columns} columns, not 1 to {_WIDEST}"
+
+
+def latents(size: int, k_rank: int, v_rank: int) -> str | None:
+    """Why the kernel cannot attend over latents of such ranks, of heads of such a size; None where it can.
+
+    Args:
+        k_rank: 0: keys are read as they are.
+        v_rank: of values that are read as they are their length.
+    """
+    if size % ALIGNED or size > LARGEST_HEAD:
+        return f"heads have {size} numbers, no multiple of {ALIGNED} up to {LARGEST_HEAD}"
+    for rank in (k_rank, v_rank):
+        if rank % ALIGNED:
+            return f"latents have rank {rank}, no multiple of {ALIGNED}"
+    return None
 
 
 LIMITS: Mapping[str, Callable[..., str | None]] = {

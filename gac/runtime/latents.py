@@ -20,6 +20,8 @@ from transformers import AttentionInterface, Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .contract import CACHES
+from .latent_decoding import decoded
+from .latent_tokens import Latents, Rotation, rotate_of
 from .modules import BlockLinear
 from .stored import StoredBlocks
 
@@ -33,27 +35,12 @@ _ROTATES: dict[str, Callable[[Any], bool]] = {
 """Attentions that rotate keys in some layers only, and in which."""
 
 
-@dataclass(frozen=True, eq=False)
-class Latents:
-    """What one attention's cache holds of all tokens.
-
-    Attributes:
-        keys: latents of the keys, shape ``(batch, tokens, groups * rank)``; where k_proj is no pair, the keys as they
-            are attended to, shape ``(batch, tokens, heads * head_dim)``.
-        values: the same of the values.
-        rotation: cosines and sines by which keys are rotated, each ``(1 or batch, tokens, rotated)``; None: they are
-            not, or need not be.
-    """
-
-    keys: Tensor
-    values: Tensor
-    rotation: tuple[Tensor, Tensor] | None
-
-
 def attend_latents(
     attention: Any, query: Tensor, latents: Latents, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend over latents, on every device: keys and values of all tokens are rebuilt, and attended to as they are.
+    """Attend over latents: of one new token in a kernel where it can run, and on every device in PyTorch.
+
+    There keys and values of all tokens are rebuilt, and attended to as they are.
 
     Args:
         attention: the module, with the second factors ``k_proj.second`` and ``v_proj.second``.
@@ -65,12 +52,16 @@ def attend_latents(
         What it mixed, shape ``(batch, new tokens, heads, head_dim)``, and its weights where it has them.
     """
     keys, values = latents.keys, latents.values
-    if (second := second_factor(attention.k_proj)) is not None:
-        keys = _made_keys(attention, second(keys), latents.rotation)
+    second, of_values = (second_factor(getattr(attention, name)) for name in _PAIRS)
+    if (mixed := decoded(attention, (second, of_values), query, latents, mask, options)) is not None:
+        return mixed, None
+    if second is not None:
+        rotation = None if latents.rotation is None else latents.rotation.tables(keys)
+        keys = _made_keys(attention, second(keys), rotation)
     else:
         keys = _heads(keys, attention.head_dim)
-    if (second := second_factor(attention.v_proj)) is not None:
-        values = _heads(second(values), attention.head_dim)
+    if of_values is not None:
+        values = _heads(of_values(values), attention.head_dim)
     else:
         values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
     attended: tuple[Tensor, Tensor | None] = _own_interface(attention)(attention, query, keys, values, mask, **options)
@@ -160,7 +151,9 @@ class _LatentCache:
         cached = self.cache.update(*new, layer, *rest, **named)
         if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
             return keys, values
-        latents = Latents(cached[0].squeeze(1), cached[1].squeeze(1), self._rotation(cached[0], before))
+        end = before + keys.shape[-2]
+        held, values_held = (states.squeeze(1) for states in cached)
+        latents = Latents(held, values_held, _length(end, held), self._rotation(end, held.device))
         self.attention.config = _Attending(self.attention.config)
         return latents, latents
 
@@ -174,8 +167,8 @@ class _LatentCache:
                 "another model has filled or that early_initialization has laid out."
             )
 
-    def _rotation(self, keys: Tensor, before: Any) -> tuple[Tensor, Tensor] | None:
-        """Of every cached token, of which ``before`` were there before.
+    def _rotation(self, end: Any, device: torch.device) -> Rotation | None:
+        """Of every cached token; there were so many at the end.
 
         Positions count up by one from each token to the next, so those of the last new token say them all.
         """
@@ -184,14 +177,16 @@ class _LatentCache:
             return None
         assert self.positions is not None, f"{type(attention).__name__} was told no position_ids"
         _check_counted(self.positions)
-        positions, tokens = self.positions.to(keys.device), keys.shape[-2]
-        end = before + positions.shape[-1]
-        first = (end - tokens) * (end > tokens)  # of a window the last tokens are kept; static caches have empty places
-        at = torch.arange(tokens, device=keys.device) + first + 1 - end + positions[:, -1:]
         kinds = "layer_type" in inspect.signature(self.rotary.forward).parameters
-        kind = {"layer_type": attention.config.layer_types[attention.layer_idx]} if kinds else {}
-        cosines, sines = self.rotary(keys, at, **kind)
-        return cosines.to(keys.device), sines.to(keys.device)
+        kind = attention.config.layer_types[attention.layer_idx] if kinds else None
+        return Rotation(self.rotary, kind, self.positions[:, -1:].to(device), end)
+
+
+def _length(end: Any, keys: Tensor) -> Tensor | None:
+    """How many of the places ``(batch, places, ...)`` are filled; None: all."""
+    if isinstance(end, Tensor):
+        return end
+    return None if end >= keys.shape[1] else torch.full((), end, device=keys.device)
 
 
 def _kept(second: Any, states: Tensor) -> Tensor:
@@ -240,12 +235,7 @@ def _check_counted(positions: Tensor) -> None:
 
 def _rotates(attention: Any) -> bool:
     own = _ROTATES.get(type(attention).__name__)
-    return _rotate(attention) is not None and (own is None or own(attention))
-
-
-def _rotate(attention: Any) -> Any:
-    """The function by which its model rotates queries and keys; None where none does."""
-    return getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+    return rotate_of(attention) is not None and (own is None or own(attention))
 
 
 def _heads(features: Tensor, length: int) -> Tensor:
@@ -260,7 +250,7 @@ def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor]
     if rotation is not None:
         rotated = rotation[0].shape[-1]
         turned, rest = keys[..., :rotated], keys[..., rotated:]
-        _, turned = _rotate(attention)(turned[:, :0], turned, *rotation)  # of no queries
+        _, turned = rotate_of(attention)(turned[:, :0], turned, *rotation)  # of no queries
         keys = torch.cat((turned, rest), dim=-1)
     after: nn.Module | None = getattr(attention, "key_layernorm", None)
     return keys if after is None else after(keys)

@@ -78,6 +78,12 @@ def applies_rotary(attention: type) -> bool:
     return True
 
 
+def rotates_plainly(attention: type) -> bool:
+    """Whether the function of its file is ``plainly_rotated``."""
+    plain = vars(sys.modules[attention.__module__]).get(_ROTARY)
+    return plain is not None and (hasattr(plain, "in_one_launch") or _is_rotary(plain))
+
+
 def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
     now = _Now()
 

@@ -75,24 +75,30 @@ class CpuClock:
         return {"us": 1e6 * median(seconds), "iqr_us": 0.0, "converged": False}
 
 
+def clock_of(device: str) -> GpuClock | CpuClock:
+    """What times on it."""
+    return GpuClock() if device == "cuda" else CpuClock()
+
+
+def copied_bytes(clock: GpuClock | CpuClock, device: str) -> float:
+    """Bytes a nanosecond that a copy reads and writes."""
+    size = COPIED_BYTES if device == "cuda" else 2**20
+    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
+    call = partial(torch.mul, source, 1.0, out=target)
+    us: float = clock.time(lambda count: [call] * count, 2 * size)["us"]
+    return 2 * size / (1000 * us)
+
+
 class Bench:
     """Measures cases, and keeps what several of them need."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._clock: GpuClock | CpuClock = GpuClock() if device == "cuda" else CpuClock()
+        self._clock = clock_of(device)
         self._baselines: dict[tuple[int, int, int], float] = {}
         self._expected: dict[int, Tensor] = {}
         self._taken: tuple[tuple[str, int, int], Weight] | None = None
-        self.bandwidth = self._copy()
-
-    def _copy(self) -> float:
-        """Bytes a nanosecond that a copy reads and writes."""
-        size = COPIED_BYTES if self._device == "cuda" else 2**20
-        source, target = (torch.ones(size // 4, device=self._device) for _ in range(2))
-        call = partial(torch.mul, source, 1.0, out=target)
-        us: float = self._clock.time(lambda count: [call] * count, 2 * size)["us"]
-        return 2 * size / (1000 * us)
+        self.bandwidth = copied_bytes(self._clock, device)
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Its row."""

@@ -1,0 +1,92 @@
+"""When the attention of one new token over latents runs in its kernel, and why not where a GPU runs it in PyTorch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gpu import lacking, plainly
+from .latent_attention import Attention, attend, unfit
+from .latent_tokens import Angles, Latents
+from .modules import BlockLinear
+
+_SLOWLY = "latents are multiplied out in plain PyTorch at every token"
+_PLAIN = {"softcap": "scores are capped", "s_aux": "attention has sinks", "position_bias": "scores have a bias"}
+"""Options of attention that only PyTorch knows, and what is said of them."""
+
+
+def decoded(
+    attention: Any, seconds: tuple[Any, Any], query: Tensor, latents: Latents, mask: Any, options: Mapping[str, Any]
+) -> Tensor | None:
+    """What the kernel mixes, ``(batch, 1, heads, length)``; None where it cannot run, or need not.
+
+    Args:
+        seconds: the second factors of keys and of values; None where there are none.
+        query: rotated, ``(batch, heads, new tokens, head_dim)``.
+    """
+    if query.shape[2] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    angles = None if latents.rotation is None else latents.rotation.angles(attention, query.device)
+    reason = _unfit(attention, seconds, query, latents, mask, options, angles)
+    if reason is not None:
+        plainly(query, reason, _SLOWLY)
+        return None
+    (k_factor, k_bias), (v_factor, v_bias) = (
+        (None, None) if second is None else (second.weight, second.bias) for second in seconds
+    )
+    scale = options.get("scaling")
+    return attend(
+        Attention(
+            query=query,
+            keys=latents.keys,
+            values=latents.values,
+            k_factor=k_factor,
+            k_bias=k_bias,
+            v_factor=v_factor,
+            v_bias=v_bias,
+            mask=mask,
+            frequencies=None if angles is None else angles.frequencies,
+            turns=None if angles is None else angles.turns,
+            last=None if latents.rotation is None else latents.rotation.last,
+            length=latents.length,
+            scale=(query.shape[-1] ** -0.5 if scale is None else scale) * (1.0 if angles is None else angles.scale),
+        )
+    )
+
+
+def _unfit(
+    attention: Any,
+    seconds: tuple[Any, Any],
+    query: Tensor,
+    latents: Latents,
+    mask: Any,
+    options: Mapping[str, Any],
+    angles: Angles | None,
+) -> str | None:
+    """The first reason why the kernel cannot run."""
+    key, value = seconds
+    if (reason := lacking(query.device, query.dtype)) is not None:
+        return reason
+    if attention.config._attn_implementation != "sdpa":
+        return f"the model's attention is {attention.config._attn_implementation}, not sdpa"
+    if any(second is not None and type(second) is not BlockLinear for second in seconds):
+        return "second factors are stored in few bits"
+    if key is not None and norm_of(attention) is not None:
+        return "keys have norms"
+    if latents.rotation is not None and angles is None:
+        return "keys are rotated in another way than by one angle a place, in halves"
+    if any(options.get(name) is not None for name in _PLAIN):
+        return next(told for name, told in _PLAIN.items() if options.get(name) is not None)
+    if options.get("dropout"):
+        return "there is dropout"
+    if mask is not None and mask.shape[1:] != (1, 1, latents.keys.shape[1]):
+        return f"the mask has shape {tuple(mask.shape)}"
+    v_rank = getattr(attention.v_proj, "length", attention.head_dim) if value is None else value.weight.shape[2]
+    return unfit(query, 0 if key is None else key.weight.shape[2], v_rank, attention.head_dim)
+
+
+def norm_of(attention: Any) -> Any:
+    """What keys pass before or after they are rotated; None: nothing."""
+    names = ("k_norm", "k_layernorm", "key_layernorm")
+    return next((norm for name in names if (norm := getattr(attention, name, None)) is not None), None)

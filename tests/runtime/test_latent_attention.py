@@ -1,0 +1,365 @@
+"""The kernels that attend over latents: what they find, where they run, and models that generate with them."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, tiles
+from gac.runtime.latent_attention import TILE, Attention, Program, widths
+from gac.runtime.latents import cache_latents
+from gac.runtime.rows import plainly_rotated
+from tests.benchmarks import latent_kernel
+from tests.compression.applying import logits
+from tests.models.small import small_config
+from tests.runtime.interpreted import DEVICE, multiply_bfloat16, operators
+from tests.runtime.test_latents import LEFT, MakePlan, apart, changes, generated, latent_model, numbers, steps
+
+PARTS = (1, 3)
+
+
+@pytest.fixture(autouse=True)
+def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory as it has, and few SMs, so that there are few parts."""
+    monkeypatch.setattr(tiles, "_processors", lambda device: 4)
+    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 227 * 1024)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attention]]:
+    """Kernels run wherever tensors are, in all numbers; and what they attended to."""
+    found: list[Attention] = []
+
+    def run(*given: Any) -> Tensor:
+        found.append(Attention(*given))
+        return latent_attention._run(*given)
+
+    monkeypatch.setattr(latent_decoding, "lacking", lambda device, dtype: None)
+    with operators(latent_attention=run):
+        yield found
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of an attention; ranks are of a group, and 0 where there is no second factor."""
+
+    heads: int = 2
+    queries: int = 4
+    size: int = 64
+    k_rank: int = 16
+    v_rank: int = 16
+    k_group: int = 1
+    v_group: int = 1
+    tokens: int = 70
+    batch: int = 1
+    rotated: int | None = None
+    bias: bool = False
+
+    def attention(self, dtype: torch.dtype = torch.float32, **changed: Any) -> Attention:
+        """A random one, on the device."""
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int, like: torch.dtype = dtype) -> Tensor:
+            return torch.randn(shape, generator=generator).to(DEVICE, like)
+
+        def factor(rank: int, group: int) -> tuple[Tensor | None, Tensor | None]:
+            if not rank:
+                return None, None
+            made = normal(self.heads // group, group * self.size, rank) / rank**0.5
+            return made, normal(self.heads * self.size) if self.bias else None
+
+        rotated = self.size if self.rotated is None else self.rotated
+        pairs = rotated // 2 if self.k_rank else 0
+        frequencies = 1e4 ** -(torch.arange(pairs, device=DEVICE) / max(pairs, 1))
+        angles = torch.arange(TILE + 1, device=DEVICE)[:, None] * frequencies
+        latents = [
+            normal(self.batch, self.tokens, self.heads // group * rank if rank else self.heads * self.size)
+            for rank, group in ((self.k_rank, self.k_group), (self.v_rank, self.v_group))
+        ]
+        found = Attention(
+            normal(self.batch, self.heads * self.queries, 1, self.size),
+            *latents,
+            *factor(self.k_rank, self.k_group),
+            *factor(self.v_rank, self.v_group),
+            mask=None,
+            frequencies=frequencies if pairs else None,
+            turns=torch.stack((angles.cos(), angles.sin()), 1) if pairs else None,
+            last=torch.full((1, 1), self.tokens - 1, device=DEVICE) if pairs else None,
+            length=None,
+            scale=self.size**-0.5,
+        )
+        return replace(found, **changed)
+
+
+def expected(given: Attention) -> Tensor:
+    """In float64: keys and values of all tokens are made, keys are rotated by the positions that they have."""
+    tokens, wide = given.keys.shape[1], torch.float64
+    there = tokens if given.length is None else int(given.length)
+
+    def features(latents: Tensor, factor: Tensor | None, bias: Tensor | None, size: int) -> Tensor:
+        made = latents[:, :there].to(wide)
+        if factor is not None:
+            made = torch.einsum("btgr,gfr->btgf", made.unflatten(-1, (len(factor), -1)), factor.to(wide)).flatten(2)
+            made = made if bias is None else made + bias
+        return made.unflatten(-1, (-1, size)).transpose(1, 2)
+
+    keys = features(given.keys, given.k_factor, given.k_bias, given.size)
+    values = features(given.values, given.v_factor, given.v_bias, given.v_size)
+    if given.frequencies is not None:
+        assert given.last is not None
+        at = (torch.arange(there, device=DEVICE) - there + 1 + given.last).to(wide)
+        angles = (at[..., None] * given.frequencies.to(wide)).repeat(1, 1, 2)
+        turned, rest = keys.split([angles.shape[-1], given.size - angles.shape[-1]], -1)
+        keys = torch.cat((plainly_rotated(turned, turned, angles.cos(), angles.sin())[1], rest), -1)
+    queries = given.query.shape[1] // given.heads
+    scores = given.query.to(wide) @ keys.repeat_interleave(queries, 1).transpose(2, 3) * given.scale
+    if given.mask is not None:
+        mask = given.mask[..., :there]
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return (scores.softmax(-1) @ values.repeat_interleave(queries, 1)).transpose(1, 2)
+
+
+def off(given: Attention, how: Program | None = None) -> float:
+    """How far what the kernels find is off, over its size."""
+    found, due = given.run(how), expected(given)
+    assert (found.shape, found.dtype) == (due.shape, given.query.dtype)
+    return float((found - due).norm() / due.norm())
+
+
+CASES = [
+    Case(queries=1),
+    Case(queries=4, tokens=1),
+    Case(queries=7, tokens=129),
+    Case(queries=12, size=72),
+    Case(batch=3, tokens=65),
+    Case(k_rank=48, v_rank=16, size=128),
+    Case(k_rank=16, v_rank=48, size=256, heads=1, tokens=40),
+    Case(k_rank=144, v_rank=24),
+    Case(k_rank=24, v_rank=144),
+    Case(k_rank=8, v_rank=8),
+    Case(heads=4, queries=2, k_group=2, v_group=4, k_rank=48, v_rank=80),
+    Case(heads=4, queries=1, k_group=4, v_group=1, k_rank=16, v_rank=16, batch=3),
+    Case(rotated=16, size=64),
+    Case(rotated=0),
+    Case(bias=True),
+    Case(k_rank=0),
+    Case(v_rank=0, size=96),
+    Case(k_rank=0, v_rank=0),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
+    assert off(case.attention()) < 1e-5 if DEVICE == "cpu" else off(case.attention(torch.float16)) < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], CASES[10]])
+def test_in_16_bits(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter leaves out what does not fit into bfloat16, in place of rounding."""
+    multiply_bfloat16(monkeypatch)
+    assert off(case.attention(dtype)) < (3e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+@pytest.mark.parametrize("crowd", [1, 8])
+def test_tiles_and_parts_of_other_sizes(tokens: int, crowd: int) -> None:
+    given = Case(tokens=150, batch=2).attention()
+    assert off(given, Program(tokens, 4, 1, crowd)) < (1e-5 if DEVICE == "cpu" else 5e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
+def test_of_a_static_cache_what_is_there(tokens: int) -> None:
+    """Its other places hold anything, positions count from the length, and there are more parts than tiles."""
+    case = Case(tokens=200, batch=2)
+    given = case.attention(
+        length=torch.tensor(tokens, device=DEVICE), last=torch.tensor([[tokens + 4], [8]]).to(DEVICE)
+    )
+    given.keys[:, tokens:], given.values[:, tokens:] = torch.nan, torch.nan
+    assert off(given) < 1e-5 if DEVICE == "cpu" else off(given) < 5e-2
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_masks(rows: int, added: bool) -> None:
+    """The first rows see nothing of the first tile."""
+    case = Case(batch=3, tokens=150)
+    shown = torch.rand(rows, 1, 1, 150, generator=torch.Generator().manual_seed(1)) < 0.5
+    shown[:1, ..., :70], shown[..., -1] = False, True
+    mask = torch.where(shown, 0.0, torch.finfo(torch.float32).min) if added else shown
+    assert off(case.attention(mask=mask.to(DEVICE))) < (1e-5 if DEVICE == "cpu" else 5e-2)
+
+
+def test_tensors_may_lie_apart() -> None:
+    given = Case(batch=2).attention()
+    wide = torch.zeros(*given.keys.shape[:2], 3 * given.keys.shape[2], device=DEVICE)
+    wide[..., : given.keys.shape[2]] = given.keys
+    query = given.query.repeat(1, 1, 2, 1)[:, :, :1]
+    assert torch.equal(replace(given, keys=wide[..., : given.keys.shape[2]], query=query).run(), given.run())
+
+
+@pytest.mark.parametrize(
+    ("rank", "parts"),
+    [(8, (16, 0)), (16, (16, 0)), (24, (32, 0)), (48, (32, 16)), (64, (64, 0)), (72, (64, 16)), (112, (128, 0)),
+     (144, (128, 16)), (176, (128, 64))],
+)  # fmt: skip
+def test_a_rank_lies_in_parts_of_powers_of_two(rank: int, parts: tuple[int, int]) -> None:
+    assert widths(rank) == parts
+
+
+def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "_processors", lambda device: 132)
+    device = torch.device(DEVICE)
+    how = Program.of(128, 64, 64, device)
+    assert how == Program(64, 4, 3, 2)
+    assert [how.parts(tokens, programs, device) for tokens, programs in ((32768, 8), (8192, 128), (64, 8))] == [
+        32,
+        2,
+        1,
+    ]
+    assert Program.of(128, 256, 256, device) == Program(64, 4, 2, 1)
+    assert Program.of(128, 1024, 1024, device) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((64, 20, 16), "latents have rank 20, no multiple of 8"),
+        ((64, 16, 20), "latents have rank 20, no multiple of 8"),
+        ((100, 16, 16), "heads have 100 numbers, no multiple of 8 up to 256"),
+        ((264, 16, 16), "heads have 264 numbers, no multiple of 8 up to 256"),
+        ((64, 0, 64), None),
+    ],
+)
+def test_what_the_kernels_cannot_read_has_a_reason(sizes: tuple[int, int, int], said: str | None) -> None:
+    assert kernel_limits.latents(*sizes) == said
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+def ranks_of_16(config: Any, form: str = "latent:1") -> dict[str, tuple[str, int]]:
+    return {name: (one, 8 * (1 + dim % 2)) for name, (one, dim) in changes(config, form).items()}
+
+
+def sdpa_model(config: Any, make_plan: MakePlan, form: str = "latent:1") -> Any:
+    model = latent_model(config, make_plan, ranks_of_16(config, form))
+    model.set_attn_implementation("sdpa")
+    return model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize(
+    ("model_type", "changed"),
+    [
+        ("llama", {"attention_bias": True}),
+        ("mistral", {"sliding_window": 8}),
+        ("phi", {}),
+        ("smollm3", {"no_rope_layers": [1, 0]}),
+        ("gemma", {}),
+    ],
+)
+def test_generation_with_the_kernel_equals_generation_without_a_cache(
+    model_type: str, changed: dict[str, Any], cache: str | None, make_plan: MakePlan, ran: list[Attention]
+) -> None:
+    model = sdpa_model(small_config(model_type, **changed), make_plan)
+    without, found = generated(model, use_cache=False), generated(model, cache_implementation=cache)
+    assert apart(without, found) < 1e-5 * float(torch.stack(without.logits).abs().max())
+    assert len(ran) == 4 * 2
+    assert {one.length is None for one in ran} == {cache is None or model_type == "mistral"}  # whose window is full
+    assert sum(numbers(found.past_key_values)) == model.gac_plan.kv_numbers[0]
+
+
+def test_heads_in_groups(make_plan: MakePlan, ran: list[Attention]) -> None:
+    model = sdpa_model(small_config("llama", num_key_value_heads=4, num_attention_heads=8), make_plan, "latent:2")
+    assert apart(generated(model, use_cache=False), generated(model)) < 1e-5
+    assert ran
+
+
+@pytest.mark.parametrize("latent", ["k_proj", "v_proj"])
+def test_keys_alone_or_values_alone(latent: str, make_plan: MakePlan, ran: list[Attention]) -> None:
+    config = small_config("llama")
+    chosen = {name: one for name, one in ranks_of_16(config).items() if name.endswith(f"0.self_attn.{latent}")}
+    model = latent_model(config, make_plan, chosen)
+    assert apart(generated(model, use_cache=False), generated(model)) < 1e-5
+    assert len(ran) == 4
+
+
+def test_a_text_in_parts_and_what_gradients_see_run_in_pytorch(make_plan: MakePlan, ran: list[Attention]) -> None:
+    model = sdpa_model(small_config("llama"), make_plan)
+    steps(model, DynamicCache(config=model.config), (4, 2, 3))
+    with torch.enable_grad():
+        model(torch.zeros(2, 1, dtype=torch.long), past_key_values=DynamicCache(config=model.config))
+    assert not ran
+    steps(model, StaticCache(model.config, max_cache_len=8), (4, 1))
+    assert len(ran) == 2
+
+
+class Told:
+    """A query that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changed", "said"),
+    [
+        ("qwen3", {}, "keys have norms"),
+        ("cohere", {}, "keys are rotated in another way than by one angle a place, in halves"),
+        ("llama", {}, "latents have rank 7, no multiple of 8"),
+    ],
+)
+def test_what_runs_in_pytorch_is_said_once(
+    model_type: str,
+    changed: dict[str, Any],
+    said: str,
+    make_plan: MakePlan,
+    ran: list[Attention],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = small_config(model_type, **changed)
+    chosen = changes(config) if model_type == "llama" else ranks_of_16(config)
+    model = latent_model(config, make_plan, chosen)
+    monkeypatch.setattr(gpu, "_said", set())
+    monkeypatch.setattr(latent_decoding, "plainly", lambda query, *told: gpu.plainly(Told(), *told))  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, logger="gac"):
+        generated(model, LEFT)
+    assert not ran
+    assert f"latents are multiplied out in plain PyTorch at every token, which is slow: {said}" in caplog.messages
+    assert len(caplog.messages) == len(set(caplog.messages))
+
+
+def test_a_window_that_is_not_full(make_plan: MakePlan, ran: list[Attention]) -> None:
+    model = sdpa_model(small_config("mistral", sliding_window=8), make_plan)
+    found = steps(model, StaticCache(model.config, max_cache_len=16), (4, 1, 1, 1))
+    assert (found - logits(model)[:, :7]).abs().max() < 1e-5
+    assert len(ran) == 2 * 3
+
+
+def test_hooks_are_put_on_once(make_plan: MakePlan, ran: list[Attention]) -> None:
+    model = sdpa_model(small_config("llama"), make_plan)
+    cache_latents(model)
+    steps(model, DynamicCache(config=model.config), (4, 1))
+    assert len(ran) == 2
+
+
+def test_the_benchmark_starts_on_a_cpu_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, tiny = tmp_path / "rows.json", ["--heads", "4", "--kv-heads", "2", "--size", "64", "--shares", "0.25"]
+    for workloads in (["1@70"], ["1@70", "2@9"]):
+        given = ["--device", "cpu", "--output", str(output), *tiny, "--workloads", *workloads]
+        monkeypatch.setattr(sys, "argv", ["latent_kernel.py", *given])
+        latent_kernel.main()
+        rows = json.loads(output.read_text())["rows"]
+        assert not [row for row in rows if "failed" in row]
+        assert max(row.get("error", 0) for row in rows) < 1e-4
+        assert [row["workload"] for row in rows if row["kind"] == "dense"] == workloads
+        assert len(rows) == 3 * len(workloads)
