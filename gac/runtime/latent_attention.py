@@ -24,7 +24,7 @@ from .rows import power_of_two
 
 TILE = 64
 """Tokens of a tile, at most."""
-_LEAST = 16  # numbers that a tensor core sums
+_LEAST = 16  # numbers that a tensor core sums, and rows that it has
 _MOST_PARTS = 128
 _WARPS = 4
 _BEFORE = 2  # tiles that a program could have read before it begins
@@ -47,17 +47,20 @@ class Program:
     crowd: int
 
     @staticmethod
-    def of(size: int, k_rank: int, v_rank: int, device: torch.device, itemsize: int = 2) -> "Program | None":
+    def of(
+        size: int, queries: int, k_rank: int, v_rank: int, device: torch.device, itemsize: int = 2
+    ) -> "Program | None":
         """The fastest; None: not even the smallest finds room in shared memory.
 
         Args:
             size: of a head.
+            queries: of a head.
             k_rank: of the keys; 0: they are read as they are.
         """
         pairs = max(_LEAST, power_of_two(size // 2))
         held = 2 * pairs * sum(widths(k_rank)) if k_rank else 0
         tile = TILE * ((sum(widths(k_rank)) if k_rank else 2 * pairs) + sum(widths(v_rank)))
-        own = 16 * (TILE + 2 * pairs)  # weights and queries
+        own = rows_of(queries) * (TILE + 2 * pairs)  # weights and queries
         room = tiles._shared_memory(device)
         for crowd, stages in ((2, 3), (2, 2), (1, 3), (1, 2), (1, 1)):
             if crowd * itemsize * (held + own + stages * tile) <= room:
@@ -113,6 +116,11 @@ class Attention:
         return features // self.size
 
     @property
+    def queries(self) -> int:
+        """Of a head."""
+        return self.query.shape[1] // self.heads
+
+    @property
     def v_size(self) -> int:
         """Of a head of what comes out."""
         features = self.values.shape[-1] if self.v_factor is None else self.v_factor.shape[:2].numel()
@@ -130,7 +138,9 @@ class Attention:
 
     def run(self, how: Program | None = None) -> Tensor:
         """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
-        how = how or Program.of(self.size, self.k_rank, self.v_rank, self.query.device, self.query.itemsize)
+        how = how or Program.of(
+            self.size, self.queries, self.k_rank, self.v_rank, self.query.device, self.query.itemsize
+        )
         assert how is not None, f"ranks {self.k_rank} and {self.v_rank} find no room in shared memory"
         batch, count = self.query.shape[:2]
         parts = how.parts(self.keys.shape[1], batch * self.heads, self.query.device)
@@ -143,7 +153,7 @@ class Attention:
     def _attend(self, how: Program, parts: int, sums: Tensor, peaks: Tensor, totals: Tensor) -> None:
         from .latent_kernels import attend
 
-        batch, queries = len(self.query), self.query.shape[1] // self.heads
+        batch = len(self.query)
         mask = None if self.mask is None else self.mask.expand(batch, 1, 1, self.keys.shape[1])
         last = None if self.last is None else self.last.expand(batch, 1)
         with launching_on(self.query):
@@ -152,7 +162,7 @@ class Attention:
                 last, self.length, sums, peaks, totals, self.keys.shape[1], self.scale,
                 *self.query.stride()[:2], *self.keys.stride()[:2], *self.values.stride()[:2],
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
-                QUERIES=queries, ROWS=max(8, power_of_two(queries)),
+                QUERIES=self.queries, ROWS=rows_of(self.queries),
                 ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
                 TOKENS=how.tokens, STAGES=how.stages, num_warps=how.warps,
             )  # fmt: skip
@@ -177,7 +187,7 @@ class Attention:
         with launching_on(out):
             join[(count, batch)](
                 sums, peaks, totals, self.v_factor, self.v_bias, out, parts,
-                HEADS=count, SHARED=count // self.heads, SIZE=self.v_size, RANK=self.v_rank, WIDE=wide,
+                HEADS=count, SHARED=self.queries, SIZE=self.v_size, RANK=self.v_rank, WIDE=wide,
                 PARTS=_PARTS, FEATURES=max(1, _NUMBERS // wide), num_warps=4,
             )  # fmt: skip
         return out
@@ -190,16 +200,23 @@ def widths(rank: int) -> tuple[int, int]:
     return (max(_LEAST, first + rest), 0) if rest in (0, first) or first < _LEAST else (first, rest)
 
 
-def unfit(query: Tensor, k_rank: int, v_rank: int, size: int) -> str | None:
-    """Why the kernels cannot attend with such a query; None where they can.
+def rows_of(queries: int) -> int:
+    """In which a program holds the queries of a head: Triton 3.6 has no products of fewer on Hopper's tensor cores."""
+    return max(_LEAST, power_of_two(queries))
+
+
+def unfit(query: Tensor, heads: int, k_rank: int, v_rank: int) -> str | None:
+    """Why the kernels cannot attend with a query ``(batch, heads, 1, head_dim)``; None where they can.
 
     Args:
+        heads: of keys and values.
         k_rank: of the keys; 0: they are read as they are.
         v_rank: numbers that a head reads of the values of a token.
     """
+    size, queries = query.shape[-1], query.shape[1] // heads
     if (reason := refused(size, k_rank, v_rank)) is not None:
         return reason
-    if Program.of(size, k_rank, v_rank, query.device, query.itemsize) is None:
+    if Program.of(size, queries, k_rank, v_rank, query.device, query.itemsize) is None:
         return f"ranks {k_rank} and {v_rank} of heads of {size} need more shared memory than the GPU has"
     return None
 

@@ -82,8 +82,10 @@ def _unfit(
         return "there is dropout"
     if mask is not None and mask.shape[1:] != (1, 1, latents.keys.shape[1]):
         return f"the mask has shape {tuple(mask.shape)}"
+    k_rank = 0 if key is None else key.weight.shape[2]
     v_rank = getattr(attention.v_proj, "length", attention.head_dim) if value is None else value.weight.shape[2]
-    return unfit(query, 0 if key is None else key.weight.shape[2], v_rank, attention.head_dim)
+    features = latents.keys.shape[-1] if key is None else key.weight.shape[:2].numel()
+    return unfit(query, features // attention.head_dim, k_rank, v_rank)
 
 
 def norm_of(attention: Any) -> Any:

@@ -23,6 +23,7 @@ from .contract import CACHES
 from .latent_decoding import decoded
 from .latent_tokens import Latents, Rotation, rotate_of
 from .modules import BlockLinear
+from .rotary import in_one_launch
 from .stored import StoredBlocks
 
 _ATTENTION = "gac_latents"
@@ -147,11 +148,10 @@ class _LatentCache:
         """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
         new = [_kept(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
         self._check(layer, new)
-        before = self.cache.get_seq_length(layer) + 0  # a tensor of a static cache, which counts in place
-        cached = self.cache.update(*new, layer, *rest, **named)
+        cached = in_one_launch(self.cache).update(*new, layer, *rest, **named)
         if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
             return keys, values
-        end = before + keys.shape[-2]
+        end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
         held, values_held = (states.squeeze(1) for states in cached)
         latents = Latents(held, values_held, _length(end, held), self._rotation(end, held.device))
         self.attention.config = _Attending(self.attention.config)

@@ -28,13 +28,18 @@ class RotaryAttention(Forward):
     def __call__(self, *args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
-        options |= {name: _Static(one) for name, one in options.items() if type(one) is StaticCache}
+        options |= {name: in_one_launch(one) for name, one in options.items() if type(one) is StaticCache}
         now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
         outer, now.rotating = now.rotating, True
         try:
             return self.plain(*args, **options)
         finally:
             now.rotating = outer
+
+
+def in_one_launch(cache: Any) -> Any:
+    """A static cache that is written to in one launch; any other as it is."""
+    return _Static(cache) if type(cache) is StaticCache and not torch.compiler.is_compiling() else cache
 
 
 class _Static:

@@ -162,7 +162,8 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
         if case["kind"] == "dense":
             return case | dense_row(clock, bandwidth, sizes)
         if case["program"] == "own":
-            how = Program.of(asked.size, case["rank"], case["rank"], torch.device(asked.device), sizes.dtype.itemsize)
+            queries, rank, device = asked.heads // asked.kv_heads, case["rank"], torch.device(asked.device)
+            how = Program.of(asked.size, queries, rank, rank, device, sizes.dtype.itemsize)
         else:
             how = Program(*map(int, case["program"].split("x")))
         row = row_of(clock, bandwidth, sizes, case["group"], case["rank"], how)

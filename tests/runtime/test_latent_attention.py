@@ -138,7 +138,7 @@ CASES = [
     Case(queries=1),
     Case(queries=4, tokens=1),
     Case(queries=7, tokens=129),
-    Case(queries=12, size=72),
+    Case(queries=20, size=72),
     Case(batch=3, tokens=65),
     Case(k_rank=48, v_rank=16, size=128),
     Case(k_rank=16, v_rank=48, size=256, heads=1, tokens=40),
@@ -218,15 +218,15 @@ def test_a_rank_lies_in_parts_of_powers_of_two(rank: int, parts: tuple[int, int]
 def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: 132)
     device = torch.device(DEVICE)
-    how = Program.of(128, 64, 64, device)
+    how = Program.of(128, 4, 64, 64, device)
     assert how == Program(64, 4, 3, 2)
     assert [how.parts(tokens, programs, device) for tokens, programs in ((32768, 8), (8192, 128), (64, 8))] == [
         32,
         2,
         1,
     ]
-    assert Program.of(128, 256, 256, device) == Program(64, 4, 2, 1)
-    assert Program.of(128, 1024, 1024, device) is None
+    assert Program.of(128, 4, 256, 256, device) == Program(64, 4, 2, 1)
+    assert Program.of(128, 4, 1024, 1024, device) is None
 
 
 @pytest.mark.parametrize(
