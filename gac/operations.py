@@ -34,6 +34,17 @@ def round_inputs(numbers: str, m: int, k: int) -> Operation:
     return Operation(f"round_to_{numbers}", (("m", m), ("k", k)))
 
 
+def attend(b: int, h: int, kv: int, t: int, d: int) -> Operation:
+    """h query heads of one new token of each of b texts over kv heads of t cached ones, of d numbers each."""
+    return Operation("sdpa", (("b", b), ("h", h), ("kv", kv), ("s", 1), ("t", t), ("d", d)))
+
+
+def attend_latents(b: int, h: int, kv: int, t: int, d: int, g: int, k: int, v: int) -> Operation:
+    """The same over latents of g groups of heads: k numbers of each group's keys, and v of its values."""
+    axes = {"b": b, "h": h, "kv": kv, "t": t, "d": d, "g": g, "k": k, "v": v}
+    return Operation("latent_attention", tuple(axes.items()))
+
+
 def all_reduce(gpus: int, m: int, n: int) -> Operation:
     """``x[m, n]`` of every GPU becomes their sum, on each of them."""
     return Operation("all_reduce", (("gpus", gpus), ("m", m), ("n", n)))

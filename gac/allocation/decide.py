@@ -6,6 +6,7 @@ from math import floor, frexp, ldexp
 
 import numpy as np
 
+from gac.allocation.attention_latencies import knows
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.dims import check_forms_divide, full_dim, that_run
@@ -88,7 +89,7 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
                 f"Measure it with gac profile --model NAME --scheme {name}, or plan without the limit or the scheme.",
             )
-    untimed = [name for name in recipe.space.forms if not form_named(name).timed]
+    untimed = [name for name in recipe.space.forms if not knows(timing, form_named(name), sites)]
     if untimed and (latency or slack):
         raise ProfileError(
             f"a limit of latency, or loss for speed, with form {untimed[0]}",

@@ -66,15 +66,25 @@ class Timing:
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""
+        if not form.timed and form.after(weight, 1, 1) is not None:
+            return self._one_by_one(form, weight, dims, scheme)
         sizes, axis = self._for_all(_each(form.size, weight, dims)), form.axis(weight)
         return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.made)
+
+    def _one_by_one(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Known:
+        """Its first GEMM and what follows it, of a form whose operation no table holds."""
+        widths = self._for_all(_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
+        first, after = self.of_fused(weight, widths, scheme), self._second(form, weight, dims, scheme)
+        return sum_of_latencies(first[0], after[0]), np.maximum(first[1], after[1])
+
+    def _second(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Known:
+        return self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", self._for_all(dims), scheme)
 
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """What such a weight takes beside the GEMM that it shares, and in its place where it runs apart."""
         after = None
         if form.after(weight, 1, 1) is not None:
-            sizes = self._for_all(dims)
-            after = self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", sizes, scheme)
+            after = self._second(form, weight, dims, scheme)
         apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
         return apart if after is None else (sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1]))
 
@@ -108,8 +118,18 @@ class Timing:
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
             sound &= sizes % operator_period(self.profile, operator, DTYPE) == 0
+        for attention in self._attentions(form, weight):
+            cached = form.cache_axis(weight)
+            assert cached is not None
+            sound &= sound_dims(self.profile, attention.operator, [fixed_of(attention, cached)], cached, dims)
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
+
+    def _attentions(self, form: Form, weight: Weight) -> list[Operation]:
+        """What attends over a cache that the form makes smaller, for each workload that decodes."""
+        moved = weight.asked and form.cache_axis(weight) is not None
+        decoding = [one for one in self.workloads if one.phase == "decode" and moved]
+        return [form.attention(weight, 1, one.batch, one.tokens) for one in decoding]
 
     def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
         """What runs instead of this operation of 16-bit weights."""

@@ -6,6 +6,7 @@ from functools import partial, reduce
 
 import numpy as np
 
+from gac.allocation.attention_latencies import of_attention
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.latencies import INTERPOLATED, MODELLED, UNKNOWN, Timing, sum_of_latencies
 from gac.arrays import Ints
@@ -62,6 +63,8 @@ def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims:
     """What one weight takes in one form and scheme at each of the dims; no loss is looked up."""
     count = len(dims)
     latency, how = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+    attention, known = of_attention(timing, form, weight, dims)
+    latency, how = sum_of_latencies(latency, attention), np.maximum(how, known)
     counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
     return CandidateSet(
         weight.name,

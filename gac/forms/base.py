@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gac.models.sites import Side, Weight
-from gac.operations import Operation, linear
+from gac.operations import Operation, attend, linear
 
 if TYPE_CHECKING:
     from gac.forms.tensors import TensorForm
@@ -168,6 +168,18 @@ class Form(ABC):
     def cached(self, weight: Weight, dim: int) -> int:
         """Numbers that the KV cache keeps of a token for this weight."""
         return weight.kept
+
+    def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
+        """What attends over the cache for a new token of each text, in a dense model or moved by ``cache_axis``."""
+        return attend(texts, weight.asked, weight.heads, context, weight.out_features // weight.heads)
+
+    def cache_axis(self, weight: Weight) -> str | None:
+        """The axis of that operation which the dim moves; None: it takes the share of the cache that is left."""
+        return None
+
+    def beside(self, weight: Weight) -> int:
+        """The dim that the other weight of the cache has in that operation, whatever it has in a plan."""
+        return self.full(weight)
 
     def largest_useful(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the dense weight."""

@@ -172,8 +172,9 @@ class Family:
         q_proj, k_proj, v_proj = self.qkv
         block, dropped = _owner(q_proj), groups if _drops_heads(config) and heads % groups == 0 else 0
         yield Weight(q_proj, query, hidden, reads=block, groups=dropped)
-        yield Weight(k_proj, key, hidden, reads=block, heads=groups, cached=True, groups=dropped)
-        yield Weight(v_proj, key, hidden, reads=block, values="out", heads=groups, cached=True, groups=dropped)
+        kept: _Kept = {"heads": groups, "cached": True, "asked": heads}
+        yield Weight(k_proj, key, hidden, reads=block, groups=dropped, **kept)
+        yield Weight(v_proj, key, hidden, reads=block, values="out", groups=dropped, **kept)
         yield Weight(self.output, hidden, query, values="in", heads=heads, groups=dropped, **writing)
 
     def _writing(self, config: Any) -> "_Writing":
@@ -187,6 +188,14 @@ class Family:
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
         yield Weight(self.down, hidden, neurons, neurons="in", **self._writing(config))
+
+
+class _Kept(TypedDict):
+    """What is said of a weight whose output the cache keeps."""
+
+    heads: int
+    cached: bool
+    asked: int
 
 
 class _Writing(TypedDict):

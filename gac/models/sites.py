@@ -36,6 +36,7 @@ class Weight:
             ``in`` of the weight that writes, ``out`` of all others; None where it cannot.
         groups: how many groups of heads that side consists of, one after the other, each a key-value head with its
             query heads, where ``heads`` may drop some; 0 elsewhere.
+        asked: how many query heads attend to what the cache keeps of its output (k_proj, v_proj); 0 elsewhere.
         made: whether a norm or the product of a gated MLP makes its input, and can round it, see ``Family.made``.
     """
 
@@ -53,6 +54,7 @@ class Weight:
     normed: bool = False
     block: Side | None = None
     groups: int = 0
+    asked: int = 0
     made: bool = False
 
     @property

@@ -25,6 +25,7 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), _HEADS),
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), _INT4),
     **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
+    "latent_attention": {"b": 2, "h": 6, "kv": 2, "t": 70, "d": 24, "g": 1, "k": 16, "v": 24},
     "copy": {"n": 300},
     **{name: {"m": 3, "k": 48} for name in ROUNDINGS},
     **dict.fromkeys(COLLECTIVES, _COLLECTIVE),

@@ -6,7 +6,7 @@ from gac.errors import PlanError
 from gac.forms.base import Form, ModuleSpec, Place, Split, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
-from gac.operations import Operation, batched_gemm
+from gac.operations import Operation, attend_latents, batched_gemm
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
 DEFAULT_GROUP = 4
@@ -18,8 +18,9 @@ class Latent(Form):
     W's rows of one group are B_g A_g with B_g ``(rows of the group, rank)`` and A_g ``(rank, in)``. The A_g are one
     GEMM together, the B_g a batched GEMM. What the A_g write, the latents, is what the KV cache keeps of a token: keys
     before norms and rotary embedding. Attention multiplies them out when it reads them, see ``gac.runtime.latents``.
-    Latency is unknown, for no table holds such attention. Rows of 16 bytes want ranks that are multiples of 8 in 16
-    bit. Where a group is one head, ``head_dim`` folds V's second factor into o_proj, and is the cheaper form.
+    Its GEMMs are timed one by one, and attention over latents beside that over a dense cache. Rows of 16 bytes want
+    ranks that are multiples of 8 in 16 bit. Where a group is one head, ``head_dim`` folds V's second factor into
+    o_proj, and is the cheaper form.
 
     Args:
         group: heads in a group. A layer with no more heads than that is one group.
@@ -80,6 +81,19 @@ class Latent(Form):
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         pair = low_rank(rows, weight.in_features, dim, weight.out_features)
         return Operation("latent", (("b", self.groups(weight)), *pair.shape))
+
+    def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
+        """Beside latents of the other weight, of half of all numbers: of these one shape stands for all."""
+        size, other = weight.out_features // weight.heads, self.beside(weight)
+        k, v = (other, dim) if weight.values else (dim, other)
+        return attend_latents(texts, weight.asked, weight.heads, context, size, self.groups(weight), k, v)
+
+    def cache_axis(self, weight: Weight) -> str:
+        return "v" if weight.values else "k"
+
+    def beside(self, weight: Weight) -> int:
+        """The rank of the other weight's latents where attention is measured along this one's."""
+        return max(2 * self.step, self.full(weight) // (4 * self.step) * 2 * self.step)
 
     def splits(self, weight: Weight) -> tuple[Split, ...]:
         """Whole groups: each GPU multiplies its latents out by itself."""

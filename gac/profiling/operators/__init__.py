@@ -22,6 +22,7 @@ from gac.profiling.operators.gemm import (
     TritonLowRank,
 )
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
+from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
 from gac.registry import Registry, check_contract
 
@@ -60,6 +61,7 @@ for _operator in (
     Int4Linear(),
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
+    LatentAttention(),
     *map(RoundInputs, NUMBERS),
     Copy(),
     AllReduce(),

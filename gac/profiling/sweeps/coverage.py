@@ -58,9 +58,10 @@ def model_points(
     check_splits(sites, gpus)
     taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
     for form in taken:
-        if not form.timed:
+        if not form.timed and not any(form.cache_axis(weight) for _, weight in _taking([form], sites)):
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
     points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
+    points += _points(_attentions(sites, taken, workloads, gpus), dtype)
     for scheme in measured_schemes(schemes):
         points += _points(_operations(sites, taken, rows, scheme, gpus, few_dims), scheme.dtype)
         if numbers := rounded_to(scheme):
@@ -168,7 +169,31 @@ def _operations(
         if gpus > 1 and divides(form, weight, dim, scheme, gpus):
             yield from (scheme.operation(one) for m in rows for one in split_gemms(form, weight, dim, m, gpus))
         elif gpus == 1 and all(map(scheme.runs, form.gemms(weight, dim, 1))):
-            yield from (scheme.operation(form.operation(weight, dim, count)) for count in rows)
+            yield from (scheme.operation(one) for count in rows for one in _run(form, weight, dim, count))
+
+
+def _run(form: Form, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+    """What tables hold of it: its operation, or its GEMMs where that is none of theirs."""
+    return (form.operation(weight, dim, rows),) if form.timed else form.gemms(weight, dim, rows)
+
+
+def _taking(forms: Iterable[Form], sites: Iterable[Site]) -> Iterator[tuple[Form, Weight]]:
+    """The forms that weights can have, each with every weight that can have it."""
+    weights = [weight for site in sites for weight in site.weights]
+    return ((form, weight) for weight in weights for form in variants_of(forms, weight) if form.takes(weight))
+
+
+def _attentions(
+    sites: Iterable[Site], forms: Sequence[Form], workloads: Sequence[Workload], gpus: int
+) -> Iterator[Operation]:
+    """What attends over caches that forms make smaller, at their dims, and over the dense one."""
+    for form, weight in _taking(forms, sites):
+        if form.cache_axis(weight) is None or not weight.asked or gpus > 1:
+            continue
+        dims = {*_dims(form, weight, every_dim, gpus), form.beside(weight)}
+        for one in (one for one in workloads if one.phase == "decode"):
+            yield form_named("dense").attention(weight, 1, one.batch, one.tokens)
+            yield from (form.attention(weight, dim, one.batch, one.tokens) for dim in sorted(dims))
 
 
 def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:

@@ -21,6 +21,11 @@ def attention(causal: bool) -> Callable[..., int]:
     return count
 
 
+def latent_attention(b: int, h: int, kv: int, t: int, d: int, g: int, k: int, v: int) -> int:
+    keys, scores, mixed = t * kv * k * d, t * h * d, t * h * v
+    return b * (keys + scores + mixed + h * v * d)
+
+
 def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
     assert (heads, low, high) == (4, 67, 90)
     return m * k * (67 + 74 + 82 + 90)
@@ -34,6 +39,7 @@ COUNTS: Mapping[str, Callable[..., int]] = {
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
     **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
+    "latent_attention": latent_attention,
     **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES), lambda **_axes: 0),
 }
 

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoConfig
 
 from gac.errors import PlanError, ProfileError
+from gac.forms.latent.spec import Latent
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.operations import linear
@@ -166,7 +167,8 @@ def test_a_config_will_do_and_of_a_multimodal_one_the_text_part() -> None:
     assert Point(low_rank(1, 64, 16, 64)) in model_points(both)
 
 
-def test_a_form_that_no_table_holds_is_refused() -> None:
+def test_a_form_that_no_table_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Latent, "cache_axis", lambda form, weight: None)
     with pytest.raises(ProfileError) as caught:
         model_points("llama-3-8b", forms=["low_rank", "latent"])
     assert str(caught.value) == "form latent; expected a form whose latency is measured. Leave it out."
@@ -204,6 +206,7 @@ def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_s
     assert {point.operation.operator for point in GENERAL} == set(OPERATORS.names) - {
         "linear_triton",
         "low_rank_triton",
+        "latent_attention",
         *ROUNDINGS,
         *COLLECTIVES,
     }

@@ -52,6 +52,7 @@ def test_all_but_a_few_kernels_run_without_a_gpu() -> None:
         "sdpa_efficient_causal",
         "sdpa_cudnn",
         "sdpa_cudnn_causal",
+        "latent_attention",
         *ROUNDINGS,
     ]
 

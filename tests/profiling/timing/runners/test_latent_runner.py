@@ -1,0 +1,23 @@
+"""Attention over latents, timed by itself: its kernel, in Triton's interpreter where there is no GPU."""
+
+import pytest
+
+from gac.profiling.timing.operands import Pools
+from gac.profiling.timing.runners import WORST_ERROR, relative_error, runner_of
+from gac.runtime import tiles
+from tests.profiling.examples import EXAMPLES
+from tests.runtime.interpreted import DEVICE
+
+
+def test_it_attends_as_over_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong result is seen; a rank that the kernel cannot take is refused."""
+    monkeypatch.setattr(tiles, "_processors", lambda device: 4)
+    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 227 * 1024)
+    runner, axes, pools = runner_of("latent_attention"), EXAMPLES["latent_attention"], Pools(DEVICE, limit_bytes=2**20)
+    inputs = runner.operands(axes, "fp16", pools.cut)
+    (mixed,) = runner.run(inputs, [])
+    assert mixed.shape == runner.operator.outputs(axes, "fp16")[0].shape
+    assert relative_error(runner, inputs, [mixed]) < 5e-3
+    assert relative_error(runner, inputs, [1.1 * mixed]) > WORST_ERROR
+    with pytest.raises(RuntimeError, match="latents have rank 20, no multiple of 8"):
+        runner.operands({**axes, "k": 20}, "fp16", pools.cut)
