@@ -26,6 +26,7 @@ TILE = 64
 """Tokens of a tile, at most."""
 _LEAST = 16  # numbers that a tensor core sums, and rows that it has
 _MOST_PARTS = 128
+_WAVES = 4  # of programs, at most, where a context is cut
 _WARPS = 4
 _BEFORE = 2  # tiles that a program could have read before it begins
 _PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
@@ -71,7 +72,11 @@ class Program:
         """Into how many parts so many tokens are cut, where there are so many programs for each part."""
         count, slots = ceil_div(tokens, self.tokens), self.crowd * tiles._processors(device)
         most = min(count, _MOST_PARTS)
-        return min(range(1, most + 1), key=lambda n: ceil_div(n * programs, slots) * (ceil_div(count, n) + _BEFORE))
+        waves = {max(1, min(most, wave * slots // programs)) for wave in range(1, _WAVES + 1)}
+        fastest = min(
+            sorted(waves), key=lambda parts: ceil_div(parts * programs, slots) * (ceil_div(count, parts) + _BEFORE)
+        )
+        return ceil_div(count, ceil_div(count, fastest))
 
 
 @dataclass(frozen=True, eq=False)

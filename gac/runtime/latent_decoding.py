@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .gpu import lacking, plainly
 from .latent_attention import Attention, attend, unfit
@@ -68,8 +70,9 @@ def _unfit(
     key, value = seconds
     if (reason := lacking(query.device, query.dtype)) is not None:
         return reason
-    if attention.config._attn_implementation != "sdpa":
-        return f"the model's attention is {attention.config._attn_implementation}, not sdpa"
+    name = attention.config._attn_implementation
+    if ALL_ATTENTION_FUNCTIONS.get_interface(name, None) is not sdpa_attention_forward:
+        return f"the model's attention is {name}, not sdpa"
     if any(second is not None and type(second) is not BlockLinear for second in seconds):
         return "second factors are stored in few bits"
     if key is not None and norm_of(attention) is not None:
