@@ -28,6 +28,7 @@ _LEAST = 16  # numbers that a tensor core sums, and rows that it has
 _MOST_PARTS = 128
 _WAVES = 4  # of programs, at most, where a context is cut
 _WARPS = 4
+_WHOLE = 64
 _BEFORE = 2  # tiles that a program could have read before it begins
 _PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
 
@@ -199,10 +200,13 @@ class Attention:
 
 
 def widths(rank: int) -> tuple[int, int]:
-    """Two powers of two, or one and 0, that are no less together: tiles have such widths."""
-    first = 1 << (rank.bit_length() - 1)
-    rest = max(_LEAST, power_of_two(rank - first)) if rank > first else 0
-    return (max(_LEAST, first + rest), 0) if rest in (0, first) or first < _LEAST else (first, rest)
+    """Two powers of two, or one and 0, that are no less together: tiles have such widths.
+
+    One where the rank is at most 64, of which Hopper's tensor cores have as many rows at least.
+    """
+    whole = max(_LEAST, power_of_two(rank))
+    first, rest = whole // 2, max(_LEAST, power_of_two(rank - whole // 2)) if rank < whole else whole // 2
+    return (whole, 0) if whole <= _WHOLE or rest == first else (first, rest)
 
 
 def rows_of(queries: int) -> int:

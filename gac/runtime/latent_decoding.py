@@ -71,7 +71,7 @@ def _unfit(
     if (reason := lacking(query.device, query.dtype)) is not None:
         return reason
     name = attention.config._attn_implementation
-    if ALL_ATTENTION_FUNCTIONS.get_interface(name, None) is not sdpa_attention_forward:
+    if ALL_ATTENTION_FUNCTIONS.get(name) is not sdpa_attention_forward:
         return f"the model's attention is {name}, not sdpa"
     if any(second is not None and type(second) is not BlockLinear for second in seconds):
         return "second factors are stored in few bits"

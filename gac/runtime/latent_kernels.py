@@ -6,7 +6,7 @@ to where the tile begins. So its angles are the same for every tile, and no tabl
 stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the second factor.
 
 Features are taken in pairs, which are turned together: a first one and a second one, each in a tensor of its own. A
-rank that is no power of two lies in two parts of such widths, FIRST and REST.
+rank lies in a part of a power of two, FIRST, or in two, FIRST and REST; zeros fill them up.
 """
 
 try:
