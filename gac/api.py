@@ -218,7 +218,7 @@ def compress(
         if recipe.refit not in (None, "none"):
             modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()), ends)
         else:
-            modules = store_all(modules, plan.weights, run, whole)
+            modules = store_all(run, modules, plan.weights, whole, factors(rounding=True))
     swap_in(loaded.model, modules)
     swap_in_ends(loaded.model, ends)
     share_gemms(loaded.model, sites)
@@ -309,5 +309,7 @@ def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site], e
     return {site.layer for site in sites if site.layer >= min(layers)}
 
 
-def _factors(run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str]) -> Iterator[tuple[int, Kept]]:
-    return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms))
+def _factors(
+    run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
+) -> Iterator[tuple[int, Kept]]:
+    return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))

@@ -84,13 +84,15 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 BAND = 128
+GPU_BAND = 2048
+"""With fewer rows a GPU has too little to multiply at once."""
 
 
 def add_square(total: Tensor, rows: Tensor) -> None:
     """Add ``rows^T rows`` to a sum; ``mirrored`` makes it whole once the last is added.
 
-    On a CPU what lies above the diagonal is left out, in bands of ``BAND`` rows: half of the products. Where the sum
-    is as precise as the rows, the product is never written by itself.
+    What lies above the diagonal is left out, in bands of ``BAND`` rows (``GPU_BAND`` on a GPU): up to half of the
+    products. Where the sum is as precise as the rows, the product is never written by itself.
     """
     # Hopper's TF32 instructions want what is summed over to be contiguous.
     columns = rows.T.contiguous() if rows.is_cuda else rows.T
@@ -110,8 +112,8 @@ def mirrored(total: Tensor) -> Tensor:
 
 
 def _bands(total: Tensor) -> list[slice]:
-    """All rows of a sum at once on a GPU; on a CPU few, so that little is multiplied above the diagonal."""
-    height = BAND if total.device.type == "cpu" else len(total)
+    """Rows of a sum that are multiplied at once."""
+    height = GPU_BAND if total.is_cuda else BAND
     return [slice(start, min(start + height, len(total))) for start in range(0, len(total), height)]
 
 
@@ -149,14 +151,16 @@ def _check_statistic(matrix: Tensor) -> None:
     check_measured(matrix, given, "finite activations, gradients and weights")
 
 
+def fits_tf32(values: Tensor) -> bool:
+    """Whether they are 16-bit numbers on a GPU, which TF32 holds."""
+    return values.is_cuda and values.element_size() == 2
+
+
 @contextmanager
-def tf32_products(like: Tensor) -> Iterator[None]:
-    """Multiply float32 matrices in TF32 where they hold 16-bit numbers on a GPU: it has as many bits as float16."""
-    if like.device.type != "cuda" or like.element_size() != 2:
-        yield
-        return
+def tf32_products(allowed: bool) -> Iterator[None]:
+    """Multiply float32 matrices on a GPU in TF32, which has as many bits as float16; only where that is allowed."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if allowed else before)
     try:
         yield
     finally:

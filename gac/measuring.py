@@ -166,7 +166,8 @@ def measure_problem(
     params, key = sum(parameter.numel() for parameter in loaded.model.parameters()), statistics_key(digest, recipe)
     with in_basis(recipe, loaded, model) as rotation:
         run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress, ranks=ranks)
-        curves = measure_curves(run, sites, forms=recipe.space.forms, schemes=recipe.space.schemes)
+        forms, schemes = recipe.space.forms, recipe.space.schemes
+        curves = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=_rounds_as_dense(recipe))
         head = _head(loaded.model, run, recipe.space.head)
         extra = ranks.once(lambda: RULES.get(recipe.rule).measure(replace(run, ranks=ALONE), sites))
         measured = Measured(
@@ -187,6 +188,12 @@ def measure_problem(
             assert after_healing is not None, "nothing that heals"
             return after_healing(problem, run)
     return problem
+
+
+def _rounds_as_dense(recipe: Recipe) -> bool:
+    """Whether weights may be rounded for the inputs that the dense model gives them."""
+    fits_again = recipe.refit not in (None, "none") and not recipe.measure.healed
+    return not fits_again and any(scheme_named(name).lossy for name in recipe.space.schemes)
 
 
 def check_alike(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, asked: Recipe | Plan) -> None:

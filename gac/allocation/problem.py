@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -17,7 +18,7 @@ from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.curves import LossCurves
-from gac.errors import ProfileError
+from gac.errors import BudgetError, ProfileError
 from gac.models.sites import Site
 from gac.plan import Candidate, Measured
 from gac.profiling.table import Profile
@@ -25,6 +26,11 @@ from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
+PATIENCE, CLOSE = 10.0, 1e-3
+"""Seconds after which a choice will do that is proved to be so close to the best, as a part of its value.
+
+The layers of some models are so much alike that a proof takes minutes. What is predicted is off by far more than this.
+"""
 LOSS = "loss"
 """The limit of loss beside those of the cost columns, where something else is minimised."""
 
@@ -178,6 +184,8 @@ class Instance:
     def solve(self, start: Sequence[int] | None = None) -> Solution:
         """The choice of the smallest value, with its proof.
 
+        Where that takes more than ``PATIENCE`` seconds, a choice that is proved to be ``CLOSE`` to it is taken.
+
         Args:
             start: a choice within the limits, where one is known.
 
@@ -185,7 +193,13 @@ class Instance:
             BudgetError: the limits cannot be met; says what can be.
         """
         names = [name_of(column) for column in self.limits]
-        return knapsack(self.groups, list(self.limits.values()), names=names, start=start)
+        solve = partial(knapsack, self.groups, list(self.limits.values()), names=names)
+        with suppress(BudgetError):  # of what is out of reach, or was not found in so short a time
+            solution = solve(seconds=PATIENCE, start=start)
+            if solution.certificate.gap <= CLOSE * solution.certificate.value:
+                return solution
+            start = solution.choice
+        return solve(start=start)
 
     def chosen(self, solution: Solution) -> list[Candidate]:
         """Of each site the chosen one."""

@@ -32,7 +32,7 @@ from gac.forms import FORMS, form_named
 from gac.forms.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
-from gac.linalg import add_square, mirrored, tf32_products
+from gac.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import swapped
@@ -251,7 +251,7 @@ class _Sums:
         """Some windows of a half: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
         roots = counts.sqrt()[:, None]
         rows, columns = x.float() * roots, missing * roots
-        with tf32_products(x):
+        with tf32_products(fits_tf32(x)):
             add_square(self.squares[half], rows)
             self.cross += columns.T @ rows
         self.scale += x.float().abs().T @ counts

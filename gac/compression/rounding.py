@@ -1,14 +1,15 @@
 """Storing what was built in the schemes of a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gac.errors import PlanError
 from gac.forms.decomposition import with_rotated_latents
+from gac.forms.tensors import Kept
 from gac.linalg import cholesky, damped
-from gac.models.sites import Site
+from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import StoredLinear, is_matrix, plain_state
@@ -16,37 +17,46 @@ from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
 from gac.schemes.storages import storage_of
 from gac.sensitivity.calibration import CalibrationRun
+from gac.sensitivity.methods import Method
 
 LATENTS = 1e-6
 """Damping of what a second factor is solved with for the first one as it was rounded, see ``gac.linalg.damped``."""
 
 
 def store_all(
-    modules: Mapping[str, nn.Module], weights: Sequence[WeightChoice], run: CalibrationRun, sites: Sequence[Site]
+    run: CalibrationRun,
+    modules: Mapping[str, nn.Module],
+    weights: Sequence[WeightChoice],
+    sites: Sequence[Site],
+    stream: Iterator[tuple[int, Kept]],
 ) -> dict[str, nn.Module]:
     """The modules, each in the scheme of its weight, rounded for what the dense model gives it.
 
-    Of several processes each rounds the layers whose moments it has, and gives them to the others.
+    Of several processes each rounds some layers, and gives them to the others.
 
     Args:
-        sites: whole layers, those of the modules among them.
+        weights: what every weight becomes.
+        sites: those of the modules among them.
+        stream: what calibration has kept, layer by layer, the inputs of all weights too.
 
     Raises:
         PlanError: as for ``store``.
-        ModelError: a statistic is not finite.
-        StatisticsError: what is kept cannot be written or read.
+        StatisticsError: what is kept cannot be read.
     """
-    schemes, found = {choice.name: scheme_named(choice.scheme) for choice in weights}, dict(modules)
-    rounds = {site.layer for site in sites for one in site.weights if one.name in modules and schemes[one.name].lossy}
+    schemes = {choice.name: scheme_named(choice.scheme) for choice in weights if choice.name in modules}
+    rounds = {name: scheme for name, scheme in schemes.items() if scheme.lossy}
     own: dict[str, nn.Module] = {}
-    for layer, moments in run.moments([site for site in sites if site.layer in rounds]) if rounds else ():
-        if moments is None:
+    for turn, (layer, kept) in enumerate(stream) if rounds else ():
+        if not run.ranks.owns(turn):
             continue
-        for weight in (one for site in sites if site.layer == layer for one in site.weights if one.name in modules):
-            metric = run.method.metric(moments.of(weight, run.method.pooled))
-            rows = metric.gradients if weight.scores else None
-            own[weight.name] = store(schemes[weight.name], found[weight.name], metric.inputs, rows)
-    return found | run.ranks.modules(own)
+        for weight in (one for site in sites if site.layer == layer for one in site.weights if one.name in rounds):
+            own[weight.name] = _rounded(run.method, rounds[weight.name], modules[weight.name], weight, kept)
+    return {**modules, **run.ranks.modules(own)}
+
+
+def _rounded(method: Method, scheme: Scheme, module: nn.Module, weight: Weight, kept: Kept) -> nn.Module:
+    moments = kept.moments(weight) if weight.scores else kept.inputs(weight)
+    return store(scheme, module, method.inputs(moments), method.gradients(moments) if weight.scores else None)
 
 
 @torch.no_grad()

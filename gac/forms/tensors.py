@@ -50,7 +50,7 @@ class Kept:
         return replace(self.inputs(weight), gradients=self.gradients(weight))
 
     def inputs(self, weight: Weight) -> Moments:
-        """Of a weight whose moments, or those of its inputs, a form asked to keep; those of its gradients are empty."""
+        """Of a weight whose moments or inputs a form or rounding asked to keep; those of its gradients are empty."""
         inputs = unpacked(self.tensors[f"inputs/{weight.name}"], weight.in_features)
         return Moments(inputs, inputs.new_empty(0, 0), self.tensors[f"scale/{weight.name}"])
 

@@ -213,10 +213,10 @@ class _Sampled:
         layers = {site.layer for site in sampled}
         whole = [site for site in sites if site.layer in layers]
         built = build_modules(self._run, self._plan.weights, sampled, self._factors(whole))
-        return store_all(built, self._plan.weights, self._run, whole)
+        return store_all(self._run, built, self._plan.weights, whole, self._factors(whole, rounding=True))
 
-    def _factors(self, sites: Sequence[Site]) -> Iterator[tuple[int, Kept]]:
-        fits = stream_fits(self._run, sites, forms=self._plan.recipe.space.forms)
+    def _factors(self, sites: Sequence[Site], rounding: bool = False) -> Iterator[tuple[int, Kept]]:
+        fits = stream_fits(self._run, sites, forms=self._plan.recipe.space.forms, rounding=rounding)
         return ((layer, fit.kept) for layer, fit in fits)
 
     def _layers(self, model: nn.Module) -> list[nn.Module]:

@@ -29,7 +29,7 @@ from gac.display import about
 from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import ModelError
 from gac.forms.metric import Halves, Moments
-from gac.linalg import add_square, check_measured, mirrored, tf32_products
+from gac.linalg import add_square, check_measured, fits_tf32, mirrored, tf32_products
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
@@ -369,9 +369,9 @@ class _Sums:
         self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ of_g)
         for reader, errors in self._noise_of(activations, x).items():
             self._total(f"{reader}-noise/{name}", x.shape[1:], x.device).add_(errors.T @ of_g)
-        with tf32_products(activations):
+        with tf32_products(fits_tf32(activations)):
             add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * of_g.sqrt()[:, None])
-        with tf32_products(gradients):
+        with tf32_products(fits_tf32(gradients)):
             add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g * of_x.sqrt()[:, None])
 
     def _noise_of(self, activations: Tensor, x: Tensor) -> dict[str, Tensor]:

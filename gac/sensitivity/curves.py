@@ -63,6 +63,7 @@ class _Part:
     name: str
     forms: tuple[Form, ...] = ()
     scheme: Scheme | None = None
+    inputs: bool = False
 
     @property
     def runs(self) -> bool:
@@ -97,11 +98,18 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
         losses[f"{form.name}/{fit.weight.name}"] = fit.loss
         tensors |= _kept_of(form, fit)
         for weight in (*fit.moments, *fit.inputs):
-            own = pooled(weight)
             names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
-            tensors |= {f"{name}/{weight.name}": packed(getattr(own, name)) for name in names}
-            tensors[f"scale/{weight.name}"] = own.scale
+            tensors |= _kept_moments(weight, pooled(weight), names)
     return LayerFit(losses, Kept(tensors))
+
+
+def keep_inputs(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments) -> LayerFit:
+    """What rounding for the dense model's inputs needs of one layer and is not kept yet, see ``Kept.inputs``."""
+    tensors: dict[str, Tensor] = {}
+    for weight in _weights_of(sites):
+        if f"inputs/{weight.name}" not in statistics.kept.tensors:
+            tensors |= _kept_moments(weight, statistics.moments(weight), ("inputs",))
+    return LayerFit({"loss": np.array(moments.loss)}, Kept(tensors))
 
 
 def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms: Sequence[Form]) -> LayerFit:
@@ -127,23 +135,33 @@ def _kept_of(form: Form, fit: Fit) -> dict[str, Tensor]:
     return {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
 
 
+def _kept_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> dict[str, Tensor]:
+    found = {f"{name}/{weight.name}": packed(getattr(moments, name)) for name in names}
+    return found | {f"scale/{weight.name}": moments.scale}
+
+
 def measure_curves(
-    run: CalibrationRun, sites: Sequence[Site], *, forms: Sequence[str] = (), schemes: Sequence[str] = ()
+    run: CalibrationRun,
+    sites: Sequence[Site],
+    *,
+    forms: Sequence[str] = (),
+    schemes: Sequence[str] = (),
+    rounding: bool = False,
 ) -> ModelCurves:
     """Calibrate, and measure every form and scheme; layers that are in the store are read.
 
     Args:
-        forms, schemes: as for ``stream_fits``.
+        forms, schemes, rounding: as for ``stream_fits``.
 
     Raises:
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
     layers = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    parts = _parts((*run.method.forms, *forms), schemes)
+    parts = _parts((*run.method.forms, *forms), schemes, rounding)
     by_key: dict[tuple[str, str, str], LossCurve] = {}
     dense_loss = 0.0
-    for layer, fit in stream_fits(run, sites, forms=forms, schemes=schemes):
+    for layer, fit in stream_fits(run, sites, forms=forms, schemes=schemes, rounding=rounding):
         dense_loss = float(fit.losses["loss"])
         by_key |= _curves(layers[layer], fit, parts).by_key
     curves = LossCurves(by_key)
@@ -153,7 +171,12 @@ def measure_curves(
 
 
 def stream_fits(
-    run: CalibrationRun, sites: Sequence[Site], *, forms: Sequence[str] = (), schemes: Sequence[str] = ()
+    run: CalibrationRun,
+    sites: Sequence[Site],
+    *,
+    forms: Sequence[str] = (),
+    schemes: Sequence[str] = (),
+    rounding: bool = False,
 ) -> Iterator[tuple[int, LayerFit]]:
     """Yield ``(layer, what is measured of it)``: the layers in the store, then the others, from the last to the first.
 
@@ -164,12 +187,13 @@ def stream_fits(
         sites: whole layers of them, in model order.
         forms: forms that are to be measured beside those that always are.
         schemes: likewise, what rounding to them costs.
+        rounding: whether what rounding for the dense model's inputs needs is kept too.
 
     Raises:
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    every = _parts((*run.method.forms, *forms), schemes)
+    every = _parts((*run.method.forms, *forms), schemes, rounding)
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
     runs = cache(partial(_runs_of, run, by_layer))
     by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.unseen], runs)
@@ -220,11 +244,11 @@ def _fits_of(
     moments: LayerMoments,
     runs: Callable[[], ModelRuns],
 ) -> Iterator[tuple[_Part, LayerFit]]:
-    """Measure parts of one layer: the forms part by part, then all schemes together."""
+    """Measure parts of one layer: the forms part by part, the inputs, then all schemes together."""
     pooled = cache(partial(moments.of, pooled=run.method.pooled))
     for part in (part for part in parts if part.scheme is None):
         statistics = Statistics(run.model, pooled, run.method, known.kept, runs() if part.runs else None)
-        fit = fit_layer(statistics, sites, moments, part)
+        fit = keep_inputs(statistics, sites, moments) if part.inputs else fit_layer(statistics, sites, moments, part)
         known = _together([known, fit])
         yield part, fit
     schemes = {part.scheme.name: part for part in parts if part.scheme is not None}
@@ -269,13 +293,14 @@ def _weights_of(sites: Sequence[Site]) -> list[Weight]:
     return [weight for site in sites for weight in site.weights]
 
 
-def _parts(forms: Sequence[str], schemes: Sequence[str]) -> list[_Part]:
-    """The standard forms, and one part for each other form and for each scheme that rounds."""
+def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_Part]:
+    """The standard forms, and one part for each other form and for each scheme that rounds; the inputs on request."""
     own = [form for form in map(form_named, dict.fromkeys(forms)) if not form.standard and form.name != "dense"]
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     return [
         _Part("standard", tuple(form for form in FORMS if form.standard)),
         *(_Part(form.name, (form,)) for form in own),
+        *([_Part("inputs", inputs=True)] if inputs else []),
         *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]
 

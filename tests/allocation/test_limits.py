@@ -1,10 +1,12 @@
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from small_problems import PREFILL, problem, profile, rows
 
+from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.problem import allowed, as_knapsack, floored
 from gac.costs import PARAMS, ns_of
 from gac.errors import BudgetError, ProfileError
@@ -59,6 +61,25 @@ def test_a_candidate_of_unknown_latency_is_left_out() -> None:
     instance = as_knapsack(of.candidates(limits), limits)
     assert [group.costs[:, 0].tolist() for group in instance.groups] == [[24, 48, 72, 144]] * 2
     assert [one.dims for one in instance.chosen(instance.solve())] == [(3,), (3,)]
+
+
+@pytest.mark.parametrize(("close", "proofs"), [(1.0, ["feasible"]), (0.0, ["feasible", "optimal"])])
+def test_a_choice_that_is_close_will_do_where_a_proof_takes_long(
+    close: float, proofs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gac.allocation.problem.PATIENCE", 0.0)
+    monkeypatch.setattr("gac.allocation.problem.CLOSE", close)
+    found: list[Solution] = []
+    limits = {PARAMS: 150}
+
+    def listened(*given: Any, **options: Any) -> Solution:
+        found.append(knapsack(*given, **options))
+        return found[-1]
+
+    monkeypatch.setattr("gac.allocation.problem.knapsack", listened)
+    solution = as_knapsack(TWO.candidates(limits), limits).solve()
+    assert [one.certificate.status for one in found] == proofs
+    assert solution is found[-1]
 
 
 def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:

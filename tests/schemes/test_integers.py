@@ -32,6 +32,8 @@ from gac.schemes.integers import descent
 from gac.schemes.integers.grids import Grid, fitted
 from gac.schemes.integers.torch import Numbers, round_matrix
 from gac.schemes.integers.whole import Whole
+from gac.sensitivity import calibration
+from gac.sensitivity.layerwise import LayerwiseBackward
 from gac.testing import check_scheme
 from tests.compression.stored import held_bytes
 from tests.models.small import small_config, weights_of
@@ -347,3 +349,24 @@ def test_without_a_refit_weights_are_rounded_for_what_the_dense_model_gives_them
     monkeypatch.setattr("gac.schemes.integers.torch.rounded", listened)
     gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer, progress=False)
     assert sorted(seen) == sorted((one.weight.out_features, one.weight.in_features) for one in plan.weights)
+
+
+def test_what_rounding_needs_is_kept_where_moments_are_too_large_to_be(
+    tiny_model: LlamaForCausalLM,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    text_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then compressing does not calibrate a second time, and rounds to the same numbers."""
+    asked = {"memory": 0.5, "schemes": ("bf16", "w8a16", "w4a16:32"), "refit": "none"}
+    plan = planned(tiny_model, tiny_tokenizer, text_file, **asked)
+    expected = gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer, progress=False)
+    monkeypatch.setenv("GAC_HOME", str(text_file.parent / "another"))
+    monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
+    again = planned(tiny_model, tiny_tokenizer, text_file, **asked)
+    assert not list((text_file.parent / "another").rglob("layer-*"))
+    monkeypatch.delattr(LayerwiseBackward, "start")
+    found = gac.compress(copy.deepcopy(tiny_model), again, tokenizer=tiny_tokenizer, progress=False)
+    assert {one.scheme for one in again.weights} > {"w8a16"}
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name

@@ -90,6 +90,18 @@ def test_hidden_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.Mo
     check(deep_model("gemma3_text"), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("enough", "kept"), [(7, [0, 1, 2, 3, 4, 5, 6]), (5, [0, 2, 4, 6]), (4, [0, 1, 2, 3, 4, 5, 6])]
+)
+def test_no_more_is_kept_than_will_do(enough: int, kept: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 7 layers, in rooms for so many states; the last is too small for any stride, so what is free is taken."""
+    model = deep_model("llama")
+    monkeypatch.setattr(layerwise, "ENOUGH", enough * WINDOWS.numel() * model.config.hidden_size * 4)
+    backward = LayerwiseBackward(model, list(model.model.layers), WINDOWS, 0)
+    backward.start(lambda: None)
+    assert sorted(backward._states) == kept
+
+
 def test_bfloat16_agrees_to_its_rounding() -> None:
     check(deep_model("llama").to(torch.bfloat16), 0.03)
 

@@ -40,7 +40,7 @@ def rounded(
     targets = _in_blocks(order.layout.in_pieces(columns), high)
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), high)
     work = _Work(order, behind, targets, levels)
-    for step in range(high + targets.shape[1] - 1):
+    for step in range(high + targets.shape[2] - 1):
         work.step(step)
     numbers, scale, zeros = (_in_rows(one)[:rows] for one in (work.numbers, work.scale, work.zeros))
     numbers, scale, zeros = (order.layout.in_groups(one) for one in (numbers, scale, zeros))
@@ -52,14 +52,14 @@ def rounded(
 
 
 def _in_blocks(values: Tensor, high: int) -> Tensor:
-    """Rows in blocks: from ``(rows, pieces, width)`` to ``(high, pieces, blocks, width)``; zeros fill the last one."""
+    """Rows in blocks: from ``(rows, pieces, width)`` to ``(high, blocks, pieces, width)``; zeros fill the last one."""
     rows, pieces, width = values.shape
-    return pad(values, (0, 0, 0, 0, 0, -rows % high)).view(-1, high, pieces, width).permute(1, 2, 0, 3).contiguous()
+    return pad(values, (0, 0, 0, 0, 0, -rows % high)).view(-1, high, pieces, width).transpose(0, 1).contiguous()
 
 
 def _in_rows(values: Tensor) -> Tensor:
-    """From ``(high, pieces, blocks, width)`` to ``(rows, pieces, width)``."""
-    return values.permute(2, 0, 1, 3).flatten(0, 1)
+    """From ``(high, blocks, pieces, width)`` to ``(rows, pieces, width)``."""
+    return values.transpose(0, 1).flatten(0, 1)
 
 
 def _behind(moment: Tensor, high: int) -> Tensor:
@@ -76,7 +76,7 @@ class _Work:
 
     Args:
         behind: what rows take from those behind them, ``(blocks, high, high)``.
-        targets: the matrix, ``(high, pieces, blocks, width)``; errors of rows change those behind them.
+        targets: the matrix, ``(high, blocks, pieces, width)``; errors of rows change those behind them.
     """
 
     def __init__(self, order: Order, behind: Tensor, targets: Tensor, levels: Levels) -> None:
@@ -87,22 +87,23 @@ class _Work:
 
     def step(self, step: int) -> None:
         """Round piece p of row ``step - p`` of every block, for all p that have such a row."""
-        high, count, _, width = self._targets.shape
+        high, _, count, width = self._targets.shape
         first, end = max(0, step - high + 1), min(step + 1, count)
         self._fit(step, first, end)
-        pieces = torch.arange(first, end, device=self._targets.device)
+        pieces = torch.arange(end - 1, first - 1, -1, device=self._targets.device)
         rows = step - pieces
-        at = rows, pieces
+        at = rows, slice(None), pieces
         scale, zeros = self.scale[at], self.zeros[at]
         units = (self._targets[at] - self._made_up[at]) / scale + zeros
         columns = pieces[:, None] * width + torch.arange(width, device=pieces.device)
         ahead = self._order.ahead[columns]
         self.numbers[at], errors = sweep(units, _own(ahead, columns), self._levels)
-        taken = ((errors * scale) @ ahead).view(*errors.shape[:2], count, width)
-        self._made_up[rows] += taken.transpose(1, 2)
+        behind = slice(first * width, None)  # errors take nothing from the columns before them
+        made_up = self._made_up[step - end + 1 : step - first + 1].flatten(2)[..., behind]
+        made_up.baddbmm_(errors * scale, ahead[..., behind])
         if high > 1:
             missed = self._targets[at] - (self.numbers[at] - zeros) * scale
-            self._targets[:, pieces] -= torch.einsum("bka,kbp->akbp", self._behind[:, rows], missed)
+            self._targets[:, :, pieces] -= torch.einsum("bka,kbp->abkp", self._behind[:, rows], missed)
 
     def _fit(self, step: int, first: int, end: int) -> None:
         """Fit scales and zero points of the groups that begin with one of these pieces."""
@@ -110,7 +111,8 @@ class _Work:
         groups = torch.arange(-(-first // each), -(-end // each), device=self._targets.device)
         if not len(groups):
             return
-        at = (step - groups * each)[:, None], (groups * each)[:, None] + torch.arange(each, device=groups.device)
+        rows, starts = (step - groups * each)[:, None], (groups * each)[:, None]
+        at = rows, slice(None), starts + torch.arange(each, device=groups.device)
         values = (self._targets[at] - self._made_up[at]).transpose(1, 2).flatten(2)
         scale, zeros = self._levels.fitted(values, self._order.weighs[groups])
         self.scale[at], self.zeros[at] = scale[:, None], zeros[:, None]
