@@ -15,6 +15,7 @@ from gac.arrays import Ints
 from gac.forms import Form, form_named
 from gac.models.sites import Site, Weight
 from gac.operations import Operation
+from gac.plan import WeightChoice
 from gac.profiling.table import Profile
 from gac.workloads import Workload
 
@@ -40,6 +41,13 @@ def of_attention(timing: Timing, form: Form, weight: Weight, dims: Ints) -> Know
             kept = np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64)
             latency[:, column] = -(-dense * kept // (2 * weight.kept))
     return latency, how
+
+
+def counted(timing: Timing, choices: Iterable[WeightChoice], workload: str) -> int:
+    """ns of attention that all of these choices count at a workload."""
+    column = [str(one) for one in timing.workloads].index(workload)
+    rows = (of_attention(timing, form_named(one.form), one.weight, np.array([one.dim]))[0] for one in choices)
+    return sum(int(latency[0, column]) for latency in rows)
 
 
 def knows(timing: Timing, form: Form, sites: Iterable[Site]) -> bool:

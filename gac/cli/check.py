@@ -227,7 +227,9 @@ def _of_shapes(
     model = split.dense if split else model_of_shapes(name, layers=layers)
     own = GraphTimer()
     timer = SlowestTimer(own, ranks) if ranks else own
-    bench = Bench(model, planner.problem.sites, planner.dense_versions(), timer, own.memory_bytes, split)
+    bench = Bench(
+        model, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer, own.memory_bytes, split
+    )
     results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
     rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
     document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from gac.allocation.attention_latencies import counted
+from gac.allocation.latencies import Timing
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
+from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.plan import WeightChoice
@@ -31,7 +34,7 @@ class Reference:
 
     Attributes:
         dense: the dense model, with the same fusing as what is predicted.
-        table_ns: what the latency table sums up to for it.
+        table_ns: what the latency table sums up to for its GEMMs.
         rest: the model without the GEMMs of its targeted weights.
         less: the same with less of a part, by its name in ``gac.evaluation.parts.PARTS``, and how much there is of it.
     """
@@ -97,6 +100,7 @@ class Bench:
     Attributes:
         model: on the device where it is timed.
         sites: as its family gives them.
+        timing: what the versions' sums are made of.
         dense_versions: as ``Planner.dense_versions`` gives them.
         memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
         split: what makes this process's part of each version, where they are split; ``model`` is the dense one's then.
@@ -104,6 +108,7 @@ class Bench:
 
     model: PreTrainedModel
     sites: Sequence[Site]
+    timing: Timing
     dense_versions: tuple[Version, Version, Version]
     timer: Timer[Any]
     memory_bytes: int | None = None
@@ -172,9 +177,21 @@ class Bench:
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
         if dense_ns is None or ours is None or one.compiled or one.plain or one.gpus != self._gpus:
             return found
-        reference = Reference(dense[one.fused is True], dense_ns, rest, less)
-        predicted = reference.predict(ours, shares(one.choices))
-        return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours))
+        of_dense, of_ours, moved = self._attention(own, one, timed.workload)
+        reference = Reference(dense[one.fused is True], dense_ns - of_dense, rest, less)
+        predicted = reference.predict(ours - of_ours, shares(one.choices)) + moved
+        return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours - of_dense))
+
+    def _attention(self, dense: Version, one: Version, workload: str) -> tuple[int, int, int]:
+        """What sums of the table hold of attention, of the dense model and of a version; how much latents add to it.
+
+        The model without GEMMs has dense attention, and models with less of a part tell what other forms change.
+        """
+        over = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in one.choices]
+        before = [choice for choice, latents in zip(dense.choices, over, strict=True) if latents]
+        after = [choice for choice, latents in zip(one.choices, over, strict=True) if latents]
+        found = [counted(self.timing, choices, workload) for choices in (dense.choices, one.choices, before, after)]
+        return found[0], found[1], found[3] - found[2]
 
 
 def _parts_gone(versions: Sequence[Version]) -> list[str]:

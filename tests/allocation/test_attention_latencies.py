@@ -1,5 +1,7 @@
 """Attention in plans by latency, from tables that are made up: what counts of it, and where it is not known."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,15 @@ from gac.allocation.attention_latencies import knows, of_attention
 from gac.allocation.decide import settled
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.errors import ProfileError
+from gac.evaluation.bench import Bench
+from gac.evaluation.latency import Spread, Timed
+from gac.evaluation.versions import Version
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from gac.operations import attend, attend_latents, batched_gemm, linear
+from gac.plan import WeightChoice
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import model_points
 from gac.recipe import Recipe
@@ -101,3 +107,25 @@ def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> No
     assert decode.plan_ns is not None
     assert decode.plan_ns <= 0.8 * decode.dense_ns
     assert plan.kv_numbers[0] < plan.kv_numbers[1]
+
+
+def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
+    """GEMMs are scaled as the dense model's; attention of the dense one lies in what is timed without GEMMs."""
+    whole = [WeightChoice(weight, "dense", DENSE.full(weight)) for site in SITES for weight in site.weights]
+    latents = [one if one.weight not in (K, V) else WeightChoice(one.weight, LATENT.name, 64) for one in whole]
+    all_of_it = sum(counted("dense", weight, 1024)[0][1] for weight in (K, V)) * 32
+    gemms, fewer = 10**7, 9 * 10**6
+    changed = all_of_it + 2 * (counted("latent:1", K, 64)[0][1] - counted("dense", K, 1024)[0][1])
+    versions = [
+        Version(name, tuple(choices), True, 0.0, {DECODE: table_ns})
+        for name, choices, table_ns in (("dense", whole, gemms + all_of_it), ("ours", latents, fewer + changed))
+    ]
+    dense, rest, model = Spread(5e7, 0.0, 9), Spread(3e7, 0.0, 9), cast(Any, None)
+    bench = Bench(model, SITES, TIMING, (versions[0],) * 3, model)
+    found = [
+        bench._result(one, Timed(one.name, DECODE, dense, 1.0, None), {True: dense, False: dense}, rest, {})
+        for one in versions
+    ]
+    assert found[0].predicted_ns == found[0].sum_ns == 5e7
+    assert found[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
+    assert found[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it

@@ -71,7 +71,9 @@ def main() -> None:
     say(begun, "planned")
     timer = GraphTimer()
     model = model_of_shapes(asked.shapes, device=asked.device, layers=asked.layers)
-    bench = Bench(model, planner.problem.sites, planner.dense_versions(), timer, timer.memory_bytes)
+    bench = Bench(
+        model, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer, timer.memory_bytes
+    )
     figures = {"method": METHOD, "params": total, "calibration": str(planner.problem.measured.calibration.text)}
     say(begun, "model made")
     for (workload, kept), versions in lists.items():

@@ -244,7 +244,7 @@ def test_a_bench_sets_every_version_beside_the_dense_models(
     planner: Planner, versions: dict[str, Version], model: PreTrainedModel
 ) -> None:
     timer: Any = CountingTimer()
-    bench = Bench(model, planner.problem.sites, planner.dense_versions(), timer)
+    bench = Bench(model, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer)
     racing = list(versions.values())[:4]
     results = list(bench.run(racing, PREFILL))
     assert [one.timed.name for one in results] == [PLAIN, DENSE, FUSED, *(one.name for one in racing)]

@@ -151,7 +151,9 @@ def _bench() -> list[list[Any]]:
     assert ranks is not None
     made = SplitShapes.of(shapes, ranks, torch.float32)
     timer: Any = SlowestTimer(Slower(), ranks)
-    bench = Bench(made.dense, planner.problem.sites, planner.dense_versions(), timer, None, made)
+    bench = Bench(
+        made.dense, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer, None, made
+    )
     versions = [planner.by_default(0.7), planner.uniform("w8a16")]
     whole = model_of_shapes(shapes, device="cpu", dtype=torch.float32)
     alone = [weight_bytes(variant(whole, one.choices)) for one in (*bench.dense_versions, *versions)]
