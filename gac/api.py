@@ -1,7 +1,7 @@
 """The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from gac.costs import COUNTED, PARAMS
 from gac.distributed.run import on_every_rank, this_run
 from gac.errors import CheckpointError, GacError
 from gac.forms.planned_sites import as_planned
-from gac.forms.tensors import Kept
 from gac.healing.heal import heal_model
 from gac.healing.prices import prices_after_healing
 from gac.healing.work import BLOCKS, Work
@@ -53,8 +52,7 @@ from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
 from gac.runtime.decode_kernel import use_decode_kernel
 from gac.schemes import scheme_named
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
+from gac.sensitivity.curves import stream_kept
 from gac.sensitivity.documents import Text
 from gac.sensitivity.registry import METHODS
 from gac.sensitivity.texts import CalibrationText
@@ -212,7 +210,7 @@ def compress(
     with in_basis(recipe, loaded, model, keep=True):
         key = statistics_key(digest, recipe)
         run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress, ranks=ranks)
-        factors = partial(_factors, run, whole, recipe.space.forms)
+        factors = partial(stream_kept, run, whole, recipe.space.forms)
         ends = rounded_ends(loaded.model, scheme)
         modules = build_modules(run, plan.weights, changed, factors())
         if recipe.refit not in (None, "none"):
@@ -307,9 +305,3 @@ def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site], e
     if ends:
         return {site.layer for site in sites}
     return {site.layer for site in sites if site.layer >= min(layers)}
-
-
-def _factors(
-    run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
-) -> Iterator[tuple[int, Kept]]:
-    return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))

@@ -27,7 +27,6 @@ from gac.compression.apply import build_modules, planned_sites, runs
 from gac.compression.rounding import store_all
 from gac.distributed.ranks import ALONE
 from gac.forms import form_named
-from gac.forms.tensors import Kept
 from gac.healing.blocks import LayerSteps, Passage, on_host
 from gac.healing.course import repeatable
 from gac.healing.descent import Descent
@@ -37,11 +36,10 @@ from gac.healing.trainables import Trainables, learning
 from gac.healing.work import Span, rate_for
 from gac.models.families import family_of
 from gac.models.modules import input_device, swapped
-from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
 from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
+from gac.sensitivity.curves import stream_kept
 from gac.sensitivity.layerwise import frozen
 
 logger = logging.getLogger(__name__)
@@ -212,12 +210,9 @@ class _Sampled:
         sampled = [site for site in sites if own.intersection(weight.name for weight in site.weights)]
         layers = {site.layer for site in sampled}
         whole = [site for site in sites if site.layer in layers]
-        built = build_modules(self._run, self._plan.weights, sampled, self._factors(whole))
-        return store_all(self._run, built, self._plan.weights, whole, self._factors(whole, rounding=True))
-
-    def _factors(self, sites: Sequence[Site], rounding: bool = False) -> Iterator[tuple[int, Kept]]:
-        fits = stream_fits(self._run, sites, forms=self._plan.recipe.space.forms, rounding=rounding)
-        return ((layer, fit.kept) for layer, fit in fits)
+        kept = partial(stream_kept, self._run, whole, self._plan.recipe.space.forms)
+        built = build_modules(self._run, self._plan.weights, sampled, kept())
+        return store_all(self._run, built, self._plan.weights, whole, kept(rounding=True))
 
     def _layers(self, model: nn.Module) -> list[nn.Module]:
         return [model.get_submodule(name) for name in self._names]

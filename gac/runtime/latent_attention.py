@@ -118,8 +118,7 @@ class Attention:
     @property
     def heads(self) -> int:
         """Of keys and values."""
-        features = self.keys.shape[-1] if self.k_factor is None else self.k_factor.shape[:2].numel()
-        return features // self.size
+        return _features(self.keys, self.k_factor) // self.size
 
     @property
     def queries(self) -> int:
@@ -129,8 +128,7 @@ class Attention:
     @property
     def v_size(self) -> int:
         """Of a head of what comes out."""
-        features = self.values.shape[-1] if self.v_factor is None else self.v_factor.shape[:2].numel()
-        return features // self.heads
+        return _features(self.values, self.v_factor) // self.heads
 
     @property
     def k_rank(self) -> int:
@@ -197,6 +195,11 @@ class Attention:
                 PARTS=_PARTS, FEATURES=max(1, _NUMBERS // wide), num_warps=4,
             )  # fmt: skip
         return out
+
+
+def _features(held: Tensor, factor: Tensor | None) -> int:
+    """Of all heads of a token, as they are attended to."""
+    return held.shape[-1] if factor is None else factor.shape[:2].numel()
 
 
 def widths(rank: int) -> tuple[int, int]:

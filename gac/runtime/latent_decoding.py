@@ -79,8 +79,8 @@ def _unfit(
         return "keys have norms"
     if latents.rotation is not None and angles is None:
         return "keys are rotated in another way than by one angle a place, in halves"
-    if any(options.get(name) is not None for name in _PLAIN):
-        return next(told for name, told in _PLAIN.items() if options.get(name) is not None)
+    if told := next((told for option, told in _PLAIN.items() if options.get(option) is not None), None):
+        return told
     if options.get("dropout"):
         return "there is dropout"
     if mask is not None and mask.shape[1:] != (1, 1, latents.keys.shape[1]):

@@ -1,6 +1,5 @@
 """What a cache of latents holds of all tokens, and by which angles their keys are rotated when they are read."""
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,8 +98,3 @@ class Latents:
     values: Tensor
     length: Tensor | None
     rotation: Rotation | None
-
-
-def rotate_of(attention: Any) -> Any:
-    """The function by which its model rotates queries and keys; None where none does."""
-    return getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)

@@ -21,9 +21,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .contract import CACHES
 from .latent_decoding import decoded
-from .latent_tokens import Latents, Rotation, rotate_of
+from .latent_tokens import Latents, Rotation
 from .modules import BlockLinear
-from .rotary import in_one_launch
+from .rotary import in_one_launch, rotate_of
 from .stored import StoredBlocks
 
 _ATTENTION = "gac_latents"
@@ -235,7 +235,7 @@ def _check_counted(positions: Tensor) -> None:
 
 def _rotates(attention: Any) -> bool:
     own = _ROTATES.get(type(attention).__name__)
-    return rotate_of(attention) is not None and (own is None or own(attention))
+    return rotate_of(type(attention)) is not None and (own is None or own(attention))
 
 
 def _heads(features: Tensor, length: int) -> Tensor:
@@ -250,7 +250,7 @@ def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor]
     if rotation is not None:
         rotated = rotation[0].shape[-1]
         turned, rest = keys[..., :rotated], keys[..., rotated:]
-        _, turned = rotate_of(attention)(turned[:, :0], turned, *rotation)  # of no queries
+        _, turned = rotate_of(type(attention))(turned[:, :0], turned, *rotation)  # of no queries
         keys = torch.cat((turned, rest), dim=-1)
     after: nn.Module | None = getattr(attention, "key_layernorm", None)
     return keys if after is None else after(keys)

@@ -29,7 +29,7 @@ class RotaryAttention(Forward):
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
         options |= {name: in_one_launch(one) for name, one in options.items() if type(one) is StaticCache}
-        now = vars(sys.modules[type(self.module).__module__])[_ROTARY].in_one_launch
+        now = rotate_of(type(self.module)).in_one_launch
         outer, now.rotating = now.rotating, True
         try:
             return self.plain(*args, **options)
@@ -69,23 +69,27 @@ class _Now(local):
     rotating = False
 
 
+def rotate_of(attention: type) -> Any:
+    """The function by which its file rotates queries and keys; None where none does."""
+    return getattr(sys.modules[attention.__module__], _ROTARY, None)
+
+
 def applies_rotary(attention: type) -> bool:
     """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
     code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
-    file: Any = sys.modules[attention.__module__]
-    plain = vars(file).get(_ROTARY)
+    plain = rotate_of(attention)
     if plain is None or code is None or _ROTARY not in code.co_names:
         return False
     if not hasattr(plain, "in_one_launch"):
         if not _is_rotary(plain):
             return False
-        setattr(file, _ROTARY, _in_one_launch(plain))
+        setattr(sys.modules[attention.__module__], _ROTARY, _in_one_launch(plain))
     return True
 
 
 def rotates_plainly(attention: type) -> bool:
     """Whether the function of its file is ``plainly_rotated``."""
-    plain = vars(sys.modules[attention.__module__]).get(_ROTARY)
+    plain = rotate_of(attention)
     return plain is not None and (hasattr(plain, "in_one_launch") or _is_rotary(plain))
 
 

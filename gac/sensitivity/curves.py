@@ -227,6 +227,13 @@ def stream_fits(
         yield layer, _together(_read(run, parts, layer, by_layer[layer]) + by_runs[layer])
 
 
+def stream_kept(
+    run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
+) -> Iterator[tuple[int, Kept]]:
+    """What compressing needs of each layer; arguments as for ``stream_fits``."""
+    return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
+
+
 def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
     """By layer what is not kept, as rank 0 sees it."""
 
