@@ -231,7 +231,8 @@ def _of_shapes(
         model, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer, own.memory_bytes, split
     )
     results = [result for workload, found in lists.items() for result in bench.run(found, workload)]
-    rows = [asdict(one) | {"speedup": one.speedup, "error": one.error} for one in results]
+    found = ("speedup", "error", "memory_error")
+    rows = [asdict(one) | {name: getattr(one, name) for name in found} for one in results]
     document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}
     return Answer(document, lambda: [latency_table(results, planner.problem.params), f"planned with {library}"])
 

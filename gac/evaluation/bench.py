@@ -70,6 +70,7 @@ class Result:
         timed: what was measured.
         dense, dense_fused: of the dense model, in the same rounds.
         rest: of the model without the GEMMs of its targeted weights, likewise.
+        planned_bytes: what the dense model takes, with the plan's weights and cache in place of its own.
         predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None where the table lacks a shape.
     """
 
@@ -79,8 +80,14 @@ class Result:
     dense: Spread
     dense_fused: Spread
     rest: Spread
+    planned_bytes: int
     predicted_ns: float | None = None
     sum_ns: float | None = None
+
+    @property
+    def memory_error(self) -> float:
+        """Of the plan's bytes, over what is measured."""
+        return self.planned_bytes / self.timed.memory_bytes - 1
 
     @property
     def speedup(self) -> float:
@@ -149,7 +156,7 @@ class Bench:
         entries += [Entry("rest", partial(self._hollow, choices)) for choices in less.values()]
         timed = time_in_turns(entries, workload, self.timer)
         rests = [one.latency for one in timed[len(versions) :]]
-        dense = {one.fused is True: each.latency for one, each in zip(self.dense_versions, timed, strict=False)}
+        dense = {one.fused is True: each for one, each in zip(self.dense_versions, timed, strict=False)}
         parts = {part: (shares(less[part])[part], rest) for part, rest in zip(less, rests, strict=True) if part}
         return [self._result(one, of_one, dense, rests[0], parts) for one, of_one in zip(versions, timed, strict=False)]
 
@@ -166,21 +173,28 @@ class Bench:
         self,
         one: Version,
         timed: Timed,
-        dense: Mapping[bool, Spread],
+        dense: Mapping[bool, Timed],
         rest: Spread,
         less: Mapping[str, tuple[float, Spread]],
     ) -> Result:
         """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
-        found = Result(one.params, one.loss, timed, dense[False], dense[True], rest)
         _, own, fused = self.dense_versions
-        own = fused if one.fused is True else own
+        own, beside = fused if one.fused is True else own, dense[one.fused is True]
+        planned = beside.memory_bytes + self._held(one, timed.workload) - self._held(own, timed.workload)
+        found = Result(one.params, one.loss, timed, dense[False].latency, dense[True].latency, rest, planned)
         dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
         if dense_ns is None or ours is None or one.compiled or one.plain or one.gpus != self._gpus:
             return found
         of_dense, of_ours, moved = self._attention(own, one, timed.workload)
-        reference = Reference(dense[one.fused is True], dense_ns - of_dense, rest, less)
+        reference = Reference(beside.latency, dense_ns - of_dense, rest, less)
         predicted = reference.predict(ours - of_ours, shares(one.choices)) + moved
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours - of_dense))
+
+    def _held(self, one: Version, workload: str) -> int:
+        """Bytes of a GPU's part of the targeted weights and, where tokens are decoded, of the KV cache."""
+        asked = Workload.parse(workload)
+        tokens = asked.batch * asked.tokens if asked.phase == "decode" else 0
+        return (one.bytes + one.kv_numbers * tokens * self.model.dtype.itemsize) // self._gpus
 
     def _attention(self, dense: Version, one: Version, workload: str) -> tuple[int, int, int]:
         """What sums of the table hold of attention, of the dense model and of a version; how much latents add to it.

@@ -10,7 +10,7 @@ from gac.allocation.decide import fastest, settled, summed_latency
 from gac.allocation.problem import Problem, allowed, dense_total, total
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
-from gac.costs import BYTES, COSTS, ns_of
+from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError
 from gac.forms import DEFAULT_FORMS, form_named
@@ -67,9 +67,16 @@ class Version:
     @property
     def bytes(self) -> int:
         """Of the targeted weights, in their schemes."""
-        of_weight = COSTS[BYTES]
-        found = (of_weight(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in self.choices)
-        return sum(found)
+        return self._cost(BYTES)
+
+    @property
+    def kv_numbers(self) -> int:
+        """Of a token, in the KV cache."""
+        return self._cost(KV_NUMBERS)
+
+    def _cost(self, name: str) -> int:
+        of = COSTS[name]
+        return sum(of(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in self.choices)
 
 
 @dataclass(frozen=True, eq=False)

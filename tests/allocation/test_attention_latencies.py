@@ -1,9 +1,11 @@
 """Attention in plans by latency, from tables that are made up: what counts of it, and where it is not known."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from gac.allocation.attention_latencies import knows, of_attention
 from gac.allocation.decide import settled
@@ -120,12 +122,20 @@ def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
         Version(name, tuple(choices), True, 0.0, {DECODE: table_ns})
         for name, choices, table_ns in (("dense", whole, gemms + all_of_it), ("ours", latents, fewer + changed))
     ]
-    dense, rest, model = Spread(5e7, 0.0, 9), Spread(3e7, 0.0, 9), cast(Any, None)
-    bench = Bench(model, SITES, TIMING, (versions[0],) * 3, model)
-    found = [
-        bench._result(one, Timed(one.name, DECODE, dense, 1.0, None), {True: dense, False: dense}, rest, {})
-        for one in versions
-    ]
+    dense, rest = Timed("dense", DECODE, Spread(5e7, 0.0, 9), 1.0, 10**9), Spread(3e7, 0.0, 9)
+    bench = Bench(cast(Any, SimpleNamespace(dtype=torch.bfloat16)), SITES, TIMING, (versions[0],) * 3, cast(Any, None))
+    found = [bench._result(one, dense, {True: dense, False: dense}, rest, {}) for one in versions]
     assert found[0].predicted_ns == found[0].sum_ns == 5e7
     assert found[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
     assert found[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it
+    weights, cached = (sum(of(latents)) - sum(of(whole)) for of in (_params, _cached))
+    assert found[0].planned_bytes == 10**9
+    assert found[1].planned_bytes == 10**9 + 2 * (weights + cached * 32768)
+
+
+def _params(choices: list[WeightChoice]) -> list[int]:
+    return [form_named(one.form).params(one.weight, one.dim) for one in choices]
+
+
+def _cached(choices: list[WeightChoice]) -> list[int]:
+    return [form_named(one.form).cached(one.weight, one.dim) for one in choices if one.weight.cached]
