@@ -173,15 +173,15 @@ class Timing:
                 size = np.array([operation.axes[_OUT]])
                 latency[:, column], how[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
             if made:
-                read = sizes[:, column] if axis == _IN else np.full(len(sizes), operation.axes[_IN])
-                latency[:, column] = self._rounded_before(latency[:, column], workload.rows, read, scheme)
+                latency[:, column] = self._rounded_before(latency[:, column], operation, scheme)
         return latency, how
 
-    def _rounded_before(self, latency: Ints, rows: int, read: Ints, scheme: Scheme) -> Ints:
-        """The latencies of GEMMs that read so many features, without the rounding of these where the table has it."""
+    def _rounded_before(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:
+        """The latencies of GEMMs with the inputs of one, without their rounding where the table has it."""
         assert self.profile is not None
         if (numbers := rounded_to(scheme)) is None:
             return latency
+        rows, read = operation.axes["m"], np.array([operation.axes[_IN]])
         rounding, _ = self.profile.latency(round_inputs(numbers, rows, 1).operator, {"m": rows}, _IN, read, DTYPE)
         both = (latency > 0) & (rounding != UNKNOWN)
         return np.where(both, np.maximum(latency - rounding, 1), latency)

@@ -32,19 +32,16 @@ class Made:
     """What makes the input of some weights, by names.
 
     Attributes:
-        by: a norm; or the activation of a gated MLP.
+        by: a norm.
         readers: the weights, which alone read it.
-        of: those that write gate and up, which the activation and a product make one; none of a norm.
     """
 
     by: str
     readers: tuple[str, ...]
-    of: tuple[str, ...] = ()
 
     def within(self, prefix: str) -> "Made":
         """With this before all names."""
-        readers, of = (tuple(prefix + name for name in names) for names in (self.readers, self.of))
-        return Made(prefix + self.by, readers, of)
+        return Made(prefix + self.by, tuple(prefix + name for name in self.readers))
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,6 @@ class Family:
         output: the weight that reads what attention mixed.
         up: the weights that write the MLP's neurons: gate and up, or the only one.
         down: the weight that reads them.
-        activation: the MLP's; ``down`` reads what it makes of the gate, times up, where there are both.
         blocks: how many vectors of neurons each of ``up`` writes, one after the other: 2 where it is gate above up.
         neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
         norms: the norms that what ``output`` and ``down`` write passes before it is added to the residual stream.
@@ -77,7 +73,6 @@ class Family:
     output: str = "self_attn.o_proj"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
-    activation: str = "mlp.act_fn"
     blocks: int = 1
     neurons: str = "intermediate_size"
     norms: tuple[str, str] | None = None
@@ -136,8 +131,7 @@ class Family:
     def _made(self, config: Any) -> list[Made]:
         """That of one layer."""
         norms = ("", "") if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS else self.before
-        found = [Made(norm, readers) for norm, readers in zip(norms, (self.qkv, self.up), strict=True) if norm]
-        return found + ([Made(self.activation, (self.down,), self.up)] if len(self.up) * self.blocks == 2 else [])
+        return [Made(norm, readers) for norm, readers in zip(norms, (self.qkv, self.up), strict=True) if norm]
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         """The weights of one attention or MLP, of which the last one writes; marked where all of it can be skipped."""
@@ -283,15 +277,14 @@ _ALL = (
         before=("self_attn_layer_norm", ""),
         pre_norm="do_layer_norm_before",
     ),
-    Family(("glm",), up=("mlp.gate_up_proj",), blocks=2, activation="mlp.activation_fn"),
+    Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
     Family(
         ("glm4",),
         up=("mlp.gate_up_proj",),
         blocks=2,
-        activation="mlp.activation_fn",
         norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
-    Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2, activation="mlp.activation_fn"),
+    Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
     Family(
         ("gpt2",),
         layers="transformer.h",

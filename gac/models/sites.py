@@ -37,7 +37,7 @@ class Weight:
         groups: how many groups of heads that side consists of, one after the other, each a key-value head with its
             query heads, where ``heads`` may drop some; 0 elsewhere.
         asked: how many query heads attend to what the cache keeps of its output (k_proj, v_proj); 0 elsewhere.
-        made: whether a norm or the product of a gated MLP makes its input, and can round it, see ``Family.made``.
+        made: whether a norm makes its input, and can round it, see ``Family.made``.
     """
 
     name: str

@@ -96,22 +96,15 @@ def rounded_inputs(model: Any) -> list[dict[str, Any]]:
     for one in described if isinstance(described, list | tuple) else [described]:
         if (
             not isinstance(one, dict)
-            or set(one) != {"by", "readers", "of"}
-            or not _are_lists(one["readers"], one["of"])
+            or not {"by", "readers"} <= set(one)
+            or not isinstance(one["readers"], list | tuple)
         ):
-            raise _wrong(f"{ROUNDED} has {one!r}", "objects with by, and with readers and of, which are lists")
-        by = own_name(model, str(one["by"]))
-        readers, of = ([own_name(model, str(name)) for name in one[key]] for key in ("readers", "of"))
-        linear = all(hasattr(modules.get(name), "in_features") for name in (*readers, *of))
-        beside = not of or {name.rpartition(".")[0] for name in (*readers, *of)} == {by.rpartition(".")[0]}
-        if by not in modules or not readers or not linear or not beside:
-            raise _wrong(f"{ROUNDED} has {one!r}", "names of a norm, or of an MLP's activation, and of linear weights")
-        found.append({"by": by, "readers": readers, "of": of})
+            raise _wrong(f"{ROUNDED} has {one!r}", "objects with by, and with readers, which is a list")
+        by, readers = own_name(model, str(one["by"])), [own_name(model, str(name)) for name in one["readers"]]
+        if by not in modules or not readers or not all(hasattr(modules.get(name), "in_features") for name in readers):
+            raise _wrong(f"{ROUNDED} has {one!r}", "names of a norm and of linear weights")
+        found.append({"by": by, "readers": readers})
     return found
-
-
-def _are_lists(*values: Any) -> bool:
-    return all(isinstance(value, list | tuple) for value in values)
 
 
 def skipped_blocks(model: Any) -> list[dict[str, Any]]:

@@ -74,18 +74,10 @@ class Product(Forward):
         seen = self.module.get_submodule(self._by)
         if self.module.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
             y: Tensor = self.plain(x)
-            return y
-        return self.read(gated(*self.written(x), self._kind))
-
-    def written(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and up."""
-        parts = [getattr(self.module, name)(x) for name in self._up]
-        gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
-        return gate, up
-
-    def read(self, product: Tensor) -> Tensor:
-        """What the weight behind the product makes of it."""
-        y: Tensor = getattr(self.module, self._down)(product)
+        else:
+            parts = [getattr(self.module, name)(x) for name in self._up]
+            gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
+            y = getattr(self.module, self._down)(gated(gate, up, self._kind))
         return y
 
 

@@ -1,4 +1,4 @@
-"""Inputs of 8 bits that are rounded where they are made: in an RMSNorm, or in the product of a gated MLP.
+"""Inputs of 8 bits that are rounded where they are made, in an RMSNorm.
 
 A norm is read by several weights, and each would round its output again. So the norm rounds it, in the same kernel,
 and remembers which tensor that was; weights that are called with this very tensor take the rounded one. The tensor
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .one_launch import Norm, Product, activation_of, norm_of
-from .rounded_rows import Rounded, gated, normed
+from .one_launch import Norm, norm_of
+from .rounded_rows import Rounded, normed
 from .shared_gemm import first_of
 from .stored import StoredLinear
 
@@ -40,12 +40,11 @@ class HandedOver:
         for one in readers:
             one.before = self
 
-    def can(self, x: Tensor, weight: Tensor | None = None) -> bool:
+    def can(self, x: Tensor, weight: Tensor) -> bool:
         """Whether all readers have kernels for what is made of x with such a weight, without gradients and hooks."""
-        beside = weight is None or (weight.dtype, weight.device) == (x.dtype, x.device)
         return (
             not torch.is_grad_enabled()
-            and beside
+            and (weight.dtype, weight.device) == (x.dtype, x.device)
             and x.numel() > 0
             and not any(one._forward_hooks or one._forward_pre_hooks for one in self._seen)
             and all(one.storage.without_kernel(x.device, x.dtype, *one.matrix) is None for one in self._readers)
@@ -83,45 +82,21 @@ class RoundedNorm(Norm):
         return given.give(*normed(hidden_states, weight, self._eps, self._kind, given.number, given.whole))
 
 
-class RoundedProduct(Product):
-    """A gated MLP that hands act(gate) * up over rounded."""
-
-    def __init__(self, given: HandedOver, mlp: nn.Module, kind: str, by: str, up: Sequence[str], down: str) -> None:
-        super().__init__(mlp, kind, by, up, down)
-        self.given = given
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.module.training or not self.given.can(x):
-            return super().__call__(x)
-        return self.read(self.given.give(*gated(*self.written(x), self._kind, self.given.number)))
-
-
 def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> None:
-    """Let modules round what they make for the weights that read it; the model is changed in place.
+    """Let norms round what they make for the weights that read it; the model is changed in place.
 
-    What is offloaded stays as it is, and so do norms and activations that have no kernel.
+    What is offloaded stays as it is, and so do norms that have no kernel.
 
     Args:
-        described: of each norm its name (``by``) and those of all weights that read its output (``readers``); of an MLP
-            the name of its activation (``by``), of the weights that write what is multiplied (``of``), and of the one
-            that reads the product.
+        described: of each norm its name (``by``) and those of all weights that read its output (``readers``).
     """
     for one in described:
-        module, of = model.get_submodule(one["by"]), one["of"]
-        readers = [model.get_submodule(name) for name in one["readers"]]
-        tensors = (tensor for part in (module, *readers) for tensor in (*part.parameters(), *part.buffers()))
-        kind = None if any(tensor.is_meta for tensor in tensors) else (activation_of if of else norm_of)(module)
-        given = None if kind is None else _handed_over(readers, module)
-        if kind is None or given is None:
-            continue
-        if of:
-            mlp = model.get_submodule(one["by"].rpartition(".")[0])
-            (by,), up, (down,) = (
-                [name.rpartition(".")[2] for name in names] for names in ([one["by"]], of, one["readers"])
-            )
-            mlp.forward = RoundedProduct(given, mlp, kind, by, up, down)
-        else:
-            module.forward = RoundedNorm(given, module, kind)
+        norm, readers = model.get_submodule(one["by"]), [model.get_submodule(name) for name in one["readers"]]
+        tensors = (tensor for part in (norm, *readers) for tensor in (*part.parameters(), *part.buffers()))
+        kind = None if any(tensor.is_meta for tensor in tensors) else norm_of(norm)
+        given = None if kind is None else _handed_over(readers, norm)
+        if kind is not None and given is not None:
+            norm.forward = RoundedNorm(given, norm, kind)
 
 
 def _handed_over(weights: Sequence[nn.Module], by: nn.Module) -> HandedOver | None:

@@ -1,7 +1,7 @@
-"""Rows of 8 bits, as GEMMs of 8 bits read them: rounded on a GPU as they are, or by the kernel that makes them.
+"""Rows of 8 bits, as GEMMs of 8 bits read them: rounded on a GPU as they are, or by the norm that makes them.
 
-The kernels find what ``gac.runtime.rounded_inputs`` finds of a norm's output, or of the product in a gated MLP, and
-that is what PyTorch finds, up to the order of a norm's sums. Triton is imported when a kernel first runs.
+The kernels find what ``gac.runtime.rounded_inputs`` finds, of a norm up to the order of its sums. Triton is imported
+when a kernel first runs.
 """
 
 from typing import NamedTuple
@@ -52,12 +52,6 @@ def normed(
     return (out if whole else out.expand(x.shape)), Rounded(*found)
 
 
-def gated(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tuple[Tensor, Rounded]:
-    """Likewise one of ``rows.ACTIVATIONS`` of the gate, times up, in 8 bits alone: only a stored weight reads it."""
-    out, *found = torch.ops.gac.gated_rows(gate, up, kind, number)
-    return out.expand(up.shape), Rounded(*found)
-
-
 def _normed_rows(
     x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,19 +63,6 @@ def _normed_rows(
         norm_rows[(len(given),)](
             given, weight, out, *found, given.stride(0), size, eps,
             ADDED=kind == "gemma", WHOLE=whole, **_options(size, number),
-        )  # fmt: skip
-    return out, *found
-
-
-def _gated_rows(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from .rounding_kernels import gated_rows
-
-    given, other, size = by_row(gate), by_row(up), gate.shape[-1]
-    out, found = _whole(gate, False), _empty(given, number)
-    with launching_on(gate):
-        gated_rows[(len(given),)](
-            given, other, out, *found, given.stride(0), other.stride(0), size,
-            TANH=kind == "gelu_tanh", **_options(size, number),
         )  # fmt: skip
     return out, *found
 
@@ -109,10 +90,4 @@ make_operator(
     "(Tensor x, Tensor weight, float eps, str kind, ScalarType number, bool whole) -> (Tensor, Tensor, Tensor, Tensor)",
     _normed_rows,
     lambda x, _weight, _eps, _kind, number, whole: (_whole(x, whole), *_empty(x, number)),
-)
-make_operator(
-    "gated_rows",
-    "(Tensor gate, Tensor up, str kind, ScalarType number) -> (Tensor, Tensor, Tensor, Tensor)",
-    _gated_rows,
-    lambda gate, _up, _kind, number: (_whole(gate, False), *_empty(gate, number)),
 )

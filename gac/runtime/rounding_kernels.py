@@ -1,10 +1,10 @@
-"""Triton kernels that round rows to 8 bits: as they are, or as a norm or a gated activation makes them."""
+"""Triton kernels that round rows to 8 bits: as they are, or as a norm makes them."""
 
 try:
     import triton
     import triton.language as tl
 
-    from .row_kernels import gated_values, normed_values
+    from .row_kernels import normed_values
     from .tile_kernels import clear
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
@@ -59,24 +59,5 @@ def norm_rows(  # type: ignore[no-untyped-def]
     if WHOLE:
         tl.store(whole + row * size + at, value, mask=at < size)
     elif row == 0:
-        tl.store(whole, float("nan"))
-    _round_row(value.to(tl.float32), row, at, size, numbers, scale, counters, MOST, COUNTERS)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def gated_rows(  # type: ignore[no-untyped-def]
-    gate, up, whole, numbers, scale, counters, of_gate, of_up, size,
-    MOST: tl.constexpr, TANH: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr,
-):  # fmt: skip
-    """A program takes a row of gates through SiLU, or GELU by tanh, and multiplies it with a row of ups.
-
-    Of the product in 16 bits one number is written, which is none.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    value = tl.load(gate + row * of_gate + at, mask=at < size, other=0.0).to(tl.float32)
-    other = tl.load(up + row * of_up + at, mask=at < size, other=0.0).to(tl.float32)
-    value = gated_values(value, other, TANH, gate.dtype.element_ty)
-    if row == 0:
         tl.store(whole, float("nan"))
     _round_row(value.to(tl.float32), row, at, size, numbers, scale, counters, MOST, COUNTERS)

@@ -97,30 +97,28 @@ def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it()
     assert of_fused[0].tolist() == [[np.ceil(by_bytes(Point(linear(rows, 576, 960), "w4a16"))) for rows in (1024, 1)]]
 
 
-@pytest.mark.parametrize("narrowed", [False, True])
-def test_what_is_rounded_where_it_is_made_is_not_rounded_again(narrowed: bool) -> None:
-    """By the norm before the weight, or with a narrower MLP's product; what else reads 16 bits rounds them."""
+@pytest.mark.parametrize(("name", "dims"), [("dense", [576]), ("low_rank", [64, 128])])
+def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: list[int]) -> None:
+    """By the norm before the weight; what else reads 16 bits rounds them, as behind a gated MLP."""
     profile = table(model_points("smollm2", schemes=("fp8", "w4a16")))
-    timing, form = Timing(profile, WORKLOADS), form_named("narrow") if narrowed else DENSE
-    name = "down_proj" if narrowed else "q_proj"
-    weight = next(one.weights[-1 if narrowed else 0] for one in sites_of("smollm2") if one.kind in (name, "mlp"))
+    timing, form, at = Timing(profile, WORKLOADS), form_named(name), np.array(dims)
+    weight, down = (
+        next(one.weights[-1] for one in sites_of("smollm2") if one.kind == kind) for kind in ("q_proj", "mlp")
+    )
     assert weight.made
-    apart, dims = replace(weight, made=False), np.array([512, 1024]) if narrowed else np.array([576])
-    read = dims if narrowed else np.array([weight.in_features])
-    rounding = [
-        [int(np.ceil(by_bytes(Point(round_inputs("fp8", one.rows, int(k)), "bf16")))) for one in WORKLOADS]
-        for k in read
-    ]
-    saved = timing.of_weight(form, apart, dims, FP8)[0] - timing.of_weight(form, weight, dims, FP8)[0]
-    assert saved.tolist() == rounding
+    assert not down.made
+    apart = replace(weight, made=False)
+    rounding = [int(np.ceil(by_bytes(Point(round_inputs("fp8", one.rows, 576), "bf16")))) for one in WORKLOADS]
+    saved = timing.of_weight(form, apart, at, FP8)[0] - timing.of_weight(form, weight, at, FP8)[0]
+    assert saved.tolist() == [rounding] * len(dims)
     for scheme in (W4A16, scheme_named("bf16")):
-        same = (timing.of_weight(form, one, dims, scheme)[0].tolist() for one in (apart, weight))
+        same = (timing.of_weight(form, one, at, scheme)[0].tolist() for one in (apart, weight))
         assert next(same) == next(same)
     other = Timing(
         table([one for one in model_points("smollm2", schemes=("fp8",)) if "round" not in one.operation.operator]),
         WORKLOADS,
     )
-    assert (other.of_weight(form, weight, dims, FP8)[0] == other.of_weight(form, apart, dims, FP8)[0]).all()
+    assert (other.of_weight(form, weight, at, FP8)[0] == other.of_weight(form, apart, at, FP8)[0]).all()
 
 
 def test_a_shared_gemm_reads_what_was_rounded_once() -> None:

@@ -37,7 +37,7 @@ class Attention(nn.Module):
     """A norm, and the weights that read it."""
 
     shared = ("q_proj", "k_proj", "v_proj")
-    made = ({"by": "norm", "readers": shared, "of": ()},)
+    made = ({"by": "norm", "readers": shared},)
 
     def __init__(self, part: int) -> None:
         super().__init__()
@@ -54,10 +54,7 @@ class MLP(nn.Module):
     """A norm and an MLP."""
 
     shared = ("mlp.gate_proj", "mlp.up_proj")
-    made = (
-        {"by": "norm", "readers": shared, "of": ()},
-        {"by": "mlp.act_fn", "readers": ("mlp.down_proj",), "of": shared},
-    )
+    made = ({"by": "norm", "readers": shared},)
 
     def __init__(self, part: int) -> None:
         super().__init__()

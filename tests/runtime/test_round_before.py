@@ -1,4 +1,4 @@
-"""Norms and MLPs that round what they make for the weights that read it: outputs stay the same, bit for bit."""
+"""Norms that round what they make for the weights that read it: outputs stay the same, bit for bit."""
 
 import copy
 import json
@@ -24,8 +24,8 @@ from gac.plan import Plan
 from gac.runtime import eight_bits_gemm, rounded_rows
 from gac.runtime.eight_bits import FLOAT8, Floats8
 from gac.runtime.packed import PackedIntegers
-from gac.runtime.round_before import HandedOver, RoundedNorm, RoundedProduct, round_before
-from gac.runtime.rows import ACTIVATIONS, NORMS
+from gac.runtime.round_before import HandedOver, RoundedNorm, round_before
+from gac.runtime.rows import NORMS
 from gac.runtime.stored import StoredLinear, stored_modules
 from gac.runtime.tiles import COUNTERS
 from tests.compression.applying import IDS, logits
@@ -35,10 +35,11 @@ from tests.runtime.interpreted import DEVICE, operators, small_gpu
 
 MakePlan = Callable[..., Plan]
 Chosen = dict[str, tuple[str, int, str]]
-NORMS_ALONE, PRODUCT_ALONE = ("apertus", "arcee"), ("cohere", "cohere2", "exaone4", "olmo2", "olmo3", "stablelm")
-NEITHER = ("gpt2", "gpt_neox", "nemotron", "opt", "phi", "starcoder2")
-HANDED_OVER = dict.fromkeys(NORMS_ALONE, 2) | dict.fromkeys(PRODUCT_ALONE, 1) | dict.fromkeys(NEITHER, 0)
-"""In each layer; in all other architectures by both norms and in the MLP."""
+OTHERS = (
+    "cohere", "cohere2", "exaone4", "gpt2", "gpt_neox", "nemotron", "olmo2", "olmo3", "opt", "phi", "stablelm",
+    "starcoder2",
+)  # fmt: skip
+"""Whose weights read no RMSNorm; in all other architectures both of a layer hand over."""
 
 
 class Hopper:
@@ -57,10 +58,6 @@ def norm_plainly(x: Tensor, weight: Tensor, eps: float, kind: str, number: torch
     return y if whole else y.new_full((1,), torch.nan), *round_plainly(y, number)
 
 
-def gate_plainly(gate: Tensor, up: Tensor, kind: str, number: torch.dtype) -> Any:
-    return gate.new_full((1,), torch.nan), *round_plainly(ACTIVATIONS[kind](gate) * up, number)
-
-
 def multiply_rounded(
     numbers: Tensor, own: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
@@ -74,13 +71,11 @@ def multiply_plainly(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 PLAIN = {
     "normed_rows": norm_plainly,
-    "gated_rows": gate_plainly,
     "eight_bits_linear": multiply_plainly,
     "eight_bits_linear_of": multiply_rounded,
 }
 TRITON = {
     "normed_rows": rounded_rows._normed_rows,
-    "gated_rows": rounded_rows._gated_rows,
     "eight_bits_linear": eight_bits_gemm._linear,
     "eight_bits_linear_of": eight_bits_gemm._linear_of,
 }
@@ -159,7 +154,7 @@ def test_outputs_are_the_same_in_every_architecture(
     model, chosen = dense(model_type)
     model = stored(model, make_plan, chosen)
     found = logits(model)
-    assert len(given) == 2 * HANDED_OVER.get(model_type, 3)
+    assert len(given) == (0 if model_type in OTHERS else 4)
     assert all(one.isnan().all() for one in given)  # nobody reads 16 bits
     assert torch.equal(found, unchanged(model, monkeypatch))
     assert forgotten(model)
@@ -170,11 +165,11 @@ def test_outputs_are_the_same_in_every_architecture(
 @pytest.mark.parametrize(
     ("schemes", "handed"),
     [
-        ({}, 6),
-        ({"v_proj": "bf16"}, 6),
-        ({"q_proj": "w4a16", "up_proj": "w8a16"}, 6),
-        ({"q_proj": "w8a8"}, 4),  # of two kinds of numbers
-        ({"down_proj": "w4a16", "gate_proj": "bf16", "up_proj": "bf16"}, 2),
+        ({}, 4),
+        ({"v_proj": "bf16"}, 4),
+        ({"q_proj": "w4a16", "up_proj": "w8a16"}, 4),
+        ({"q_proj": "w8a8"}, 2),  # of two kinds of numbers
+        ({"gate_proj": "bf16", "up_proj": "bf16"}, 2),
     ],
 )
 def test_other_readers_find_16_bits(
@@ -198,7 +193,7 @@ def test_other_forms_read_what_was_rounded(
             chosen[weight.name] = (*form, "fp8" if form[1] else "bf16")
     model = stored(model, make_plan, chosen)
     found = logits(model)
-    assert len(given) == (3 if form[0] == "skip" else 6)
+    assert len(given) == (2 if form[0] == "skip" else 4)
     assert torch.equal(found, unchanged(model, monkeypatch))
 
 
@@ -218,14 +213,14 @@ def test_gradients_training_hooks_and_copies(make_plan: MakePlan, given: list[Te
         q_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0])),
     ]
     found = logits(model)
-    assert len(given) == 4
+    assert len(given) == 2
     assert all(one.isfinite().all() for one in seen)
     for hook in hooks:
         hook.remove()
     other = copy.deepcopy(model)
     nn.init.zeros_(model.model.layers[0].mlp.down_proj.weight_scale)
     assert torch.equal(logits(other), found)
-    assert len(given) == 10
+    assert len(given) == 6
     assert not torch.equal(logits(model), found)
 
 
@@ -234,7 +229,7 @@ def test_generation_with_a_cache_equals_generation_without(make_plan: MakePlan, 
     model = llama(make_plan)
     options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
     assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
-    assert len(given) == 2 * 5 * 6
+    assert len(given) == 2 * 5 * 4
 
 
 @pytest.mark.usefixtures("running")
@@ -254,7 +249,7 @@ def test_compiled_it_is_one_graph(make_plan: MakePlan) -> None:
             assert torch.equal(compiled(IDS, use_cache=False).logits, expected)
     assert len(graphs) == 1
     called = [str(node.target) for node in graphs[0].graph.nodes]
-    assert [called.count(f"gac.{name}") for name in ("normed_rows", "gated_rows")] == [4, 2]
+    assert called.count("gac.normed_rows") == 4
     assert forgotten(model)
     torch._dynamo.reset()
 
@@ -266,7 +261,7 @@ def test_a_model_runs_in_the_kernels(make_plan: MakePlan, given: list[Tensor], m
     model = stored(model.half(), make_plan, chosen)
     with operators(**TRITON):
         found = logits(model)
-        assert len(given) == 3
+        assert len(given) == 2
         expected = unchanged(model, monkeypatch)
     assert float((found - expected).norm() / expected.norm()) < 5e-3
 
@@ -282,7 +277,7 @@ def test_a_gpu_does_the_same_captured_and_compiled(
     ids = torch.arange(rows, device="cuda")[None]
     with torch.no_grad():
         found = model(ids, use_cache=False).logits.float()
-        assert len(given) == 6
+        assert len(given) == 4
         with monkeypatch.context() as patch:
             patch.setattr(HandedOver, "can", lambda *_: False)
             expected = model(ids, use_cache=False).logits.float()
@@ -313,7 +308,7 @@ def test_a_saved_model_does_the_same(make_plan: MakePlan, given: list[Tensor], t
     loaded: Any = gac.load(tmp_path / "saved")
     given.clear()
     assert torch.equal(logits(loaded), expected)
-    assert len(given) == 6
+    assert len(given) == 4
     assert set(loaded.state_dict()) == set(model.state_dict())
 
 
@@ -323,10 +318,10 @@ def test_whole_models_that_are_timed_do_it_too(given: list[Tensor]) -> None:
     choices = [replace(one, scheme="fp8") for one in without(family_of(model.config).sites(model.config))]
     found = variant(model, choices)
     assert logits(found).isfinite().all()
-    assert len(given) == 6
+    assert len(given) == 4
     assert len(choices) == len(chosen)
     logits(model)  # from which it was made
-    assert len(given) == 6
+    assert len(given) == 4
 
 
 @pytest.mark.parametrize(
@@ -341,7 +336,7 @@ def test_whole_models_that_are_timed_do_it_too(given: list[Tensor]) -> None:
 def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, handed: bool) -> None:
     weight = StoredLinear(Floats8(), nn.Linear(64, 32))
     block = nn.ModuleDict({"norm": norm, "weight": weight}).to(device)
-    round_before(block, [{"by": "norm", "readers": ["weight"], "of": []}])
+    round_before(block, [{"by": "norm", "readers": ["weight"]}])
     assert ("forward" in vars(norm)) is handed
     assert (weight.before is not None) is handed
 
@@ -349,23 +344,16 @@ def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, h
 def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None:
     model = llama(make_plan, {one.rpartition(".")[2]: "w4a16" for one in dense("llama")[1]})
     assert "rounded" not in model.config.gac
-    assert not [one for one in model.modules() if isinstance(vars(one).get("forward"), RoundedNorm | RoundedProduct)]
+    assert not [one for one in model.modules() if isinstance(vars(one).get("forward"), RoundedNorm)]
     assert not readers_of(model)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (7, "rounded has 7; expected objects with by, and with readers and of, which are lists."),
+        (7, "rounded has 7; expected objects with by, and with readers, which is a list."),
         ([{"by": "model.norm"}], "rounded has {'by': 'model.norm'}; expected objects with by"),
-        (
-            [{"by": "model.norm", "readers": ["model.norm"], "of": []}],
-            "expected names of a norm, or of an MLP's activation, and of linear weights.",
-        ),
-        (
-            [{"by": "model.norm", "readers": ["lm_head"], "of": ["model.layers.0.mlp.up_proj"]}],
-            "expected names of a norm, or of an MLP's activation, and of linear weights.",
-        ),
+        ([{"by": "model.norm", "readers": ["model.norm"]}], "expected names of a norm and of linear weights."),
     ],
 )
 def test_a_damaged_description_is_refused(change: Any, message: str, make_plan: MakePlan, tmp_path: Path) -> None:
@@ -384,7 +372,7 @@ def test_a_checkpoint_of_before_runs_as_before(make_plan: MakePlan, given: list[
     expected = logits(model)
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert len(config["gac"].pop("rounded")) == 6
+    assert len(config["gac"].pop("rounded")) == 4
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = type(model).from_pretrained(tmp_path)
     given.clear()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers.activations import ACT2FN
 
 from gac.runtime import rows
 from gac.runtime.rows import ACTIVATIONS, NORMS, gated, normed, plainly_rotated, rotated, write_to_cache
@@ -51,6 +52,19 @@ def test_a_product(shape: tuple[int, ...], kind: str) -> None:
     assert out.is_contiguous()
     assert float((out != expected).float().mean()) < 3e-2  # exponentials differ in the last bit
     assert torch.all((out - expected).abs() <= 2**-9 * expected.abs() + 2**-20)  # PyTorch subtracts near zero
+
+
+def test_gates_far_from_zero_are_finite() -> None:
+    gate = torch.tensor([[-6e4, -90.0, -20.0, 0.0, 20.0, 90.0, 6e4, 1.0] * 2]).half().to(DEVICE)
+    for kind, activation in ACTIVATIONS.items():
+        with operators(**running):
+            assert torch.allclose(gated(gate, torch.ones_like(gate), kind), activation(gate), atol=2**-20), kind
+
+
+def test_the_activations_are_those_of_transformers() -> None:
+    x = torch.linspace(-9, 9, 64)
+    for name, kind in (("silu", "silu"), ("gelu_pytorch_tanh", "gelu_tanh")):
+        assert torch.equal(ACT2FN[name](x), ACTIVATIONS[kind](x))
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (9, 3), (5, 1)])

@@ -197,9 +197,8 @@ def _attentions(
 
 
 def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:
-    """The rounding of inputs that what makes them can do instead, so that it counts no more."""
-    made = {(weight.in_features, weight.neurons == "in") for site in sites for weight in site.weights if weight.made}
-    sizes = {dim for size, narrowed in made for dim in (size, *(few_dims(size) if narrowed else ()))}
+    """The rounding of inputs that the norm before can do instead, so that it counts no more."""
+    sizes = {weight.in_features for site in sites for weight in site.weights if weight.made}
     yield from (round_inputs(numbers, count, size) for count in rows for size in sorted(sizes))
 
 
