@@ -335,6 +335,13 @@ def unpacked(weight: Weight, rows: int) -> Made:
     return Made(tensors_of(packed), run)
 
 
+def reading(weight: Weight, rows: int) -> Made:
+    """What no kernel can be faster than."""
+    from tests.benchmarks.kernels.reading import read
+
+    return Made((weight.held["weight_packed"],), lambda inputs, own: read(inputs[0], own[0]))
+
+
 def takes_few(k: int, group: int) -> bool:
     """Whether GAC's few-bit kernels take the columns."""
     return not k % 32 and (group >= k or (group >= 64 and not group & group - 1))
@@ -348,6 +355,7 @@ def _candidates() -> list[Candidate]:
     eight = tuple(EIGHT_BITS)
     found = [
         Candidate("F.linear", "torch", ("bf16",), linear),
+        Candidate("words read, no more", "gac", FEW_BITS, reading, lambda m, k, n, group: m == 1, whole=False),
         Candidate("one-row kernel", "gac", ("bf16",), one_row, lambda m, k, n, group: m == 1),
         Candidate("as models run", "gac", (*FEW_BITS, *eight), partial(of_models, plain=False)),
         Candidate("unpacked in PyTorch", "torch", (*FEW_BITS, *eight), partial(of_models, plain=True)),
