@@ -184,7 +184,8 @@ class Attention:
                 self.query, self.keys, self.values, self.k_scales, self.v_scales, self.k_factor, self.k_bias, mask,
                 self.frequencies, self.turns, last, self.length, sums, peaks, totals, self.keys.shape[1], self.scale,
                 *self.query.stride()[:2], *_units(self.keys), *_units(self.values),
-                *_strides(self.k_scales), *_strides(self.v_scales), *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
+                *_strides(self.k_scales), *_strides(self.v_scales),
+                *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 QUERIES=self.queries, ROWS=rows_of(self.queries),
                 ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
                 TOKENS=how.tokens, STAGES=how.stages, num_warps=how.warps,
@@ -301,7 +302,8 @@ def _like(*given: Any) -> Tensor:
 make_operator(
     "latent_attention",
     "(Tensor query, Tensor keys, Tensor values, Tensor? k_scales, Tensor? v_scales, Tensor? k_factor, Tensor? k_bias, "
-    "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? last, Tensor? length, float scale) -> Tensor",
+    "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? last, "
+    "Tensor? length, float scale) -> Tensor",
     _run,
     _like,
 )

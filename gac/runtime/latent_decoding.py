@@ -97,8 +97,8 @@ def _unfit(
     k_rank = 0 if key is None else key.weight.shape[2]
     v_rank = getattr(attention.v_proj, "length", attention.head_dim) if value is None else value.weight.shape[2]
     heads = attention.k_proj.out_features // attention.head_dim
-    bits = tuple(None if second is None else second.bits for second in seconds)
-    return unfit(query, heads, k_rank, v_rank, bits)
+    k_bits, v_bits = (None if second is None else second.bits for second in seconds)
+    return unfit(query, heads, k_rank, v_rank, (k_bits, v_bits))
 
 
 def norm_of(attention: Any) -> Any:

@@ -6,8 +6,8 @@ to where the tile begins. So its angles are the same for every tile, and no tabl
 stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the second factor.
 
 Features are taken in pairs, which are turned together: a first one and a second one, each in a tensor of its own. A
-rank lies in a part of a power of two, FIRST, or in two, FIRST and REST; zeros fill them up. Latents of few bits are read
-as bytes and multiplied by the scale of their token before they are used. Of 4 bits FIRST is what lies in the lower
+rank lies in a part of a power of two, FIRST, or in two, FIRST and REST; zeros fill them up. Latents of few bits are
+read as bytes and multiplied by the scale of their token before they are used. Of 4 bits FIRST is what lies in the lower
 halves of a group's bytes, and REST what lies in the upper ones.
 """
 
@@ -59,6 +59,15 @@ def _tile(rows, there, START: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constex
     if START + WIDE > RANK:
         there = there & (at < RANK)[None, :]
     return tl.load(rows[:, None] + at[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _by_token(scales, start, at):  # type: ignore[no-untyped-def]
+    """Pointers to the scales of some tokens; numbers that nobody reads where there are no scales."""
+    if scales is None:
+        return at
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return scales + start + at
 
 
 @triton.jit
@@ -219,9 +228,8 @@ def attend(  # type: ignore[no-untyped-def]
 
     narrow = query.dtype.element_ty
     factors = _factors(factor, head * SIZE, first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS)
-    k_group, v_group = head // K_SHARED, head // V_SHARED
-    by_key = keys + text * (k_batch * K_UNIT) + k_group * (K_RANK // 2 if K_BITS == 4 else K_RANK)
-    by_value = values + text * (v_batch * V_UNIT) + v_group * (V_RANK // 2 if V_BITS == 4 else V_RANK)
+    by_key = keys + text * (k_batch * K_UNIT) + head // K_SHARED * (K_RANK // 2 if K_BITS == 4 else K_RANK)
+    by_value = values + text * (v_batch * V_UNIT) + head // V_SHARED * (V_RANK // 2 if V_BITS == 4 else V_RANK)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS, ROWS), tl.float32)
     mixed = tl.zeros((V_FIRST, ROWS), tl.float32)
@@ -229,11 +237,9 @@ def attend(  # type: ignore[no-untyped-def]
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
         at = start + tl.arange(0, TOKENS)
         there, far = at < end, at.to(tl.int64)
-        key_scales = far
-        if K_BITS:
-            key_scales = k_scales + text * ks_batch + far * ks_token + k_group
+        k_at = _by_token(k_scales, text * ks_batch + head // K_SHARED, far * ks_token)
         key_one, key_two = _keys(
-            by_key + far * (k_token * K_UNIT), there, key_scales, query, factors, bias, head * SIZE,
+            by_key + far * (k_token * K_UNIT), there, k_at, query, factors, bias, head * SIZE,
             first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS,
         )  # fmt: skip
         if ROTATED:
@@ -245,11 +251,10 @@ def attend(  # type: ignore[no-untyped-def]
         level = tl.where(higher == float("-inf"), 0.0, higher)
         weights, fade = tl.exp2(score - level[None, :]), tl.exp2(peak - level)[None, :]
         peak, total = higher, total * fade + weights
-        value_scales = far
-        if V_BITS:
-            value_scales = v_scales + text * vs_batch + far * vs_token + v_group
-        at_value = by_value + far * (v_token * V_UNIT)
-        value, value_rest = _latents(at_value, there, value_scales, query, V_RANK, V_FIRST, V_REST, V_BITS)
+        v_at = _by_token(v_scales, text * vs_batch + head // V_SHARED, far * vs_token)
+        value, value_rest = _latents(
+            by_value + far * (v_token * V_UNIT), there, v_at, query, V_RANK, V_FIRST, V_REST, V_BITS
+        )
         mixed = tl.dot(tl.trans(value), weights.to(narrow), mixed * fade)
         if V_REST:
             mixed_rest = tl.dot(tl.trans(value_rest), weights.to(narrow), mixed_rest * fade)

@@ -38,7 +38,7 @@ def rounded(latents: Tensor, groups: int, bits: int | None) -> Tensor:
 
 
 def words_of(latents: Tensor, groups: int, bits: int) -> Tensor:
-    """What a cache keeps of latents ``(..., groups * rank)``: words, int16, ``(..., token_words(groups, rank, bits))``."""
+    """What a cache keeps of latents ``(..., groups * rank)``: words, int16, ``(..., token_words(...))``."""
     found, scales = _numbers(latents, groups, bits)
     numbers = found.to(torch.int8)
     if short := -numbers.shape[-1] % (WORD // bits):
@@ -52,7 +52,7 @@ def words_of(latents: Tensor, groups: int, bits: int) -> Tensor:
 
 def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
     """Whole numbers ``(..., groups, rank)`` and scales ``(..., groups, 1)`` that bfloat16 holds, both float32."""
-    parts = latents.unflatten(-1, (groups, -1)).float()
+    parts = latents.view(*latents.shape[:-1], groups, -1).float()
     largest = LARGEST[bits]
     scales = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
     return (parts / scales.clamp_min(_TINY)).round().clamp(-largest, largest), scales
@@ -89,9 +89,9 @@ class RoundedLatents:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """The latents, ``(batch, tokens, groups * rank)``, as ``rounded`` gives them."""
-        numbers = self.numbers.unflatten(-1, (self.groups, -1))
+        numbers = self.numbers.reshape(*self.words.shape[:-1], self.groups, -1)
         if self.bits == _HALF:
             low = (numbers << _HALF) >> _HALF  # of int8, whose sign is shifted in
             numbers = torch.cat((low, numbers >> _HALF), dim=-1)
-        found = numbers[..., : self.rank].float() * self.scales[..., None].float()
+        found: Tensor = numbers[..., : self.rank].float() * self.scales[..., None].float()
         return found.flatten(-2).to(dtype)

@@ -108,7 +108,5 @@ class Latents:
 
     def plain(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values, those that are rounded in a dtype."""
-        keys, values = (
-            one if isinstance(one, Tensor) else one.values(dtype) for one in (self.keys, self.values)
-        )
+        keys, values = (one if isinstance(one, Tensor) else one.values(dtype) for one in (self.keys, self.values))
         return keys, values

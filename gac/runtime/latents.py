@@ -181,8 +181,8 @@ class _LatentCache:
             heads, length = held.keys.shape[1::2]
             raise ValueError(
                 f"layer {layer} of the cache holds keys of {heads} heads of {length} {_kind(held.keys)}; expected 1 of "
-                f"{new[0].shape[-1]} {_kind(new[0])}, the latents that this model keeps of a token. Give it a new cache, not one "
-                "that another model has filled or that early_initialization has laid out."
+                f"{new[0].shape[-1]} {_kind(new[0])}, the latents that this model keeps of a token. Give it a new "
+                "cache, not one that another model has filled or that early_initialization has laid out."
             )
 
     def _rotation(self, end: Any, device: torch.device) -> Rotation | None:

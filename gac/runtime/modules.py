@@ -60,9 +60,7 @@ class BlockLinear(nn.Module):
         bits: to which it rounds its input, as a cache keeps it; None: it is multiplied as it comes.
     """
 
-    def __init__(
-        self, blocks: int, rank: int, rows: int, bias: bool, bits: int | None = None, **where: Any
-    ) -> None:
+    def __init__(self, blocks: int, rank: int, rows: int, bias: bool, bits: int | None = None, **where: Any) -> None:
         super().__init__()
         self.bits = bits
         self.weight = nn.Parameter(torch.empty(blocks, rows, rank, **where))

@@ -328,6 +328,28 @@ def test_generation_with_the_kernel_equals_generation_without_a_cache(
     assert sum(numbers(found.past_key_values)) == model.gac_plan.kv_numbers[0]
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize(
+    "forms", [("latent:1:int8", "latent:1:int4"), ("latent:2:int4", "latent:2"), ("", "latent:int8")]
+)
+def test_generation_over_latents_of_few_bits(
+    forms: tuple[str, str], cache: str | None, make_plan: MakePlan, ran: list[Attention]
+) -> None:
+    """Keys and values in forms of their own, or dense. In single precision some number may be rounded otherwise."""
+    config = small_config("llama", attention_bias=True)
+    chosen = {
+        name: (form, dim) for name, (_, dim) in ranks_of_16(config).items() if (form := forms[name.endswith("v_proj")])
+    }
+    model = latent_model(config, make_plan, chosen)
+    model.set_attn_implementation("sdpa")
+    model.requires_grad_(False)
+    without, found = generated(model, use_cache=False), generated(model, cache_implementation=cache)
+    assert apart(without, found) < 1e-3 * float(torch.stack(without.logits).abs().max())
+    assert len(ran) == 4 * 2
+    bits = {"": None, "latent:2": None, "latent:1:int8": 8, "latent:int8": 8, "latent:1:int4": 4, "latent:2:int4": 4}
+    assert {one.bits for one in ran} == {(bits[forms[0]], bits[forms[1]])}
+
+
 def test_heads_in_groups(make_plan: MakePlan, ran: list[Attention]) -> None:
     model = sdpa_model(small_config("llama", num_key_value_heads=4, num_attention_heads=8), make_plan, "latent:2")
     assert apart(generated(model, use_cache=False), generated(model)) < 1e-5

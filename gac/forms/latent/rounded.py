@@ -87,7 +87,7 @@ class RoundedLatentTensors(LatentTensors):
         pair = self.form.upon.tensors.parameters(work, weight, dim)
         assert pair is not None, f"{self.form.upon.name} leaves {weight.name} as it is"
         by = work.kept.of(self.form, "balance", weight)[:, :dim].double()
-        firsts = pair["first.weight"].unflatten(0, (len(by), dim)).double() * by[:, :, None]
+        firsts = pair["first.weight"].view(len(by), dim, -1).double() * by[:, :, None]
         seconds = pair["second.weight"].double() / by[:, None]
         turned = [with_rotated_latents(second, first) for second, first in zip(seconds, firsts, strict=True)]
         dtype = pair["first.weight"].dtype

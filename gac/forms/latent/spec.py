@@ -1,6 +1,7 @@
 """Keys and values that the cache keeps as latents of groups of heads."""
 
 import re
+from typing import ClassVar, Literal
 
 from gac.errors import PlanError
 from gac.forms.base import Form, ModuleSpec, Place, Split, ends
@@ -42,7 +43,7 @@ class Latent(Form):
     tensor_form = "gac.forms.latent.torch:LatentTensors"
     step = 8
     timed = False
-    counts = "cached"
+    counts: ClassVar[Literal["params", "cached"] | None] = "cached"
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
