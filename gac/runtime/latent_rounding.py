@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .latent_words import LARGEST, WORD, group_words
+from .gpu import launching_on, make_operator
+from .latent_words import LARGEST, WORD, group_words, token_words
+from .replaced import can_run
+from .rows import by_row, power_of_two
 
 _BYTE = 8
 _HALF = 4  # bits, of which a byte holds two numbers
@@ -28,19 +31,29 @@ def rounded(latents: Tensor, groups: int, bits: int | None) -> Tensor:
     Args:
         bits: None: they stay as they are.
     """
-    if bits is None:
-        return latents
+    return latents if bits is None else words_of(latents, groups, bits)[1]
+
+
+def words_of(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    """What a cache keeps of latents ``(..., groups * rank)``, and the latents as ``rounded`` gives them.
+
+    On a GPU and in 16 bits that is one launch.
+
+    Returns:
+        Words, int16, ``(..., token_words(groups, rank, bits))``, and latents of the shape and dtype that they had.
+    """
+    if can_run(latents):
+        words, found = torch.ops.gac.round_latents(latents, groups, bits)
+        return words, found
     numbers, scales = _numbers(latents.detach(), groups, bits)
     found = (numbers * scales).flatten(-2).to(latents.dtype)
-    if not (torch.is_grad_enabled() and latents.requires_grad):
-        return found
-    return latents + (found - latents.detach())
+    if torch.is_grad_enabled() and latents.requires_grad:
+        found = latents + (found - latents.detach())
+    return _packed(numbers.to(torch.int8), scales, bits), found
 
 
-def words_of(latents: Tensor, groups: int, bits: int) -> Tensor:
-    """What a cache keeps of latents ``(..., groups * rank)``: words, int16, ``(..., token_words(...))``."""
-    found, scales = _numbers(latents, groups, bits)
-    numbers = found.to(torch.int8)
+def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """The words of whole numbers, int8 ``(..., groups, rank)``, and of their scales."""
     if short := -numbers.shape[-1] % (WORD // bits):
         numbers = functional.pad(numbers, (0, short))
     if bits == _HALF:
@@ -56,6 +69,28 @@ def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
     largest = LARGEST[bits]
     scales = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
     return (parts / scales.clamp_min(_TINY)).round().clamp(-largest, largest), scales
+
+
+def _round(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    from .latent_rounding_kernels import round_latents
+
+    given, (words, found) = by_row(x), _like(x, groups, bits)
+    rank = x.shape[-1] // groups
+    held = 2 * group_words(rank, bits)
+    with launching_on(x):
+        round_latents[(len(given), groups)](
+            given, words.view(torch.int8), words, found, given.stride(0), 2 * words.shape[-1],
+            MOST=float(LARGEST[bits]), RANK=rank, BYTES=held, BITS=bits, WIDE=power_of_two(held), num_warps=1,
+        )  # fmt: skip
+    return words, found
+
+
+def _like(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    words = token_words(groups, x.shape[-1] // groups, bits)
+    return x.new_empty(*x.shape[:-1], words, dtype=torch.int16), x.new_empty(x.shape)
+
+
+make_operator("round_latents", "(Tensor x, int groups, int bits) -> (Tensor, Tensor)", _round, _like)
 
 
 @dataclass(frozen=True, eq=False)

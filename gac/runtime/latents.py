@@ -101,10 +101,19 @@ def caches_latents(model: nn.Module) -> bool:
     return any(second_factor(getattr(module, name, None)) is not None for module in model.modules() for name in _PAIRS)
 
 
-def _note_latents(second: Any, inputs: tuple[Tensor]) -> None:
-    """Before a second factor runs: what it reads, where its attention has a cache."""
-    if second.noting:
-        (second.noted,) = inputs
+def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | None:
+    """Before a second factor runs: what its attention's cache keeps, where it has one; of few bits words.
+
+    Latents that were rounded for that are what it reads.
+    """
+    if not second.noting:
+        return None
+    (latents,) = inputs
+    if second.bits is None:
+        second.noted = latents
+        return None
+    second.noted, latents = words_of(latents, _groups(second), second.bits)
+    return latents, True
 
 
 def _noted(second: Any) -> Tensor:
@@ -212,10 +221,7 @@ def _kept(second: Any, states: Tensor) -> Tensor:
 
     Latents of few bits are words, int16.
     """
-    if second is None:
-        return states.transpose(1, 2).flatten(2).unsqueeze(1)
-    latents = _noted(second)
-    return (latents if second.bits is None else words_of(latents, _groups(second), second.bits)).unsqueeze(1)
+    return (states.transpose(1, 2).flatten(2) if second is None else _noted(second)).unsqueeze(1)
 
 
 def _read(second: Any, held: Tensor, dtype: torch.dtype) -> Tensor | RoundedLatents:

@@ -91,7 +91,7 @@ class Case:
                 held.append(latents)
                 scales.append(None)
             else:
-                rounded = RoundedLatents(words_of(latents, groups, bits), groups, rank, bits)
+                rounded = RoundedLatents(words_of(latents, groups, bits)[0], groups, rank, bits)
                 held.append(rounded.numbers)
                 scales.append(rounded.scales)
         found = Attention(

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 import gac
 from gac.compression.rounding import store
 from gac.forms import form_named
 from gac.healing.straight_through import StraightThrough
+from gac.runtime import latent_rounding, latents
 from gac.runtime.latent_rounding import RoundedLatents, rounded, words_of
 from gac.runtime.latent_words import LARGEST, token_words
 from gac.runtime.latents import cache_latents, second_factor
@@ -19,6 +20,7 @@ from gac.runtime.modules import LatentLinear
 from gac.schemes import scheme_named
 from tests.compression.applying import IDS, logits
 from tests.models.small import small_config, small_model, weights_of
+from tests.runtime.interpreted import DEVICE
 from tests.runtime.test_latents import (
     LEFT,
     OTHERS,
@@ -74,7 +76,7 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
     generator = torch.Generator().manual_seed(0)
     given = torch.randn(2, 5, groups * rank, generator=generator).to(dtype)
     given[0, 0], given[0, 1, 0] = 0, 1e4
-    words, found = words_of(given, groups, bits), rounded(given, groups, bits)
+    words, found = words_of(given, groups, bits)
     assert words.dtype == torch.int16
     assert words.shape == (2, 5, token_words(groups, rank, bits))
     assert torch.equal(RoundedLatents(words, groups, rank, bits).values(dtype), found)
@@ -84,9 +86,28 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
     assert (off <= 0.51 * steps_of + 4e-3 * given.float().unflatten(-1, (groups, -1)).abs()).all()
 
 
+@pytest.mark.parametrize(("groups", "rank"), [(1, 1), (2, 7), (3, 8), (1, 66), (4, 64)])
+@pytest.mark.parametrize("bits", BITS)
+def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> None:
+    """In float16, to which Triton's interpreter rounds as a GPU does; of rows that lie apart too."""
+    latent_rounding_kernels = pytest.importorskip("gac.runtime.latent_rounding_kernels")
+    assert latent_rounding_kernels.round_latents is not None
+    wide = torch.randn(2, 5, 2 * groups * rank, generator=torch.Generator().manual_seed(0)).to(DEVICE, torch.float16)
+    given = wide[..., : groups * rank]
+    given[0, 0], given[0, 1, 0], given[1, 1, 0] = 0, 1e4, torch.nan
+    words, found = latent_rounding._round(given, groups, bits)
+    due, as_due = words_of(given.cpu(), groups, bits)
+    there = ~as_due.view(2, 5, groups, -1).isnan().any(-1)
+    assert torch.equal(found.cpu().isnan(), as_due.isnan())
+    assert torch.equal(found.cpu().nan_to_num(), as_due.nan_to_num())
+    same = RoundedLatents(words.cpu(), groups, rank, bits), RoundedLatents(due, groups, rank, bits)
+    assert torch.equal(*(one.values(torch.float16)[there.repeat_interleave(rank, -1)] for one in same))
+    assert torch.equal(words.cpu()[there.all(-1)], due[there.all(-1)])
+
+
 def test_what_is_no_number_stays_none() -> None:
     given = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
-    found = RoundedLatents(words_of(given[None], 1, 8), 1, 2, 8).values(torch.float32)[0]
+    found = RoundedLatents(words_of(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
     assert found.isnan().any(-1).tolist() == [True, False]
 
 
@@ -234,14 +255,11 @@ def test_a_cache_of_another_model_is_refused(llama: Any) -> None:
 
 
 def test_a_cache_that_rounds_is_refused(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gac.runtime import latents
-
     monkeypatch.setattr(latents, "QuantizedLayer", type(DynamicCache(config=llama.config).layers[0]))
     with pytest.raises(
         ValueError, match="is a DynamicLayer, which rounds what it keeps; expected one that keeps it as"
     ):
         llama(IDS[:, :4], past_key_values=DynamicCache(config=llama.config), use_cache=True)
-    assert QuantizedCache is not None
 
 
 @pytest.mark.parametrize("name", ["latent:0", "latent:int3", "latent:4int8", "latent:1:8", "latent::int8", "latent:"])

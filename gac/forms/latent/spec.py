@@ -145,6 +145,7 @@ class RoundedLatent(Latent):
         bits: of a number, 8 or 4.
     """
 
+    meaning = "rank of a latent for each group of heads / bits of its numbers in the KV cache"
     tensor_form = "gac.forms.latent.rounded:RoundedLatentTensors"
     counts = None
 
