@@ -187,11 +187,11 @@ class _LatentCache:
         if not getattr(held, "is_initialized", False) or not held.keys.numel():
             return
         if held.keys.shape[1::2] != new[0].shape[1::2] or (held.keys.dtype == torch.int16) != words:
-            heads, length = held.keys.shape[1::2]
+            (heads, length), kind = held.keys.shape[1::2], "words" if held.keys.dtype == torch.int16 else "numbers"
             raise ValueError(
-                f"layer {layer} of the cache holds keys of {heads} heads of {length} {_kind(held.keys)}; expected 1 of "
-                f"{new[0].shape[-1]} {_kind(new[0])}, the latents that this model keeps of a token. Give it a new "
-                "cache, not one that another model has filled or that early_initialization has laid out."
+                f"layer {layer} of the cache holds keys of {heads} heads of {length} {kind}; expected 1 of "
+                f"{new[0].shape[-1]}, the latents that this model keeps of a token. Give it a new cache, not one that "
+                "another model has filled or that early_initialization has laid out."
             )
 
     def _rotation(self, end: Any, device: torch.device) -> Rotation | None:
@@ -236,10 +236,6 @@ def _groups(second: Any) -> int:
     """Of heads, each with latents of its own."""
     blocks: int = second.shape[0] if isinstance(second, StoredBlocks) else len(second.weight)
     return blocks
-
-
-def _kind(held: Tensor) -> str:
-    return "words" if held.dtype == torch.int16 else "numbers"
 
 
 class _Attending:
