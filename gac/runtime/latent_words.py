@@ -5,12 +5,11 @@ lie the scales, a word for each group. So whatever a cache copies, it copies a t
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 WORD = 16
 """Bits of a word, of which a cache is made: as many as a number of the models that are cached."""
 
-LARGEST: Mapping[int, int] = MappingProxyType({8: 127, 4: 7})
+LARGEST: Mapping[int, int] = {8: 127, 4: 7}
 """By the bits of a number its largest; numbers lie evenly on both sides of zero."""
 
 
