@@ -228,8 +228,8 @@ def attend(  # type: ignore[no-untyped-def]
 
     narrow = query.dtype.element_ty
     factors = _factors(factor, head * SIZE, first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS)
-    by_key = keys + text * (k_batch * K_UNIT) + head // K_SHARED * (K_RANK // 2 if K_BITS == 4 else K_RANK)
-    by_value = values + text * (v_batch * V_UNIT) + head // V_SHARED * (V_RANK // 2 if V_BITS == 4 else V_RANK)
+    by_key = keys + text * k_batch * K_UNIT + head // K_SHARED * (K_RANK // 2 if K_BITS == 4 else K_RANK)
+    by_value = values + text * v_batch * V_UNIT + head // V_SHARED * (V_RANK // 2 if V_BITS == 4 else V_RANK)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS, ROWS), tl.float32)
     mixed = tl.zeros((V_FIRST, ROWS), tl.float32)
@@ -239,7 +239,7 @@ def attend(  # type: ignore[no-untyped-def]
         there, far = at < end, at.to(tl.int64)
         k_at = _by_token(k_scales, text * ks_batch + head // K_SHARED, far * ks_token)
         key_one, key_two = _keys(
-            by_key + far * (k_token * K_UNIT), there, k_at, query, factors, bias, head * SIZE,
+            by_key + far * k_token * K_UNIT, there, k_at, query, factors, bias, head * SIZE,
             first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS,
         )  # fmt: skip
         if ROTATED:
@@ -253,7 +253,7 @@ def attend(  # type: ignore[no-untyped-def]
         peak, total = higher, total * fade + weights
         v_at = _by_token(v_scales, text * vs_batch + head // V_SHARED, far * vs_token)
         value, value_rest = _latents(
-            by_value + far * (v_token * V_UNIT), there, v_at, query, V_RANK, V_FIRST, V_REST, V_BITS
+            by_value + far * v_token * V_UNIT, there, v_at, query, V_RANK, V_FIRST, V_REST, V_BITS
         )
         mixed = tl.dot(tl.trans(value), weights.to(narrow), mixed * fade)
         if V_REST:

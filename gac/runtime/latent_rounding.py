@@ -65,7 +65,7 @@ def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
 
 def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
     """Whole numbers ``(..., groups, rank)`` and scales ``(..., groups, 1)`` that bfloat16 holds, both float32."""
-    parts = latents.view(*latents.shape[:-1], groups, -1).float()
+    parts = latents.reshape(*latents.shape[:-1], groups, -1).float()
     largest = LARGEST[bits]
     scales = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
     return (parts / scales.clamp_min(_TINY)).round().clamp(-largest, largest), scales

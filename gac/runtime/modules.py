@@ -68,7 +68,7 @@ class BlockLinear(nn.Module):
         self.in_features, self.out_features = blocks * rank, blocks * rows
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
-        """Args: is_rounded: whether the input was rounded before, where it is to be."""
+        """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
         x = x if is_rounded else rounded(x, len(self.weight), self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
