@@ -18,7 +18,7 @@ COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyTy
     }
 )
 """What one weight costs in a form and a scheme at a dim, by column: its parameters, their bytes, and what the KV cache
-keeps of a token, in numbers. Latencies are looked up, see ``gac.allocation.latencies``."""
+keeps of a token, in numbers of 16 bits. Latencies are looked up, see ``gac.allocation.latencies``."""
 
 
 COUNTED = PARAMS, BYTES

@@ -39,10 +39,16 @@ def attend(b: int, h: int, kv: int, t: int, d: int) -> Operation:
     return Operation("sdpa", (("b", b), ("h", h), ("kv", kv), ("s", 1), ("t", t), ("d", d)))
 
 
-def attend_latents(b: int, h: int, kv: int, t: int, d: int, g: int, k: int, v: int) -> Operation:
-    """The same over latents of g groups of heads: k numbers of each group's keys, and v of its values."""
+def attend_latents(
+    b: int, h: int, kv: int, t: int, d: int, g: int, k: int, v: int, bits: int | None = None
+) -> Operation:
+    """The same over latents of g groups of heads: k numbers of each group's keys, and v of its values.
+
+    Args:
+        bits: of whole numbers with a scale for each token and group; None: of numbers as they are loaded.
+    """
     axes = {"b": b, "h": h, "kv": kv, "t": t, "d": d, "g": g, "k": k, "v": v}
-    return Operation("latent_attention", tuple(axes.items()))
+    return Operation("latent_attention" if bits is None else f"latent_attention_int{bits}", tuple(axes.items()))
 
 
 def all_reduce(gpus: int, m: int, n: int) -> Operation:

@@ -54,7 +54,7 @@ class Limit:
 
     Attributes:
         column: the cost: ``params`` and ``bytes`` of the targeted weights, ``kv_numbers`` (numbers that the KV cache
-            keeps of a token in all layers, 2 bytes each in bf16) or ``ns:WORKLOAD``.
+            keeps of a token in all layers, 2 bytes each in bf16, and as many as rounded ones fill) or ``ns:WORKLOAD``.
         asked: the allowed fraction of the dense model's.
         limit: ``floor(asked * total)``.
         used: what the chosen candidates take.
@@ -263,7 +263,7 @@ class Plan(Shown, Record):
 
     @property
     def kv_numbers(self) -> tuple[int, int]:
-        """Numbers that the KV cache keeps of a token: of this plan, and of the dense model."""
+        """Numbers of 16 bits that the KV cache keeps of a token: of this plan, and of the dense model."""
         return counted(self.weights, KV_NUMBERS)
 
     @property

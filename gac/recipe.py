@@ -109,10 +109,10 @@ class Space:
             (shorter value vectors, in v_proj, o_proj and the KV cache), ``narrow_pair`` (beside ``narrow``: pairs in a
             narrower MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer
             key-value heads, each with its query heads), ``skip`` (attentions and MLPs that do nothing), ``latent``
-            (keys and values of groups of 4 heads as latents, in the KV cache too; ``latent:N`` of N). Of two that
-            differ in nothing that is limited, the first stays. ``Recipe.of`` has ``low_rank`` and ``narrow`` where
-            none are named, and ``skip`` beside them where a latency below the dense model's is asked for with the
-            method ``kfac``.
+            (keys and values of groups of 4 heads as latents, in the KV cache too; ``latent:N`` of N; ``latent:int8``,
+            ``latent:N:int4`` and so on of latents that are rounded to 8 or 4 bits). Of two that differ in nothing that
+            is limited, the first stays. ``Recipe.of`` has ``low_rank`` and ``narrow`` where none are named, and
+            ``skip`` beside them where a latency below the dense model's is asked for with the method ``kfac``.
         schemes: how numbers may be stored; ``bf16`` is 16 bits a number, as they are loaded.
         align: True keeps to dims that the profile shows to be sound; a number keeps to its multiples among them, False
             allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.

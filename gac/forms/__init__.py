@@ -24,7 +24,7 @@ FORMS: Registry[Form] = Registry(
     lambda own: check_contract("form", own, (), Form),
     PlanError,
 )
-"""Every form by name; ``latent:N`` has groups of N heads, ``narrow_pair:N`` lies in an MLP of N neurons."""
+"""Every form by name; ``latent:N:int8`` has groups of N heads and 8 bits, ``narrow_pair:N`` an MLP of N neurons."""
 
 DEFAULT_FORMS = ("low_rank", "narrow")
 """What competes with staying dense where nothing else is asked for."""

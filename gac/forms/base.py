@@ -65,6 +65,8 @@ class Form(ABC):
         runs: whether the model is run to measure what each dim loses, see ``Statistics.runs``.
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
+        bits: of a number that the KV cache keeps of it; None: numbers are kept as they are loaded. A form that rounds
+            them loses something at its full dim too.
         inside: the form that shortens its weights and those that they meet before it, so that it takes their place in
             a site which that form takes together; its curves are what it loses beyond that form. None: it stands alone.
     """
@@ -80,7 +82,13 @@ class Form(ABC):
     runs: ClassVar[bool] = False
     timed: ClassVar[bool] = True
     counts: ClassVar[Literal["params", "cached"] | None] = None
+    bits: int | None = None
     inside: ClassVar[str | None] = None
+
+    @property
+    def upon(self) -> "Form | None":
+        """The form that is measured before it, on whose curves and tensors its own rest; None: it stands alone."""
+        return None
 
     @property
     def kind(self) -> str:
@@ -166,7 +174,7 @@ class Form(ABC):
         return dim
 
     def cached(self, weight: Weight, dim: int) -> int:
-        """Numbers that the KV cache keeps of a token for this weight."""
+        """Numbers of 16 bits that the KV cache keeps of a token for this weight; what rounded ones fill counts so."""
         return weight.kept
 
     def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:

@@ -64,6 +64,7 @@ class Statistics:
         moments: what was seen of a weight.
         method: what errors are measured in.
         kept: what forms that were measured before have kept of the layer; where it is built, all that was kept.
+        losses: their curves by ``<form>/<weight>``, nats a token at every dim; where it is built there are none.
         runs: runs the model with some of it changed; there for forms that are measured so. For those that need no
             statistics nothing else was seen.
     """
@@ -73,6 +74,7 @@ class Statistics:
     method: "Method"
     kept: Kept
     runs: "ModelRuns | None" = None
+    losses: Mapping[str, Floats] = field(default_factory=dict)
 
     def matrix(self, weight: Weight) -> Tensor:
         """W, shape ``(out, in)``, in the model's dtype."""

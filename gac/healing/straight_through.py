@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gac.runtime.latent_rounding import rounded
 from gac.runtime.modules import Heads, multiply_blocks
 from gac.runtime.packed import in_parts
 from gac.runtime.rounded_inputs import READERS
@@ -70,7 +71,7 @@ class StraightThrough(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         weight = self._values().to(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
-            return multiply_blocks(x, weight, self.bias)
+            return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
         y = _read(self._scheme.reads, x, weight, self.bias)
         return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
 

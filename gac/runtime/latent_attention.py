@@ -12,6 +12,7 @@ work is told in ``gac.runtime.latent_kernels``; Triton is imported when they fir
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ _WAVES = 4  # of programs, at most, where a context is cut
 _WARPS = 4
 _WHOLE = 64
 _BEFORE = 2  # tiles that a program could have read before it begins
+_HALVES = 4  # bits, of which a byte holds two numbers
+_ALIGNED_BYTES = 16
 _PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
 
 
@@ -50,7 +53,13 @@ class Program:
 
     @staticmethod
     def of(
-        size: int, queries: int, k_rank: int, v_rank: int, device: torch.device, itemsize: int = 2
+        size: int,
+        queries: int,
+        k_rank: int,
+        v_rank: int,
+        device: torch.device,
+        itemsize: int = 2,
+        bits: tuple[int | None, int | None] = (None, None),
     ) -> "Program | None":
         """The fastest; None: not even the smallest finds room in shared memory.
 
@@ -58,10 +67,12 @@ class Program:
             size: of a head.
             queries: of a head.
             k_rank: of the keys; 0: they are read as they are.
+            bits: of numbers of keys, and of values, that are rounded; None: they are as wide as the query's.
         """
         pairs = max(_LEAST, power_of_two(size // 2))
-        held = 2 * pairs * sum(widths(k_rank)) if k_rank else 0
-        tile = TILE * ((sum(widths(k_rank)) if k_rank else 2 * pairs) + sum(widths(v_rank)))
+        k_wide, v_wide = (sum(widths(rank, own)) for rank, own in zip((k_rank, v_rank), bits, strict=True))
+        held = 2 * pairs * k_wide if k_rank else 0
+        tile = TILE * ((k_wide if k_rank else 2 * pairs) + v_wide)
         own = rows_of(queries) * (TILE + 2 * pairs)  # weights and queries
         room = tiles._shared_memory(device)
         for crowd, stages in ((2, 3), (2, 2), (1, 3), (1, 2), (1, 1)):
@@ -86,7 +97,8 @@ class Attention:
 
     Attributes:
         query: rotated, ``(batch, heads, 1, head_dim)``.
-        keys, values: as ``gac.runtime.latent_tokens.Latents`` has them.
+        keys, values: as ``gac.runtime.latent_tokens.Latents`` has them; of rounded ones the numbers.
+        k_scales, v_scales: of rounded ones, ``(batch, tokens, groups)``; None: they are not rounded.
         k_factor, v_factor: ``(groups, rows, rank)``; None: keys, or values, are read as they are.
         k_bias, v_bias: ``(rows,)``; None: there is none.
         mask: boolean, or added to scores, ``(1 or batch, 1, 1, tokens)``; None: every token is attended to.
@@ -99,6 +111,8 @@ class Attention:
     query: Tensor
     keys: Tensor
     values: Tensor
+    k_scales: Tensor | None
+    v_scales: Tensor | None
     k_factor: Tensor | None
     k_bias: Tensor | None
     v_factor: Tensor | None
@@ -140,10 +154,15 @@ class Attention:
         """Numbers that a head reads of each token."""
         return self.v_size if self.v_factor is None else self.v_factor.shape[-1]
 
+    @property
+    def bits(self) -> tuple[int | None, int | None]:
+        """Of a rounded number of keys, and of values; None: they are not rounded."""
+        return _bits(self.keys, self.k_scales, self.k_rank), _bits(self.values, self.v_scales, self.v_rank)
+
     def run(self, how: Program | None = None) -> Tensor:
         """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
         how = how or Program.of(
-            self.size, self.queries, self.k_rank, self.v_rank, self.query.device, self.query.itemsize
+            self.size, self.queries, self.k_rank, self.v_rank, self.query.device, self.query.itemsize, self.bits
         )
         assert how is not None, f"ranks {self.k_rank} and {self.v_rank} find no room in shared memory"
         batch, count = self.query.shape[:2]
@@ -162,9 +181,10 @@ class Attention:
         last = None if self.last is None else self.last.expand(batch, 1)
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
-                self.query, self.keys, self.values, self.k_factor, self.k_bias, mask, self.frequencies, self.turns,
-                last, self.length, sums, peaks, totals, self.keys.shape[1], self.scale,
-                *self.query.stride()[:2], *self.keys.stride()[:2], *self.values.stride()[:2],
+                self.query, self.keys, self.values, self.k_scales, self.v_scales, self.k_factor, self.k_bias, mask,
+                self.frequencies, self.turns, last, self.length, sums, peaks, totals, self.keys.shape[1], self.scale,
+                *self.query.stride()[:2], *_units(self.keys), *_units(self.values),
+                *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 QUERIES=self.queries, ROWS=rows_of(self.queries),
                 ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
@@ -174,8 +194,10 @@ class Attention:
     def _sizes(self) -> dict[str, int]:
         k_shared = 1 if self.k_factor is None else self.k_factor.shape[1] // self.size
         v_shared = 1 if self.v_factor is None else self.v_factor.shape[1] // self.v_size
-        (k_first, k_rest), (v_first, v_rest) = widths(self.k_rank or self.size), widths(self.v_rank)
+        k_bits, v_bits = self.bits
+        (k_first, k_rest), (v_first, v_rest) = widths(self.k_rank or self.size, k_bits), widths(self.v_rank, v_bits)
         return {
+            "K_BITS": k_bits or 0, "K_UNIT": _unit(self.keys), "V_BITS": v_bits or 0, "V_UNIT": _unit(self.values),
             "K_SHARED": k_shared, "K_RANK": self.k_rank or self.size, "K_FIRST": k_first, "K_REST": k_rest,
             "V_SHARED": v_shared, "V_RANK": self.v_rank, "V_FIRST": v_first, "V_REST": v_rest,
             "SIZE": self.size, "PAIRS": max(_LEAST, power_of_two(self.size // 2)),
@@ -202,11 +224,36 @@ def _features(held: Tensor, factor: Tensor | None) -> int:
     return held.shape[-1] if factor is None else factor.shape[:2].numel()
 
 
-def widths(rank: int) -> tuple[int, int]:
+def _bits(held: Tensor, scales: Tensor | None, rank: int) -> int | None:
+    """Of a number, of which the bytes of each group hold as many as the rank."""
+    return None if scales is None else 8 * held.shape[-1] // (scales.shape[-1] * rank)
+
+
+def _unit(held: Tensor) -> int:
+    """Of how many of its numbers strides are multiples: a power of two, of which so many bytes are read at once."""
+    return 1 if held.itemsize > 1 else gcd(_ALIGNED_BYTES, *held.stride()[:2])
+
+
+def _units(held: Tensor) -> tuple[int, int]:
+    """From text to text, and from token to token, in units."""
+    batch, token = (stride // _unit(held) for stride in held.stride()[:2])
+    return batch, token
+
+
+def _strides(scales: Tensor | None) -> tuple[int, int]:
+    """From text to text, and from token to token."""
+    return (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
+
+
+def widths(rank: int, bits: int | None = None) -> tuple[int, int]:
     """Two powers of two, or one and 0, that are no less together: tiles have such widths.
 
-    One where the rank is at most 64, of which Hopper's tensor cores have as many rows at least.
+    One where the rank is at most 64, of which Hopper's tensor cores have as many rows at least. Of 4 bits they are the
+    halves of a group, which lie in the halves of bytes.
     """
+    if bits == _HALVES:
+        half = max(_LEAST, power_of_two(rank // 2))
+        return half, half
     whole = max(_LEAST, power_of_two(rank))
     first, rest = whole // 2, max(_LEAST, power_of_two(rank - whole // 2)) if rank < whole else whole // 2
     return (whole, 0) if whole <= _WHOLE or rest == first else (first, rest)
@@ -217,18 +264,21 @@ def rows_of(queries: int) -> int:
     return max(_LEAST, power_of_two(queries))
 
 
-def unfit(query: Tensor, heads: int, k_rank: int, v_rank: int) -> str | None:
+def unfit(
+    query: Tensor, heads: int, k_rank: int, v_rank: int, bits: tuple[int | None, int | None] = (None, None)
+) -> str | None:
     """Why the kernels cannot attend with a query ``(batch, heads, 1, head_dim)``; None where they can.
 
     Args:
         heads: of keys and values.
         k_rank: of the keys; 0: they are read as they are.
         v_rank: numbers that a head reads of the values of a token.
+        bits: as for ``Program.of``.
     """
     size, queries = query.shape[-1], query.shape[1] // heads
     if (reason := refused(size, k_rank, v_rank)) is not None:
         return reason
-    if Program.of(size, queries, k_rank, v_rank, query.device, query.itemsize) is None:
+    if Program.of(size, queries, k_rank, v_rank, query.device, query.itemsize, bits) is None:
         return f"ranks {k_rank} and {v_rank} of heads of {size} need more shared memory than the GPU has"
     return None
 
@@ -251,8 +301,9 @@ def _like(*given: Any) -> Tensor:
 
 make_operator(
     "latent_attention",
-    "(Tensor query, Tensor keys, Tensor values, Tensor? k_factor, Tensor? k_bias, Tensor? v_factor, Tensor? v_bias, "
-    "Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? last, Tensor? length, float scale) -> Tensor",
+    "(Tensor query, Tensor keys, Tensor values, Tensor? k_scales, Tensor? v_scales, Tensor? k_factor, Tensor? k_bias, "
+    "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? last, "
+    "Tensor? length, float scale) -> Tensor",
     _run,
     _like,
 )

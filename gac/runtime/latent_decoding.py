@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .gpu import lacking, plainly
 from .latent_attention import Attention, attend, unfit
+from .latent_rounding import RoundedLatents
 from .latent_tokens import Angles, Latents
 from .modules import BlockLinear
 
@@ -38,11 +39,14 @@ def decoded(
         (None, None) if second is None else (second.weight, second.bias) for second in seconds
     )
     scale = options.get("scaling")
+    (keys, k_scales), (values, v_scales) = map(_held, (latents.keys, latents.values))
     return attend(
         Attention(
             query=query,
-            keys=latents.keys,
-            values=latents.values,
+            keys=keys,
+            values=values,
+            k_scales=k_scales,
+            v_scales=v_scales,
             k_factor=k_factor,
             k_bias=k_bias,
             v_factor=v_factor,
@@ -55,6 +59,11 @@ def decoded(
             scale=(query.shape[-1] ** -0.5 if scale is None else scale) * (1.0 if angles is None else angles.scale),
         )
     )
+
+
+def _held(latents: Tensor | RoundedLatents) -> tuple[Tensor, Tensor | None]:
+    """What the cache holds of them, and the scales of rounded ones."""
+    return (latents, None) if isinstance(latents, Tensor) else (latents.numbers, latents.scales)
 
 
 def _unfit(
@@ -83,12 +92,13 @@ def _unfit(
         return told
     if options.get("dropout"):
         return "there is dropout"
-    if mask is not None and mask.shape[1:] != (1, 1, latents.keys.shape[1]):
+    if mask is not None and mask.shape[1:] != (1, 1, latents.tokens):
         return f"the mask has shape {tuple(mask.shape)}"
     k_rank = 0 if key is None else key.weight.shape[2]
     v_rank = getattr(attention.v_proj, "length", attention.head_dim) if value is None else value.weight.shape[2]
-    features = latents.keys.shape[-1] if key is None else key.weight.shape[:2].numel()
-    return unfit(query, features // attention.head_dim, k_rank, v_rank)
+    heads = attention.k_proj.out_features // attention.head_dim
+    k_bits, v_bits = (None if second is None else second.bits for second in seconds)
+    return unfit(query, heads, k_rank, v_rank, (k_bits, v_bits))
 
 
 def norm_of(attention: Any) -> Any:

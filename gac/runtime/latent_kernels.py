@@ -6,7 +6,9 @@ to where the tile begins. So its angles are the same for every tile, and no tabl
 stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the second factor.
 
 Features are taken in pairs, which are turned together: a first one and a second one, each in a tensor of its own. A
-rank lies in a part of a power of two, FIRST, or in two, FIRST and REST; zeros fill them up.
+rank lies in a part of a power of two, FIRST, or in two, FIRST and REST; zeros fill them up. Latents of few bits are
+read as bytes and multiplied by the scale of their token before they are used. Of 4 bits FIRST is what lies in the lower
+halves of a group's bytes, and REST what lies in the upper ones.
 """
 
 try:
@@ -59,6 +61,47 @@ def _tile(rows, there, START: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constex
     return tl.load(rows[:, None] + at[None, :], mask=there, other=0.0)
 
 
+@triton.jit
+def _by_token(scales, start, at):  # type: ignore[no-untyped-def]
+    """Pointers to the scales of some tokens; numbers that nobody reads where there are no scales."""
+    if scales is None:
+        return at
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return scales + start + at
+
+
+@triton.jit
+def _scaled(number, scale, like):  # type: ignore[no-untyped-def]
+    """Latents of whole numbers, as wide as what they are multiplied with."""
+    return (number.to(tl.float32) * scale[:, None]).to(like.dtype.element_ty)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _latents(  # type: ignore[no-untyped-def]
+    rows, there, scales, like, RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BITS: tl.constexpr
+):
+    """Both parts of the latents of some tokens, ``(tokens, FIRST)`` and ``(tokens, REST)``; the first twice if alone.
+
+    Args:
+        rows: pointers to them; of few bits to bytes. scales: of few bits pointers to their scales.
+        like: a pointer to numbers as they are to be.
+    """
+    if BITS == 4:
+        scale = tl.load(scales, mask=there, other=0.0).to(tl.float32)
+        both = _tile(rows, there, 0, FIRST, RANK // 2).to(tl.int32)
+        return _scaled((both << 28) >> 28, scale, like), _scaled(both >> 4, scale, like)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        one = _tile(rows, there, 0, FIRST, RANK)
+        two = one
+        if REST:
+            two = _tile(rows, there, FIRST, REST, RANK)
+        if BITS:
+            scale = tl.load(scales, mask=there, other=0.0).to(tl.float32)
+            return _scaled(one, scale, like), _scaled(two, scale, like)
+        else:  # noqa: RET505
+            return one, two
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _angles(turns, place, pair, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Cosines and sines of so many places; pairs past those that turn stay where they are."""
@@ -69,18 +112,19 @@ def _angles(turns, place, pair, ROTATED: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _columns(  # type: ignore[no-untyped-def]
-    weight, feature, inside, START: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr
+    weight, feature, inside, START: tl.constexpr, WIDE: tl.constexpr, END: tl.constexpr, RANK: tl.constexpr
 ):
-    """Rows of a factor ``(features, RANK)`` as columns, ``(WIDE, features)``."""
+    """Rows of a factor ``(features, RANK)`` as columns, ``(WIDE, features)``; zeros from END on."""
     at = START + tl.arange(0, WIDE)
-    there = inside[None, :] & (at < RANK)[:, None]
+    there = inside[None, :] & (at < END)[:, None]
     return tl.load(weight + feature[None, :] * RANK + at[:, None], mask=there, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _factors(  # type: ignore[no-untyped-def]
-    factor, row, first, second, inside, RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr
-):
+    factor, row, first, second, inside,
+    RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
     """What makes the first and the second features, of each part of the rank; nothing without a factor.
 
     Args:
@@ -90,10 +134,15 @@ def _factors(  # type: ignore[no-untyped-def]
         return ()
     else:  # noqa: RET505 - Triton compiles one branch alone
         weight = factor + row * RANK
-        found = _columns(weight, first, inside, 0, FIRST, RANK), _columns(weight, second, inside, 0, FIRST, RANK)
+        START: tl.constexpr = RANK // 2 if BITS == 4 else FIRST  # where the rest begins
+        END: tl.constexpr = RANK // 2 if BITS == 4 else RANK  # of the first part
+        found = (
+            _columns(weight, first, inside, 0, FIRST, END, RANK),
+            _columns(weight, second, inside, 0, FIRST, END, RANK),
+        )
         if REST:
-            one = _columns(weight, first, inside, FIRST, REST, RANK)
-            two = _columns(weight, second, inside, FIRST, REST, RANK)
+            one = _columns(weight, first, inside, START, REST, RANK, RANK)
+            two = _columns(weight, second, inside, START, REST, RANK, RANK)
             return found[0], found[1], one, two
         else:  # noqa: RET505
             return found
@@ -101,16 +150,16 @@ def _factors(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _keys(  # type: ignore[no-untyped-def]
-    rows, there, factors, bias, row, first, second, inside, RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr
-):
+    rows, there, scales, like, factors, bias, row, first, second, inside,
+    RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
     """The first and the second features of keys, made of latents or read as they are."""
     if len(factors) == 0:
         one, two = _picked(rows, there, first, inside), _picked(rows, there, second, inside)
     else:
-        latent = _tile(rows, there, 0, FIRST, RANK)
+        latent, rest = _latents(rows, there, scales, like, RANK, FIRST, REST, BITS)
         one, two = tl.dot(latent, factors[0]), tl.dot(latent, factors[1])
         if REST:
-            rest = _tile(rows, there, FIRST, REST, RANK)
             one, two = tl.dot(rest, factors[2], one), tl.dot(rest, factors[3], two)
     if bias is not None:
         one += tl.load(bias + row + first, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -132,16 +181,18 @@ def _seen(score, there, mask, at, ADDED: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store_sums(  # type: ignore[no-untyped-def]
-    sums, left, real, mixed, START: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr
+    sums, left, real, mixed, START: tl.constexpr, WIDE: tl.constexpr, END: tl.constexpr, RANK: tl.constexpr
 ):
     column = START + tl.arange(0, WIDE)[:, None]
-    tl.store(sums + left[None, :] * RANK + column, mixed, mask=real[None, :] & (column < RANK))
+    tl.store(sums + left[None, :] * RANK + column, mixed, mask=real[None, :] & (column < END))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
-    query, keys, values, factor, bias, mask, frequencies, turns, position, length, sums, peaks, totals,
-    tokens, scale, q_batch, q_head, k_batch, k_token, v_batch, v_token, mask_batch, mask_token, position_batch,
+    query, keys, values, k_scales, v_scales, factor, bias, mask, frequencies, turns, position, length, sums, peaks,
+    totals, tokens, scale, q_batch, q_head, k_batch, k_token, v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token,
+    mask_batch, mask_token, position_batch,
+    K_BITS: tl.constexpr, K_UNIT: tl.constexpr, V_BITS: tl.constexpr, V_UNIT: tl.constexpr,
     QUERIES: tl.constexpr, ROWS: tl.constexpr, K_SHARED: tl.constexpr, V_SHARED: tl.constexpr,
     SIZE: tl.constexpr, PAIRS: tl.constexpr, ROTATED: tl.constexpr,
     K_RANK: tl.constexpr, K_FIRST: tl.constexpr, K_REST: tl.constexpr,
@@ -155,6 +206,7 @@ def attend(  # type: ignore[no-untyped-def]
     Args:
         turns: cosines and sines of 0 to TOKENS places, ``(TOKENS + 1, 2, ROTATED / 2)``.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
+        K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: in which strides are counted.
         QUERIES: of the head, in ROWS. K_SHARED, V_SHARED: heads of a group of latents.
         ADDED: the mask is added to scores; else it says who is seen.
     """
@@ -174,9 +226,10 @@ def attend(  # type: ignore[no-untyped-def]
         cosine, sine = _angles(turns, tl.arange(0, TOKENS), pair, ROTATED)
         back_cosine, back_sine = _angles(turns, tl.full((1,), TOKENS, tl.int32), pair, ROTATED)
 
-    factors = _factors(factor, head * SIZE, first, second, inside, K_RANK, K_FIRST, K_REST)
-    by_key = keys + text * k_batch + head // K_SHARED * K_RANK
-    by_value = values + text * v_batch + head // V_SHARED * V_RANK
+    narrow = query.dtype.element_ty
+    factors = _factors(factor, head * SIZE, first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS)
+    by_key = keys + text * k_batch * K_UNIT + head // K_SHARED * (K_RANK // 2 if K_BITS == 4 else K_RANK)
+    by_value = values + text * v_batch * V_UNIT + head // V_SHARED * (V_RANK // 2 if V_BITS == 4 else V_RANK)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS, ROWS), tl.float32)
     mixed = tl.zeros((V_FIRST, ROWS), tl.float32)
@@ -184,12 +237,13 @@ def attend(  # type: ignore[no-untyped-def]
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
         at = start + tl.arange(0, TOKENS)
         there, far = at < end, at.to(tl.int64)
+        k_at = _by_token(k_scales, text * ks_batch + head // K_SHARED, far * ks_token)
         key_one, key_two = _keys(
-            by_key + far * k_token, there, factors, bias, head * SIZE, first, second, inside, K_RANK, K_FIRST, K_REST
-        )
+            by_key + far * k_token * K_UNIT, there, k_at, query, factors, bias, head * SIZE,
+            first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS,
+        )  # fmt: skip
         if ROTATED:
             key_one, key_two = _turned(key_one, key_two, cosine, sine)
-        narrow = query.dtype.element_ty
         score = tl.dot(key_one.to(narrow), one.to(narrow))
         score = tl.dot(key_two.to(narrow), two.to(narrow), score) * (scale * _LOG2E)
         score = _seen(score, there, mask, text * mask_batch + far * mask_token, ADDED)
@@ -197,20 +251,22 @@ def attend(  # type: ignore[no-untyped-def]
         level = tl.where(higher == float("-inf"), 0.0, higher)
         weights, fade = tl.exp2(score - level[None, :]), tl.exp2(peak - level)[None, :]
         peak, total = higher, total * fade + weights
-        value = _tile(by_value + far * v_token, there, 0, V_FIRST, V_RANK)
+        v_at = _by_token(v_scales, text * vs_batch + head // V_SHARED, far * vs_token)
+        value, value_rest = _latents(
+            by_value + far * v_token * V_UNIT, there, v_at, query, V_RANK, V_FIRST, V_REST, V_BITS
+        )
         mixed = tl.dot(tl.trans(value), weights.to(narrow), mixed * fade)
         if V_REST:
-            value = _tile(by_value + far * v_token, there, V_FIRST, V_REST, V_RANK)
-            mixed_rest = tl.dot(tl.trans(value), weights.to(narrow), mixed_rest * fade)
+            mixed_rest = tl.dot(tl.trans(value_rest), weights.to(narrow), mixed_rest * fade)
         if ROTATED:
             one, two = _turned(one, two, tl.trans(back_cosine), -tl.trans(back_sine))
 
     left = ((text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head) * QUERIES + row
     tl.store(peaks + left, peak, mask=real)
     tl.store(totals + left, tl.sum(total, axis=0), mask=real)
-    _store_sums(sums, left, real, mixed, 0, V_FIRST, V_RANK)
+    _store_sums(sums, left, real, mixed, 0, V_FIRST, V_RANK // 2 if V_BITS == 4 else V_RANK, V_RANK)
     if V_REST:
-        _store_sums(sums, left, real, mixed_rest, V_FIRST, V_REST, V_RANK)
+        _store_sums(sums, left, real, mixed_rest, V_RANK // 2 if V_BITS == 4 else V_FIRST, V_REST, V_RANK, V_RANK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .latent_attention import TILE
+from .latent_rounding import RoundedLatents
 from .rotary import rotates_plainly
 
 _MOVING = ("dynamic", "longrope")
@@ -87,14 +88,25 @@ class Latents:
     """What one attention's cache holds of all tokens.
 
     Attributes:
-        keys: latents of the keys, shape ``(batch, tokens, groups * rank)``; where k_proj is no pair, the keys as they
-            are attended to, shape ``(batch, tokens, heads * head_dim)``.
+        keys: latents of the keys, shape ``(batch, tokens, groups * rank)``, or as they are rounded; where k_proj is no
+            pair, the keys as they are attended to, shape ``(batch, tokens, heads * head_dim)``.
         values: the same of the values.
         length: how many tokens there are of those that the cache has room for, on the device; None: all.
         rotation: of the keys; None: they are not rotated, or need not be.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | RoundedLatents
+    values: Tensor | RoundedLatents
     length: Tensor | None
     rotation: Rotation | None
+
+    @property
+    def tokens(self) -> int:
+        """For which the cache has room."""
+        held = self.keys if isinstance(self.keys, Tensor) else self.keys.words
+        return held.shape[1]
+
+    def plain(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values, those that are rounded in a dtype."""
+        keys, values = (one if isinstance(one, Tensor) else one.values(dtype) for one in (self.keys, self.values))
+        return keys, values

@@ -1,7 +1,8 @@
 """Attention whose cache keeps latents: what the first factors of k_proj and v_proj write, before norms and rotation.
 
 PaLU (arXiv 2407.21118) keeps such a cache. Any cache of transformers holds latents: they lie in it as the keys and
-values of one head, ``(batch, 1, tokens, groups * rank)``. When attention reads them, the second factors make
+values of one head, ``(batch, 1, tokens, groups * rank)``; those of few bits as words of 16 bits, the scales of a token
+with it (``gac.runtime.latent_rounding``). When attention reads them, the second factors make
 features of them, and keys pass the norms and the rotary embedding of their model, at the positions that they have.
 
 The model's own attention module runs, with its own queries, masks and options. Only what it asks of its cache is
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
+from transformers.cache_utils import QuantizedLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .contract import CACHES
 from .latent_decoding import decoded
+from .latent_rounding import RoundedLatents, words_of
 from .latent_tokens import Latents, Rotation
 from .modules import BlockLinear
 from .rotary import in_one_launch, rotate_of
@@ -52,17 +55,17 @@ def attend_latents(
     Returns:
         What it mixed, shape ``(batch, new tokens, heads, head_dim)``, and its weights where it has them.
     """
-    keys, values = latents.keys, latents.values
     second, of_values = (second_factor(getattr(attention, name)) for name in _PAIRS)
     if (mixed := decoded(attention, (second, of_values), query, latents, mask, options)) is not None:
         return mixed, None
+    keys, values = latents.plain(query.dtype)
     if second is not None:
         rotation = None if latents.rotation is None else latents.rotation.tables(keys)
-        keys = _made_keys(attention, second(keys), rotation)
+        keys = _made_keys(attention, second(keys, is_rounded=True), rotation)
     else:
         keys = _heads(keys, attention.head_dim)
     if of_values is not None:
-        values = _heads(of_values(values), attention.head_dim)
+        values = _heads(of_values(values, is_rounded=True), attention.head_dim)
     else:
         values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
     attended: tuple[Tensor, Tensor | None] = _own_interface(attention)(attention, query, keys, values, mask, **options)
@@ -98,10 +101,19 @@ def caches_latents(model: nn.Module) -> bool:
     return any(second_factor(getattr(module, name, None)) is not None for module in model.modules() for name in _PAIRS)
 
 
-def _note_latents(second: Any, inputs: tuple[Tensor]) -> None:
-    """Before a second factor runs: what it reads, where its attention has a cache."""
-    if second.noting:
-        (second.noted,) = inputs
+def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | None:
+    """Before a second factor runs: what its attention's cache keeps, where it has one; of few bits words.
+
+    Latents that were rounded for that are what it reads.
+    """
+    if not second.noting:
+        return None
+    (latents,) = inputs
+    if second.bits is None:
+        second.noted = latents
+        return None
+    second.noted, latents = words_of(latents, _groups(second), second.bits)
+    return latents, True
 
 
 def _noted(second: Any) -> Tensor:
@@ -147,22 +159,37 @@ class _LatentCache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> Any:
         """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
         new = [_kept(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
+        dtypes = [one.dtype for one in new]
+        if torch.int16 in dtypes:  # both are words then: caches of some versions of transformers have one dtype
+            new = [one.view(torch.int16) for one in new]
         self._check(layer, new)
         cached = in_one_launch(self.cache).update(*new, layer, *rest, **named)
         if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
             return keys, values
         end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
-        held, values_held = (states.squeeze(1) for states in cached)
-        latents = Latents(held, values_held, _length(end, held), self._rotation(end, held.device))
+        held = [
+            _read(second, states.squeeze(1), dtype)
+            for second, states, dtype in zip(self.seconds, cached, dtypes, strict=True)
+        ]
+        length, rotation = _length(end, cached[0]), self._rotation(end, cached[0].device)
+        latents = Latents(held[0], held[1], length, rotation)
         self.attention.config = _Attending(self.attention.config)
         return latents, latents
 
     def _check(self, layer: int, new: list[Tensor]) -> None:
         held: Any = self.cache.layers[layer] if layer < len(self.cache.layers) else None
-        if getattr(held, "is_initialized", False) and held.keys.numel() and held.keys.shape[1::2] != new[0].shape[1::2]:
-            heads, length = held.keys.shape[1::2]
+        words = new[0].dtype == torch.int16
+        if words and isinstance(held, QuantizedLayer):
             raise ValueError(
-                f"layer {layer} of the cache holds keys of {heads} heads of {length} numbers; expected 1 of "
+                f"layer {layer} of the cache is a {type(held).__name__}, which rounds what it keeps; expected one that "
+                "keeps it as it is: this model's latents are rounded already. Give it a dynamic or a static cache."
+            )
+        if not getattr(held, "is_initialized", False) or not held.keys.numel():
+            return
+        if held.keys.shape[1::2] != new[0].shape[1::2] or (held.keys.dtype == torch.int16) != words:
+            (heads, length), kind = held.keys.shape[1::2], "words" if held.keys.dtype == torch.int16 else "numbers"
+            raise ValueError(
+                f"layer {layer} of the cache holds keys of {heads} heads of {length} {kind}; expected 1 of "
                 f"{new[0].shape[-1]}, the latents that this model keeps of a token. Give it a new cache, not one that "
                 "another model has filled or that early_initialization has laid out."
             )
@@ -183,15 +210,32 @@ class _LatentCache:
 
 
 def _length(end: Any, keys: Tensor) -> Tensor | None:
-    """How many of the places ``(batch, places, ...)`` are filled; None: all."""
+    """How many of the places ``(batch, 1, places, ...)`` are filled; None: all."""
     if isinstance(end, Tensor):
         return end
-    return None if end >= keys.shape[1] else torch.full((), end, device=keys.device)
+    return None if end >= keys.shape[2] else torch.full((), end, device=keys.device)
 
 
 def _kept(second: Any, states: Tensor) -> Tensor:
-    """Latents, or states ``(batch, heads, tokens, length)`` where there are none, as the cache has them."""
+    """Latents, or states ``(batch, heads, tokens, length)`` where there are none, as the cache has them.
+
+    Latents of few bits are words, int16.
+    """
     return (states.transpose(1, 2).flatten(2) if second is None else _noted(second)).unsqueeze(1)
+
+
+def _read(second: Any, held: Tensor, dtype: torch.dtype) -> Tensor | RoundedLatents:
+    """What a cache holds ``(batch, tokens, ...)``, as what was of that dtype when it came."""
+    if second is None or second.bits is None:
+        return held.view(dtype)
+    groups = _groups(second)
+    return RoundedLatents(held, groups, second.in_features // groups, second.bits)
+
+
+def _groups(second: Any) -> int:
+    """Of heads, each with latents of its own."""
+    blocks: int = second.shape[0] if isinstance(second, StoredBlocks) else len(second.weight)
+    return blocks
 
 
 class _Attending:

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .latent_rounding import rounded
+from .latent_words import LARGEST
+
 
 class _EmptyLinear(nn.Linear):
     def reset_parameters(self) -> None:
@@ -52,19 +55,26 @@ class BlockLinear(nn.Module):
 
     ``weight`` holds the B_g, shape ``(blocks, rows, rank)``; x has shape ``(..., blocks * rank)``, y
     ``(..., blocks * rows)``.
+
+    Args:
+        bits: to which it rounds its input, as a cache keeps it; None: it is multiplied as it comes.
     """
 
-    def __init__(self, blocks: int, rank: int, rows: int, bias: bool, **where: Any) -> None:
+    def __init__(self, blocks: int, rank: int, rows: int, bias: bool, bits: int | None = None, **where: Any) -> None:
         super().__init__()
+        self.bits = bits
         self.weight = nn.Parameter(torch.empty(blocks, rows, rank, **where))
         self.bias = nn.Parameter(torch.empty(blocks * rows, **where)) if bias else None
         self.in_features, self.out_features = blocks * rank, blocks * rows
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
+        """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
+        x = x if is_rounded else rounded(x, len(self.weight), self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"blocks={len(self.weight)}, in_features={self.in_features}, out_features={self.out_features}"
+        sizes = f"blocks={len(self.weight)}, in_features={self.in_features}, out_features={self.out_features}"
+        return sizes if self.bits is None else f"{sizes}, bits={self.bits}"
 
 
 def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,13 +89,30 @@ class LatentLinear(LowRankLinear):
     """y = blockdiag(B_1, B_2, ...) (A x) + bias: a low-rank pair for each group of output features.
 
     ``first`` holds the A_g, one above the other, shape ``(groups * rank, in)``; ``second`` is a ``BlockLinear``.
+
+    Args:
+        bits: to which latents are rounded between the factors; None: they are not.
+
+    Raises:
+        ValueError: latents are never of so many bits.
     """
 
-    def __init__(self, in_features: int, groups: int, rank: int, out_features: int, bias: bool, **where: Any) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        groups: int,
+        rank: int,
+        out_features: int,
+        bias: bool,
+        bits: int | None = None,
+        **where: Any,
+    ) -> None:
+        if bits is not None and bits not in LARGEST:
+            raise ValueError(f"latents of {bits} bits; expected one of {', '.join(map(str, LARGEST))}.")
         nn.Module.__init__(self)
         self.in_features, self.rank, self.out_features = in_features, groups * rank, out_features
         self.first = empty_linear(in_features, groups * rank, bias=False, **where)
-        self.second = BlockLinear(groups, rank, out_features // groups, bias, **where)
+        self.second = BlockLinear(groups, rank, out_features // groups, bias, bits, **where)
 
 
 class Heads:
@@ -153,6 +180,7 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "Linear": (empty_linear, ("in_features", "out_features")),
     "LowRankLinear": (LowRankLinear, ("in_features", "rank", "out_features")),
     "LatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features")),
+    "RoundedLatentLinear": (LatentLinear, ("in_features", "groups", "rank", "out_features", "bits")),
     "ValueLinear": (ValueLinear, ("in_features", "heads", "length")),
     "Absent": (Absent, ("in_features", "out_features")),
     "Constant": (Constant, ("in_features", "out_features")),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .eight_bits import Floats8, Integers8
+from .latent_rounding import rounded
 from .modules import BlockLinear, Heads, ValueLinear
 from .packed import PackedIntegers
 from .rounded_rows import Rounded
@@ -179,8 +180,14 @@ class StoredValues(StoredLinear):
 class StoredBlocks(StoredLinear):
     """A ``BlockLinear`` in a storage."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __init__(self, storage: Storage, plain: BlockLinear) -> None:
+        super().__init__(storage, plain)
+        self.bits = plain.bits
+
+    def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
+        """As that of a ``BlockLinear``."""
         blocks, rows, columns = self.shape
+        x = x if is_rounded else rounded(x, blocks, self.bits)
         return self.storage.multiply_blocks(x, self.held, blocks, rows, columns, self.bias)
 
 

@@ -254,7 +254,7 @@ def _fits_of(
     """Measure parts of one layer: the forms part by part, the inputs, then all schemes together."""
     pooled = cache(partial(moments.of, pooled=run.method.pooled))
     for part in (part for part in parts if part.scheme is None):
-        statistics = Statistics(run.model, pooled, run.method, known.kept, runs() if part.runs else None)
+        statistics = Statistics(run.model, pooled, run.method, known.kept, runs() if part.runs else None, known.losses)
         fit = keep_inputs(statistics, sites, moments) if part.inputs else fit_layer(statistics, sites, moments, part)
         known = _together([known, fit])
         yield part, fit
@@ -301,8 +301,12 @@ def _weights_of(sites: Sequence[Site]) -> list[Weight]:
 
 
 def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_Part]:
-    """The standard forms, and one part for each other form and for each scheme that rounds; the inputs on request."""
-    own = [form for form in map(form_named, dict.fromkeys(forms)) if not form.standard and form.name != "dense"]
+    """The standard forms, and one part for each other form and for each scheme that rounds; the inputs on request.
+
+    What a form rests upon comes before it, whether it is asked for or not.
+    """
+    asked = [one for form in map(form_named, forms) for one in (form.upon, form) if one is not None]
+    own = [form for form in {one.name: one for one in asked}.values() if not form.standard and form.name != "dense"]
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     return [
         _Part("standard", tuple(form for form in FORMS if form.standard)),

@@ -36,7 +36,8 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     operation is one of a latency table and moved by the dim along the axis that it names; its dim lies where it says in
     the module's tensors. Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes
     what it did; at half of it the model computes what it does when merged to dense weights, and its cache keeps as many
-    numbers as the form counts.
+    numbers as the form counts, with which it goes on as without. What rounding for the cache changes (``Form.bits``) is
+    allowed, and priced.
 
     A form that stands for several (``Form.variants``) is checked as each of them. One that lies inside another is as
     long as the other where weights meet; its full dim computes what the other does, and is the weight that its dims are
@@ -101,7 +102,7 @@ def _check_params(form: Form, weight: Weight) -> None:
     outer, length = form.shortening(1)
     whole = outer.params(weight, length) if form.inside else weight.params
     smaller, useful = sum(count < whole for count in counts), form.largest_useful(weight)
-    right = form.counts == "cached" or min(useful, len(counts)) == smaller
+    right = form.cache_axis(weight) is not None or min(useful, len(counts)) == smaller
     assert right, f"{form.name} of {weight.name}: dims up to {smaller} are smaller than dense, not {useful}"
 
 
@@ -157,8 +158,13 @@ def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
     curves = {name: loss for name, loss in losses.items() if name.startswith(f"{form.name}/")}
     assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
     for name, loss in curves.items():
-        assert loss[-1] == 0, f"{name}: the full dim loses {loss[-1]} nats a token"
-        assert bool((loss[:-1] >= loss[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
+        exact = loss
+        if form.bits is not None:
+            assert form.upon is not None, f"{form.name} rounds, and rests upon no form that does not"
+            exact = losses[f"{form.upon.name}/{name.partition('/')[2]}"]
+            assert bool((loss >= exact).all()), f"{name}: rounding wins at some dim"
+        assert exact[-1] == 0, f"{name}: the full dim loses {exact[-1]} nats a token"
+        assert bool((exact[:-1] >= exact[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
 
 
 def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: Mapping[int, Kept]) -> None:
@@ -167,9 +173,9 @@ def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: M
     before = _logits(_compressed(outer, run, taken, kept, lengths) if form.inside else model)
     full = {site.name: form.full(site.weights[0]) for site in taken}
     whole = _compressed(form, run, taken, kept, full)
-    apart = float((_logits(whole) - before).abs().max())
+    apart, near = float((_logits(whole) - before).abs().max()), _near(form, before)
     than = f"{outer.name} {length}'s" if form.inside else "the dense model's"
-    assert apart < 1e-3, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from {than}"
+    assert apart < near, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from {than}"
     half = {name: max(form.least, dim // 2) for name, dim in full.items()}
     smaller = _compressed(form, run, taken, kept, half)
     _check_cache(form, smaller, half)
@@ -182,13 +188,22 @@ def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: M
             linear.load_state_dict(found)
             dense.set_submodule(weight.name, linear)
     apart = float((_logits(smaller) - _logits(dense)).abs().max())
-    assert apart < 1e-3, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
+    assert apart < near, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
+
+
+def _near(form: Form, logits: Tensor) -> float:
+    """How near others have to be: as near as sums are, or as rounding for the cache leaves them."""
+    return 1e-3 if form.bits is None else float(logits.abs().max()) * 2.0 ** (2 - form.bits)
 
 
 def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
-    """Numbers of a token in the cache that runs, of all layers."""
+    """Numbers of a token in the cache that runs, of all layers, and what is found with it."""
+    whole = _logits(model)
     with torch.no_grad():
-        cache = model(_IDS, use_cache=True).past_key_values
+        cache = model(_IDS[:, :-1], use_cache=True).past_key_values
+        last = model(_IDS[:, -1:], past_key_values=cache, use_cache=True).logits
+    apart = float((last - whole[:, -1:]).abs().max())
+    assert apart < _near(form, whole), f"{form.name} at half the dim: with a cache logits differ by up to {apart:.2g}"
     kept = sum(held[0, :, 0].numel() for one in cache.layers if one.is_initialized for held in (one.keys, one.values))
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
     counted = sum(

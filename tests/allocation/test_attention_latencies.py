@@ -133,6 +133,20 @@ def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
     assert found[1].planned_bytes == 10**9 + 2 * (weights + cached * 32768)
 
 
+def test_rounded_latents_have_attention_of_their_own() -> None:
+    """Tables without it know no latency of the form; keys and values count halves as others do."""
+    form, points = form_named("latent:1:int8"), model_points("llama-3-8b", WORKLOADS, forms=("latent:1:int8",))
+    both = attend_latents(1, 32, 8, 32768, 128, 8, 64, 64, 8)
+    assert both.operator == "latent_attention_int8"
+    assert Point(both) in points
+    timing = Timing(table(points), WORKLOADS)
+    assert knows(timing, form, SITES)
+    assert not knows(TIMING, form, SITES)
+    keys, values = (of_attention(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
+    assert abs(int(keys[1] + values[1]) - ns(both)) <= 1
+    assert ns(both) < ns(HALF)
+
+
 def _params(choices: list[WeightChoice]) -> list[int]:
     return [form_named(one.form).params(one.weight, one.dim) for one in choices]
 

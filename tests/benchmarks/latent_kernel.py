@@ -79,7 +79,8 @@ class Sizes:
         last = torch.full((1, 1), self.context - 1, device=self.device)
         turns = torch.stack((angles.cos(), angles.sin()), 1)
         key, value = ((one, None) for one in factors)
-        return Attention(query, keys, values, *key, *value, None, frequencies, turns, last, None, self.size**-0.5)
+        given = keys, values, None, None, *key, *value
+        return Attention(query, *given, None, frequencies, turns, last, None, self.size**-0.5)
 
 
 def latent_calls(given: Attention, how: Program | None, count: int) -> list[Callable[[], object]]:

@@ -41,7 +41,9 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["low_rank", "narrow", "narrow_pair", "head_dim", "latent:1", "latent:2", Picked()], ids=name
+    "form",
+    ["low_rank", "narrow", "narrow_pair", "head_dim", "latent:1", "latent:2", "latent:int8", "latent:1:int4", Picked()],
+    ids=name,
 )
 def test_the_contract_of_every_form(form: Any) -> None:
     known = FORMS.get(form)

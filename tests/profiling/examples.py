@@ -7,6 +7,7 @@ from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
+_LATENTS = {"b": 2, "h": 6, "kv": 2, "t": 70, "d": 24, "g": 1, "k": 16, "v": 24}
 _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
 _COLLECTIVE = {"gpus": 3, "m": 70, "n": 96}
 _INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}
@@ -25,7 +26,7 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), _HEADS),
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), _INT4),
     **{name: _ATTENTION for name in OPERATORS.names if name.startswith("sdpa")},
-    "latent_attention": {"b": 2, "h": 6, "kv": 2, "t": 70, "d": 24, "g": 1, "k": 16, "v": 24},
+    **{name: _LATENTS for name in OPERATORS.names if name.startswith("latent_attention")},
     "copy": {"n": 300},
     **{name: {"m": 3, "k": 48} for name in ROUNDINGS},
     **dict.fromkeys(COLLECTIVES, _COLLECTIVE),

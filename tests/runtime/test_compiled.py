@@ -22,6 +22,9 @@ CHANGES: dict[str, dict[str, tuple[str, int]]] = {
     "narrow": {f"{MLP}.{name}": ("narrow", 96) for name in ("gate_proj", "up_proj", "down_proj")},
     "head_dim": {f"{ATTENTION}.{name}": ("head_dim", 8) for name in ("v_proj", "o_proj")},
     "latent": {f"{ATTENTION}.{name}": ("latent:1", 8) for name in ("k_proj", "v_proj")},
+    "rounded": {
+        f"{ATTENTION}.{name}": (form, 8) for name, form in (("k_proj", "latent:1:int8"), ("v_proj", "latent:1:int4"))
+    },
 }
 STEPS = 6
 

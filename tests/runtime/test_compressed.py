@@ -49,8 +49,8 @@ def added(name: str) -> Change:
         ),
         (
             lambda header: header["modules"][Q_PROJ].update(module="os.system"),
-            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, LatentLinear, ValueLinear, "
-            "Absent, Constant.",
+            f"{Q_PROJ}.module is 'os.system'; expected one of Linear, LowRankLinear, LatentLinear, "
+            "RoundedLatentLinear, ValueLinear, Absent, Constant.",
         ),
         *(
             (added(name), f"modules names {name!r}; expected a linear weight of this model.")

@@ -15,6 +15,7 @@ from transformers import DynamicCache, StaticCache
 
 from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, tiles
 from gac.runtime.latent_attention import TILE, Attention, Program, widths
+from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
 from gac.runtime.rows import plainly_rotated
 from tests.benchmarks import latent_kernel
@@ -62,6 +63,8 @@ class Case:
     batch: int = 1
     rotated: int | None = None
     bias: bool = False
+    k_bits: int | None = None
+    v_bits: int | None = None
 
     def attention(self, dtype: torch.dtype = torch.float32, **changed: Any) -> Attention:
         """A random one, on the device."""
@@ -80,13 +83,21 @@ class Case:
         pairs = rotated // 2 if self.k_rank else 0
         frequencies = 1e4 ** -(torch.arange(pairs, device=DEVICE) / max(pairs, 1))
         angles = torch.arange(TILE + 1, device=DEVICE)[:, None] * frequencies
-        latents = [
-            normal(self.batch, self.tokens, self.heads // group * rank if rank else self.heads * self.size)
-            for rank, group in ((self.k_rank, self.k_group), (self.v_rank, self.v_group))
-        ]
+        held, scales = [], []
+        for rank, group, bits in ((self.k_rank, self.k_group, self.k_bits), (self.v_rank, self.v_group, self.v_bits)):
+            groups = self.heads // group
+            latents = normal(self.batch, self.tokens, groups * rank if rank else self.heads * self.size)
+            if bits is None:
+                held.append(latents)
+                scales.append(None)
+            else:
+                rounded = RoundedLatents(words_of(latents, groups, bits)[0], groups, rank, bits)
+                held.append(rounded.numbers)
+                scales.append(rounded.scales)
         found = Attention(
             normal(self.batch, self.heads * self.queries, 1, self.size),
-            *latents,
+            *held,
+            *scales,
             *factor(self.k_rank, self.k_group),
             *factor(self.v_rank, self.v_group),
             mask=None,
@@ -104,15 +115,20 @@ def expected(given: Attention) -> Tensor:
     tokens, wide = given.keys.shape[1], torch.float64
     there = tokens if given.length is None else int(given.length)
 
-    def features(latents: Tensor, factor: Tensor | None, bias: Tensor | None, size: int) -> Tensor:
+    def features(
+        latents: Tensor, scales: Tensor | None, factor: Tensor | None, bias: Tensor | None, size: int
+    ) -> Tensor:
+        if scales is not None:
+            assert factor is not None
+            latents = values_of(latents, scales, len(factor), factor.shape[2], given.query.dtype)
         made = latents[:, :there].to(wide)
         if factor is not None:
             made = torch.einsum("btgr,gfr->btgf", made.unflatten(-1, (len(factor), -1)), factor.to(wide)).flatten(2)
             made = made if bias is None else made + bias
         return made.unflatten(-1, (-1, size)).transpose(1, 2)
 
-    keys = features(given.keys, given.k_factor, given.k_bias, given.size)
-    values = features(given.values, given.v_factor, given.v_bias, given.v_size)
+    keys = features(given.keys, given.k_scales, given.k_factor, given.k_bias, given.size)
+    values = features(given.values, given.v_scales, given.v_factor, given.v_bias, given.v_size)
     if given.frequencies is not None:
         assert given.last is not None
         at = (torch.arange(there, device=DEVICE) - there + 1 + given.last).to(wide)
@@ -125,6 +141,12 @@ def expected(given: Attention) -> Tensor:
         mask = given.mask[..., :there]
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return (scores.softmax(-1) @ values.repeat_interleave(queries, 1)).transpose(1, 2)
+
+
+def values_of(numbers: Tensor, scales: Tensor, groups: int, rank: int, dtype: torch.dtype) -> Tensor:
+    """Latents of few bits, from what the kernels read of them."""
+    words = torch.cat((numbers.contiguous().view(torch.int16), scales.contiguous().view(torch.int16)), -1)
+    return RoundedLatents(words, groups, rank, 8 * numbers.shape[-1] // (groups * rank)).values(dtype)
 
 
 def off(given: Attention, how: Program | None = None) -> float:
@@ -161,8 +183,36 @@ def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
     assert off(case.attention()) < 1e-5 if DEVICE == "cpu" else off(case.attention(torch.float16)) < 5e-3
 
 
+FEW_BITS = [
+    Case(k_bits=8, v_bits=8),
+    Case(k_bits=4, v_bits=4, queries=7, tokens=129),
+    Case(k_bits=8, v_bits=4, k_rank=48, v_rank=24, size=128, batch=3, tokens=65),
+    Case(k_bits=4, v_bits=8, k_rank=144, v_rank=144),
+    Case(k_bits=8, k_rank=24, v_rank=144),
+    Case(v_bits=4, k_rank=8, v_rank=80, bias=True),
+    Case(v_bits=8, k_rank=0, v_rank=8),
+    Case(k_bits=4, k_rank=96, v_rank=0),
+    Case(heads=4, queries=2, k_group=2, v_group=4, k_rank=48, v_rank=80, k_bits=4, v_bits=8),
+]
+
+
+@pytest.mark.parametrize("case", FEW_BITS)
+def test_over_latents_of_few_bits(case: Case) -> None:
+    assert off(case.attention()) < 1e-5 if DEVICE == "cpu" else off(case.attention(torch.float16)) < 5e-3
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
+    given = Case(tokens=200, batch=2, k_bits=bits, v_bits=bits).attention(length=torch.tensor(70, device=DEVICE))
+    for one in (given.keys, given.values, given.k_scales, given.v_scales):
+        assert one is not None
+        one[:, 70:] = -1 if one.dtype == torch.int8 else torch.nan
+    given = replace(given, last=torch.full((1, 1), 69, device=DEVICE))
+    assert off(given) < 1e-5 if DEVICE == "cpu" else off(given) < 5e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], CASES[10]])
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]])
 def test_in_16_bits(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter leaves out what does not fit into bfloat16, in place of rounding."""
     multiply_bfloat16(monkeypatch)
@@ -276,6 +326,28 @@ def test_generation_with_the_kernel_equals_generation_without_a_cache(
     assert len(ran) == 4 * 2
     assert {one.length is None for one in ran} == {cache is None or model_type == "mistral"}  # whose window is full
     assert sum(numbers(found.past_key_values)) == model.gac_plan.kv_numbers[0]
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize(
+    "forms", [("latent:1:int8", "latent:1:int4"), ("latent:2:int4", "latent:2"), ("", "latent:int8")]
+)
+def test_generation_over_latents_of_few_bits(
+    forms: tuple[str, str], cache: str | None, make_plan: MakePlan, ran: list[Attention]
+) -> None:
+    """Keys and values in forms of their own, or dense. In single precision some number may be rounded otherwise."""
+    config = small_config("llama", attention_bias=True)
+    chosen = {
+        name: (form, dim) for name, (_, dim) in ranks_of_16(config).items() if (form := forms[name.endswith("v_proj")])
+    }
+    model = latent_model(config, make_plan, chosen)
+    model.set_attn_implementation("sdpa")
+    model.requires_grad_(False)
+    without, found = generated(model, use_cache=False), generated(model, cache_implementation=cache)
+    assert apart(without, found) < 1e-3 * float(torch.stack(without.logits).abs().max())
+    assert len(ran) == 4 * 2
+    bits = {"": None, "latent:2": None, "latent:1:int8": 8, "latent:int8": 8, "latent:1:int4": 4, "latent:2:int4": 4}
+    assert {one.bits for one in ran} == {(bits[forms[0]], bits[forms[1]])}
 
 
 def test_heads_in_groups(make_plan: MakePlan, ran: list[Attention]) -> None:

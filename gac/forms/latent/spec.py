@@ -1,15 +1,27 @@
 """Keys and values that the cache keeps as latents of groups of heads."""
 
 import re
+from typing import ClassVar, Literal
 
 from gac.errors import PlanError
 from gac.forms.base import Form, ModuleSpec, Place, Split, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
 from gac.operations import Operation, attend_latents, batched_gemm
+from gac.runtime.latent_words import token_words
 
-_GROUP = re.compile(r"[1-9][0-9]{0,5}")
+_PARAMETER = re.compile(r"(?P<group>[1-9][0-9]{0,5})(:int(?P<bits>[48]))?|int(?P<alone>[48])")
 DEFAULT_GROUP = 4
+
+
+def named(group: int, bits: int | None = None) -> str:
+    """As plans write the form.
+
+    >>> named(4), named(1), named(4, 8), named(1, 4)
+    ('latent', 'latent:1', 'latent:int8', 'latent:1:int4')
+    """
+    parts = ["latent", *([] if group == DEFAULT_GROUP else [str(group)]), *([f"int{bits}"] if bits else [])]
+    return ":".join(parts)
 
 
 class Latent(Form):
@@ -31,21 +43,24 @@ class Latent(Form):
     tensor_form = "gac.forms.latent.torch:LatentTensors"
     step = 8
     timed = False
-    counts = "cached"
+    counts: ClassVar[Literal["params", "cached"] | None] = "cached"
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
-        self.name = "latent" if group == DEFAULT_GROUP else f"latent:{group}"
+        self.name = named(group)
 
     def with_parameter(self, text: str) -> "Latent":
-        """Groups of N heads, from the text of N.
+        """Groups of N heads, in a cache of few bits where the text says so: ``N``, ``int8``, ``N:int8``, ``N:int4``.
 
         Raises:
-            PlanError: it is no such number.
+            PlanError: it says neither.
         """
-        if not _GROUP.fullmatch(text):
-            raise PlanError(f"form latent:{text}", "latent:N with a number of heads of 1 or more", "Correct the name.")
-        return Latent(int(text))
+        found = _PARAMETER.fullmatch(text)
+        if found is None:
+            expected = "latent:N with a number of heads of 1 or more, latent:int8, latent:int4, latent:N:int8 or so"
+            raise PlanError(f"form latent:{text}", expected, "Correct the name.")
+        group, bits = int(found["group"] or DEFAULT_GROUP), found["bits"] or found["alone"]
+        return Latent(group) if bits is None else RoundedLatent(group, int(bits))
 
     def takes(self, weight: Weight) -> bool:
         return weight.cached and weight.heads > 0
@@ -61,7 +76,8 @@ class Latent(Form):
             raise PlanError(
                 f"groups of {self.group} of the {weight.heads} heads of {weight.name}",
                 f"groups of {', '.join(divisors)} heads",
-                f"Give the number of heads after a colon: latent:{divisors[-1]}, or the method palu:{divisors[-1]}.",
+                f"Give the number of heads after a colon: {named(int(divisors[-1]), self.bits)}, or the method "
+                f"palu:{divisors[-1]}.",
             )
         return max(1, weight.heads // self.group)
 
@@ -86,7 +102,7 @@ class Latent(Form):
         """Beside latents of the other weight, of half of all numbers: of these one shape stands for all."""
         size, other = weight.out_features // weight.heads, self.beside(weight)
         k, v = (other, dim) if weight.values else (dim, other)
-        return attend_latents(texts, weight.asked, weight.heads, context, size, self.groups(weight), k, v)
+        return attend_latents(texts, weight.asked, weight.heads, context, size, self.groups(weight), k, v, self.bits)
 
     def cache_axis(self, weight: Weight) -> str:
         return "v" if weight.values else "k"
@@ -115,3 +131,43 @@ class Latent(Form):
     def after(self, weight: Weight, dim: int, rows: int) -> Operation:
         groups = self.groups(weight)
         return batched_gemm(groups, rows, dim, weight.out_features // groups)
+
+
+class RoundedLatent(Latent):
+    """The same pairs, whose latents are rounded to 8 or 4 bits between the factors, and lie in the cache so.
+
+    Each token and group has a scale of 16 bits (``gac.runtime.latent_rounding``). The price of a rank is that of the
+    latents before, and of their rounding (``gac.forms.latent.rounded``). What the cache keeps is counted in words of 16
+    bits, so it is as exact as the numbers of other forms.
+
+    Args:
+        group: as for ``Latent``.
+        bits: of a number, 8 or 4.
+    """
+
+    meaning = "rank of a latent for each group of heads / bits of its numbers in the KV cache"
+    tensor_form = "gac.forms.latent.rounded:RoundedLatentTensors"
+    counts = None
+
+    def __init__(self, group: int, bits: int) -> None:
+        super().__init__(group)
+        self.bits, self.name = bits, named(group, bits)
+
+    @property
+    def upon(self) -> Latent:
+        return Latent(self.group)
+
+    def cached(self, weight: Weight, dim: int) -> int:
+        assert self.bits is not None
+        return token_words(self.groups(weight), dim, self.bits)
+
+    def largest_useful(self, weight: Weight) -> int:
+        """All: rounded latents of the full rank are fewer bytes than the dense weight's features."""
+        return self.full(weight)
+
+    def told(self, dim: int) -> str:
+        return f"{super().told(dim)}/{self.bits}"
+
+    def module(self, weight: Weight, dim: int) -> ModuleSpec:
+        assert self.bits is not None
+        return ModuleSpec("RoundedLatentLinear", {**super().module(weight, dim).sizes, "bits": self.bits})

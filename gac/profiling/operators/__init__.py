@@ -25,6 +25,7 @@ from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
 from gac.registry import Registry, check_contract
+from gac.runtime.latent_words import LARGEST
 
 __all__ = [
     "ACTIVATIONS",
@@ -62,6 +63,7 @@ for _operator in (
     DequantisedInt4Linear(),
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
     LatentAttention(),
+    *map(LatentAttention, LARGEST),
     *map(RoundInputs, NUMBERS),
     Copy(),
     AllReduce(),

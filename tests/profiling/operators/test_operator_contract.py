@@ -39,7 +39,7 @@ COUNTS: Mapping[str, Callable[..., int]] = {
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
     **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
-    "latent_attention": latent_attention,
+    **{name: latent_attention for name in OPERATORS.names if name.startswith("latent_attention")},
     **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES), lambda **_axes: 0),
 }
 

@@ -207,6 +207,8 @@ def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_s
         "linear_triton",
         "low_rank_triton",
         "latent_attention",
+        "latent_attention_int8",
+        "latent_attention_int4",
         *ROUNDINGS,
         *COLLECTIVES,
     }

@@ -9,11 +9,12 @@ from tests.profiling.examples import EXAMPLES
 from tests.runtime.interpreted import DEVICE
 
 
-def test_it_attends_as_over_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["latent_attention", "latent_attention_int8", "latent_attention_int4"])
+def test_it_attends_as_over_keys_and_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong result is seen; a rank that the kernel cannot take is refused."""
     monkeypatch.setattr(tiles, "_processors", lambda device: 4)
     monkeypatch.setattr(tiles, "_shared_memory", lambda device: 227 * 1024)
-    runner, axes, pools = runner_of("latent_attention"), EXAMPLES["latent_attention"], Pools(DEVICE, limit_bytes=2**20)
+    runner, axes, pools = runner_of(name), EXAMPLES[name], Pools(DEVICE, limit_bytes=2**20)
     inputs = runner.operands(axes, "fp16", pools.cut)
     (mixed,) = runner.run(inputs, [])
     assert mixed.shape == runner.operator.outputs(axes, "fp16")[0].shape

@@ -53,6 +53,8 @@ def test_all_but_a_few_kernels_run_without_a_gpu() -> None:
         "sdpa_cudnn",
         "sdpa_cudnn_causal",
         "latent_attention",
+        "latent_attention_int8",
+        "latent_attention_int4",
         *ROUNDINGS,
     ]
 

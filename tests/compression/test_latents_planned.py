@@ -1,0 +1,162 @@
+"""Latents of few bits from the curve to the checkpoint: their price, their basis, and what plans make of them."""
+
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import Tensor
+
+from gac.errors import BudgetError, GacError
+from gac.forms import form_named
+from gac.forms.decomposition import decompose, with_rotated_latents
+from gac.forms.latent.rounded import balance, moments_of_latents, rounding_cost
+from gac.forms.metric import Metric
+from gac.models.sites import Weight
+from gac.runtime.latent_rounding import rounded
+from gac.runtime.latent_words import token_words
+from gac.runtime.latents import second_factor
+from gac.sensitivity.store import read_tensors
+from tests.small_pipeline import Small
+
+FORMS = ("latent:1", "latent:1:int8", "latent:1:int4")
+ROWS, IN = 32, 48
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Tensor, Metric, Tensor]:
+    """A weight, what errors of it cost, and tokens that it reads; features differ much, in and out."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    tokens = normal(4096, IN) * torch.logspace(0, -2, IN) @ normal(IN, IN)
+    gradients = normal(512, ROWS) * torch.logspace(0, -1, ROWS) @ normal(ROWS, ROWS)
+    return normal(ROWS, IN), Metric(tokens.T @ tokens / 4096, gradients.T @ gradients / 512), tokens
+
+
+def pair_of(case: tuple[Tensor, Metric, Tensor], rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Factors of the rank, and the variances and gains of their latents."""
+    weight, metric, _ = case
+    second, first = decompose(weight, metric).factors(ROWS)
+    variances, gains = moments_of_latents(second[None], first, metric)
+    return second[:, :rank], first[:rank], variances, gains
+
+
+def cost_of_rounding(case: tuple[Tensor, Metric, Tensor], second: Tensor, first: Tensor, bits: int) -> float:
+    """What it costs of the tokens, in the metric."""
+    _, metric, tokens = case
+    latents = tokens @ first.T
+    errors = (rounded(latents, 1, bits) - latents) @ second.T
+    return float((errors @ metric.gradients * errors).sum() / len(tokens))
+
+
+@pytest.mark.parametrize("rank", [8, 32])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_price_is_what_rounding_costs(case: tuple[Tensor, Metric, Tensor], bits: int, rank: int) -> None:
+    second, first, variances, gains = pair_of(case, rank)
+    by = balance(variances, gains)[0, :rank]
+    turned = with_rotated_latents(second / by, first * by[:, None])
+    price = float(rounding_cost(variances, gains, bits)[rank - 1])
+    assert price == pytest.approx(cost_of_rounding(case, *turned, bits), rel=0.25)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_balanced_and_rotated_latents_lose_less(case: tuple[Tensor, Metric, Tensor], bits: int) -> None:
+    second, first, variances, gains = pair_of(case, ROWS)
+    by = balance(variances, gains)[0]
+    plain = cost_of_rounding(case, second, first, bits)
+    rotated = cost_of_rounding(case, *with_rotated_latents(second, first), bits)
+    both = cost_of_rounding(case, *with_rotated_latents(second / by, first * by[:, None]), bits)
+    assert both < rotated < 0.5 * plain
+
+
+def test_what_was_never_seen_costs_nothing() -> None:
+    variances, gains = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 3.0]])
+    assert balance(variances, gains)[0, 1] == 1
+    assert rounding_cost(variances, gains, 8).isfinite().all()
+
+
+def test_the_cache_is_counted_in_whole_words() -> None:
+    weight = Weight("k", 192, 576, heads=3, cached=True)
+    for name, groups in (("latent:int8", 1), ("latent:1:int4", 3)):
+        form = form_named(name)
+        assert form.bits is not None
+        assert form.largest_useful(weight) == form.full(weight) == 192 // groups
+        for dim in (1, 7, 64):
+            assert form.cached(weight, dim) == token_words(groups, dim, form.bits)
+    assert form_named("latent:int8").told(64) == "g 64/8"
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("align", [False, 8])
+@pytest.mark.parametrize("kv_cache", [0.6, 0.4, 0.25])
+def test_a_tight_cache_takes_few_bits_and_is_never_over(small: Small, kv_cache: float, align: bool | int) -> None:
+    plan = small.allocate(1.0, forms=FORMS, kv_cache=kv_cache, align=align, refit="none")
+    used, whole = plan.kv_numbers
+    assert used <= int(kv_cache * whole)
+    assert used == sum(form_named(one.form).cached(one.weight, one.dim) for one in plan.weights)
+    assert any(form_named(one.form).bits for one in plan.weights)
+    if not align:
+        alone = small.allocate(1.0, forms=FORMS[:1], kv_cache=kv_cache, align=False, refit="none")
+        assert plan.prediction.loss < alone.prediction.loss
+
+
+def test_less_than_the_least_is_refused(small: Small) -> None:
+    with pytest.raises(BudgetError, match="the smallest that forms latent:1:int4 can reach"):
+        small.allocate(1.0, forms=FORMS[2:], kv_cache=0.01)
+
+
+@pytest.mark.parametrize("refit", ["none", "residual"])
+def test_what_is_saved_runs_with_the_cache_of_the_plan(small: Small, refit: str, tmp_path: Path) -> None:
+    plan = small.allocate(1.0, forms=FORMS, kv_cache=0.4, align=False, refit=refit)
+    for model in small.there_and_back(plan, tmp_path):
+        bits = {
+            one.name: second_factor(model.get_submodule(one.name)).bits for one in plan.weights if one.form in FORMS
+        }
+        assert bits == {one.name: form_named(one.form).bits for one in plan.weights if one.form in FORMS}
+        model.bfloat16()
+        with torch.no_grad():
+            layers = model(torch.arange(10)[None], use_cache=True).past_key_values.layers
+        kept = [held[0, :, 0] for one in layers for held in (one.keys, one.values)]
+        assert sum(one.numel() * one.element_size() for one in kept) == 2 * plan.kv_numbers[0]
+
+
+def test_factors_are_kept_once(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured for few bits is a price and a number for each latent."""
+    monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    small.allocate(1.0, forms=FORMS[1:], kv_cache=0.4, align=False)
+    kept = {
+        name: {
+            key.partition("/")[0]
+            for path in tmp_path.rglob(f"factors-kfac-{name}-*.safetensors")
+            for key in read_tensors(path, torch.device("cpu"))
+            if key.startswith("latent")
+        }
+        for name in FORMS
+    }
+    assert kept == {
+        "latent:1": {"latent:1.second", "latent:1.first"},
+        "latent:1:int8": {"latent:1:int8.balance"},
+        "latent:1:int4": {"latent:1:int4.balance"},
+    }
+
+
+def test_rules_of_peers_give_no_few_bits(small: Small) -> None:
+    with pytest.raises(GacError, match="rule uniform with forms latent:1:int8; expected one of "):
+        small.allocate(0.5, forms=FORMS[1:2], rule="uniform")
+
+
+def test_a_config_with_other_bits_is_refused(small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(1.0, forms=FORMS[1:2], kv_cache=0.4, align=False, refit="none")
+    name = next(one.name for one in plan.weights if one.form == FORMS[1])
+    model = small.compress(plan)
+    described = model.config.gac["modules"][name]
+    assert described["module"] == "RoundedLatentLinear"
+    assert MappingProxyType(described["sizes"])["bits"] == 8
+    described["sizes"]["bits"] = 5
+    with pytest.raises(ValueError, match="latents of 5 bits; expected one of 8, 4"):
+        type(model)(model.config)
