@@ -66,6 +66,8 @@ class Statistics:
         kept: what forms that were measured before have kept of the layer; where it is built, all that was kept.
         runs: runs the model with some of it changed; there for forms that are measured so. For those that need no
             statistics nothing else was seen.
+        attended: what was seen of keys' or values' weight as attention reads what is cached; there for forms that are
+            ``attended``, where the method is two-sided.
     """
 
     model: nn.Module
@@ -73,6 +75,7 @@ class Statistics:
     method: "Method"
     kept: Kept
     runs: "ModelRuns | None" = None
+    attended: Callable[[Weight], Moments] | None = None
 
     def matrix(self, weight: Weight) -> Tensor:
         """W, shape ``(out, in)``, in the model's dtype."""
@@ -81,6 +84,10 @@ class Statistics:
     def metric(self, weight: Weight) -> Metric:
         """What errors of the weight are measured in."""
         return self.method.metric(self.moments(weight))
+
+    def cached_metric(self, weight: Weight) -> Metric:
+        """The same of k_proj or v_proj where what is cached changes, as attention reads it if that was measured."""
+        return self.method.metric((self.attended or self.moments)(weight))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ class Latent(Form):
     step = 8
     timed = False
     counts = "cached"
+    attended = True
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
