@@ -35,7 +35,7 @@ from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.runtime.rounded_inputs import READERS
-from gac.sensitivity.attended import AttendedSums
+from gac.sensitivity.attended import AttendedSums, cached_weights
 from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, TensorFile, read_rows, read_tensors, write_tensors
@@ -153,15 +153,21 @@ class CalibrationRun:
 Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]]
 
 
-def kept_on_disk(sites: Sequence[Site]) -> bool:
-    """Whether the moments of these sites' layers are small enough to be kept."""
+def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
+    """Whether the moments of these sites' layers are small enough to be kept; arguments as for ``moment_bytes``."""
     layers = {site.layer for site in sites}
-    return moment_bytes(sites) <= LAYER_BYTES * len(layers)
+    return moment_bytes(sites, attended) <= LAYER_BYTES * len(layers)
 
 
-def moment_bytes(sites: Sequence[Site]) -> int:
-    """Bytes of the float32 moments of these sites, on two halves of the text."""
-    return 8 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
+def moment_bytes(sites: Sequence[Site], attended: bool = False) -> int:
+    """Bytes of the float32 moments of these sites, on two halves of the text.
+
+    Args:
+        attended: whether those of keys and values as attention reads them count too.
+    """
+    weights = [weight for site in sites for weight in site.weights]
+    weights += cached_weights(weights) if attended else []
+    return 8 * sum(weight.in_features**2 + weight.out_features**2 for weight in weights)
 
 
 def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
@@ -184,7 +190,7 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
     weights: dict[int, list[Weight]] = {}
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
-    keeps, ranks = run.store if kept_on_disk(sites) else None, run.ranks
+    keeps, ranks = run.store if kept_on_disk(sites, run.attended) else None, run.ranks
     kept = ranks.once(lambda: {layer for layer in weights if keeps is not None and run.kept(keeps, layer).exists()})
     missing = {layer: of for layer, of in weights.items() if layer not in kept}
     turns = _turns(weights, ranks.count)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gac.distributed.ranks import Ranks
 from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.models.sites import Weight
@@ -139,6 +140,37 @@ def test_latents_are_priced_by_them_where_the_method_is_two_sided(tiny_model: An
     assert fits[0].losses[f"latent/{weight.name}"][0] == pytest.approx(0.64 * float(whole), rel=1e-4)
     one_sided = measure_curves(run_of(tiny_model, method="svd-llm", asked=False), sites, forms=["latent"])
     assert one_sided.curves.by_key
+
+
+class Adding(Ranks):
+    """The first of two processes, which is the owner; what the other has is at hand."""
+
+    count = 2
+
+    def __init__(self, other: attended.AttendedSums) -> None:
+        self._others = iter([other.total(name, torch.device("cpu")) for name in other.shapes()])
+
+    def total_at(self, owner: int, tensor: Tensor) -> Tensor:
+        return tensor.add_(next(self._others))
+
+
+def test_the_sums_of_two_processes_are_those_of_one(tiny_model: Any) -> None:
+    weights = weights_of(tiny_model.config)[:4]
+    draw = torch.Generator().manual_seed(3)
+
+    def block() -> dict[str, tuple[Tensor, Tensor]]:
+        own = cached_weights(weights)
+        return {one.name: (torch.randn(5, 32, generator=draw), torch.randn(5, 64, generator=draw)) for one in own}
+
+    windows = [[block(), block()] for _ in range(3)]
+    whole, first, second = (attended.AttendedSums(weights, 3, 2, at) for at in (0, 0, 1))
+    for sums, own in ((whole, windows), (first, windows[:1]), (second, windows[1:])):
+        for window in own:
+            sums._add(iter(window))
+    first.bring_to(0, Adding(second))
+    ours, theirs = first.means(5), whole.means(5)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(own, theirs[name]) for name, own in ours.items())
 
 
 def test_an_attention_that_mixes_otherwise_is_refused(tiny_model: Any) -> None:
