@@ -1,7 +1,6 @@
 """Listening to an attention: what its projections read and wrote, and their gradients through some queries alone."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.errors import ModelError
+from gac.runtime.latents import own_interface
 
 _ATTENTION = "gac_listened"
 OFF = 0.05
@@ -83,9 +82,7 @@ class _Listening:
 def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     """The model's own attention, heard."""
     listening: _Listening = attention.config
-    eager = sys.modules[type(attention).__module__].eager_attention_forward
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(listening.own._attn_implementation, eager)
-    attended = attend(attention, query, key, value, mask, **options)
+    attended = own_interface(attention, listening.own)(attention, query, key, value, mask, **options)
     if attended[0].requires_grad:
         listening.attended(_Call(query.detach(), key, value, mask, options), attended[0])
     return attended
@@ -100,7 +97,7 @@ def _blocks(
         rows = slice(start, min(start + size, tokens))
         with torch.enable_grad():
             mixed = call.mixed(rows)
-        found = torch.autograd.grad(mixed, list(wrote.values()), gradients[:, rows], retain_graph=True)
+        found = torch.autograd.grad(mixed, list(wrote.values()), gradients[:, rows].float(), retain_graph=True)
         of = zip(read.items(), found, strict=True)
         yield {name: (own[0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), own in of}
 
@@ -116,15 +113,15 @@ class _Call:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def mixed(self, rows: slice) -> Tensor:
-        """What some queries mix of the tokens up to the last of them, shape ``(1, queries, heads, length)``."""
-        query = self.query[:, :, rows]
+        """What some queries mix of the tokens up to the last of them, ``(1, queries, heads, length)``, float32."""
+        query = self.query[:, :, rows].float()
         times = query.shape[1] // self.key.shape[1]
-        key, value = (one[:, :, : rows.stop].repeat_interleave(times, 1) for one in (self.key, self.value))
+        key, value = (one[:, :, : rows.stop].float().repeat_interleave(times, 1) for one in (self.key, self.value))
         scale = self.options.get("scaling")
-        scores = (query @ key.mT).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
         if cap := self.options.get("softcap"):
             scores = cap * torch.tanh(scores / cap)
-        return (self._masked(scores, rows).softmax(-1).to(value.dtype) @ value).transpose(1, 2)
+        return (self._masked(scores, rows).softmax(-1) @ value).transpose(1, 2)
 
     def check(self, name: str, output: Tensor) -> None:
         """Refuse an attention whose last queries mixed something else.
@@ -134,7 +131,7 @@ class _Call:
         """
         rows = slice(max(0, output.shape[1] - 16), output.shape[1])
         with torch.no_grad():
-            own = self.mixed(rows).float()
+            own = self.mixed(rows)
         off = float((own - output[:, rows].float()).norm() / own.norm().clamp_min(1e-30))
         if math.isfinite(off) and off > OFF:
             raise ModelError(
