@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.distributed.ranks import Ranks
+from gac.errors import ModelError
 from gac.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.models.sites import Weight
 from gac.sensitivity.attention_rows import Block, hearing
@@ -51,12 +52,22 @@ class AttendedSums:
 
     @contextmanager
     def listening(self, model: nn.Module) -> Iterator[None]:
-        """With what adds each window that runs back through the layer, one at a time; raises as ``hearing`` does."""
+        """With what adds each window that runs back through the layer, one at a time.
+
+        Raises:
+            ModelError: no attention was heard, or as ``hearing`` does.
+        """
         names = [weight.name for weight in self._weights]
         with ExitStack() as stack:
             for attention in {weight.reads for weight in self._weights if weight.reads}:
                 stack.enter_context(hearing(model, attention, names, QUERIES, self._add))
             yield
+        if names and not self.sums:
+            raise ModelError(
+                f"{names[0]} in an attention that calls no function of transformers' attention interface",
+                "an attention that calls the one which its config names, so that it can be heard",
+                "Leave the form latent out, or use a model class of transformers.",
+            )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Those of all sums, by name."""

@@ -13,7 +13,7 @@ from gac.distributed.ranks import Ranks
 from gac.errors import ModelError
 from gac.models.families import family_of
 from gac.models.sites import Weight
-from gac.sensitivity import attended, calibration
+from gac.sensitivity import attended, attention_rows, calibration
 from gac.sensitivity.attended import cached_weights
 from gac.sensitivity.calibration import CalibrationRun, LayerMoments, stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
@@ -188,6 +188,12 @@ def test_an_attention_that_mixes_otherwise_is_refused(tiny_model: Any) -> None:
     AttentionInterface.register("halved", halved)
     tiny_model.set_attn_implementation("halved")
     with pytest.raises(ModelError, match=r"which mixed values .* off"):
+        moments_of(tiny_model)
+
+
+def test_an_attention_that_cannot_be_heard_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_rows._Listening, "attended", lambda *_: None)
+    with pytest.raises(ModelError, match="attention interface"):
         moments_of(tiny_model)
 
 
