@@ -267,9 +267,11 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     config = load_config(model)
     sites = family_of(config).sites(config)
     check_shots(measure.shots, METHODS.get(measure.method), recipe.rule, sites, config.model_type)
-    size = moment_bytes(sites)
+    own = [*METHODS.get(measure.method).forms, *recipe.space.forms]
+    attended = METHODS.get(measure.method).two_sided and any(form.attended for form in map(form_named, own))
+    size = moment_bytes(sites, attended)
     folder = home() / "statistics"
-    kept = f"and factors in {folder}" if kept_on_disk(sites) else f"not kept on disk, factors in {folder}"
+    kept = f"and factors in {folder}" if kept_on_disk(sites, attended) else f"not kept on disk, factors in {folder}"
     note(
         f"{model}: {len(sites)} sites; calibration on {text.windows} windows of {text.length} tokens of {text.name}; "
         f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"

@@ -143,8 +143,8 @@ def calibration_run(
         return one
     two = replace(one, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
 
-    def second(sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
-        return stream_second(one, replace(two, model=first_shot(one)), sites)
+    def second(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
+        return stream_second(replace(one, attended=run.attended), replace(two, model=first_shot(one)), sites)
 
     return replace(two, source=second)
 

@@ -63,6 +63,7 @@ class Form(ABC):
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
         pieces: whether the dim counts heads or blocks, whose features are many and aligned: then any dim is.
         runs: whether the model is run to measure what each dim loses, see ``Statistics.runs``.
+        attended: whether what it loses is measured in what attention makes of it, see ``Statistics.attended``.
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
         bits: of a number that the KV cache keeps of it; None: numbers are kept as they are loaded. A form that rounds
@@ -80,6 +81,7 @@ class Form(ABC):
     step: ClassVar[int] = 1
     pieces: ClassVar[bool] = False
     runs: ClassVar[bool] = False
+    attended: ClassVar[bool] = False
     timed: ClassVar[bool] = True
     counts: ClassVar[Literal["params", "cached"] | None] = None
     bits: int | None = None

@@ -67,6 +67,8 @@ class Statistics:
         losses: their curves by ``<form>/<weight>``, nats a token at every dim; where it is built there are none.
         runs: runs the model with some of it changed; there for forms that are measured so. For those that need no
             statistics nothing else was seen.
+        attended: what was seen of keys' or values' weight as attention reads what is cached; there for forms that are
+            ``attended``, where the method is two-sided.
     """
 
     model: nn.Module
@@ -75,6 +77,7 @@ class Statistics:
     kept: Kept
     runs: "ModelRuns | None" = None
     losses: Mapping[str, Floats] = field(default_factory=dict)
+    attended: Callable[[Weight], Moments] | None = None
 
     def matrix(self, weight: Weight) -> Tensor:
         """W, shape ``(out, in)``, in the model's dtype."""
@@ -83,6 +86,10 @@ class Statistics:
     def metric(self, weight: Weight) -> Metric:
         """What errors of the weight are measured in."""
         return self.method.metric(self.moments(weight))
+
+    def cached_metric(self, weight: Weight) -> Metric:
+        """The same of k_proj or v_proj where what is cached changes, as attention reads it if that was measured."""
+        return self.method.metric((self.attended or self.moments)(weight))
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,8 @@ def attend_latents(
         values = _heads(of_values(values, is_rounded=True), attention.head_dim)
     else:
         values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
-    attended: tuple[Tensor, Tensor | None] = _own_interface(attention)(attention, query, keys, values, mask, **options)
+    attend = own_interface(attention, attention.config)
+    attended: tuple[Tensor, Tensor | None] = attend(attention, query, keys, values, mask, **options)
     return attended
 
 
@@ -258,11 +259,10 @@ def _attend(
     return attend_latents(attention, query, latents, mask, **options)
 
 
-def _own_interface(attention: Any) -> Any:
-    """The attention that the model's config names."""
-    name = attention.config._attn_implementation
+def own_interface(attention: Any, config: Any) -> Any:
+    """The attention that the model's config names, for a module of its."""
     eager = sys.modules[type(attention).__module__].eager_attention_forward
-    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    return ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager)
 
 
 def _check_counted(positions: Tensor) -> None:

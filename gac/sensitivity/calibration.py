@@ -19,8 +19,9 @@ a gradient by sqrt(|x|^p), and then cut to TF32's 11 significant bits: by less t
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.runtime.rounded_inputs import READERS
+from gac.sensitivity.attended import AttendedSums, cached_weights
 from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, TensorFile, read_rows, read_tensors, write_tensors
@@ -45,6 +47,9 @@ BACK = 2
 """How much longer than the pass to the loss it takes to go back through all layers, and to sum."""
 LAYER_BYTES = 2**29
 """Moments of larger layers are not kept on disk."""
+ATTENDED = "attended-1"
+"""What files of moments with attended ones, and of what is measured by them, are called: its number changes as the way
+to find them does."""
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -79,6 +84,18 @@ class LayerMoments:
         noise = {name: self.tensors[f"{name}-noise/{weight.name}"] for name in READERS}
         return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"], noise)
 
+    def attended(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
+        """The moments of k_proj or v_proj as attention reads what is cached, see ``gac.sensitivity.attended``.
+
+        They are there where the run was asked for them. Arguments as for ``of``.
+        """
+        windows = len(self.tokens(weight))
+        share = first_half(windows) / windows
+        inputs, gradients = (
+            pooled(self._halves(f"attended-{what}", weight, share)) for what in ("inputs", "gradients")
+        )
+        return replace(self.of(weight), inputs=inputs, gradients=gradients)
+
     def _halves(self, what: str, weight: Weight, share: float) -> Halves:
         first, second = (self.tensors.get(f"{what}/{half}/{weight.name}") for half in range(2))
         assert first is not None, f"no {what} of {weight.name} were measured"
@@ -98,8 +115,9 @@ class CalibrationRun:
         model: a causal LM; runs on the devices it is on, its parameters are left alone.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
         store: where finished layers are kept and found again; None keeps nothing.
-        source: streams the moments of some sites' layers as ``stream_moments`` does; None takes the model's own.
+        source: streams the moments of some sites' layers for a run as ``stream_moments`` does; None takes that.
         ranks: the processes that measure together, each with the whole model and text. They share the store.
+        attended: whether keys and values are measured as attention reads them too, see ``LayerMoments.attended``.
     """
 
     model: nn.Module
@@ -107,8 +125,9 @@ class CalibrationRun:
     method: Method
     store: StatisticsStore | None = None
     progress: bool = True
-    source: Callable[[Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]] | None = None
+    source: "Source | None" = None
     ranks: Ranks = ALONE
+    attended: bool = False
 
     @property
     def rows(self) -> slice:
@@ -124,18 +143,31 @@ class CalibrationRun:
 
     def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
         """Those of the sites' layers, from the last layer to the first; raises as ``stream_moments`` does."""
-        return (self.source or partial(stream_moments, self))(sites)
+        return (self.source or stream_moments)(self, sites)
+
+    def kept(self, store: StatisticsStore, layer: int) -> Path:
+        """Where the moments of a layer are kept."""
+        return store.moments(layer, ATTENDED if self.attended else None)
 
 
-def kept_on_disk(sites: Sequence[Site]) -> bool:
-    """Whether the moments of these sites' layers are small enough to be kept."""
+Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]]
+
+
+def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
+    """Whether the moments of these sites' layers are small enough to be kept; arguments as for ``moment_bytes``."""
     layers = {site.layer for site in sites}
-    return moment_bytes(sites) <= LAYER_BYTES * len(layers)
+    return moment_bytes(sites, attended) <= LAYER_BYTES * len(layers)
 
 
-def moment_bytes(sites: Sequence[Site]) -> int:
-    """Bytes of the float32 moments of these sites, on two halves of the text."""
-    return 8 * sum(weight.in_features**2 + weight.out_features**2 for site in sites for weight in site.weights)
+def moment_bytes(sites: Sequence[Site], attended: bool = False) -> int:
+    """Bytes of the float32 moments of these sites, on two halves of the text.
+
+    Args:
+        attended: whether those of keys and values as attention reads them count too.
+    """
+    weights = [weight for site in sites for weight in site.weights]
+    weights += cached_weights(weights) if attended else []
+    return 8 * sum(weight.in_features**2 + weight.out_features**2 for weight in weights)
 
 
 def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
@@ -158,8 +190,8 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
     weights: dict[int, list[Weight]] = {}
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
-    keeps, ranks = run.store if kept_on_disk(sites) else None, run.ranks
-    kept = ranks.once(lambda: {layer for layer in weights if keeps is not None and keeps.moments(layer).exists()})
+    keeps, ranks = run.store if kept_on_disk(sites, run.attended) else None, run.ranks
+    kept = ranks.once(lambda: {layer for layer in weights if keeps is not None and run.kept(keeps, layer).exists()})
     missing = {layer: of for layer, of in weights.items() if layer not in kept}
     turns = _turns(weights, ranks.count)
     measured = _measure(run, missing, turns) if missing else iter(())
@@ -172,7 +204,7 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
             found.append(next(measured))
             moments = found[-1][1]
             if keeps is not None and moments is not None:
-                write_tensors(keeps.moments(layer), moments.tensors)
+                write_tensors(run.kept(keeps, layer), moments.tensors)
             del moments
         while found:
             yield found.pop(0)  # so that it is let go before the next layer's are summed
@@ -187,7 +219,7 @@ def _turns(weights: Mapping[int, Sequence[Weight]], count: int) -> list[list[int
 
 def _read(run: CalibrationRun, store: StatisticsStore, weight: Weight, layer: int) -> LayerMoments:
     device = read_parameter(run.model, f"{weight.name}.weight").device
-    return LayerMoments(read_tensors(store.moments(layer), device))
+    return LayerMoments(read_tensors(run.kept(store, layer), device))
 
 
 def _measure(
@@ -209,8 +241,8 @@ def _measure(
         bar.reset(len(own) * (last - lowest + 1))
         saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
-            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows), rows.start)
-            with listening(model, sums.hooks):
+            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows), rows.start, run.attended)
+            with listening(model, sums.hooks), sums.attended.listening(model):
                 backward.through(layer, bar.update)
             if layer in weights:
                 sums.bring_to(owners[layer], ranks)
@@ -305,13 +337,16 @@ def _boundary(store: StatisticsStore, shape: tuple[int, ...]) -> int | None:
 class _Sums:
     """The running sums of one layer's weights, and the hooks by weight that add each window to them."""
 
-    def __init__(self, weights: Sequence[Weight], power: float, windows: int, first: int = 0) -> None:
+    def __init__(
+        self, weights: Sequence[Weight], power: float, windows: int, first: int = 0, attended: bool = False
+    ) -> None:
         self._weights, self._power, self._windows, self._first = weights, power, windows, first
         self._half = first_half(windows)
         self._sums: dict[str, Tensor] = {}
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
         self._read: tuple[Tensor, dict[str, Tensor]] | None = None
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
+        self.attended = AttendedSums(weights if attended else (), windows, self._half, first)
 
     def bring_to(self, owner: int, ranks: Ranks) -> None:
         """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""
@@ -326,6 +361,7 @@ class _Sums:
                 ranks.total_at(owner, self._total(name, shape, own.device))
                 if not ranks.owns(owner):
                     del self._sums[name]
+        self.attended.bring_to(owner, ranks)
 
     def _shapes(self, weight: Weight) -> dict[str, tuple[int, ...]]:
         """Those of all sums of a weight, of both halves of the text, by name."""
@@ -354,7 +390,7 @@ class _Sums:
                     if len(part):
                         square = mirrored(self._sums.pop(f"{what}/{half}/{name}"))
                         means[f"{what}/{half}/{name}"] = square.div_(count).float()
-        return means
+        return means | self.attended.means(length)
 
     def _listen(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         output.register_hook(partial(self._add, name, inputs[0].detach()))  # type: ignore[no-untyped-call]

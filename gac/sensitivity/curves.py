@@ -23,7 +23,7 @@ from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
-from gac.sensitivity.calibration import CalibrationRun, LayerMoments, decoder_layers
+from gac.sensitivity.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers
 from gac.sensitivity.methods import Method
 from gac.sensitivity.pairs import with_pairs
 from gac.sensitivity.prices import prices_of
@@ -208,7 +208,8 @@ def stream_fits(
         run.store.check_writable()
     together = run.ranks.count > 1
     assert run.store is not None or not together, "processes find in the store what others have measured"
-    stream = run.moments(wanted)
+    lacking = [part for parts in missing.values() for part in parts]
+    stream = replace(run, attended=_attends(run, lacking)).moments(wanted)
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
             if moments is None:
@@ -234,6 +235,11 @@ def stream_kept(
     return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
 
 
+def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:
+    """Whether keys and values are measured as attention reads them: the method has to tell gradients apart."""
+    return run.method.two_sided and any(form.attended for part in parts for form in part.forms)
+
+
 def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
     """By layer what is not kept, as rank 0 sees it."""
 
@@ -253,8 +259,10 @@ def _fits_of(
 ) -> Iterator[tuple[_Part, LayerFit]]:
     """Measure parts of one layer: the forms part by part, the inputs, then all schemes together."""
     pooled = cache(partial(moments.of, pooled=run.method.pooled))
+    attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
     for part in (part for part in parts if part.scheme is None):
-        statistics = Statistics(run.model, pooled, run.method, known.kept, runs() if part.runs else None, known.losses)
+        own = runs() if part.runs else None
+        statistics = Statistics(run.model, pooled, run.method, known.kept, own, known.losses, attended)
         fit = keep_inputs(statistics, sites, moments) if part.inputs else fit_layer(statistics, sites, moments, part)
         known = _together([known, fit])
         yield part, fit
@@ -310,7 +318,7 @@ def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     return [
         _Part("standard", tuple(form for form in FORMS if form.standard)),
-        *(_Part(form.name, (form,)) for form in own),
+        *(_Part(f"{ATTENDED}-{form.name}" if form.attended else form.name, (form,)) for form in own),
         *([_Part("inputs", inputs=True)] if inputs else []),
         *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]

@@ -30,9 +30,9 @@ class StatisticsStore:
 
     directory: Path
 
-    def moments(self, layer: int) -> Path:
-        """Where a layer's moments are kept."""
-        return self.directory / f"layer-{layer:04d}.safetensors"
+    def moments(self, layer: int, more: str | None = None) -> Path:
+        """Where a layer's moments are kept, by themselves or with more, under the name of that."""
+        return self.directory / f"{more or 'layer'}-{layer:04d}.safetensors"
 
     def measured(self, what: str, layer: int) -> Path:
         """Where something else of a layer is kept, under the names of what it is and in which method's metric."""

@@ -77,7 +77,7 @@ class RoundedLatentTensors(LatentTensors):
             if (exact := statistics.losses.get(f"{plain.name}/{weight.name}")) is None:
                 continue
             second, first = (statistics.kept.of(plain, name, weight) for name in ("second", "first"))
-            variances, gains = moments_of_latents(second, first, statistics.metric(weight))
+            variances, gains = moments_of_latents(second, first, statistics.cached_metric(weight))
             lost = FACTOR * rounding_cost(variances, gains, bits).cpu().numpy()
             kept = {"balance": balance(variances, gains).float()}
             yield Fit(weight, exact + np.concatenate([[0.0], lost]), kept)

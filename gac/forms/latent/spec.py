@@ -44,6 +44,7 @@ class Latent(Form):
     step = 8
     timed = False
     counts: ClassVar[Literal["params", "cached"] | None] = "cached"
+    attended = True
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group

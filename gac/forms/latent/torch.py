@@ -51,7 +51,7 @@ class LatentTensors(TensorForm):
             folded = statistics.method.folds and weight.values == "out"
             if self.form.takes(weight) and not folded:
                 matrix = statistics.matrix(weight)
-                found, curve = decompose_groups(matrix, statistics.metric(weight), self._groups(weight))
+                found, curve = decompose_groups(matrix, statistics.cached_metric(weight), self._groups(weight))
                 seconds, firsts = zip(*(group.factors(curve.full) for group in found), strict=True)
                 kept = {"second": torch.stack(seconds).to(matrix.dtype), "first": torch.cat(firsts).to(matrix.dtype)}
                 yield Fit(weight, curve.loss, kept)

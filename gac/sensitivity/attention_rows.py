@@ -1,0 +1,152 @@
+"""Listening to an attention: what its projections read and wrote, and their gradients through some queries alone."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from gac.errors import ModelError
+from gac.runtime.latents import own_interface
+
+_ATTENTION = "gac_listened"
+OFF = 0.05
+"""How far, as a share of its length, what an attention mixed may lie from what is mixed here: it is 16-bit."""
+
+Block = Mapping[str, tuple[Tensor, Tensor]]
+"""What queries of one block have to do with a projection, by its name: the gradients at its output that come through
+them alone, ``(tokens, out)``, and its inputs, ``(tokens, in)``; of the tokens that they may read."""
+
+
+@contextmanager
+def hearing(
+    model: nn.Module, attention: str, names: Sequence[str], size: int, heard: Callable[[Iterator[Block]], None]
+) -> Iterator[None]:
+    """With what hears an attention, one window at a time, when its gradient comes.
+
+    Other hooks of the projections have to be there already: what follows is differentiated to views of their outputs,
+    so that those hooks hear no gradient of single blocks.
+
+    Args:
+        attention: its name.
+        names: those of its k_proj and v_proj.
+        size: queries of a block, but for the last one, which may have fewer.
+        heard: is given the blocks of a window.
+
+    Raises:
+        ModelError: while the model runs, of an attention that mixes values in another way than by softmax.
+    """
+    AttentionInterface.register(_ATTENTION, _listened)
+    module: Any = model.get_submodule(attention)
+    own, listening = module.config, _Listening(module.config, attention, size, heard)
+    with ExitStack() as stack:
+        for name in names:
+            hook = partial(listening.project, name)
+            stack.enter_context(model.get_submodule(name).register_forward_hook(hook))
+        stack.callback(setattr, module, "config", own)
+        module.config = listening
+        yield
+
+
+class _Listening:
+    """The config of an attention, which names ``_listened``, and what its projections read and wrote."""
+
+    _attn_implementation = _ATTENTION
+
+    def __init__(self, own: Any, name: str, size: int, heard: Callable[[Iterator[Block]], None]) -> None:
+        self.own, self.name, self._size, self._heard = own, name, size, heard
+        self._read: dict[str, Tensor] = {}
+        self._wrote: dict[str, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def project(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """A hook of a projection."""
+        self._read[name], self._wrote[name] = inputs[0].detach(), output.view_as(output)
+        return self._wrote[name]
+
+    def attended(self, call: "_Call", output: Tensor) -> None:
+        """The attention has run, to ``output (1, tokens, heads, length)``."""
+        call.check(self.name, output.detach())
+        read, wrote, self._read, self._wrote = self._read, self._wrote, {}, {}
+        blocks = partial(_blocks, call, self._size, read, wrote)
+        output.register_hook(lambda gradients: self._heard(blocks(gradients)))  # type: ignore[no-untyped-call]
+
+
+def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    """The model's own attention, heard."""
+    listening: _Listening = attention.config
+    attended = own_interface(attention, listening.own)(attention, query, key, value, mask, **options)
+    if attended[0].requires_grad:
+        listening.attended(_Call(query.detach(), key, value, mask, options), attended[0])
+    return attended
+
+
+def _blocks(
+    call: "_Call", size: int, read: Mapping[str, Tensor], wrote: Mapping[str, Tensor], gradients: Tensor
+) -> Iterator[Block]:
+    """Block after block, from the gradients ``(1, tokens, heads, length)`` at what was mixed."""
+    tokens = gradients.shape[1]
+    for start in range(0, tokens, size):
+        rows = slice(start, min(start + size, tokens))
+        with torch.enable_grad():
+            mixed = call.mixed(rows)
+        found = torch.autograd.grad(mixed, list(wrote.values()), gradients[:, rows].float(), retain_graph=True)
+        of = zip(read.items(), found, strict=True)
+        yield {name: (own[0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), own in of}
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What an attention was called with: query, keys and values ``(1, heads, tokens, length)``, mask and options."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def mixed(self, rows: slice) -> Tensor:
+        """What some queries mix of the tokens up to the last of them, ``(1, queries, heads, length)``, float32."""
+        query = self.query[:, :, rows].float()
+        times = query.shape[1] // self.key.shape[1]
+        key, value = (one[:, :, : rows.stop].float().repeat_interleave(times, 1) for one in (self.key, self.value))
+        scale = self.options.get("scaling")
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if cap := self.options.get("softcap"):
+            scores = cap * torch.tanh(scores / cap)
+        return (self._masked(scores, rows).softmax(-1) @ value).transpose(1, 2)
+
+    def check(self, name: str, output: Tensor) -> None:
+        """Refuse an attention whose last queries mixed something else.
+
+        Raises:
+            ModelError: names it.
+        """
+        rows = slice(max(0, output.shape[1] - 16), output.shape[1])
+        with torch.no_grad():
+            own = self.mixed(rows)
+        off = float((own - output[:, rows].float()).norm() / own.norm().clamp_min(1e-30))
+        if math.isfinite(off) and off > OFF:
+            raise ModelError(
+                f"attention {name}, which mixed values {off:.0%} off those that softmax of its scores mixes",
+                "softmax attention over all tokens before, or those of a window, with a mask that is a tensor",
+                "Leave the form latent out, or load the model with attn_implementation='sdpa' or 'eager'.",
+            )
+
+    def _masked(self, scores: Tensor, rows: slice) -> Tensor:
+        if isinstance(self.mask, Tensor) and self.mask.ndim == 4:
+            mask = self.mask[:, :, rows, : rows.stop]
+            return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        late = torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
+        seen = torch.arange(rows.stop, device=scores.device)
+        hidden = seen > late
+        if window := self.options.get("sliding_window"):
+            hidden |= seen <= late - window
+        return scores.masked_fill(hidden, -math.inf)
