@@ -31,6 +31,9 @@ _WAVES = 4  # of programs, at most, where a context is cut
 _WARPS = 4
 _WHOLE = 64
 _BEFORE = 2  # tiles that a program could have read before it begins
+_STAGES = 1
+"""Tiles that are on their way at once. With more, tiles of 64 tokens gave wrong sums on an H200 where heads are 96 or
+longer (Triton 3.6), though not in Triton's interpreter."""
 _HALVES = 4  # bits, of which a byte holds two numbers
 _ALIGNED_BYTES = 16
 _PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
@@ -75,9 +78,9 @@ class Program:
         tile = TILE * ((k_wide if k_rank else 2 * pairs) + v_wide)
         own = rows_of(queries) * (TILE + 2 * pairs)  # weights and queries
         room = tiles._shared_memory(device)
-        for crowd, stages in ((2, 3), (2, 2), (1, 3), (1, 2), (1, 1)):
-            if crowd * itemsize * (held + own + stages * tile) <= room:
-                return Program(TILE, _WARPS, stages, crowd)
+        for crowd in (2, 1):
+            if crowd * itemsize * (held + own + _STAGES * tile) <= room:
+                return Program(TILE, _WARPS, _STAGES, crowd)
         return None
 
     def parts(self, tokens: int, programs: int, device: torch.device) -> int:

@@ -132,7 +132,7 @@ def test_factors_are_kept_once(small: Small, tmp_path: Path, monkeypatch: pytest
     kept = {
         name: {
             key.partition("/")[0]
-            for path in tmp_path.rglob(f"factors-kfac-{name}-*.safetensors")
+            for path in tmp_path.rglob(f"factors-kfac-*{name}-[0-9]*.safetensors")
             for key in read_tensors(path, torch.device("cpu"))
             if key.startswith("latent")
         }

@@ -269,13 +269,13 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
     monkeypatch.setattr(tiles, "_processors", lambda device: 132)
     device = torch.device(DEVICE)
     how = Program.of(128, 4, 64, 64, device)
-    assert how == Program(64, 4, 3, 2)
+    assert how == Program(64, 4, 1, 2)
     assert [how.parts(tokens, programs, device) for tokens, programs in ((32768, 8), (8192, 128), (64, 8))] == [
         32,
         2,
         1,
     ]
-    assert Program.of(128, 4, 256, 256, device) == Program(64, 4, 2, 1)
+    assert Program.of(128, 4, 256, 256, device) == Program(64, 4, 1, 1)
     assert Program.of(128, 4, 1024, 1024, device) is None
 
 
