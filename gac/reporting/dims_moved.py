@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from rich.console import Group
 
@@ -19,15 +20,17 @@ _LEGEND = (
 
 @dataclass(frozen=True)
 class Moved:
-    """One axis of one operator, whose size is ``per_dim`` times the dim that is chosen.
+    """One axis of one operator, whose size is ``per_dim / dims`` times the dim that is chosen.
 
     Attributes:
         weight: the weight's short name, with ``first`` or ``second`` for a factor of a pair; ``attention``, and
             ``cache`` for what the KV cache keeps of a token.
-        operator: ``linear``, ``batched_gemm`` or ``sdpa``; None for the cache.
+        operator: ``linear``, ``batched_gemm``, ``sdpa`` or attention over latents; None for the cache.
         axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
-            vectors) or ``heads`` (key-value heads); None for the cache.
+            vectors) or ``heads`` (key-value heads), ``k`` or ``v`` of attention over latents (the rank of either); None
+            for the cache.
         fixed: the operator's other axes but m, the number of tokens.
+        dims: 1, but for a cache of few bits, of which several numbers fill a word.
     """
 
     weight: str
@@ -35,6 +38,7 @@ class Moved:
     axis: str | None
     per_dim: int
     fixed: dict[str, int]
+    dims: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,16 @@ def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
         fixed = {axis: size for axis, size in one.items() if axis != "m" and two[axis] == size}
         for axis in (axis for axis in one if two[axis] != one[axis]):
             yield Moved(called, at_one.operator, axis, two[axis] - one[axis], fixed)
-    if per_dim := form.cached(weight, 2) - form.cached(weight, 1):
+    if rank := form.cache_axis(weight):
+        yield Moved("attention", form.attention(weight, 1, 1, 1).operator, rank, 1, {})
+    dims = form.step if form.bits else 1
+    if per_dim := form.cached(weight, 1 + dims) - form.cached(weight, 1):
         if form.pieces and weight.values == "out":
             yield Moved("attention", "sdpa", "heads", weight.heads // form.full(weight), {})
         elif form.shortens(weight) and not form.pieces:
             yield Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads})
-        yield Moved("cache", None, None, per_dim, {})
+        shared = gcd(per_dim, dims)
+        yield Moved("cache", None, None, per_dim // shared, {}, dims // shared)
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -128,7 +136,9 @@ def choices_table(choices: Sequence[Choice]) -> Group:
 def _words(moved: Moved, symbol: str) -> str:
     size = symbol if moved.per_dim == 1 else f"{moved.per_dim:,} {symbol}"
     if moved.axis is None:
-        return f"KV cache: {size} values a token"
+        return f"KV cache: {size}{f' / {moved.dims}' if moved.dims > 1 else ''} numbers of 16 bits a token"
+    if moved.weight == "attention" and moved.operator != "sdpa":
+        return f"attention: {'keys' if moved.axis == 'k' else 'values'} of rank {size}"
     fixed = ", ".join(f"{axis.upper()} = {length:,}" for axis, length in moved.fixed.items())
     if moved.operator == "sdpa":
         return f"attention: value vectors of {size}" if moved.axis == "values" else f"attention: {size} key-value heads"

@@ -30,8 +30,12 @@ HEADS = (
 GROUPS = (
     Moved("k_proj.first", "linear", "n", 2, {"k": 4096}),
     Moved("k_proj.second", "batched_gemm", "k", 1, {"b": 2, "n": 512}),
+    Moved("attention", "latent_attention", "k", 1, {}),
     Moved("cache", None, None, 2, {}),
 )
+FEW_BITS = (
+    *GROUPS[:2], Moved("attention", "latent_attention_int4", "k", 1, {}), Moved("cache", None, None, 1, {}, 2),
+)  # fmt: skip
 
 
 def of_llama(form: str) -> dict[str, Choice]:
@@ -47,6 +51,7 @@ def of_llama(form: str) -> dict[str, Choice]:
             Choice("k_proj", 32, "low_rank", 819, 1, PAIR),
         ),
         ("latent", "k_proj v_proj", Choice("k_proj", 32, "latent", 511, 8, GROUPS)),
+        ("latent:int4", "k_proj v_proj", Choice("k_proj", 32, "latent:int4", 512, 8, FEW_BITS)),
         ("narrow", "mlp", Choice("mlp", 32, "narrow", 14335, 1, MLP)),
         ("head_dim", "v_proj+o_proj", Choice("v_proj+o_proj", 32, "head_dim", 127, 8, HEADS)),
     ],
@@ -83,7 +88,7 @@ def test_the_command_draws_a_known_model(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "120")
     lines = " ".join(run("graph", "llama-3-8b").stdout.split())
     assert "v_proj+o_proj 32 head_dim d 1 to 127 v_proj: N = 8 d (K = 4,096)" in lines
-    assert "KV cache: 8 d values a token o_proj: K = 32 d (N = 4,096)" in lines
+    assert "KV cache: 8 d numbers of 16 bits a token o_proj: K = 32 d (N = 4,096)" in lines
 
 
 def pair(name: str, largest: int, form: str = "low_rank") -> tuple[str, str, int, list[str]]:
