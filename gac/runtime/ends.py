@@ -1,16 +1,17 @@
-"""Embedding and head in a storage: rows are looked up in it, and multiplied from it some at a time."""
+"""Embedding and head in a storage: rows are looked up in it, and a head is multiplied as its storage does it."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from .storage import Storage
 from .stored import Stored, StoredLinear
 
 ROWS = 2**13
 """Rows of a head that are in the model's dtype at a time."""
+FEW = 128
+"""Up to so many inputs are multiplied with a head as it lies, where a kernel does that."""
 
 
 class StoredEmbedding(Stored):
@@ -79,19 +80,23 @@ class TiedHead(nn.Module):
 
 
 def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
-    """``x @ matrix[part].T + bias``, some rows at a time: all of a head in the model's dtype would take much memory.
+    """``x @ matrix[part].T + bias``: of few inputs in one kernel, where the storage has one.
+
+    Else some rows at a time, for all of a head in the model's dtype would take much memory.
 
     Args:
         bias: of these rows.
     """
+    storage, columns = matrix.storage, matrix.matrix[1]
     held = {name: one.to(x.device) for name, one in matrix.held.items()}
+    whole = part.stop - part.start
+    as_it_lies = x.numel() <= FEW * columns and storage.without_kernel(x.device, x.dtype, whole, columns) is None
     found = []
-    for start in range(part.start, part.stop, ROWS):
-        some = slice(start, min(start + ROWS, part.stop))
-        values = matrix.storage.rows(held, some, *matrix.matrix, x.dtype)
+    for start in range(part.start, part.stop, whole if as_it_lies else ROWS):
+        some = slice(start, part.stop if as_it_lies else min(start + ROWS, part.stop))
         own = None if bias is None else bias[some.start - part.start : some.stop - part.start]
-        found.append(functional.linear(x, values, own))
-    return torch.cat(found, dim=-1)
+        found.append(storage.multiply(x, storage.part(held, some), some.stop - some.start, columns, own))
+    return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
 
 
 _FACTOR = "scalar_embed_scale"

@@ -1,0 +1,58 @@
+"""Heads in a storage: few inputs are multiplied as the head lies, in one kernel; many with some of its rows at a time."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gac.runtime.storage
+from gac.runtime import ends, few_bits, packed
+from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
+from gac.schemes import scheme_named
+from gac.schemes.storages import storage_of
+from tests.runtime.interpreted import DEVICE, operators, small_gpu
+
+ROWS, COLUMNS = 96, 64
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the weight of every product in a kernel; pieces of heads have 32 rows."""
+    small_gpu(monkeypatch)
+    found: list[int] = []
+
+    def linear(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        found.append(len(operands[0]))
+        return few_bits._linear(x, *operands)
+
+    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(packed, "linear", lambda x, weight: linear(x, *weight.operands))
+    monkeypatch.setattr(ends, "ROWS", 32)
+    return found
+
+
+@pytest.mark.parametrize(("given", "pieces"), [(1, [ROWS]), (ends.FEW, [ROWS]), (ends.FEW + 1, [32, 32, 32])])
+@pytest.mark.parametrize("tied", [False, True])
+def test_few_inputs_are_multiplied_in_one_kernel(
+    products: list[int], given: int, pieces: list[int], tied: bool
+) -> None:
+    scheme = scheme_named("w8a16")
+    generator = torch.Generator().manual_seed(0)
+    numbers = scheme.stored(torch.randn(ROWS, COLUMNS, generator=generator).half())
+    storage = storage_of(scheme)
+    assert storage is not None
+    plain = nn.Linear(COLUMNS, ROWS, dtype=torch.float16)
+    head: Any = StoredHead(storage, plain)
+    holder = head
+    if tied:
+        holder = StoredEmbedding(storage, nn.Embedding(ROWS, COLUMNS, dtype=torch.float16))
+        head = TiedHead(holder, plain)
+    holder.fill(numbers)
+    holder, head = holder.to(DEVICE), head.to(DEVICE)
+    x = torch.randn(1, given, COLUMNS, generator=generator).half().to(DEVICE)
+    with operators(few_bits_linear=few_bits._linear, few_bits_written=few_bits._written), torch.no_grad():
+        found = head(x)
+        expected = x.float() @ holder.values(torch.float16).float().T + plain.bias.float().to(DEVICE)
+    assert products == pieces
+    assert torch.linalg.norm(found.float() - expected) < 2e-3 * torch.linalg.norm(expected)
