@@ -117,6 +117,15 @@ def test_the_price_is_the_divergence_of_the_model_with_nothing_else_rounded(aske
     assert head.loss == pytest.approx(divergence(dense, ours), rel=0.05)
 
 
+def test_rows_that_are_rounded_in_parts_are_those_rounded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, scheme = small_llama(True), scheme_named("w8a16")
+    whole = rounded_ends(model, scheme)
+    monkeypatch.setattr("gac.compression.ends.ROWS", 100)
+    for name, module in rounded_ends(model, scheme).items():
+        for buffer, found in module.named_buffers():
+            assert torch.equal(found, whole[name].get_buffer(buffer))
+
+
 @pytest.mark.parametrize("refit", ["none", "residual"])
 def test_layers_make_up_for_it(asked: Small, refit: Any) -> None:
     """Also where no weight changes; what the rounded model then says is nearer to the dense one."""

@@ -51,7 +51,8 @@ def rounded_ends(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]
     found = store_ends(model, storage, _tied(model))
     for name, module in found.items():
         if isinstance(module, Stored):
-            module.fill(_by_rows(scheme, model.get_submodule(name).get_parameter("weight")))
+            matrix = model.get_submodule(name).get_parameter("weight")
+            module.fill(_by_rows(scheme, matrix) | storage.stated(*matrix.shape))
     return found
 
 

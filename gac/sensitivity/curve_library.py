@@ -15,7 +15,9 @@ from scipy.interpolate import PchipInterpolator
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.errors import ModelError
+from gac.evidence import RoundedHead
 from gac.forms import DEFAULT_FORMS, Form, form_named
+from gac.models.shapes import Shapes
 from gac.models.sites import Site, Weight
 from gac.plan import Calibration, CalibrationPart
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -25,6 +27,8 @@ LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip")
 
 PRICE = "price/"
 """What the names of arrays of prices begin with in a file."""
+HEAD = "head/"
+"""Likewise of what rounding embedding and head costs."""
 _SHIPPED = "smollm2_curves.npz"
 
 
@@ -41,6 +45,7 @@ class CurveLibrary:
         fractions: likewise, the kept fraction of the weight's parameters at the full dim (over 1 for a low-rank pair).
         prices: what rounding costs, of the model off its grid, by ``w4a16/q_proj`` and ``w4a16/low_rank/q_proj``:
             nats a token of the dense weight, shape ``(layers, 1)``, and of a form at dims in even steps.
+        heads: what rounding embedding and head costs, nats a token, by scheme.
     """
 
     model: str
@@ -49,6 +54,7 @@ class CurveLibrary:
     curves: Mapping[str, Floats]
     fractions: Mapping[str, float]
     prices: Mapping[str, Floats] = field(default_factory=dict)
+    heads: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> "CurveLibrary":
@@ -60,7 +66,8 @@ class CurveLibrary:
         parts = tuple(CalibrationPart(**part) for part in text.get("parts", ()))
         calibration = Calibration(**text | {"documents": tuple(text["documents"]), "parts": parts})
         prices = {key.removeprefix(PRICE): held.pop(key) for key in list(held) if key.startswith(PRICE)}
-        return cls(about["model"], about["method"], calibration, held, about["fractions"], prices)
+        heads = {key.removeprefix(HEAD): float(held.pop(key)) for key in list(held) if key.startswith(HEAD)}
+        return cls(about["model"], about["method"], calibration, held, about["fractions"], prices, heads)
 
     def __str__(self) -> str:
         return (
@@ -91,6 +98,19 @@ class CurveLibrary:
                 prices = self._prices(scheme.name, weights, layer / max(layers - 1, 1))
                 found = found.with_scheme(scheme, weights, forms, prices)
         return found
+
+    def head_of(self, shapes: Shapes, scheme: str) -> RoundedHead | None:
+        """Embedding and head of these shapes, apart, in a scheme, and what that loses; None where it does not round.
+
+        Raises:
+            ModelError: the library does not know the price.
+        """
+        if not scheme_named(scheme).lossy:
+            return None
+        if scheme not in self.heads:
+            expected = f"one of {', '.join(self.heads)}"
+            raise ModelError(f"no price of rounding a head to {scheme} is known", expected, "Leave the head as it is.")
+        return RoundedHead(scheme, 2 * ((shapes.vocab_size, shapes.hidden_size),), self.heads[scheme])
 
     def _prices(self, scheme: str, weights: Sequence[Weight], depth: float) -> dict[str, Floats]:
         """What rounding these weights costs, as ``gac.sensitivity.prices`` has it."""

@@ -2,26 +2,32 @@
 
     python tests/benchmarks/make_curves.py --calibration wiki-sample:64x1024
     python tests/benchmarks/make_curves.py --rounded rotated-smollm2 --calibration wiki-sample:16x1024
+    python tests/benchmarks/make_curves.py --head rotated-smollm2 --calibration wiki-sample:16x1024
 
-The second adds what rounding costs, on the model off its grid (``rotated.py``), and leaves the curves as they are. On
-two CPU cores the first takes about 3 minutes with ``wiki-sample:8x512``, the second 20 with ``wiki-sample:16x1024``.
-Statistics that are kept already are read.
+The second adds what rounding costs, on the model off its grid (``rotated.py``), and leaves the curves as they are; the
+third likewise what rounding embedding and head costs. On two CPU cores the first takes about 3 minutes with
+``wiki-sample:8x512``, the second 20 with ``wiki-sample:16x1024``, the third one. Statistics that are kept already are
+read.
 """
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from gac.allocation.problem import Problem
+from gac.compression.ends import rounded_ends
 from gac.curves import LossCurve
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.loading import Loaded
+from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curve_library import LIBRARY_FORMS, PRICE, CurveLibrary
+from gac.sensitivity.curve_library import HEAD, LIBRARY_FORMS, PRICE, CurveLibrary
 from gac.sensitivity.curves import measure_curves
+from gac.sensitivity.head import measure_head
 from gac.sensitivity.methods import Kfac
 from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import OPTIONS, options, problem_of, read
@@ -29,6 +35,7 @@ from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
 POINTS = 257
 FEW_POINTS = 17
+ROUNDED_HEAD = "w8a16"
 ROUNDED = ("fp8", "w8a8", "w8a16", "w4a16", "w4a16:64", "w3a16", "w2a16")
 LAYERS = 7
 """Layers of which prices are measured, in even steps."""
@@ -37,10 +44,13 @@ LAYERS = 7
 def main() -> None:
     parser = options(__doc__, "--calibration")
     parser.add_argument("--rounded", help="a model off its grid, of which prices of rounding are added")
+    parser.add_argument("--head", help="a model off its grid, of which the price of a rounded head is added")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
     if asked.rounded:
         add_prices(read(asked.rounded), asked.calibration, asked.output)
+    elif asked.head:
+        add_head(read(asked.head), asked.calibration, asked.output)
     else:
         given = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "refit": "none"}
         write(problem_of(read("smollm2"), calibration=asked.calibration, forms=LIBRARY_FORMS, **given), asked.output)
@@ -64,10 +74,21 @@ def add_prices(loaded: Loaded, calibration: str, path: Path) -> None:
             price = _loss(curves.of(pair, weight, scheme)) - exact
             by_dim = np.interp(dims, np.arange(len(exact)), price)
             rows.setdefault(f"{scheme}/{pair.name}/{called}", []).append(by_dim)
+    add(path, PRICE, {key: np.stack(found) for key, found in rows.items()})
+
+
+def add_head(loaded: Loaded, calibration: str, path: Path) -> None:
+    """What rounding embedding and head costs the whole model."""
+    run = CalibrationRun(loaded.model, calibration_windows(calibration, loaded.tokenizer).ids, Kfac())
+    rounded = partial(rounded_ends, loaded.model, scheme_named(ROUNDED_HEAD))
+    add(path, HEAD, {ROUNDED_HEAD: np.array(measure_head(run, ROUNDED_HEAD, rounded))})
+
+
+def add(path: Path, kind: str, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays into a library, in the place of those of their kind."""
     with np.load(path) as before:
-        held = {key: before[key] for key in before.files if not key.startswith(PRICE)}
-    prices = {PRICE + key: np.stack(found).astype(np.float32) for key, found in rows.items()}
-    np.savez_compressed(path, **held, **prices)
+        held = {key: before[key] for key in before.files if not key.startswith(kind)}
+    np.savez_compressed(path, **held, **{kind + key: found.astype(np.float32) for key, found in arrays.items()})
 
 
 def _loss(curve: LossCurve | None) -> np.ndarray:
