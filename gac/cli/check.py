@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gac.evaluation.results import Evaluated, Evaluation
     from gac.evaluation.versions import Planner, Version
+    from gac.evidence import RoundedHead
     from gac.runtime.ranks import Ranks
     from gac.workloads import Workload
 
@@ -156,6 +157,11 @@ def _known(figures: dict[str, Any]) -> dict[str, Any]:
     metavar="NAME[:N]",
     help="With --shapes: time plans in this scheme, and plans that choose among all that are given. Repeatable.",
 )
+@click.option(
+    "--head",
+    metavar="SCHEME",
+    help="With --scheme: time each scheme, and plans that choose, also with embedding and head in this one (w8a16).",
+)
 @click.option("--layers", type=click.IntRange(min=1), help="With --shapes: fewer layers.")
 @workloads_option("What is timed")
 @click.option(
@@ -176,7 +182,9 @@ def bench(
     if shapes is not None and against is not None:
         raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
     if shapes is None:
-        refuse_given({"budget", "profile", "layers", "schemes"}, "with --shapes.")
+        refuse_given({"budget", "profile", "layers", "schemes", "head"}, "with --shapes.")
+    elif how["head"] and not how["schemes"]:
+        raise click.UsageError("--head goes with --scheme.")
     from gac.evaluation.latency import METHOD
     from gac.evaluation.split import ranks_of_torchrun
     from gac.profiling.timing.device import require_gpu
@@ -205,6 +213,7 @@ def _of_shapes(
     budget: float,
     profile: str | None,
     schemes: Sequence[str],
+    head: str | None,
     layers: int | None,
 ) -> Answer:
     from gac.evaluation.bench import Bench
@@ -212,14 +221,21 @@ def _of_shapes(
     from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
     from gac.evaluation.split import SlowestTimer, SplitShapes
     from gac.evaluation.versions import compiled_versions
+    from gac.models.shapes import shapes_of
     from gac.reporting.evaluation import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")
     gpus = ranks.size if ranks else 1
+    if head and gpus > 1:
+        raise click.UsageError("--head is timed on one GPU.")
     planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, gpus)
-    lists = _in_schemes(planner, budget, workloads, schemes) if schemes else _in_dims(planner, budget, workloads)
+    rounded = library.head_of(shapes_of(name), head) if head else None
+    if schemes:
+        lists = _in_schemes(planner, budget, workloads, schemes, rounded)
+    else:
+        lists = _in_dims(planner, budget, workloads)
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
@@ -245,12 +261,21 @@ def _in_dims(planner: "Planner", budget: float, workloads: "Sequence[Workload]")
     return {one: [*shared, *fastest_versions(planner, budget, one, own.loss)] for one in workloads}
 
 
-def _in_schemes(planner: "Planner", budget: float, workloads: "Sequence[Workload]", schemes: Sequence[str]) -> "Lists":
-    from gac.evaluation.versions import fastest_in_schemes, scheme_versions
+def _in_schemes(
+    planner: "Planner",
+    budget: float,
+    workloads: "Sequence[Workload]",
+    schemes: Sequence[str],
+    head: "RoundedHead | None",
+) -> "Lists":
+    from gac.evaluation.versions import fastest_in_schemes, scheme_versions, with_head
 
     lists, shared = {}, scheme_versions(planner, budget, schemes)
     for workload in workloads:
         found, missing = fastest_in_schemes(planner, workload, schemes, shared)
+        if head:
+            rounded, impossible = with_head(planner, workload, schemes, shared, head)
+            found, missing = [*found, *rounded], [*missing, *impossible]
         lists[workload] = [*shared, *found]
         for line in missing:
             note(f"{workload}: not timed: {line}")

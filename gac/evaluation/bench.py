@@ -2,26 +2,30 @@
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from gac.allocation.attention_latencies import counted
 from gac.allocation.latencies import Timing
+from gac.compression.ends import rounded_ends
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
+from gac.evidence import RoundedHead
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.plan import WeightChoice
 from gac.profiling.timing.sampling import BATCH
+from gac.schemes import scheme_named
 from gac.workloads import Workload
 
 _USABLE = 0.92
@@ -111,6 +115,7 @@ class Bench:
         dense_versions: as ``Planner.dense_versions`` gives them.
         memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
         split: what makes this process's part of each version, where they are split; ``model`` is the dense one's then.
+        ends: rounded embeddings and heads by scheme, kept from version to version.
     """
 
     model: PreTrainedModel
@@ -120,13 +125,14 @@ class Bench:
     timer: Timer[Any]
     memory_bytes: int | None = None
     split: SplitShapes | None = None
+    ends: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict)
 
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
         sizes = [one.bytes // self._gpus for one in versions]
         parts = _parts_gone(versions)
-        dense = len(self.dense_versions)
-        beside = dense + 1 + len(parts)  # the dense models, and those without GEMMs
+        dense, heads = len(self.dense_versions), len(_heads(versions))
+        beside = dense + heads + len(parts)  # the dense models, and those without GEMMs
         for first, group in enumerate(in_groups(versions, sizes, self._room(workload), BATCH - beside)):
             results = self._group(group, workload, parts)
             gc.collect()
@@ -152,32 +158,44 @@ class Bench:
     def _group(self, group: Sequence[Version], workload: Workload, gone: Sequence[str]) -> list[Result]:
         versions = [*self.dense_versions, *group]
         entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
-        less = {None: without(self.sites)} | {part: without(self.sites, part) for part in gone}
-        entries += [Entry("rest", partial(self._hollow, choices)) for choices in less.values()]
+        less = {part: without(self.sites, part) for part in gone}
+        heads = _heads(versions)
+        hollow = [(without(self.sites), head) for head in heads] + [(choices, None) for choices in less.values()]
+        entries += [Entry("rest", partial(self._hollow, *one)) for one in hollow]
         timed = time_in_turns(entries, workload, self.timer)
-        rests = [one.latency for one in timed[len(versions) :]]
+        latencies = [one.latency for one in timed[len(versions) :]]
+        rests = dict(zip(heads, latencies, strict=False))
         dense = {one.fused is True: each for one, each in zip(self.dense_versions, timed, strict=False)}
-        parts = {part: (shares(less[part])[part], rest) for part, rest in zip(less, rests, strict=True) if part}
-        return [self._result(one, of_one, dense, rests[0], parts) for one, of_one in zip(versions, timed, strict=False)]
+        parts = {part: (shares(less[part])[part], one) for part, one in zip(less, latencies[len(heads) :], strict=True)}
+        return [self._result(one, of_one, dense, rests, parts) for one, of_one in zip(versions, timed, strict=False)]
 
     def _built(self, one: Version) -> PreTrainedModel:
         fused = run_together(self.sites) if one.fused is True else one.fused or ()
         if self.split:
             return self.split.variant(one.choices, fused, one.triton, one.plain)
-        return variant(self.model, one.choices, fused, one.triton, one.plain)
+        return variant(self.model, one.choices, fused, one.triton, one.plain, self._ends(one.head))
 
-    def _hollow(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
-        return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices)
+    def _hollow(self, choices: Sequence[WeightChoice], head: RoundedHead | None) -> PreTrainedModel:
+        return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices, self._ends(head))
+
+    def _ends(self, head: RoundedHead | None) -> Mapping[str, nn.Module]:
+        """Embedding and head, rounded once for all versions that have them so."""
+        if head is None:
+            return {}
+        if head.scheme not in self.ends:
+            self.ends[head.scheme] = rounded_ends(self.model, scheme_named(head.scheme))
+        return self.ends[head.scheme]
 
     def _result(
         self,
         one: Version,
         timed: Timed,
         dense: Mapping[bool, Timed],
-        rest: Spread,
+        rests: Mapping[RoundedHead | None, Spread],
         less: Mapping[str, tuple[float, Spread]],
     ) -> Result:
         """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
+        rest = rests[None]
         _, own, fused = self.dense_versions
         own, beside = fused if one.fused is True else own, dense[one.fused is True]
         planned = beside.memory_bytes + self._held(one, timed.workload) - self._held(own, timed.workload)
@@ -187,14 +205,19 @@ class Bench:
             return found
         of_dense, of_ours, moved = self._attention(own, one, timed.workload)
         reference = Reference(beside.latency, dense_ns - of_dense, rest, less)
-        predicted = reference.predict(ours - of_ours, shares(one.choices)) + moved
+        other_head = rests[one.head].median_ns - rest.median_ns
+        predicted = reference.predict(ours - of_ours, shares(one.choices)) + moved + other_head
         return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours - of_dense))
 
     def _held(self, one: Version, workload: str) -> int:
-        """Bytes of a GPU's part of the targeted weights and, where tokens are decoded, of the KV cache."""
+        """Bytes of a GPU's part of the targeted weights and, where tokens are decoded, of the KV cache.
+
+        A rounded head counts with what it is smaller by.
+        """
         asked = Workload.parse(workload)
         tokens = asked.batch * asked.tokens if asked.phase == "decode" else 0
-        return (one.bytes + one.kv_numbers * tokens * self.model.dtype.itemsize) // self._gpus
+        head = one.head.bytes - one.head.dense_bytes if one.head else 0
+        return (one.bytes + head + one.kv_numbers * tokens * self.model.dtype.itemsize) // self._gpus
 
     def _attention(self, dense: Version, one: Version, workload: str) -> tuple[int, int, int]:
         """What sums of the table hold of attention, of the dense model and of a version; how much latents add to it.
@@ -206,6 +229,11 @@ class Bench:
         after = [choice for choice, latents in zip(one.choices, over, strict=True) if latents]
         found = [counted(self.timing, choices, workload) for choices in (dense.choices, one.choices, before, after)]
         return found[0], found[1], found[3] - found[2]
+
+
+def _heads(versions: Sequence[Version]) -> tuple[RoundedHead | None, ...]:
+    """Those that the versions have, the dense model's first."""
+    return tuple(dict.fromkeys((None, *(one.head for one in versions))))
 
 
 def _parts_gone(versions: Sequence[Version]) -> list[str]:

@@ -1,9 +1,10 @@
 """Models to time: of known shapes with random weights, with the dims of a plan, and without their GEMMs."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
 from gac.compression.apply import empty_module, make_quick, share_gemms, skip_absent, where_they_run
+from gac.compression.ends import swap_in_ends
 from gac.compression.rounding import store
 from gac.evaluation.versions import Planner
 from gac.models.families import family_of
@@ -106,6 +108,7 @@ def variant(
     fused: Sequence[Site] = (),
     triton: bool = False,
     plain: bool = False,
+    ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> PreTrainedModel:
     """The model with these forms, dims and schemes: random weights where one changes, the model's own elsewhere.
 
@@ -116,8 +119,10 @@ def variant(
         fused: sites whose marked weights run their first GEMMs as one.
         triton: whether one row runs in Triton.
         plain: whether norms, activations and rotary embeddings run as in transformers.
+        ends: what stands in the place of embedding and head, by name.
     """
     found = sharing(model)
+    swap_in_ends(found, ends)
     swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
     return running(found, choices, fused, triton, plain)
 
@@ -136,12 +141,18 @@ def running(
     return model
 
 
-def without_gemms(model: PreTrainedModel, choices: Sequence[WeightChoice]) -> PreTrainedModel:
+def without_gemms(
+    model: PreTrainedModel, choices: Sequence[WeightChoice], ends: Mapping[str, nn.Module] = MappingProxyType({})
+) -> PreTrainedModel:
     """The model with these choices and without their GEMMs: each weight hands out a buffer of its outputs instead.
 
     What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
+
+    Args:
+        ends: as for ``variant``.
     """
     found = sharing(model)
+    swap_in_ends(found, ends)
     outputs: dict[tuple[int, int], Tensor] = {}
     for choice in choices:
         module: Any = empty_module(choice, bias=False, device="meta", dtype=model.dtype)

@@ -13,6 +13,7 @@ from gac.allocation.weight_rules import Rounding
 from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError
+from gac.evidence import RoundedHead
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
@@ -47,6 +48,7 @@ class Version:
         triton: whether one row runs in Triton, in the decode kernel.
         gpus: over how many the weights are split that the table's sums are of.
         plain: whether norms, activations and rotary embeddings run as in transformers, not in one launch each.
+        head: embedding and head where they are rounded; None: they are as in the dense model.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Version:
     triton: bool = False
     gpus: int = 1
     plain: bool = False
+    head: RoundedHead | None = None
 
     @property
     def params(self) -> int:
@@ -316,6 +319,26 @@ def fastest_in_schemes(
         else:
             found.append(replace(one, name=name))
     return found, missing
+
+
+def with_head(
+    planner: Planner, workload: Workload, schemes: Sequence[str], bars: Sequence[Version], head: RoundedHead
+) -> tuple[list[Version], list[str]]:
+    """Every weight in each scheme, and the fastest that lose no more than the bars, with embedding and head rounded.
+
+    Args:
+        bars: whose own heads are not rounded.
+
+    Returns:
+        As ``fastest_in_schemes``.
+    """
+    said = f", head in {head.scheme}"
+    left = [replace(bar, loss=bar.loss - head.loss) for bar in bars if bar.loss >= head.loss]
+    found, missing = fastest_in_schemes(planner, workload, schemes, left)
+    missing += [f"{FASTEST_IN_SCHEMES} {bar.name}: the head alone loses more" for bar in bars if bar.loss < head.loss]
+    found = [*map(planner.uniform, schemes), *found]
+    rounded = [replace(one, name=one.name + said, loss=one.loss + head.loss, head=head) for one in found]
+    return rounded, [one + said for one in missing]
 
 
 def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:

@@ -2,15 +2,17 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from gac.allocation.decide import SLACK
-from gac.errors import GacError, ProfileError
+from gac.errors import GacError, ModelError, ProfileError
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
@@ -28,8 +30,10 @@ from gac.evaluation.versions import (
     fastest_in_schemes,
     scheme_versions,
     versions_at,
+    with_head,
 )
 from gac.forms.planned_sites import run_together
+from gac.models.shapes import shapes_of
 from gac.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
@@ -37,6 +41,7 @@ from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.timing.sampling import Batch
 from gac.runtime.skipped import SkippedBlock
 from gac.runtime.stored import stored_modules
+from gac.sensitivity.curve_library import CurveLibrary
 from gac.workloads import Workload
 from tests.headers import make_profile
 
@@ -146,11 +151,16 @@ def test_a_variant_in_a_scheme_takes_the_bytes_of_its_plan(planner: Planner, mod
     assert step_of(found, PREFILL)().isfinite().all()
 
 
-def test_in_schemes_the_fastest_lose_no_more_than_the_rows_beside_them() -> None:
+@pytest.fixture(scope="module")
+def racing() -> Planner:
+    """Its table has whatever is asked of it, by the bytes that it moves."""
     points = (*model_points("smollm2", [PREFILL, DECODE], schemes=SCHEMES), *fused_points("smollm2", [PREFILL, DECODE]))
     rows = [Measurement.of(one, 1000.0 + bytes_of(one), 0.0, 10, 1980, True) for one in dict.fromkeys(points)]
-    planner = planner_of_shapes("smollm2", [DECODE], make_profile(rows), layers=2, schemes=SCHEMES)
-    shared = scheme_versions(planner, 0.7, SCHEMES)
+    return planner_of_shapes("smollm2", [DECODE], make_profile(rows), layers=2, schemes=SCHEMES)
+
+
+def test_in_schemes_the_fastest_lose_no_more_than_the_rows_beside_them(racing: Planner) -> None:
+    planner, shared = racing, scheme_versions(racing, 0.7, SCHEMES)
     found, missing = fastest_in_schemes(planner, DECODE, SCHEMES, shared)
     by_name = {one.name: one for one in (*shared, *found)}
     bars = ["uniform w8a16", "uniform w4a16", DEFAULT, f"{DEFAULT}, in w8a16", f"{DEFAULT}, in w4a16"]
@@ -162,6 +172,41 @@ def test_in_schemes_the_fastest_lose_no_more_than_the_rows_beside_them() -> None
         ns, most = (one.table_ns[str(DECODE)] or 0 for one in (fastest, by_name[bar]))
         assert 0 < ns <= most or not bar.startswith("uniform")  # other plans may have finer dims
     assert {one.scheme for one in by_name[f"{DEFAULT}, in w4a16"].choices} == {"w4a16"}
+
+
+def test_with_a_rounded_head_they_lose_no_more_either(racing: Planner) -> None:
+    head = CurveLibrary.load().head_of(shapes_of("smollm2"), "w8a16")
+    assert head is not None
+    shared = scheme_versions(racing, 1.0, SCHEMES)
+    found, missing = with_head(racing, DECODE, SCHEMES, shared, head)
+    by_name = {one.name: one for one in (*shared, *found)}
+    (none,) = missing  # what no more than 8 bits lose has no room for the head
+    assert none.startswith(f"{FASTEST_IN_SCHEMES} uniform w8a16: ")
+    assert none.endswith(", head in w8a16")
+    uniform, bar = by_name["uniform w4a16, head in w8a16"], by_name["uniform w4a16"]
+    assert uniform.loss == bar.loss + head.loss
+    assert by_name[f"{FASTEST_IN_SCHEMES} uniform w4a16, head in w8a16"].loss <= bar.loss
+    assert {one.head for one in found} == {head}
+
+
+def test_a_head_is_rounded_in_the_versions_that_ask_for_it(racing: Planner, model: PreTrainedModel) -> None:
+    timer: Any = CountingTimer()
+    bench = Bench(model, racing.problem.sites, racing.problem.timing, racing.dense_versions(), timer)
+    head = CurveLibrary.load().head_of(shapes_of("smollm2"), "w8a16")
+    assert head is not None
+    plain = racing.uniform("w4a16")
+    *_, without, rounded = bench.run([plain, replace(plain, head=head)], DECODE)
+    less = 4 * head.params - head.bytes  # of float32
+    assert without.timed.memory_bytes - rounded.timed.memory_bytes == less
+    assert without.planned_bytes - rounded.planned_bytes == head.dense_bytes - head.bytes
+    assert without.predicted_ns is not None
+    assert rounded.predicted_ns == without.predicted_ns - less
+    assert isinstance(model.get_output_embeddings(), nn.Linear)
+
+
+def test_a_head_in_a_scheme_without_a_price_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"no price of rounding a head to w4a16 is known; expected one of w8a16\."):
+        CurveLibrary.load().head_of(shapes_of("smollm2"), "w4a16")
 
 
 def bytes_of(point: Point) -> float:

@@ -1,4 +1,4 @@
-"""Heads in a storage: few inputs are multiplied as the head lies, in one kernel; many with some of its rows at a time."""
+"""Heads in a storage: few inputs are multiplied as the head lies, in one kernel; many with some rows at a time."""
 
 from typing import Any
 
