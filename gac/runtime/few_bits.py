@@ -29,14 +29,14 @@ class Vector:
     """How one row is multiplied.
 
     Attributes:
-        rows: of the weight, of a program.
-        numbers: of each row that a program loads in a step.
+        warps: of a program.
+        parts: warps that share 16 rows of the weight, each with a part of the columns.
+        deep: neighbouring words, or three words of 3 bits, that a thread reads at a time, at most.
     """
 
-    rows: int
-    numbers: int
     warps: int
-    stages: int = 2
+    parts: int
+    deep: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Order:
         return Order(pairs, across, min(4, units // across))
 
 
-_VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
+_VECTORS = {8: Vector(8, 8, 4), 4: Vector(8, 8, 4), 3: Vector(8, 8, 1), 2: Vector(8, 8, 2)}
 """By bits; one row of others is multiplied in tiles."""
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
@@ -134,19 +134,25 @@ def written(weight: Packed, dtype: torch.dtype) -> Tensor:
 
 def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     """One row x ``(1, columns)``: one launch."""
-    from .few_bits_kernels import MAGIC
     from .few_bits_kernels import vector as kernel
 
     how = how or _VECTORS[weight.bits]
     out = x.new_empty(1, weight.rows)
-    of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
-    units = min(how.numbers, max(1 << (weight.columns - 1).bit_length(), weight.group)) // of_a_word
+    tiles = how.warps // how.parts
     with launching_on(x):
-        kernel[(ceil_div(weight.rows, how.rows),)](
-            _aligned(x).view(torch.int64), *weight.read, out, weight.rows, MAGIC,
-            **weight.options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
+        kernel[(ceil_div(weight.rows, 16 * tiles),)](
+            _aligned(x).view(torch.int32), *weight.read, out, weight.rows, _MAGIC[x.dtype],
+            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep), COMPILED=x.is_cuda,
+            num_warps=how.warps,
         )  # fmt: skip
     return out
+
+
+def _deep(weight: Packed, most: int) -> int:
+    """Units that a thread reads at a time: those of four threads are of one group, and a row has whole ones."""
+    numbers = 32 if weight.bits == 3 else 32 // weight.bits
+    units = weight.columns // numbers
+    return min(most, units & -units, (weight.group or weight.columns) // (4 * numbers) or 1)
 
 
 def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
@@ -220,8 +226,8 @@ def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Four numbers are read at a time."""
-    return x if x.storage_offset() % 4 == 0 else x.clone()
+    """Eight numbers are read at a time."""
+    return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
 def _linear(x: Tensor, *operands: Any) -> Tensor:
