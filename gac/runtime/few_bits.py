@@ -32,11 +32,13 @@ class Vector:
         warps: of a program.
         parts: warps that share 16 rows of the weight, each with a part of the columns.
         deep: neighbouring words, or three words of 3 bits, that a thread reads at a time, at most.
+        stages: 2: words of the next step are loaded before a step is multiplied; 1: they are not.
     """
 
     warps: int
     parts: int
     deep: int
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     with launching_on(x):
         kernel[(ceil_div(weight.rows, 16 * tiles),)](
             _aligned(x).view(torch.int32), *weight.read, out, weight.rows, _MAGIC[x.dtype],
-            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep), COMPILED=x.is_cuda,
-            num_warps=how.warps,
+            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep),
+            STAGES=how.stages, COMPILED=x.is_cuda, num_warps=how.warps,
         )  # fmt: skip
     return out
 

@@ -68,20 +68,67 @@ def _in_turn(values):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """DEEP neighbouring units of each thread, with zeros where fewer are left: tuples of words whose halves match."""
+    """DEEP neighbouring units of each thread, as far as there are so many: tuples of words whose halves match.
+
+    Of WHOLE steps there are all or none. What is not there is not zero, for its inputs are.
+    """
     many = tl.arange(0, DEEP)[None, :]
-    there = True if WHOLE else many < left[:, None]
+    there = left > 0 if WHOLE else many < left[:, None]
     if BITS == 3:
-        first, second, third = words_at(at[:, None] + 3 * many, there, BITS)
-        a, b, c, d = in_halves(first, second, third)
+        at = at[:, None] + 3 * many
+        a, b, c, d = in_halves(tl.load(at, mask=there), tl.load(at + 1, mask=there), tl.load(at + 2, mask=there))
         return _in_turn(a), _in_turn(b), _in_turn(c), _in_turn(d)
-    else:  # noqa: RET505
-        return (_in_turn(tl.load(at[:, None] + many, mask=None if WHOLE else there, other=None if WHOLE else 0)),)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return (_in_turn(tl.load(at[:, None] + many, mask=there)),)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _pair(units, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Number AT of a unit below that half a unit further on; bfloat16 adds ``_more``, float16 has 2^-24 times them."""
+def _factors(  # type: ignore[no-untyped-def]
+    scale, zeros, row, group, groups, BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr
+):  # fmt: skip
+    """Scales and zero points, float32."""
+    scales = tl.load(scale + (row * groups + group if GROUP else row)).to(tl.float32)
+    if OWN_ZERO:
+        return scales, zero_points(zeros, row, group, True, groups, BITS)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return scales, 1 << (BITS - 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _where(there, found, kept):  # type: ignore[no-untyped-def]
+    """Of two tuples of sums."""
+    return (
+        tl.where(there, found[0], kept[0]), tl.where(there, found[1], kept[1]),
+        tl.where(there, found[2], kept[2]), tl.where(there, found[3], kept[3]),
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _slots(  # type: ignore[no-untyped-def]
+    of_upper, of_lower, start, read, size: tl.constexpr, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Units of both rows of each thread, slot by slot, from column ``start`` on."""
+    numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
+    words: tl.constexpr = 3 if BITS == 3 else 1
+    found = ()
+    for slot in tl.static_range(4):
+        unit = start // numbers + slot * (4 * DEEP)
+        left = size - start if WHOLE else size // numbers - unit - read
+        found += (
+            _units(of_upper + unit * words, left, BITS, DEEP, WHOLE),
+            _units(of_lower + unit * words, left, BITS, DEEP, WHOLE),
+        )
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pair(  # type: ignore[no-untyped-def]
+    units, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, dtype: tl.constexpr
+):  # fmt: skip
+    """Number AT of a unit below that half a unit further on; float16 has 2^-24 times them, bfloat16 128 more.
+
+    8 bits are one more than bfloat16 has there: one plane has seven of them, and another the highest.
+    """
     if BITS == 3:
         pair = units[AT // 4][UNIT] >> (AT % 4 * 3)
     else:
@@ -90,30 +137,56 @@ def _pair(units, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr
         return pair & (((1 << BITS) - 1) * 0x10001)
     elif BITS < 8:  # noqa: RET505
         return (pair & (((1 << BITS) - 1) * 0x10001)) | magic
-    else:  # seven bits, and the highest alone
+    else:
         return (pair & (0x00800080 if PLANE else 0x007F007F)) | magic
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _left(above, below, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The matrix that has rows of the weight."""
-    return (
-        _pair(above, magic, UNIT, AT, BITS, PLANE, dtype),
-        _pair(below, magic, UNIT, AT, BITS, PLANE, dtype),
-        _pair(above, magic, UNIT, AT + 1, BITS, PLANE, dtype),
-        _pair(below, magic, UNIT, AT + 1, BITS, PLANE, dtype),
-    )
+def _of_slot(  # type: ignore[no-untyped-def]
+    above, below, inputs, magic, nothing,
+    BITS: tl.constexpr, PLANES: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Sums of a slot of both rows."""
+    pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
+    sums = (nothing, nothing, nothing, nothing)
+    for at in tl.static_range(0, len(inputs), 2):
+        for plane in tl.static_range(PLANES):
+            numbers = (
+                _pair(above, magic, at // pairs, at % pairs, BITS, plane, dtype),
+                _pair(below, magic, at // pairs, at % pairs, BITS, plane, dtype),
+                _pair(above, magic, at // pairs, at % pairs + 1, BITS, plane, dtype),
+                _pair(below, magic, at // pairs, at % pairs + 1, BITS, plane, dtype),
+            )
+            sums = product(numbers, (inputs[at], inputs[at + 1]), sums, dtype, COMPILED)
+    return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _inputs(given, AT: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+def _two(given, AT: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
     """Number AT of what a thread has loaded below that APART further on: int32."""
     first = given[AT // 8][AT % 8 // 2]
     second = given[(AT + APART) // 8][(AT + APART) % 8 // 2]
     if AT % 2 == 0:
         return (first & 0xFFFF) | (second << 16)
-    else:  # noqa: RET505
+    else:  # noqa: RET505 - Triton compiles one branch alone
         return ((first >> 16) & 0xFFFF) | (second & -0x10000)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers of the row for DEEP units of each thread, in pairs like theirs: zeros where fewer are left."""
+    pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
+    given = ()
+    for chunk in tl.static_range(DEEP * pairs // 4):
+        four = tl.arange(chunk * 4, chunk * 4 + 4)[None, :]
+        if WHOLE:
+            given += (_in_turn(tl.load(at[:, None] + four)),)
+        else:
+            given += (_in_turn(tl.load(at[:, None] + four, mask=four < left[:, None], other=0)),)
+    found = ()
+    for pair in tl.static_range(DEEP * pairs):
+        found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)
+    return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -121,87 +194,75 @@ def vector(  # type: ignore[no-untyped-def]
     x, words, scale, zeros, out, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr, COMPILED: tl.constexpr,
+    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
 
-    A warp multiplies 16 rows, PARTS warps the same. In a step a warp takes ``slots`` slots of columns. Of each slot
-    four threads beside each other read DEEP units of a row. Sums are right where the slot of the weight is that of the
-    row: of them thread j keeps those of slot j.
+    A warp multiplies 16 rows, PARTS warps the same. In a step a warp takes four slots of columns. Of a slot four threads
+    beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
+    and thread j of four keeps the sums of slot j. Where a slot has two groups, each of the two columns holds one.
     """
     dtype: tl.constexpr = out.dtype.element_ty
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    whole: tl.constexpr = 3 if BITS == 3 else 1
-    planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
-    slots: tl.constexpr = 4  # every two columns of the matrix that has the row hold another
     slot: tl.constexpr = 4 * DEEP * numbers
-    step: tl.constexpr = slots * slot
-    even: tl.constexpr = size % (PARTS * step) == 0
-    ones: tl.constexpr = 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00
+    step: tl.constexpr = PARTS * 4 * slot
+    cut: tl.constexpr = 2 if GROUP and GROUP < slot else 1
+    even: tl.constexpr = size % step == 0
+    planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
     more: tl.constexpr = 128.0 * planes if dtype == tl.bfloat16 else 0.0
     large: tl.constexpr = 1.0 if dtype == tl.bfloat16 else 16777216.0
     thread = tl.arange(0, TILES * PARTS * 32)
     eighth, quarter = thread // 4 % 8, thread % 4
     tile = tl.program_id(0) * TILES + thread // (32 * PARTS)
-    upper = tl.minimum(tile * 16 + eighth, n - 1)
-    lower = tl.minimum(tile * 16 + 8 + eighth, n - 1)
-    begin = thread // 32 % PARTS * step
+    upper, lower = tl.minimum(tile * 16 + eighth, n - 1), tl.minimum(tile * 16 + 8 + eighth, n - 1)
+    begin = thread // 32 % PARTS * (4 * slot)
     read = begin // numbers + quarter * DEEP
-    of_upper = words + upper.to(tl.int64) * width + read * whole
-    of_lower = words + lower.to(tl.int64) * width + read * whole
-    input_at = begin + eighth // 2 * slot + quarter * (DEEP * numbers)
-    one = tl.full((thread.shape[0],), ones, tl.int32)
+    of_upper = words + upper.to(tl.int64) * width + read * (3 if BITS == 3 else 1)
+    of_lower = words + lower.to(tl.int64) * width + read * (3 if BITS == 3 else 1)
+    input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2
+    one = tl.full((thread.shape[0],), 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
     nothing = tl.zeros((thread.shape[0],), tl.float32)
     high, low = nothing, nothing
-    high_scale, low_scale = nothing, nothing
-    high_zero, low_zero = nothing + (1 << (BITS - 1)), nothing + (1 << (BITS - 1))
-    if not GROUP:
-        high_scale, low_scale = tl.load(scale + upper).to(tl.float32), tl.load(scale + lower).to(tl.float32)
-    for start in tl.range(0, size, PARTS * step):
-        loaded = ()
-        for number in tl.static_range(slots):
-            unit = start // numbers + number * (4 * DEEP)
-            left = size // numbers - unit - read
-            loaded += (
-                _units(of_upper + unit * whole, left, BITS, DEEP, even),
-                _units(of_lower + unit * whole, left, BITS, DEEP, even),
+    if STAGES == 2:
+        loaded = _slots(of_upper, of_lower, 0, read, size, BITS, DEEP, even)
+    for start in tl.range(0, size, step):
+        if STAGES == 1:
+            loaded = _slots(of_upper, of_lower, start, read, size, BITS, DEEP, even)
+        else:
+            coming = _slots(of_upper, of_lower, start + step, read, size, BITS, DEEP, even)
+        group = (start + begin + quarter * slot) // GROUP if GROUP else 0
+        factors = ()
+        for part in tl.static_range(cut):
+            at = group + part if even or not GROUP else tl.minimum(group + part, groups - 1)
+            factors += (
+                _factors(scale, zeros, upper, at, groups, BITS, GROUP, OWN_ZERO),
+                _factors(scale, zeros, lower, at, groups, BITS, GROUP, OWN_ZERO),
             )
-        if GROUP:
-            group = (start + begin + quarter * slot) // GROUP
-            there = group < groups
-            high_scale = tl.load(scale + upper * groups + group, mask=there, other=0.0).to(tl.float32)
-            low_scale = tl.load(scale + lower * groups + group, mask=there, other=0.0).to(tl.float32)
-            if OWN_ZERO:
-                high_zero = zero_points(zeros, upper, group, there, groups, BITS)
-                low_zero = zero_points(zeros, lower, group, there, groups, BITS)
-        tl.debug_barrier()
-        given = ()
-        for chunk in tl.static_range(DEEP * numbers // 8):
-            at = (start + input_at + chunk * 8) // 2
-            there = None if even else ((at < size // 2)[:, None] & (tl.arange(0, 4) < 4)[None, :])
-            of_chunk = tl.load(x + at[:, None] + tl.arange(0, 4)[None, :], mask=there, other=None if even else 0)
-            given += (_in_turn(of_chunk),)
-        inputs = ()
-        for pair in tl.static_range(DEEP * numbers // 2):
-            inputs += (_inputs(given, pair // (numbers // 2) * numbers + pair % (numbers // 2), numbers // 2),)
+        tl.debug_barrier()  # no word is loaded behind it, and no input before
+        left = size // 2 - start // 2 - input_at
+        if cut == 2:
+            left = tl.where(quarter // 2 == eighth % 2, left, 0)
+        inputs = _inputs(x + start // 2 + input_at, left, BITS, DEEP, even and cut == 1)
         sums = (nothing, nothing, nothing, nothing)
-        for pair in tl.static_range(0, DEEP * numbers // 2, 2):
-            sums = product((one, one, one, one), (inputs[pair], inputs[pair + 1]), sums, dtype, COMPILED)
-        of_high, of_low = nothing, nothing
-        for number in tl.static_range(slots):
-            found = (nothing, nothing, nothing, nothing)
-            above, below = loaded[2 * number], loaded[2 * number + 1]
-            for pair in tl.static_range(0, DEEP * numbers // 2, 2):
-                given_pair = (inputs[pair], inputs[pair + 1])
-                for plane in tl.static_range(planes):
-                    of_rows = _left(above, below, magic, pair // (numbers // 2), pair % (numbers // 2), BITS, plane, dtype)
-                    found = product(of_rows, given_pair, found, dtype, COMPILED)
-            of_high = tl.where(quarter == number, found[0], of_high)
-            of_low = tl.where(quarter == number, found[2], of_low)
-        high += high_scale * (of_high * large - (high_zero + more) * sums[0])
-        low += low_scale * (of_low * large - (low_zero + more) * sums[0])
-    row = tl.program_id(0) * (16 * TILES) + tl.arange(0, TILES)[:, None] * 16 + tl.arange(0, 8)[None, :]
-    high = tl.sum(tl.sum(tl.reshape(high, (TILES, PARTS, 8, 4)), axis=3), axis=1)
-    low = tl.sum(tl.sum(tl.reshape(low, (TILES, PARTS, 8, 4)), axis=3), axis=1)
-    tl.store(out + row, high.to(dtype), mask=row < n)
-    tl.store(out + row + 8, low.to(dtype), mask=row + 8 < n)
+        for at in tl.static_range(0, len(inputs), 2):
+            sums = product((one, one, one, one), (inputs[at], inputs[at + 1]), sums, dtype, COMPILED)
+        kept = sums
+        for at in tl.static_range(4):
+            found = _of_slot(
+                loaded[2 * at], loaded[2 * at + 1], inputs, magic, nothing, BITS, planes, dtype, COMPILED
+            )
+            if at == 0:
+                kept = found
+            else:
+                kept = _where(quarter == at, found, kept)
+        for part in tl.static_range(cut):
+            above, below = factors[2 * part], factors[2 * part + 1]
+            high += above[0] * (kept[part] * large - (above[1] + more) * sums[part])
+            low += below[0] * (kept[2 + part] * large - (below[1] + more) * sums[part])
+        if STAGES == 2:
+            loaded = coming
+    both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))
+    found = tl.sum(tl.sum(both, axis=3), axis=1)
+    row = tl.arange(0, TILES)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] + tl.arange(0, 2)[None, None, :] * 8
+    row += tl.program_id(0) * (16 * TILES)
+    tl.store(out + row, found.to(dtype), mask=row < n)
