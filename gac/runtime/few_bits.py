@@ -31,14 +31,16 @@ class Vector:
     Attributes:
         warps: of a program.
         parts: warps that share 16 rows of the weight, each with a part of the columns.
-        deep: neighbouring words, or three words of 3 bits, that a thread reads at a time, at most.
+        deep: neighbouring words of a row that a thread reads at a time, at most; three where numbers have 3 bits.
         stages: 2: words of the next step are loaded before a step is multiplied; 1: they are not.
+        registers: of a thread, at most.
     """
 
     warps: int
     parts: int
     deep: int
     stages: int = 1
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Order:
         return Order(pairs, across, min(4, units // across))
 
 
-_VECTORS = {8: Vector(8, 8, 4), 4: Vector(8, 8, 4), 3: Vector(8, 8, 1), 2: Vector(8, 8, 2)}
+_VECTORS = dict.fromkeys((8, 4, 3), Vector(8, 8, 4, registers=80)) | {2: Vector(8, 8, 2, registers=80)}
 """By bits; one row of others is multiplied in tiles."""
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
@@ -145,16 +147,22 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
         kernel[(ceil_div(weight.rows, 16 * tiles),)](
             _aligned(x).view(torch.int32), *weight.read, out, weight.rows, _MAGIC[x.dtype],
             **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep),
-            STAGES=how.stages, COMPILED=x.is_cuda, num_warps=how.warps,
+            STAGES=how.stages, COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
         )  # fmt: skip
     return out
 
 
 def _deep(weight: Packed, most: int) -> int:
-    """Units that a thread reads at a time: those of four threads are of one group, and a row has whole ones."""
-    numbers = 32 if weight.bits == 3 else 32 // weight.bits
+    """Units (words, or three words of 3 bits) that a thread reads at a time.
+
+    A row has whole ones. Those of four threads are of two groups at most, and inputs for them fill 16 bytes.
+    """
+    if weight.bits == 3:
+        return 1
+    numbers = 32 // weight.bits
     units = weight.columns // numbers
-    return min(most, units & -units, (weight.group or weight.columns) // (4 * numbers) or 1)
+    within = weight.group // (2 * numbers) if weight.group else units
+    return max(min(most, units & -units, within), 8 // numbers)
 
 
 def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:

@@ -11,7 +11,7 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import product
+    from .fragments import keep_order, product
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -84,10 +84,10 @@ def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _factors(  # type: ignore[no-untyped-def]
-    scale, zeros, row, group, groups, BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr
+    scale, zeros, row, at, group, groups, BITS: tl.constexpr, OWN_ZERO: tl.constexpr
 ):  # fmt: skip
-    """Scales and zero points, float32."""
-    scales = tl.load(scale + (row * groups + group if GROUP else row)).to(tl.float32)
+    """Scales and zero points of rows and groups, float32."""
+    scales = tl.load(scale + at).to(tl.float32)
     if OWN_ZERO:
         return scales, zero_points(zeros, row, group, True, groups, BITS)
     else:  # noqa: RET505 - Triton compiles one branch alone
@@ -105,18 +105,16 @@ def _where(there, found, kept):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _slots(  # type: ignore[no-untyped-def]
-    of_upper, of_lower, start, read, size: tl.constexpr, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
+    of_upper, of_lower, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Units of both rows of each thread, slot by slot, from column ``start`` on."""
-    numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    words: tl.constexpr = 3 if BITS == 3 else 1
+    """Units of both rows of each thread, slot by slot."""
+    words: tl.constexpr = 4 * DEEP * (3 if BITS == 3 else 1)
     found = ()
     for slot in tl.static_range(4):
-        unit = start // numbers + slot * (4 * DEEP)
-        left = size - start if WHOLE else size // numbers - unit - read
+        here = left if WHOLE else left - slot * (4 * DEEP)
         found += (
-            _units(of_upper + unit * words, left, BITS, DEEP, WHOLE),
-            _units(of_lower + unit * words, left, BITS, DEEP, WHOLE),
+            _units(of_upper + slot * words, here, BITS, DEEP, WHOLE),
+            _units(of_lower + slot * words, here, BITS, DEEP, WHOLE),
         )
     return found
 
@@ -216,33 +214,39 @@ def vector(  # type: ignore[no-untyped-def]
     tile = tl.program_id(0) * TILES + thread // (32 * PARTS)
     upper, lower = tl.minimum(tile * 16 + eighth, n - 1), tl.minimum(tile * 16 + 8 + eighth, n - 1)
     begin = thread // 32 % PARTS * (4 * slot)
-    read = begin // numbers + quarter * DEEP
-    of_upper = words + upper.to(tl.int64) * width + read * (3 if BITS == 3 else 1)
-    of_lower = words + lower.to(tl.int64) * width + read * (3 if BITS == 3 else 1)
+    unit = begin // numbers + quarter * DEEP
+    of_upper = words + upper.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
+    of_lower = words + lower.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
     input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2
+    x += input_at
+    ahead: tl.constexpr = step * BITS // 32
+    units = size // numbers - unit
     one = tl.full((thread.shape[0],), 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
     nothing = tl.zeros((thread.shape[0],), tl.float32)
     high, low = nothing, nothing
+    if not GROUP:
+        above = (_factors(scale, zeros, upper, upper, 0, groups, BITS, False),)
+        below = (_factors(scale, zeros, lower, lower, 0, groups, BITS, False),)
     if STAGES == 2:
-        loaded = _slots(of_upper, of_lower, 0, read, size, BITS, DEEP, even)
+        loaded = _slots(of_upper, of_lower, 1 if even else units, BITS, DEEP, even)
     for start in tl.range(0, size, step):
         if STAGES == 1:
-            loaded = _slots(of_upper, of_lower, start, read, size, BITS, DEEP, even)
+            loaded = _slots(of_upper, of_lower, 1 if even else units, BITS, DEEP, even)
         else:
-            coming = _slots(of_upper, of_lower, start + step, read, size, BITS, DEEP, even)
-        group = (start + begin + quarter * slot) // GROUP if GROUP else 0
-        factors = ()
-        for part in tl.static_range(cut):
-            at = group + part if even or not GROUP else tl.minimum(group + part, groups - 1)
-            factors += (
-                _factors(scale, zeros, upper, at, groups, BITS, GROUP, OWN_ZERO),
-                _factors(scale, zeros, lower, at, groups, BITS, GROUP, OWN_ZERO),
-            )
-        tl.debug_barrier()  # no word is loaded behind it, and no input before
+            rest = size - start - step if even else units - step // numbers
+            coming = _slots(of_upper + ahead, of_lower + ahead, rest, BITS, DEEP, even)
+        if GROUP:
+            above, below = (), ()
+            for part in tl.static_range(cut):
+                group = (start + begin + quarter * slot) // GROUP + part
+                group = group if even else tl.minimum(group, groups - 1)
+                above += (_factors(scale, zeros, upper, upper * groups + group, group, groups, BITS, OWN_ZERO),)
+                below += (_factors(scale, zeros, lower, lower * groups + group, group, groups, BITS, OWN_ZERO),)
+        keep_order(thread, COMPILED)  # all words are loaded before the inputs, which all products need
         left = size // 2 - start // 2 - input_at
         if cut == 2:
             left = tl.where(quarter // 2 == eighth % 2, left, 0)
-        inputs = _inputs(x + start // 2 + input_at, left, BITS, DEEP, even and cut == 1)
+        inputs = _inputs(x, left, BITS, DEEP, even and cut == 1)
         sums = (nothing, nothing, nothing, nothing)
         for at in tl.static_range(0, len(inputs), 2):
             sums = product((one, one, one, one), (inputs[at], inputs[at + 1]), sums, dtype, COMPILED)
@@ -256,9 +260,12 @@ def vector(  # type: ignore[no-untyped-def]
             else:
                 kept = _where(quarter == at, found, kept)
         for part in tl.static_range(cut):
-            above, below = factors[2 * part], factors[2 * part + 1]
-            high += above[0] * (kept[part] * large - (above[1] + more) * sums[part])
-            low += below[0] * (kept[2 + part] * large - (below[1] + more) * sums[part])
+            high += above[part][0] * (kept[part] * large - (above[part][1] + more) * sums[part])
+            low += below[part][0] * (kept[2 + part] * large - (below[part][1] + more) * sums[part])
+        of_upper += ahead
+        of_lower += ahead
+        units -= step // numbers
+        x += step // 2
         if STAGES == 2:
             loaded = coming
     both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))

@@ -49,6 +49,15 @@ def product(a, b, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def keep_order(thread, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The assembler moves no load from before this to behind it, nor the other way."""
+    if COMPILED:
+        tl.inline_asm_elementwise(
+            "bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _eight(register, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     """Its numbers by warp, row of the left matrix or column of the right one, and 2j or 2j + 1: float32."""
     return tl.reshape(halves(register, dtype).to(tl.float32), (register.shape[0] // 32, 8, 8))
