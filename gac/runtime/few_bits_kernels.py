@@ -15,6 +15,7 @@ try:
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Those of rows and groups, float32; they are packed across the rows."""
@@ -26,16 +27,6 @@ def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: 
         left = tl.where(over, 32 - bit % 32, 0)
         found = tl.where(over, (found & ((1 << left) - 1)) | (behind << left), found)
     return (found & ((1 << BITS) - 1)).to(tl.float32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def words_at(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A word of each place, or the three of 32 numbers of 3 bits."""
-    first = tl.load(at, mask=there, other=0)
-    if BITS == 3:
-        return first, tl.load(at + 1, mask=there, other=0), tl.load(at + 2, mask=there, other=0)
-    else:  # noqa: RET505
-        return first, first, first
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -84,14 +75,29 @@ def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _factors(  # type: ignore[no-untyped-def]
-    scale, zeros, row, at, group, groups, BITS: tl.constexpr, OWN_ZERO: tl.constexpr
+    scale, zeros, row, group, groups, COUNT: tl.constexpr, BITS: tl.constexpr, OWN_ZERO: tl.constexpr
 ):  # fmt: skip
-    """Scales and zero points of rows and groups, float32."""
-    scales = tl.load(scale + at).to(tl.float32)
-    if OWN_ZERO:
-        return scales, zero_points(zeros, row, group, True, groups, BITS)
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        return scales, 1 << (BITS - 1)
+    """Scales and zero points of COUNT neighbouring groups of each thread, of the last group where there are fewer."""
+    found = ()
+    for part in tl.static_range(COUNT):
+        here = tl.minimum(group + part, groups - 1)
+        scales = tl.load(scale + row * groups + here).to(tl.float32)
+        if OWN_ZERO:
+            found += ((scales, zero_points(zeros, row, here, True, groups, BITS)),)
+        else:
+            found += ((scales, 1 << (BITS - 1)),)
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled(sums, given, factors, FIRST: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of products from FIRST on, less what numbers have too much times sums of inputs, in their groups' scales."""
+    more: tl.constexpr = (256.0 if BITS == 8 else 128.0) if dtype == tl.bfloat16 else 0.0
+    large: tl.constexpr = 1.0 if dtype == tl.bfloat16 else 16777216.0
+    found = factors[0][0] * (sums[FIRST] * large - (factors[0][1] + more) * given[0])
+    if len(factors) == 2:
+        found += factors[1][0] * (sums[FIRST + 1] * large - (factors[1][1] + more) * given[1])
+    return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,10 +133,7 @@ def _pair(  # type: ignore[no-untyped-def]
 
     8 bits are one more than bfloat16 has there: one plane has seven of them, and another the highest.
     """
-    if BITS == 3:
-        pair = units[AT // 4][UNIT] >> (AT % 4 * 3)
-    else:
-        pair = units[0][UNIT] >> (AT * BITS)
+    pair = units[AT // 4][UNIT] >> (AT % 4 * 3) if BITS == 3 else units[0][UNIT] >> (AT * BITS)
     if dtype == tl.float16:
         return pair & (((1 << BITS) - 1) * 0x10001)
     elif BITS < 8:  # noqa: RET505
@@ -142,13 +145,14 @@ def _pair(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_slot(  # type: ignore[no-untyped-def]
     above, below, inputs, magic, nothing,
-    BITS: tl.constexpr, PLANES: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+    BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Sums of a slot of both rows."""
+    planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
     sums = (nothing, nothing, nothing, nothing)
     for at in tl.static_range(0, len(inputs), 2):
-        for plane in tl.static_range(PLANES):
+        for plane in tl.static_range(planes):
             numbers = (
                 _pair(above, magic, at // pairs, at % pairs, BITS, plane, dtype),
                 _pair(below, magic, at // pairs, at % pairs, BITS, plane, dtype),
@@ -188,6 +192,32 @@ def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexp
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _multiplied(  # type: ignore[no-untyped-def]
+    loaded, inputs, quarter, magic, nothing, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
+):  # fmt: skip
+    """Of a step sums of products, of thread j those of slot j, and sums of inputs."""
+    one = tl.full(quarter.shape, 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
+    given = (nothing, nothing, nothing, nothing)
+    for at in tl.static_range(0, len(inputs), 2):
+        given = product((one, one, one, one), (inputs[at], inputs[at + 1]), given, dtype, COMPILED)
+    kept = _of_slot(loaded[0], loaded[1], inputs, magic, nothing, BITS, dtype, COMPILED)
+    for slot in tl.static_range(1, 4):
+        found = _of_slot(loaded[2 * slot], loaded[2 * slot + 1], inputs, magic, nothing, BITS, dtype, COMPILED)
+        kept = _where(quarter == slot, found, kept)
+    return kept, given
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of all threads of a row."""
+    both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))
+    found = tl.sum(tl.sum(both, axis=3), axis=1)
+    row = tl.arange(0, TILES)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] + tl.arange(0, 2)[None, None, :] * 8
+    row += tl.program_id(0) * (16 * TILES)
+    tl.store(out + row, found.to(out.dtype.element_ty), mask=row < n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def vector(  # type: ignore[no-untyped-def]
     x, words, scale, zeros, out, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
@@ -196,7 +226,7 @@ def vector(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
 
-    A warp multiplies 16 rows, PARTS warps the same. In a step a warp takes four slots of columns. Of a slot four threads
+    A warp multiplies 16 rows, PARTS warps the same. In a step it takes four slots of columns. Of a slot four threads
     beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
     and thread j of four keeps the sums of slot j. Where a slot has two groups, each of the two columns holds one.
     """
@@ -204,72 +234,47 @@ def vector(  # type: ignore[no-untyped-def]
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     slot: tl.constexpr = 4 * DEEP * numbers
     step: tl.constexpr = PARTS * 4 * slot
-    cut: tl.constexpr = 2 if GROUP and GROUP < slot else 1
+    ahead: tl.constexpr = step * BITS // 32
+    cut: tl.constexpr = 2 if GROUP and slot > GROUP else 1
     even: tl.constexpr = size % step == 0
-    planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
-    more: tl.constexpr = 128.0 * planes if dtype == tl.bfloat16 else 0.0
-    large: tl.constexpr = 1.0 if dtype == tl.bfloat16 else 16777216.0
     thread = tl.arange(0, TILES * PARTS * 32)
     eighth, quarter = thread // 4 % 8, thread % 4
-    tile = tl.program_id(0) * TILES + thread // (32 * PARTS)
-    upper, lower = tl.minimum(tile * 16 + eighth, n - 1), tl.minimum(tile * 16 + 8 + eighth, n - 1)
+    upper = (tl.program_id(0) * TILES + thread // (32 * PARTS)) * 16 + eighth
+    upper, lower = tl.minimum(upper, n - 1), tl.minimum(upper + 8, n - 1)
     begin = thread // 32 % PARTS * (4 * slot)
     unit = begin // numbers + quarter * DEEP
     of_upper = words + upper.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
     of_lower = words + lower.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
     input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2
-    x += input_at
-    ahead: tl.constexpr = step * BITS // 32
-    units = size // numbers - unit
-    one = tl.full((thread.shape[0],), 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
     nothing = tl.zeros((thread.shape[0],), tl.float32)
     high, low = nothing, nothing
     if not GROUP:
-        above = (_factors(scale, zeros, upper, upper, 0, groups, BITS, False),)
-        below = (_factors(scale, zeros, lower, lower, 0, groups, BITS, False),)
+        above = _factors(scale, zeros, upper, 0, 1, 1, BITS, False)
+        below = _factors(scale, zeros, lower, 0, 1, 1, BITS, False)
     if STAGES == 2:
-        loaded = _slots(of_upper, of_lower, 1 if even else units, BITS, DEEP, even)
+        loaded = _slots(of_upper, of_lower, 1 if even else size // numbers - unit, BITS, DEEP, even)
     for start in tl.range(0, size, step):
+        coming = start + (STAGES - 1) * step
+        left = size - coming if even else (size - coming) // numbers - unit
         if STAGES == 1:
-            loaded = _slots(of_upper, of_lower, 1 if even else units, BITS, DEEP, even)
+            loaded = _slots(of_upper, of_lower, 1 if even else left, BITS, DEEP, even)
         else:
-            rest = size - start - step if even else units - step // numbers
-            coming = _slots(of_upper + ahead, of_lower + ahead, rest, BITS, DEEP, even)
+            following = _slots(of_upper + ahead, of_lower + ahead, left, BITS, DEEP, even)
         if GROUP:
-            above, below = (), ()
-            for part in tl.static_range(cut):
-                group = (start + begin + quarter * slot) // GROUP + part
-                group = group if even else tl.minimum(group, groups - 1)
-                above += (_factors(scale, zeros, upper, upper * groups + group, group, groups, BITS, OWN_ZERO),)
-                below += (_factors(scale, zeros, lower, lower * groups + group, group, groups, BITS, OWN_ZERO),)
+            group = (start + begin + quarter * slot) // GROUP
+            above = _factors(scale, zeros, upper, group, groups, cut, BITS, OWN_ZERO)
+            below = _factors(scale, zeros, lower, group, groups, cut, BITS, OWN_ZERO)
         keep_order(thread, COMPILED)  # all words are loaded before the inputs, which all products need
-        left = size // 2 - start // 2 - input_at
+        here = (size - start) // 2 - input_at
         if cut == 2:
-            left = tl.where(quarter // 2 == eighth % 2, left, 0)
-        inputs = _inputs(x, left, BITS, DEEP, even and cut == 1)
-        sums = (nothing, nothing, nothing, nothing)
-        for at in tl.static_range(0, len(inputs), 2):
-            sums = product((one, one, one, one), (inputs[at], inputs[at + 1]), sums, dtype, COMPILED)
-        kept = sums
-        for at in tl.static_range(4):
-            found = _of_slot(
-                loaded[2 * at], loaded[2 * at + 1], inputs, magic, nothing, BITS, planes, dtype, COMPILED
-            )
-            if at == 0:
-                kept = found
-            else:
-                kept = _where(quarter == at, found, kept)
-        for part in tl.static_range(cut):
-            high += above[part][0] * (kept[part] * large - (above[part][1] + more) * sums[part])
-            low += below[part][0] * (kept[2 + part] * large - (below[part][1] + more) * sums[part])
+            here = tl.where(quarter // 2 == eighth % 2, here, 0)
+        inputs = _inputs(x + input_at, here, BITS, DEEP, even and cut == 1)
+        kept, given = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
+        high += _scaled(kept, given, above, 0, BITS, dtype)
+        low += _scaled(kept, given, below, 2, BITS, dtype)
         of_upper += ahead
         of_lower += ahead
-        units -= step // numbers
         x += step // 2
         if STAGES == 2:
-            loaded = coming
-    both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))
-    found = tl.sum(tl.sum(both, axis=3), axis=1)
-    row = tl.arange(0, TILES)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] + tl.arange(0, 2)[None, None, :] * 8
-    row += tl.program_id(0) * (16 * TILES)
-    tl.store(out + row, found.to(dtype), mask=row < n)
+            loaded = following
+    _write(high, low, out, n, TILES, PARTS)

@@ -13,11 +13,21 @@ try:
     import triton
     import triton.language as tl
 
-    from .few_bits_kernels import in_halves, words_at, zero_points
+    from .few_bits_kernels import in_halves, zero_points
     from .fragments import halves
     from .tile_kernels import clear, together
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _words_at(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A word of each place, or the three of 32 numbers of 3 bits."""
+    first = tl.load(at, mask=there, other=0)
+    if BITS == 3:
+        return first, tl.load(at + 1, mask=there, other=0), tl.load(at + 2, mask=there, other=0)
+    else:  # noqa: RET505
+        return first, first, first
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -42,7 +52,7 @@ def _numbers(  # type: ignore[no-untyped-def]
     whole: tl.constexpr = 3 if BITS == 3 else 1
     unit = start // numbers + tl.arange(0, NUMBERS // numbers)
     there = True if size % NUMBERS == 0 else (unit < size // numbers)[None, :]
-    first, second, third = words_at(words[:, None] + unit[None, :] * whole, there, BITS)
+    first, second, third = _words_at(words[:, None] + unit[None, :] * whole, there, BITS)
     pairs = _pairs(first, second, third, BITS)
     if BITS == 8 and dtype == tl.bfloat16:
         found = halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
