@@ -61,10 +61,11 @@ def _in_turn(values):  # type: ignore[no-untyped-def]
 def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """DEEP neighbouring units of each thread, as far as there are so many: tuples of words whose halves match.
 
-    Of WHOLE steps there are all or none. What is not there is not zero, for its inputs are.
+    Args:
+        left: how many there are; of WHOLE steps all where it is not 0 or less. What is not there may be any number.
     """
     many = tl.arange(0, DEEP)[None, :]
-    there = left > 0 if WHOLE else many < left[:, None]
+    there = left > 0 if WHOLE else many < left
     if BITS == 3:
         at = at[:, None] + 3 * many
         a, b, c, d = in_halves(tl.load(at, mask=there), tl.load(at + 1, mask=there), tl.load(at + 2, mask=there))
@@ -181,10 +182,7 @@ def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexp
     given = ()
     for chunk in tl.static_range(DEEP * pairs // 4):
         four = tl.arange(chunk * 4, chunk * 4 + 4)[None, :]
-        if WHOLE:
-            given += (_in_turn(tl.load(at[:, None] + four)),)
-        else:
-            given += (_in_turn(tl.load(at[:, None] + four, mask=four < left[:, None], other=0)),)
+        given += (_in_turn(tl.load(at[:, None] + four, mask=left > 0 if WHOLE else four < left, other=0)),)
     found = ()
     for pair in tl.static_range(DEEP * pairs):
         found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)
@@ -237,6 +235,7 @@ def vector(  # type: ignore[no-untyped-def]
     ahead: tl.constexpr = step * BITS // 32
     cut: tl.constexpr = 2 if GROUP and slot > GROUP else 1
     even: tl.constexpr = size % step == 0
+    whole: tl.constexpr = size % (4 * slot) == 0
     thread = tl.arange(0, TILES * PARTS * 32)
     eighth, quarter = thread // 4 % 8, thread % 4
     upper = (tl.program_id(0) * TILES + thread // (32 * PARTS)) * 16 + eighth
@@ -252,23 +251,23 @@ def vector(  # type: ignore[no-untyped-def]
         above = _factors(scale, zeros, upper, 0, 1, 1, BITS, False)
         below = _factors(scale, zeros, lower, 0, 1, 1, BITS, False)
     if STAGES == 2:
-        loaded = _slots(of_upper, of_lower, 1 if even else size // numbers - unit, BITS, DEEP, even)
+        loaded = _slots(of_upper, of_lower, 1 if even else (size // numbers - unit)[:, None], BITS, DEEP, whole)
     for start in tl.range(0, size, step):
         coming = start + (STAGES - 1) * step
-        left = size - coming if even else (size - coming) // numbers - unit
+        left = size - coming if even else ((size - coming) // numbers - unit)[:, None]
         if STAGES == 1:
-            loaded = _slots(of_upper, of_lower, 1 if even else left, BITS, DEEP, even)
+            loaded = _slots(of_upper, of_lower, 1 if even else left, BITS, DEEP, whole)
         else:
-            following = _slots(of_upper + ahead, of_lower + ahead, left, BITS, DEEP, even)
+            following = _slots(of_upper + ahead, of_lower + ahead, left, BITS, DEEP, whole)
         if GROUP:
             group = (start + begin + quarter * slot) // GROUP
             above = _factors(scale, zeros, upper, group, groups, cut, BITS, OWN_ZERO)
             below = _factors(scale, zeros, lower, group, groups, cut, BITS, OWN_ZERO)
         keep_order(thread, COMPILED)  # all words are loaded before the inputs, which all products need
-        here = (size - start) // 2 - input_at
+        here = 1 if even else (size - start) // 2 - input_at[:, None]
         if cut == 2:
-            here = tl.where(quarter // 2 == eighth % 2, here, 0)
-        inputs = _inputs(x + input_at, here, BITS, DEEP, even and cut == 1)
+            here = tl.where((quarter // 2 == eighth % 2)[:, None], here, 0)
+        inputs = _inputs(x + input_at, here, BITS, DEEP, whole)
         kept, given = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
         high += _scaled(kept, given, above, 0, BITS, dtype)
         low += _scaled(kept, given, below, 2, BITS, dtype)
