@@ -29,7 +29,7 @@ def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: 
     return (found & ((1 << BITS) - 1)).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def in_halves(first, second, third):  # type: ignore[no-untyped-def]
     """Three words of 32 numbers of 3 bits as four: numbers 0 to 15 in lower halves, four in each, the others above."""
     low: tl.constexpr = 0xFFFF
@@ -41,7 +41,7 @@ def in_halves(first, second, third):  # type: ignore[no-untyped-def]
     return a, b, c, d
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _in_turn(values):  # type: ignore[no-untyped-def]
     """Of values ``(threads, count)`` a tuple of count tensors; count is 1, 2 or 4."""
     threads: tl.constexpr = values.shape[0]
@@ -84,9 +84,9 @@ def _factors(  # type: ignore[no-untyped-def]
         here = tl.minimum(group + part, groups - 1)
         scales = tl.load(scale + row * groups + here).to(tl.float32)
         if OWN_ZERO:
-            found += ((scales, zero_points(zeros, row, here, True, groups, BITS)),)
+            found += ((scales, zero_points(zeros, row, here, True, groups, BITS)),)  # type: ignore[assignment]
         else:
-            found += ((scales, 1 << (BITS - 1)),)
+            found += ((scales, 1 << (BITS - 1)),)  # type: ignore[assignment]
     return found
 
 
@@ -101,7 +101,7 @@ def _scaled(sums, given, factors, FIRST: tl.constexpr, BITS: tl.constexpr, dtype
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _where(there, found, kept):  # type: ignore[no-untyped-def]
     """Of two tuples of sums."""
     return (
@@ -119,10 +119,9 @@ def _slots(  # type: ignore[no-untyped-def]
     found = ()
     for slot in tl.static_range(4):
         here = left if WHOLE else left - slot * (4 * DEEP)
-        found += (
-            _units(of_upper + slot * words, here, BITS, DEEP, WHOLE),
-            _units(of_lower + slot * words, here, BITS, DEEP, WHOLE),
-        )
+        above = _units(of_upper + slot * words, here, BITS, DEEP, WHOLE)
+        below = _units(of_lower + slot * words, here, BITS, DEEP, WHOLE)
+        found += (above, below)  # type: ignore[assignment]
     return found
 
 
@@ -182,10 +181,11 @@ def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexp
     given = ()
     for chunk in tl.static_range(DEEP * pairs // 4):
         four = tl.arange(chunk * 4, chunk * 4 + 4)[None, :]
-        given += (_in_turn(tl.load(at[:, None] + four, mask=left > 0 if WHOLE else four < left, other=0)),)
+        there = left > 0 if WHOLE else four < left
+        given += (_in_turn(tl.load(at[:, None] + four, mask=there, other=0)),)  # type: ignore[assignment]
     found = ()
     for pair in tl.static_range(DEEP * pairs):
-        found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)
+        found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)  # type: ignore[assignment]
     return found
 
 

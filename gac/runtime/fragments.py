@@ -72,5 +72,6 @@ def _interpreted(a, b, sums, dtype: tl.constexpr):  # type: ignore[no-untyped-de
         both += tl.sum(_eight(a[half + 2], dtype)[:, :, None, :] * far, axis=3)
         even, odd = tl.split(tl.reshape(both, (both.shape[0], 8, 4, 2)))
         shape: tl.constexpr = sums[0].shape
-        found += (sums[2 * half] + tl.reshape(even, shape), sums[2 * half + 1] + tl.reshape(odd, shape))
+        even, odd = sums[2 * half] + tl.reshape(even, shape), sums[2 * half + 1] + tl.reshape(odd, shape)
+        found += (even, odd)  # type: ignore[assignment]
     return found
