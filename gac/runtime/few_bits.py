@@ -29,14 +29,18 @@ class Vector:
     """How one row is multiplied.
 
     Attributes:
-        rows: of the weight, of a program.
-        numbers: of each row that a program loads in a step.
+        warps: of a program.
+        parts: warps that share 16 rows of the weight, each with a part of the columns.
+        deep: neighbouring words of a row that a thread reads at a time, at most; three where numbers have 3 bits.
+        stages: 2: words of the next step are loaded before a step is multiplied; 1: they are not.
+        registers: of a thread, at most.
     """
 
-    rows: int
-    numbers: int
     warps: int
-    stages: int = 2
+    parts: int
+    deep: int
+    stages: int = 1
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Order:
         return Order(pairs, across, min(4, units // across))
 
 
-_VECTORS = {8: Vector(4, 2048, 2), 4: Vector(16, 2048, 4), 3: Vector(4, 2048, 2), 2: Vector(8, 4096, 4)}
+_VECTORS = dict.fromkeys((8, 4, 3), Vector(8, 8, 4, registers=80)) | {2: Vector(8, 8, 2, registers=80)}
 """By bits; one row of others is multiplied in tiles."""
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
@@ -134,19 +138,31 @@ def written(weight: Packed, dtype: torch.dtype) -> Tensor:
 
 def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     """One row x ``(1, columns)``: one launch."""
-    from .few_bits_kernels import MAGIC
     from .few_bits_kernels import vector as kernel
 
     how = how or _VECTORS[weight.bits]
     out = x.new_empty(1, weight.rows)
-    of_a_word = 32 if weight.bits == 3 else 32 // weight.bits
-    units = min(how.numbers, max(1 << (weight.columns - 1).bit_length(), weight.group)) // of_a_word
+    tiles = how.warps // how.parts
     with launching_on(x):
-        kernel[(ceil_div(weight.rows, how.rows),)](
-            _aligned(x).view(torch.int64), *weight.read, out, weight.rows, MAGIC,
-            **weight.options, ROWS=how.rows, UNITS=units, STAGES=how.stages, num_warps=how.warps,
+        kernel[(ceil_div(weight.rows, 16 * tiles),)](
+            _aligned(x).view(torch.int32), *weight.read, out, weight.rows, _MAGIC[x.dtype],
+            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep),
+            STAGES=how.stages, COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
         )  # fmt: skip
     return out
+
+
+def _deep(weight: Packed, most: int) -> int:
+    """Units (words, or three words of 3 bits) that a thread reads at a time.
+
+    A row has whole ones. Those of four threads are of two groups at most, and inputs for them fill 16 bytes.
+    """
+    if weight.bits == 3:
+        return 1
+    numbers = 32 // weight.bits
+    units = weight.columns // numbers
+    within = weight.group // (2 * numbers) if weight.group else units
+    return max(min(most, units & -units, within), 8 // numbers)
 
 
 def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
@@ -220,8 +236,8 @@ def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """Four numbers are read at a time."""
-    return x if x.storage_offset() % 4 == 0 else x.clone()
+    """Eight numbers are read at a time."""
+    return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
 def _linear(x: Tensor, *operands: Any) -> Tensor:

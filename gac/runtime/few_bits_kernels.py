@@ -1,42 +1,19 @@
 """A Triton kernel for one row and a weight of few bits as ``gac.runtime.packed`` lays it; and how words are read.
 
-``gac.runtime.few_bits`` launches it. The words are read as they lie, and their numbers are made in registers. A number
-of few bits becomes a float32 without being converted: its bits are put where they are worth 1, 2, 4... in the mantissa
-of 2^23, and 2^23 is taken away. Numbers higher up in their half of a word come out so many times as large; inputs take
-that back, exactly.
+``gac.runtime.few_bits`` launches it. Tensor cores multiply: 16 rows of the weight are one matrix, and the other has the
+row in its columns. The words are read as they lie, and their numbers are made in registers, two at a time. In bfloat16
+a number becomes floating point without being converted: its bits are put where they are worth 1, 2, 4... in the
+mantissa of 128. In float16 they are a number as they are, so many times 2^-24. Sums of the row take 128 and the zero
+point away.
 """
 
 try:
     import triton
     import triton.language as tl
+
+    from .fragments import keep_order, product
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
-
-MAGIC = 0x4B000000
-"""The bits of 2^23, which kernels are given: they then lie in a register, beside masks that do not."""
-_LARGE = tl.constexpr(8388608.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _number(first, second, third, magic, AT: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Number AT of a word, or of three words of 3 bits, times ``2 ** _place(AT, BITS)``: float32."""
-    if BITS == 3:
-        shift: tl.constexpr = AT * 3 % 32
-        word = first if AT * 3 < 32 else (second if AT * 3 < 64 else third)
-        number = (word >> shift) & 7
-        if shift > 29:
-            behind = second if AT * 3 < 32 else third
-            number = (number & ((1 << (32 - shift)) - 1)) | ((behind << (32 - shift)) & 7)
-    else:
-        half = first >> 16 if AT * BITS >= 16 else first
-        number = half & (((1 << BITS) - 1) << (AT * BITS % 16))
-    return (number | magic).to(tl.float32, bitcast=True) - _LARGE
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _part(AT: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What takes back that number AT is too large."""
-    return 1.0 if BITS == 3 else 1.0 / (1 << (AT * BITS % 16))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -52,31 +29,190 @@ def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: 
     return (found & ((1 << BITS) - 1)).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _in_turn(packed, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of values ``(units * COUNT,)`` those at 0, COUNT, 2 COUNT..., those at 1, COUNT + 1... and so on: a tuple."""
-    if COUNT == 1:
-        return (packed,)
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        even, odd = tl.split(tl.reshape(packed, (packed.shape[0] // 2, 2)))
-        if COUNT == 2:
-            return (even, odd)
-        else:  # noqa: RET505
-            evens, odds = _in_turn(even, COUNT // 2), _in_turn(odd, COUNT // 2)
-            if COUNT == 4:
-                return (evens[0], odds[0], evens[1], odds[1])
-            else:  # noqa: RET505
-                return (evens[0], odds[0], evens[1], odds[1], evens[2], odds[2], evens[3], odds[3])
+@triton.jit
+def in_halves(first, second, third):  # type: ignore[no-untyped-def]
+    """Three words of 32 numbers of 3 bits as four: numbers 0 to 15 in lower halves, four in each, the others above."""
+    low: tl.constexpr = 0xFFFF
+    high: tl.constexpr = -0x10000
+    a = (first & low) | (second & high)
+    b = ((first >> 12) & low) | ((((second >> 12) & 0xFFFFF) | (third << 20)) & high)
+    c = ((((first >> 24) & 0xFF) | (second << 8)) & low) | ((third << 8) & high)
+    d = ((second >> 4) & low) | ((third >> 4) & high)
+    return a, b, c, d
+
+
+@triton.jit
+def _in_turn(values):  # type: ignore[no-untyped-def]
+    """Of values ``(threads, count)`` a tuple of count tensors; count is 1, 2 or 4."""
+    threads: tl.constexpr = values.shape[0]
+    count: tl.constexpr = values.shape[1]
+    if count == 1:
+        return (tl.reshape(values, (threads,)),)
+    elif count == 2:  # noqa: RET505 - Triton compiles one branch alone
+        return tl.split(values)
+    else:
+        even, odd = tl.split(tl.reshape(values, (threads, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return first, second, third, fourth
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def words_at(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A word of each place, or the three of 32 numbers of 3 bits."""
-    first = tl.load(at, mask=there, other=0)
+def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """DEEP neighbouring units of each thread, as far as there are so many: tuples of words whose halves match.
+
+    Args:
+        left: how many there are; of WHOLE steps all where it is not 0 or less. What is not there may be any number.
+    """
+    many = tl.arange(0, DEEP)[None, :]
+    there = left > 0 if WHOLE else many < left
     if BITS == 3:
-        return first, tl.load(at + 1, mask=there, other=0), tl.load(at + 2, mask=there, other=0)
-    else:  # noqa: RET505
-        return first, first, first
+        at = at[:, None] + 3 * many
+        a, b, c, d = in_halves(tl.load(at, mask=there), tl.load(at + 1, mask=there), tl.load(at + 2, mask=there))
+        return _in_turn(a), _in_turn(b), _in_turn(c), _in_turn(d)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return (_in_turn(tl.load(at[:, None] + many, mask=there)),)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _factors(  # type: ignore[no-untyped-def]
+    scale, zeros, row, group, groups, COUNT: tl.constexpr, BITS: tl.constexpr, OWN_ZERO: tl.constexpr
+):  # fmt: skip
+    """Scales and zero points of COUNT neighbouring groups of each thread, of the last group where there are fewer."""
+    found = ()
+    for part in tl.static_range(COUNT):
+        here = tl.minimum(group + part, groups - 1)
+        scales = tl.load(scale + row * groups + here).to(tl.float32)
+        if OWN_ZERO:
+            found += ((scales, zero_points(zeros, row, here, True, groups, BITS)),)  # type: ignore[assignment]
+        else:
+            found += ((scales, 1 << (BITS - 1)),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled(sums, given, factors, FIRST: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of products from FIRST on, less what numbers have too much times sums of inputs, in their groups' scales."""
+    more: tl.constexpr = (256.0 if BITS == 8 else 128.0) if dtype == tl.bfloat16 else 0.0
+    large: tl.constexpr = 1.0 if dtype == tl.bfloat16 else 16777216.0
+    found = factors[0][0] * (sums[FIRST] * large - (factors[0][1] + more) * given[0])
+    if len(factors) == 2:
+        found += factors[1][0] * (sums[FIRST + 1] * large - (factors[1][1] + more) * given[1])
+    return found
+
+
+@triton.jit
+def _where(there, found, kept):  # type: ignore[no-untyped-def]
+    """Of two tuples of sums."""
+    return (
+        tl.where(there, found[0], kept[0]), tl.where(there, found[1], kept[1]),
+        tl.where(there, found[2], kept[2]), tl.where(there, found[3], kept[3]),
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _slots(  # type: ignore[no-untyped-def]
+    of_upper, of_lower, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Units of both rows of each thread, slot by slot."""
+    words: tl.constexpr = 4 * DEEP * (3 if BITS == 3 else 1)
+    found = ()
+    for slot in tl.static_range(4):
+        here = left if WHOLE else left - slot * (4 * DEEP)
+        above = _units(of_upper + slot * words, here, BITS, DEEP, WHOLE)
+        below = _units(of_lower + slot * words, here, BITS, DEEP, WHOLE)
+        found += (above, below)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pair(  # type: ignore[no-untyped-def]
+    units, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, dtype: tl.constexpr
+):  # fmt: skip
+    """Number AT of a unit below that half a unit further on; float16 has 2^-24 times them, bfloat16 128 more.
+
+    8 bits are one more than bfloat16 has there: one plane has seven of them, and another the highest.
+    """
+    pair = units[AT // 4][UNIT] >> (AT % 4 * 3) if BITS == 3 else units[0][UNIT] >> (AT * BITS)
+    if dtype == tl.float16:
+        return pair & (((1 << BITS) - 1) * 0x10001)
+    elif BITS < 8:  # noqa: RET505
+        return (pair & (((1 << BITS) - 1) * 0x10001)) | magic
+    else:
+        return (pair & (0x00800080 if PLANE else 0x007F007F)) | magic
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_slot(  # type: ignore[no-untyped-def]
+    above, below, inputs, magic, nothing,
+    BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Sums of a slot of both rows."""
+    planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
+    pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
+    sums = (nothing, nothing, nothing, nothing)
+    for at in tl.static_range(0, len(inputs), 2):
+        for plane in tl.static_range(planes):
+            numbers = (
+                _pair(above, magic, at // pairs, at % pairs, BITS, plane, dtype),
+                _pair(below, magic, at // pairs, at % pairs, BITS, plane, dtype),
+                _pair(above, magic, at // pairs, at % pairs + 1, BITS, plane, dtype),
+                _pair(below, magic, at // pairs, at % pairs + 1, BITS, plane, dtype),
+            )
+            sums = product(numbers, (inputs[at], inputs[at + 1]), sums, dtype, COMPILED)
+    return sums
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _two(given, AT: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Number AT of what a thread has loaded below that APART further on: int32."""
+    first = given[AT // 8][AT % 8 // 2]
+    second = given[(AT + APART) // 8][(AT + APART) % 8 // 2]
+    if AT % 2 == 0:
+        return (first & 0xFFFF) | (second << 16)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return ((first >> 16) & 0xFFFF) | (second & -0x10000)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers of the row for DEEP units of each thread, in pairs like theirs: zeros where fewer are left."""
+    pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
+    given = ()
+    for chunk in tl.static_range(DEEP * pairs // 4):
+        four = tl.arange(chunk * 4, chunk * 4 + 4)[None, :]
+        there = left > 0 if WHOLE else four < left
+        given += (_in_turn(tl.load(at[:, None] + four, mask=there, other=0)),)  # type: ignore[assignment]
+    found = ()
+    for pair in tl.static_range(DEEP * pairs):
+        found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _multiplied(  # type: ignore[no-untyped-def]
+    loaded, inputs, quarter, magic, nothing, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
+):  # fmt: skip
+    """Of a step sums of products, of thread j those of slot j, and sums of inputs."""
+    one = tl.full(quarter.shape, 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
+    given = (nothing, nothing, nothing, nothing)
+    for at in tl.static_range(0, len(inputs), 2):
+        given = product((one, one, one, one), (inputs[at], inputs[at + 1]), given, dtype, COMPILED)
+    kept = _of_slot(loaded[0], loaded[1], inputs, magic, nothing, BITS, dtype, COMPILED)
+    for slot in tl.static_range(1, 4):
+        found = _of_slot(loaded[2 * slot], loaded[2 * slot + 1], inputs, magic, nothing, BITS, dtype, COMPILED)
+        kept = _where(quarter == slot, found, kept)
+    return kept, given
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of all threads of a row."""
+    both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))
+    found = tl.sum(tl.sum(both, axis=3), axis=1)
+    row = tl.arange(0, TILES)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] + tl.arange(0, 2)[None, None, :] * 8
+    row += tl.program_id(0) * (16 * TILES)
+    tl.store(out + row, found.to(out.dtype.element_ty), mask=row < n)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -84,47 +220,60 @@ def vector(  # type: ignore[no-untyped-def]
     x, words, scale, zeros, out, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
+    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int64: four numbers of 16 bits."""
+    """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
+
+    A warp multiplies 16 rows, PARTS warps the same. In a step it takes four slots of columns. Of a slot four threads
+    beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
+    and thread j of four keeps the sums of slot j. Where a slot has two groups, each of the two columns holds one.
+    """
+    dtype: tl.constexpr = out.dtype.element_ty
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    whole: tl.constexpr = 3 if BITS == 3 else 1
-    quads: tl.constexpr = numbers // 4
-    parts: tl.constexpr = UNITS * numbers // GROUP if GROUP else 1
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < n
-    by_row = words + row.to(tl.int64)[:, None] * width
-    total = tl.zeros((ROWS, parts if GROUP else UNITS), tl.float32)
-    shift = tl.zeros((UNITS,), tl.float32)
-    for start in tl.range(0, size // numbers, UNITS, num_stages=STAGES):
-        unit = start + tl.arange(0, UNITS)
-        here = inside[:, None] & (unit < size // numbers)[None, :]
-        first, second, third = words_at(by_row + unit[None, :] * whole, here, BITS)
-        at = start * quads + tl.arange(0, UNITS * quads)
-        given = _in_turn(tl.load(x + at, mask=at < size // 4, other=0), quads)
-        part = tl.zeros((ROWS, UNITS), tl.float32)
-        sums = tl.zeros((UNITS,), tl.float32)
-        for number in tl.static_range(numbers):
-            bits = (given[number // 4] >> (number % 4 * 16)).to(tl.int16)
-            value = bits.to(out.dtype.element_ty, bitcast=True).to(tl.float32)
-            sums += value
-            part += _number(first, second, third, magic, number, BITS) * (value * _part(number, BITS))[None, :]
-        if GROUP:
-            group = start * numbers // GROUP + tl.arange(0, parts)
-            there = inside[:, None] & (group < groups)[None, :]
-            grouped = tl.sum(tl.reshape(part, (ROWS, parts, UNITS // parts)), axis=2)
-            inputs = tl.sum(tl.reshape(sums, (parts, UNITS // parts)), axis=1)
-            scales = tl.load(scale + row[:, None] * groups + group[None, :], mask=there, other=0.0).to(tl.float32)
-            if OWN_ZERO:
-                zero = zero_points(zeros, row[:, None], group[None, :], there, groups, BITS)
-                total += scales * (grouped - zero * inputs[None, :])
-            else:
-                total += scales * (grouped - (1 << (BITS - 1)) * inputs[None, :])
-        else:
-            total += part
-            shift += sums
-    result = tl.sum(total, axis=1)
+    slot: tl.constexpr = 4 * DEEP * numbers
+    step: tl.constexpr = PARTS * 4 * slot
+    ahead: tl.constexpr = step * BITS // 32
+    cut: tl.constexpr = 2 if GROUP and slot > GROUP else 1
+    even: tl.constexpr = size % step == 0
+    whole: tl.constexpr = size % (4 * slot) == 0
+    thread = tl.arange(0, TILES * PARTS * 32)
+    eighth, quarter = thread // 4 % 8, thread % 4
+    upper = (tl.program_id(0) * TILES + thread // (32 * PARTS)) * 16 + eighth
+    upper, lower = tl.minimum(upper, n - 1), tl.minimum(upper + 8, n - 1)
+    begin = thread // 32 % PARTS * (4 * slot)
+    unit = begin // numbers + quarter * DEEP
+    of_upper = words + upper.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
+    of_lower = words + lower.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
+    input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2
+    nothing = tl.zeros((thread.shape[0],), tl.float32)
+    high, low = nothing, nothing
     if not GROUP:
-        result -= tl.sum(shift, axis=0) * (1 << (BITS - 1))
-        result *= tl.load(scale + row, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
+        above = _factors(scale, zeros, upper, 0, 1, 1, BITS, False)
+        below = _factors(scale, zeros, lower, 0, 1, 1, BITS, False)
+    if STAGES == 2:
+        loaded = _slots(of_upper, of_lower, 1 if even else (size // numbers - unit)[:, None], BITS, DEEP, whole)
+    for start in tl.range(0, size, step):
+        coming = start + (STAGES - 1) * step
+        left = size - coming if even else ((size - coming) // numbers - unit)[:, None]
+        if STAGES == 1:
+            loaded = _slots(of_upper, of_lower, 1 if even else left, BITS, DEEP, whole)
+        else:
+            following = _slots(of_upper + ahead, of_lower + ahead, left, BITS, DEEP, whole)
+        if GROUP:
+            group = (start + begin + quarter * slot) // GROUP
+            above = _factors(scale, zeros, upper, group, groups, cut, BITS, OWN_ZERO)
+            below = _factors(scale, zeros, lower, group, groups, cut, BITS, OWN_ZERO)
+        keep_order(thread, COMPILED)  # all words are loaded before the inputs, which all products need
+        here = 1 if even else (size - start) // 2 - input_at[:, None]
+        if cut == 2:
+            here = tl.where((quarter // 2 == eighth % 2)[:, None], here, 0)
+        inputs = _inputs(x + input_at, here, BITS, DEEP, whole)
+        kept, given = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
+        high += _scaled(kept, given, above, 0, BITS, dtype)
+        low += _scaled(kept, given, below, 2, BITS, dtype)
+        of_upper += ahead
+        of_lower += ahead
+        x += step // 2
+        if STAGES == 2:
+            loaded = following
+    _write(high, low, out, n, TILES, PARTS)

@@ -13,34 +13,33 @@ try:
     import triton
     import triton.language as tl
 
-    from .few_bits_kernels import words_at, zero_points
+    from .few_bits_kernels import in_halves, zero_points
+    from .fragments import halves
     from .tile_kernels import clear, together
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _words_at(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A word of each place, or the three of 32 numbers of 3 bits."""
+    first = tl.load(at, mask=there, other=0)
+    if BITS == 3:
+        return first, tl.load(at + 1, mask=there, other=0), tl.load(at + 2, mask=there, other=0)
+    else:  # noqa: RET505
+        return first, first, first
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _pairs(first, second, third, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Numbers 0, 1... of the first half of each unit below those of the second: int32, ``(rows, units, pairs)``."""
     if BITS == 3:  # 96 bits become four words, each of four numbers of the first 48 and four of the last 48
-        low: tl.constexpr = 0xFFFF
-        high: tl.constexpr = -0x10000
-        a = (first & low) | (second & high)
-        b = ((first >> 12) & low) | ((((second >> 12) & 0xFFFFF) | (third << 20)) & high)
-        c = ((((first >> 24) & 0xFF) | (second << 8)) & low) | ((third << 8) & high)
-        d = ((second >> 4) & low) | ((third >> 4) & high)
+        a, b, c, d = in_halves(first, second, third)
         words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (first.shape[0], first.shape[1] * 4))
         pairs = (words[:, :, None] >> (tl.arange(0, 4) * 3)[None, None, :]) & 0x00070007
         return tl.reshape(pairs, (first.shape[0], first.shape[1], 16))
     else:  # noqa: RET505 - Triton compiles one branch alone
         return (first[:, :, None] >> (tl.arange(0, 16 // BITS) * BITS)[None, None, :]) & (((1 << BITS) - 1) * 0x10001)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _halves(words, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The 16 bits of either half, as numbers."""
-    low = words.to(tl.int16).to(dtype, bitcast=True)
-    return tl.join(low, (words >> 16).to(tl.int16).to(dtype, bitcast=True))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -53,14 +52,14 @@ def _numbers(  # type: ignore[no-untyped-def]
     whole: tl.constexpr = 3 if BITS == 3 else 1
     unit = start // numbers + tl.arange(0, NUMBERS // numbers)
     there = True if size % NUMBERS == 0 else (unit < size // numbers)[None, :]
-    first, second, third = words_at(words[:, None] + unit[None, :] * whole, there, BITS)
+    first, second, third = _words_at(words[:, None] + unit[None, :] * whole, there, BITS)
     pairs = _pairs(first, second, third, BITS)
     if BITS == 8 and dtype == tl.bfloat16:
-        found = _halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
-        found -= _halves((~pairs & 0x00800080) ^ magic, dtype).to(tl.float32)
+        found = halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
+        found -= halves((~pairs & 0x00800080) ^ magic, dtype).to(tl.float32)
     else:
         least: tl.constexpr = 1024.0 if dtype == tl.float16 else 128.0
-        found = _halves(pairs | magic, dtype).to(tl.float32) - (least + (1 << (BITS - 1)))
+        found = halves(pairs | magic, dtype).to(tl.float32) - (least + (1 << (BITS - 1)))
     return found.to(dtype)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import gac.runtime.storage
 from gac.runtime import few_bits, gpu, kernel_limits
-from gac.runtime.few_bits import Packed
+from gac.runtime.few_bits import Packed, Vector
 from gac.runtime.packed import PackedIntegers
 from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
 from gac.runtime.tiles import Tile
@@ -94,6 +94,22 @@ def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
     found = few_bits.matrix(x, read(storage, held, 320), how)
     expected = x.double() @ storage.values(held, 40, 320, torch.float32).double().T
     assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("how", [Vector(2, 1, 2), Vector(4, 2, 4, stages=2, registers=64)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", [*SCHEMES, "w2a16", "w2a16:64"])
+def test_one_row_may_be_multiplied_in_other_sizes(name: str, dtype: torch.dtype, how: Vector) -> None:
+    """What lies far from zero is no worse: numbers have more than their value while they are multiplied."""
+    columns = 96 if how.stages == 1 else 1088
+    storage, held = weight(name, 40, columns)
+    generator = torch.Generator().manual_seed(0)
+    for mean in (0, 5):
+        x = (mean + torch.randn(1, columns, generator=generator)).to(DEVICE, dtype)
+        found = few_bits.vector(x, read(storage, held, columns), how)
+        expected = x.double() @ storage.values(held, 40, columns, torch.float32).double().T
+        assert found.dtype == dtype
+        assert float((found - expected).norm() / expected.norm()) < (1e-3 if dtype == torch.float16 else 8e-3)
 
 
 def test_one_row_may_begin_anywhere_in_memory() -> None:

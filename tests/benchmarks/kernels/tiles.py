@@ -23,7 +23,8 @@ from tests.benchmarks.kernels.candidates import (
 )
 
 VECTORS = (
-    Vector(4, 2048, 2), Vector(8, 2048, 4), Vector(8, 4096, 4), Vector(16, 2048, 4), Vector(2, 4096, 2),
+    Vector(8, 8, 4, 1, 80), Vector(8, 8, 4), Vector(8, 8, 2), Vector(16, 16, 2, 1, 64), Vector(16, 16, 4, 1, 64),
+    Vector(4, 4, 4), Vector(4, 4, 4, 2), Vector(8, 8, 2, 2), Vector(8, 4, 4, 1, 80),
 )  # fmt: skip
 OF_FEW_BITS = {
     16: (
