@@ -66,8 +66,11 @@ class Order:
         return Order(pairs, across, min(4, units // across))
 
 
-_VECTORS = dict.fromkeys((8, 4, 3), Vector(8, 8, 4, registers=80)) | {2: Vector(8, 8, 2, registers=80)}
+_VECTORS = dict.fromkeys((8, 4, 3), Vector(8, 8, 4)) | {2: Vector(4, 4, 4)}
 """By bits; one row of others is multiplied in tiles."""
+_OF_SHORT_ROWS = dict.fromkeys((4, 3), Vector(8, 8, 4, registers=80))
+"""Where a step takes all of a row, fewer registers will do, and more programs run at once."""
+_SHORT = 4096
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""
 _IN_8_BITS = {16: Tile(16, 64, 128, 4, 4)}
@@ -140,7 +143,7 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     """One row x ``(1, columns)``: one launch."""
     from .few_bits_kernels import vector as kernel
 
-    how = how or _VECTORS[weight.bits]
+    how = how or _vector(weight)
     out = x.new_empty(1, weight.rows)
     tiles = how.warps // how.parts
     with launching_on(x):
@@ -150,6 +153,12 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
             STAGES=how.stages, COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
         )  # fmt: skip
     return out
+
+
+def _vector(weight: Packed) -> Vector:
+    """What is fastest for one row."""
+    short = _OF_SHORT_ROWS if weight.columns <= _SHORT else {}
+    return short.get(weight.bits, _VECTORS[weight.bits])
 
 
 def _deep(weight: Packed, most: int) -> int:
