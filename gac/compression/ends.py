@@ -52,7 +52,8 @@ def rounded_ends(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]
     for name, module in found.items():
         if isinstance(module, Stored):
             matrix = model.get_submodule(name).get_parameter("weight")
-            module.fill(_by_rows(scheme, matrix) | storage.stated(*matrix.shape))
+            stated = {name: one.to(matrix.device) for name, one in storage.stated(*matrix.shape).items()}
+            module.fill(_by_rows(scheme, matrix) | stated)
     return found
 
 

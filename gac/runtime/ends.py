@@ -88,7 +88,7 @@ def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> 
         bias: of these rows.
     """
     storage, columns = matrix.storage, matrix.matrix[1]
-    held = {name: one.to(x.device) for name, one in matrix.held.items()}
+    held = {name: one.to(x.device) for name, one in matrix.counted.items()}
     whole = part.stop - part.start
     as_it_lies = x.numel() <= FEW * columns and storage.without_kernel(x.device, x.dtype, whole, columns) is None
     found = []
