@@ -43,7 +43,7 @@ class Task:
     alone: bool = False
 
     def waits_for(self, other: str) -> bool:
-        return any(fnmatchcase(other, pattern) for pattern in self.after)
+        return _is_one_of(other, self.after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,10 @@ class Running:
     task: Task
     process: subprocess.Popen[bytes]
     begun: float
+
+
+def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def tasks_of(described: Sequence[dict[str, Any]], work: Path) -> Iterator[Task]:
@@ -130,14 +134,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("batch", choices=sorted(path.stem for path in BATCHES.glob("*.json")))
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--tasks", default="*", help="the names of those to run, such as 'smollm2-*'")
+    parser.add_argument("--tasks", nargs="+", default=["*"], help="the names of those to run, such as 'smollm2-*'")
     parser.add_argument("--slots", type=int, default=12, help="commands at a time")
     parser.add_argument("--gpu-gb", type=float, default=70)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="what runs then is ended")
     parser.add_argument("--list", action="store_true", help="print the commands, and run none")
     asked = parser.parse_args()
     described = json.loads((BATCHES / f"{asked.batch}.json").read_text(encoding="utf-8"))
-    tasks = [task for task in tasks_of(described, asked.work) if fnmatchcase(task.name, asked.tasks)]
+    tasks = [task for task in tasks_of(described, asked.work) if _is_one_of(task.name, asked.tasks)]
     if asked.list:
         print("\n".join(f"{task.name}: {task.command}" for task in tasks))
         return
