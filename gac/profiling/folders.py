@@ -15,7 +15,7 @@ def shipped_profiles() -> tuple[Path, ...]:
     package = Path(__file__).parent.parent
     for folder in (package / "_profiles", package.parent / "profiles"):
         if folder.is_dir():
-            return tuple(sorted(folder.glob("*.jsonl")))
+            return tuple(sorted(folder.glob("*.jsonl"), key=lambda path: path.stem))
     return ()
 
 

@@ -306,9 +306,9 @@ def test_shipped_profiles_are_found_inside_an_installed_package(tmp_path: Path, 
     assert folders.shipped_profiles() == ()
     inside = tmp_path / "site" / "gac" / "_profiles"
     inside.mkdir(parents=True)
-    (inside / "b.jsonl").touch()
+    (inside / "a-b.jsonl").touch()
     (inside / "a.jsonl").touch()
-    assert [path.name for path in folders.shipped_profiles()] == ["a.jsonl", "b.jsonl"]
+    assert [path.name for path in folders.shipped_profiles()] == ["a.jsonl", "a-b.jsonl"]
 
 
 @pytest.fixture(scope="module")
