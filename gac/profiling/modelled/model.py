@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -42,12 +42,14 @@ class _Like:
     Attributes:
         others: sizes of the axes that are not modelled: the rows, the group of a scheme.
         classes: of the sizes that are, 1, 2 and 4, and ``ALIGNED`` for all above.
+        kernel: whether kernels of the dtype multiply, and not PyTorch with unpacked weights.
     """
 
     operator: str
     dtype: str
     others: tuple[tuple[str, int], ...]
     classes: tuple[int, ...]
+    kernel: bool
 
     @property
     def rows(self) -> int:
@@ -82,8 +84,8 @@ class GpuModel:
     """Latencies as the product of a roofline and a field of what the measured shapes near by say beyond it.
 
     Both are fitted to the table's own rows, when they are first asked for: the measurements of an operator, a dtype, a
-    number of rows and a kind of alignment by themselves. What is modelled are operators of one GEMM, and pairs: their
-    roofline is a sum of the two GEMMs as they are modelled by themselves.
+    number of rows and a kind of alignment by themselves, and what no kernel of a scheme reads apart. What is modelled
+    are operators of one GEMM, and pairs: their roofline is the sum of the two GEMMs as they are modelled by themselves.
 
     Attributes:
         measurements: the rows of the table.
@@ -166,14 +168,14 @@ class GpuModel:
             return {}
         sized = np.array([name in _SIZES for name in axes])
         classes = np.minimum(alignment_class(shapes[:, sized]), ALIGNED)
-        kinds, which = np.unique(np.column_stack([shapes[:, ~sized], classes]), axis=0, return_inverse=True)
-        others, count = [name for name in axes if name not in _SIZES], int((~sized).sum())
-        return {
-            _Like(operator, dtype, tuple(zip(others, kind[:count], strict=True)), tuple(kind[count:])): np.flatnonzero(
-                which.ravel() == at
-            )
-            for at, kind in enumerate(kinds.tolist())
-        }
+        kernel = _in_kernels(dtype, shapes[:, sized])
+        kinds, which = np.unique(np.column_stack([kernel, shapes[:, ~sized], classes]), axis=0, return_inverse=True)
+        others, found = [name for name in axes if name not in _SIZES], dict[_Like, Ints]()
+        for at, (runs, *kind) in enumerate(kinds.tolist()):
+            known = tuple(zip(others, kind, strict=False))
+            like = _Like(operator, dtype, known, tuple(kind[len(others) :]), bool(runs))
+            found[like] = np.flatnonzero(which.ravel() == at)
+        return found
 
     def _fit(self, like: _Like) -> _Fit | None:
         if like not in self._fits:
@@ -193,7 +195,8 @@ class GpuModel:
         if known.sum() < LEAST:
             return None
         shapes, ns, terms = shapes[known], ns[known], terms[known]
-        coefficients, chosen = fitted(terms, ns), drawn(len(ns))
+        coefficients = np.ones(terms.shape[1]) if like.operator in _PAIRS else fitted(terms, ns)
+        chosen = drawn(len(ns))
         residuals = np.log(ns[chosen] / (terms[chosen] @ coefficients))
         return _Fit(shapes, chosen, coefficients, Kriging.fit(shapes[chosen], residuals))
 
@@ -207,8 +210,8 @@ class GpuModel:
         if like.operator not in _PAIRS:
             k, n = sizes[:, 0], sizes[:, 1]
             return gemm_terms(like.rows, k, n, self.gpu, _weight_bytes(like.dtype, k, n))
-        gemms = (self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2]))
-        return np.stack([np.ones(len(sizes)), *(ns / 1e3 for ns in gemms)], axis=1)
+        gemms = (self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2]))  # as long as one after the other
+        return np.stack(list(gemms), axis=1)
 
     def _gemm(self, pair: _Like, sizes: Ints) -> Floats:
         """Latency in ns of one GEMM of a pair by itself, however far the measured ones are; NaN where none is."""
@@ -232,6 +235,15 @@ def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
         return ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
     scheme = stored_as(dtype)
     return np.array([scheme.bytes(*size) for size in zip(n.tolist(), k.tolist(), strict=True)], dtype=np.float64)
+
+
+def _in_kernels(dtype: str, sizes: Ints) -> NDArray[np.bool_]:
+    """At which sizes kernels of the dtype read the weight, or both of a pair; always where numbers are no scheme's."""
+    if numbers_of(dtype) == dtype:
+        return np.ones(len(sizes), dtype=np.bool_)
+    unread = cache(stored_as(dtype).unread)
+    pairs = (zip(one[1:], one, strict=False) for one in sizes.tolist())  # rows and columns of each weight
+    return np.array([all(unread(*weight) is None for weight in weights) for weights in pairs], dtype=np.bool_)
 
 
 def _octaves(shapes: Ints) -> Ints:

@@ -166,3 +166,18 @@ def test_a_scheme_is_modelled_by_the_bytes_that_its_weights_take() -> None:
     assert found == pytest.approx(took(asked), rel=0.01)
     assert profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304]), "w4a16:64").tolist() == [-1]
     assert profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304])).tolist() == [-1]
+
+
+def test_what_no_kernel_reads_is_modelled_by_itself() -> None:
+    """Columns that are no multiple of 32 are unpacked in PyTorch, which takes ten times as long here."""
+    shapes = [(1, k, n) for k in range(512, 2049, 32) for n in (512, 1024, 2048)]
+    fast = measured(shapes)
+    slow = [
+        replace(one, shape=one.shape | {"k": one.shape["k"] + 16}, median_ns=10 * (one.median_ns or 0)) for one in fast
+    ]
+    profile = make_profile([replace(one, dtype="w4a16") for one in (*fast, *slow)])
+    expected = {one.shape["k"]: one.median_ns for one in (*fast, *slow) if one.shape["n"] == 1024}
+    for k in (1024, 1040):
+        (found,) = profile.modelled("linear", {"m": 1, "k": k}, "n", np.array([1536]), dtype="w4a16").tolist()
+        low, high = (expected[k] or 0), 2 * (expected[k] or 0)
+        assert low < found < high
