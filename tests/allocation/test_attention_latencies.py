@@ -124,7 +124,7 @@ def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
     ]
     dense, rest = Timed("dense", DECODE, Spread(5e7, 0.0, 9), 1.0, 10**9), Spread(3e7, 0.0, 9)
     bench = Bench(cast(Any, SimpleNamespace(dtype=torch.bfloat16)), SITES, TIMING, (versions[0],) * 3, cast(Any, None))
-    found = [bench._result(one, dense, {True: dense, False: dense}, rest, {}) for one in versions]
+    found = [bench._result(one, dense, {True: dense, False: dense}, {None: rest}, {}) for one in versions]
     assert found[0].predicted_ns == found[0].sum_ns == 5e7
     assert found[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
     assert found[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it

@@ -65,7 +65,7 @@ def test_each_scheme_has_its_own_latency_and_the_table_says_how_it_is_known() ->
 
 def test_latencies_are_modelled_in_a_scheme_where_the_table_has_rows_of_it() -> None:
     timing = Timing(table(model_points("qwen3-8b", schemes=("w4a16",))), WORKLOADS)
-    weight = Weight("w", 3000, 5000)
+    weight = Weight("w", 3000, 4992)
     latency, how = timing.of_weight(DENSE, weight, np.array([1]), W4A16)
     assert how.tolist() == [[MODELLED] * 2]
     expected = by_bytes(Point(DENSE.operation(weight, 1, 1), "w4a16"))
@@ -92,7 +92,9 @@ def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it()
         q_k_v = of.candidates(["params", "ns:prefill:1x1024", "ns:decode:1@1024"])[0]
         assert {*q_k_v.shared.tolist()} == kinds
         assert (q_k_v.schemes[q_k_v.shared] == q_k_v.schemes[q_k_v.shared][:, :1]).all()
-        assert (q_k_v.latency != UNKNOWN).all()
+        read = (q_k_v.dims % 32 == 0).all(axis=1)  # the table has too few weights that no kernel reads
+        assert read.any()
+        assert (q_k_v.latency[read] != UNKNOWN).all()
     of_fused = Timing(table(points), WORKLOADS).of_fused(Weight("w", 960, 576), np.array([[960, 960]]), W4A16)
     assert of_fused[0].tolist() == [[np.ceil(by_bytes(Point(linear(rows, 576, 960), "w4a16"))) for rows in (1024, 1)]]
 
