@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.combining import combined, criteria_of, reduced
+from gac.allocation.combining import combined, combined_sharing, criteria_of, reduced
 from gac.allocation.dims import dims_up_to, full_dim, that_run
 from gac.allocation.latencies import Timing
 from gac.allocation.options import options_of, side_by_side, with_fused_gemm
@@ -125,12 +125,16 @@ class Making:
         if len(options) > 1:
             options = [reduced(own, self.limited) for own in options]
         if count := len(self.site.fused):
-            sharing = combined(options[:count], self.limited, Rivals())
-            assert sharing is not None, "without rivals nothing is beaten"
+            sharing = combined_sharing(options[:count], self.limited, self._gemm)
             sharing = self._possible(with_fused_gemm(sharing, self.site, self.timing))
             options = [reduced(sharing, self.limited), *options[count:]]
         rows = combined(options, self.limited, rivals, lost) if len(options[0]) else None
         return [] if rows is None else [rows]
+
+    def _gemm(self, widths: Ints) -> Ints:
+        """The latency of the GEMM that the fused weights share, all in the one scheme."""
+        (scheme,) = self.schemes
+        return self.timing.of_fused(self.site.weights[self.site.fused[0]], widths, scheme)[0]
 
     def _possible(self, rows: CandidateSet) -> CandidateSet:
         """Without those of which a needed cost is unknown."""
