@@ -21,7 +21,14 @@ from gac.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
 
 
-def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, limited: Collection[str]) -> CandidateSet:
+def candidates(
+    site: Site,
+    curves: LossCurves,
+    space: Space,
+    timing: Timing,
+    limited: Collection[str],
+    needed: Collection[str] = (),
+) -> CandidateSet:
     """Every form, scheme and dim worth choosing for a site, sorted by parameters and then loss.
 
     Each weight may stay dense or take a form of its own at one of its dims; those that a form shortens together
@@ -39,7 +46,9 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
             those to the multiples of the number that is given (all of its multiples where there is no profile). Dims at
             which a scheme has no operator for a GEMM are left out.
         timing: where latencies are looked up.
-        limited: the cost columns in which choices will be limited.
+        limited: the cost columns in which choices will be limited, or that are to be small.
+        needed: those of them of which an unknown one rules a candidate out. These are left out before they are
+            combined; the dense site stays, and all stay where nothing else does.
 
     Raises:
         ProfileError: ``align`` without a profile.
@@ -52,9 +61,9 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
             "Name a profile, a number to align to, or align=False.",
         )
     columns = tuple(column for column in columns_of(timing.workloads) if column in limited)
-    schemes = [scheme_named(name) for name in space.schemes]
+    schemes, known = [scheme_named(name) for name in space.schemes], tuple(one for one in columns if one in needed)
     makings = [
-        Making(layout, curves, space, together, timing, columns)
+        Making(layout, curves, space, together, timing, columns, known)
         for layout in site.layouts
         for together in ([[one] for one in schemes] if layout.fused else [schemes])
     ]
@@ -63,6 +72,8 @@ def candidates(site: Site, curves: LossCurves, space: Space, timing: Timing, lim
         found = making.all(rivals)
         parts = [*found, *parts]
         rivals = rivals.joined_by(*(criteria_of(rows, columns) for rows in found))
+    if not parts and known:
+        return candidates(site, curves, space, timing, limited)
     if not parts:
         raise _nothing_allowed(site, space)
     rows = CandidateSet.joined(parts)

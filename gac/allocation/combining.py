@@ -1,6 +1,6 @@
 """Choices of several weights, combined and reduced to those that no other one beats."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import TypeVar
@@ -16,6 +16,8 @@ from gac.arrays import Floats, Ints
 from gac.costs import COSTS
 
 Numbers = TypeVar("Numbers", Floats, Ints)
+Gemm = Callable[[Ints], Ints]
+"""Latency of a shared GEMM at each of its widths, both of shape ``(n, workloads)``; -1 where unknown."""
 
 _BATCH = 1 << 20
 
@@ -42,15 +44,33 @@ def combined(
     return replace(rows, loss=rows.loss + lost)
 
 
-def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str]) -> CandidateSet:
+def combined_sharing(options: Sequence[CandidateSet], limited: Sequence[str], gemm: Gemm) -> CandidateSet:
+    """Every combination of the choices of weights that share a GEMM, reduced as it will be with the GEMM's latency.
+
+    Its width is known once the last weight is there. So there the latency counts at once: rows of all widths are
+    compared, which leaves far fewer than those of each width by themselves, and no other rows in the end.
+    """
+    *before, last = options
+    if all(column in COSTS for column in limited):
+        return reduce(partial(_pairs, limited=limited), options)
+    if not before:
+        return last
+    return _pairs(reduce(partial(_pairs, limited=limited), before), last, limited, gemm)
+
+
+def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm: Gemm | None = None) -> CandidateSet:
     """Every left row beside every right row, reduced; in batches of left rows, so that memory stays bounded."""
     width = max(1, _BATCH // len(right))
     parts = []
     for start in range(0, len(left), width):
         part = left.at(slice(start, start + width))
         criteria = _sums(criteria_of(part, limited), criteria_of(right, limited))
-        widths = _sums(_widths(part, limited), _widths(right, limited))
-        kept = np.flatnonzero(_front(criteria, widths))
+        if gemm is None:
+            mask = _front(criteria, _sums(_widths(part, limited), _widths(right, limited)))
+        else:
+            ns = gemm(_sums(part.width, right.width))
+            mask = front(criteria + _placed(list(_latencies(ns, part, limited)), np.zeros(len(ns))))
+        kept = np.flatnonzero(mask)
         at_left, at_right = np.divmod(kept, len(right))
         parts.append(part.at(at_left).beside(right.at(at_right)))
     return parts[0] if len(parts) == 1 else reduced(CandidateSet.joined(parts), limited)
@@ -69,8 +89,22 @@ def reduced(rows: CandidateSet, limited: Sequence[str]) -> CandidateSet:
 
 def criteria_of(rows: CandidateSet, limited: Sequence[str]) -> Floats:
     """Loss and what is limited; a latency is infinite where unknown (exact integers below 2**53)."""
-    columns = [np.where(rows.cost(column) == UNKNOWN, np.inf, rows.cost(column)) for column in limited]
-    return np.stack([*columns[:1], rows.loss, *columns[1:]], axis=1).astype(np.float64)
+    return _placed([_comparable(rows.cost(column)) for column in limited], rows.loss)
+
+
+def _comparable(costs: Ints) -> Floats:
+    return np.where(costs == UNKNOWN, np.inf, costs)
+
+
+def _placed(columns: Sequence[Floats], loss: Floats) -> Floats:
+    return np.stack([*columns[:1], loss, *columns[1:]], axis=1).astype(np.float64)
+
+
+def _latencies(ns: Ints, rows: CandidateSet, limited: Sequence[str]) -> Iterator[Floats]:
+    """What a GEMM adds to each limited column of these rows, from its latency for all workloads."""
+    for column in limited:
+        at = rows.columns.index(column) - len(COSTS)
+        yield _comparable(ns[:, at]) if at >= 0 else np.zeros(len(ns))
 
 
 def _widths(rows: CandidateSet, limited: Sequence[str]) -> Ints:

@@ -128,7 +128,7 @@ def decide(problem: Problem) -> Decision:
     slack, limits = problem.recipe.slack, allowed(problem.recipe, problem.dense)
     known = zip(problem.workloads, problem.dense_ns, strict=True)
     weights = {ns_of(workload): 1 / ns for workload, ns in known if ns and slack}
-    sets = problem.candidates(dict.fromkeys([*limits, *weights]))
+    sets = problem.candidates(limits, besides=weights)
     instance = as_knapsack(sets, limits)
     solution = instance.solve()
     if slack and weights:

@@ -104,7 +104,7 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
 
 def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]) -> tuple[Floats, Ints]:
     """Parameters, and latencies by column, of the candidates whose latencies are known."""
-    found = candidates(site, _flat(site, recipe.space), recipe.space, timing, (PARAMS, *columns))
+    found = candidates(site, _flat(site, recipe.space), recipe.space, timing, (PARAMS, *columns), needed=columns)
     costs = np.column_stack([found.cost(column) for column in columns])
     known = (costs != UNKNOWN).all(axis=1)
     return found.params[known].astype(np.float64), costs[known]

@@ -98,7 +98,11 @@ class Timing:
         Args:
             first: one of them; they read the same input.
         """
-        return self._along(lambda rows: linear(rows, first.in_features, 1), "n", widths, scheme, first.made)
+        along = partial(
+            self._along, lambda rows: linear(rows, first.in_features, 1), "n", scheme=scheme, made=first.made
+        )
+        known = self.once(("widths", scheme.name), first, lambda: _ByWidth(len(self.workloads)))
+        return known.at(widths, lambda lacking: along(self._for_all(lacking)))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
@@ -185,6 +189,32 @@ class Timing:
         rounding, _ = self.profile.latency(round_inputs(numbers, rows, 1).operator, {"m": rows}, _IN, read, DTYPE)
         both = (latency > 0) & (rounding != UNKNOWN)
         return np.where(both, np.maximum(latency - rounding, 1), latency)
+
+
+class _ByWidth:
+    """What a GEMM takes at each of its output widths, each looked up once: combinations share few widths."""
+
+    def __init__(self, workloads: int) -> None:
+        self._looked_up = np.zeros(0, dtype=np.bool_)
+        self._known = np.zeros((2, 0, workloads), dtype=np.int64)
+
+    def at(self, widths: Ints, look_up: Callable[[Ints], Known]) -> Known:
+        """At the widths ``(n, workloads)``.
+
+        Args:
+            look_up: finds it for all workloads at each of some widths ``(m,)``.
+        """
+        if (more := int(widths.max(initial=-1)) + 1 - len(self._looked_up)) > 0:
+            self._looked_up = np.pad(self._looked_up, (0, more))
+            self._known = np.pad(self._known, ((0, 0), (0, more), (0, 0)))
+        asked = np.zeros_like(self._looked_up)
+        asked[widths] = True
+        lacking = np.flatnonzero(asked & ~self._looked_up)
+        if len(lacking):
+            self._known[:, lacking] = look_up(lacking)
+            self._looked_up[lacking] = True
+        latency, how = self._known[:, widths, np.arange(widths.shape[1])]
+        return latency, how
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.combining import combined, criteria_of, reduced
+from gac.allocation.combining import combined, combined_sharing, criteria_of, reduced
 from gac.allocation.dims import dims_up_to, full_dim, that_run
 from gac.allocation.latencies import Timing
 from gac.allocation.options import options_of, side_by_side, with_fused_gemm
@@ -21,7 +21,12 @@ from gac.schemes import Scheme
 
 @dataclass(frozen=True, eq=False)
 class Making:
-    """What the candidates of a site are made from where it is known what is fused, and what will be limited."""
+    """What the candidates of a site are made from where it is known what is fused, and what will be limited.
+
+    Attributes:
+        limited: the cost columns in which candidates are compared.
+        needed: those of them that have to be known; what they are not known of is left out at once.
+    """
 
     site: Site
     curves: LossCurves
@@ -29,6 +34,7 @@ class Making:
     schemes: Sequence[Scheme]
     timing: Timing
     limited: tuple[str, ...]
+    needed: tuple[str, ...] = ()
 
     @property
     def forms(self) -> list[Form]:
@@ -86,7 +92,8 @@ class Making:
             whole, dims = dims[~np.isin(dims, split)], dims[np.isin(dims, split)]
             if len(whole):
                 rows = side_by_side(self.site, [form] * len(own), [whole] * len(own), scheme, self.timing)
-                found.append(replace(rows, loss=curve.loss[whole]))
+                rows = self._possible(replace(rows, loss=curve.loss[whole]))
+                found += [rows] if len(rows) else []
         for dim in dims.tolist():
             options = list(own)
             for at in taken:
@@ -112,16 +119,26 @@ class Making:
         Args:
             lost: what each loses besides.
         """
+        options = [self._possible(own) for own in options]
         if not all(map(len, options)):
             return []
         if len(options) > 1:
             options = [reduced(own, self.limited) for own in options]
         if count := len(self.site.fused):
-            sharing = combined(options[:count], self.limited, Rivals())
-            assert sharing is not None, "without rivals nothing is beaten"
-            options = [reduced(with_fused_gemm(sharing, self.site, self.timing), self.limited), *options[count:]]
-        rows = combined(options, self.limited, rivals, lost)
+            sharing = combined_sharing(options[:count], self.limited, self._gemm)
+            sharing = self._possible(with_fused_gemm(sharing, self.site, self.timing))
+            options = [reduced(sharing, self.limited), *options[count:]]
+        rows = combined(options, self.limited, rivals, lost) if len(options[0]) else None
         return [] if rows is None else [rows]
+
+    def _gemm(self, widths: Ints) -> Ints:
+        """The latency of the GEMM that the fused weights share, all in the one scheme."""
+        (scheme,) = self.schemes
+        return self.timing.of_fused(self.site.weights[self.site.fused[0]], widths, scheme)[0]
+
+    def _possible(self, rows: CandidateSet) -> CandidateSet:
+        """Without those of which a needed cost is unknown."""
+        return rows.at(rows.known(self.needed)) if self.needed else rows
 
     def _dims(self, form: Form, scheme: Scheme, taken: Sequence[int], largest: int) -> Ints:
         """The dims up to the largest that these weights may take together."""

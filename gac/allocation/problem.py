@@ -111,7 +111,9 @@ class Problem:
     recipe: Recipe
     measured: Measured
     measurements: Mapping[str, Floats] = field(default_factory=dict)
-    _made: dict[tuple[str, ...], list[CandidateSet]] = field(default_factory=dict, init=False, repr=False)
+    _made: dict[tuple[tuple[str, ...], tuple[str, ...]], list[CandidateSet]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def params(self) -> int:
@@ -153,18 +155,24 @@ class Problem:
         used = replace(self.measured.profile, error=max(errors, default=None))
         return replace(self.measured, profile=used)
 
-    def candidates(self, columns: Collection[str]) -> list[CandidateSet]:
-        """The candidates of each site that matter where these cost columns are limited."""
+    def candidates(self, limited: Collection[str], besides: Collection[str] = ()) -> list[CandidateSet]:
+        """The candidates of each site that matter where these cost columns are limited.
+
+        Args:
+            besides: cost columns that are to be small, and may be unknown where they are not limited.
+        """
+        columns: Iterable[str] = (*limited, *besides)
         alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
         if alike:
             columns = [PARAMS if column == BYTES else column for column in columns]
         elif BYTES in columns and self.recipe.limits.budget == 1:  # no candidate has more parameters than dense
             columns = [column for column in columns if column != PARAMS]
-        limited = tuple(dict.fromkeys(columns))
-        if limited not in self._made:
-            space, timing = self.recipe.space, self.timing
-            self._made[limited] = [candidates(site, self.curves, space, timing, limited) for site in self.sites]
-        return self._made[limited]
+        compared = tuple(dict.fromkeys(columns))
+        needed = tuple(column for column in compared if column in limited)
+        if (compared, needed) not in self._made:
+            make = partial(candidates, space=self.recipe.space, timing=self.timing, limited=compared, needed=needed)
+            self._made[compared, needed] = [make(site, self.curves) for site in self.sites]
+        return self._made[compared, needed]
 
 
 @dataclass(frozen=True, eq=False)

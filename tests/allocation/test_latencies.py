@@ -77,3 +77,21 @@ def test_a_weight_that_fills_the_gpu_runs_apart_and_adds_nothing_to_the_shared_g
 @pytest.mark.parametrize(("rows", "features"), [(1, 4_194_304), (1024, 4096), (3, 1_398_102), (8_388_608, 1)])
 def test_four_mi_outputs_are_enough_to_run_apart(rows: int, features: int) -> None:
     assert apart_from(rows) == features
+
+
+def test_a_shared_width_is_looked_up_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    timing, asked = flat(fused_points(name)), list[int]()
+    site = next(site for site in first_layer(name) if site.fused)
+    along = Timing._along
+
+    def counted(self: Timing, operation_at, axis, sizes, *rest, **more):
+        asked.extend(sizes[:, 0].tolist())
+        return along(self, operation_at, axis, sizes, *rest, **more)
+
+    monkeypatch.setattr(Timing, "_along", counted)
+    widths = np.array([[8, 0], [64, 8], [8, 64]])
+    first, again = (timing.of_fused(site.weights[0], widths) for _ in range(2))
+    assert sorted(asked) == [0, 8, 64]
+    assert first[0].tolist() == again[0].tolist() == [[1, 0], [1, 1], [1, 1]]
+    assert (first[1] == MEASURED).all()
+    assert timing.of_fused(site.weights[0], widths[:0])[0].shape == (0, 2)

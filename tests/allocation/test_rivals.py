@@ -1,8 +1,8 @@
-"""Combinations that rivals do not beat, beside every combination looked at; candidates with rivals and without."""
+"""Combinations that rivals do not beat, beside every combination looked at; candidates made in other ways, the same."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gac.allocation import rivals as rivals_module
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
+from gac.allocation.combining import combined
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack
 from gac.allocation.rivals import Rivals
@@ -105,9 +106,28 @@ class Anything(Profile):
         return None if ns[0] < 0 else int(ns[0])
 
 
-def anything() -> Profile:
+class Half(Anything):
+    """Half of them are unknown."""
+
+    def latency(
+        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        ns, measured = super().latency(operator, fixed, axis, dims, dtype)
+        return np.where((ns - dims) % 2 == 0, ns, -1), measured
+
+
+class OnlyDense(Profile):
+    """Knows no latency but that of a GEMM as wide as a weight."""
+
+    def latency(
+        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        return np.where((operator == "linear") & np.isin(dims, (8, 12)), 5, -1), np.ones(len(dims), dtype=np.bool_)
+
+
+def anything(kind: type[Profile] = Anything) -> Profile:
     table = profile([])
-    return Anything(table.path, table.header, table.measurements, table.digest, table.sentinels)
+    return kind(table.path, table.header, table.measurements, table.digest, table.sentinels)
 
 
 def random_curves(site: Site, rng: np.random.Generator) -> LossCurves:
@@ -142,3 +162,60 @@ def test_candidates_and_optimum_are_those_without_rivals(
         limits = {column: 4 * int(np.quantile(ours.cost(column), 0.4 + 0.2 * rng.random())) for column in limited}
         one, other = (as_knapsack([rows] * 3, limits).solve() for rows in (ours, all_of_them))
         assert (one.certificate.status, one.certificate.value) == ("optimal", other.certificate.value)
+
+
+def one_site(sites: tuple[Site, ...], kind: str) -> Site:
+    (site,) = run_together(sites, either=True)
+    return site if kind == "either" else site.run(shared=kind == "fused")
+
+
+def assert_same(ours: CandidateSet, others: CandidateSet) -> None:
+    for field in fields(CandidateSet)[2:]:
+        assert np.array_equal(getattr(ours, field.name), getattr(others, field.name)), field.name
+
+
+@pytest.mark.parametrize("limited", [(PARAMS,), (PARAMS, NS[1]), (BYTES, *NS)], ids=len)
+@pytest.mark.parametrize("kind", ["fused", "either"])
+@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+def test_a_shared_gemm_that_counts_at_once_leaves_the_same_candidates(
+    sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, space = one_site(sites, kind), Space(("low_rank", "narrow"), SCHEMES, align=False)
+    for seed in range(3):
+        make = partial(candidates, site, random_curves(site, np.random.default_rng(seed)), space)
+        ours = make(Timing(anything(), WORKLOADS), limited)
+        with monkeypatch.context() as later:
+            later.setattr(
+                "gac.allocation.making.combined_sharing",
+                lambda options, limited, _: combined(options, limited, Rivals()),
+            )
+            assert_same(ours, make(Timing(anything(), WORKLOADS), limited))
+
+
+@pytest.mark.parametrize("needed", [NS[:1], NS], ids=len)
+@pytest.mark.parametrize("kind", ["apart", "fused", "either"])
+@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+def test_what_needs_an_unknown_latency_is_left_out_and_nothing_else(
+    sites: tuple[Site, ...], kind: str, needed: tuple[str, ...]
+) -> None:
+    site, space = one_site(sites, kind), Space(("low_rank", "narrow"), SCHEMES, align=False)
+    for seed in range(3):
+        make = partial(candidates, site, random_curves(site, np.random.default_rng(seed)), space)
+        everything = make(Timing(anything(Half), WORKLOADS), (PARAMS, *NS))
+        known = make(Timing(anything(Half), WORKLOADS), (PARAMS, *NS), needed=needed)
+        assert not everything.known(needed).all()
+        assert_same(known.at(known.known(needed)), everything.at(everything.known(needed)))
+        assert known.known(needed).sum() >= len(known) - 1, "the dense site stays"
+
+
+def test_where_only_the_dense_site_is_known_it_is_the_only_candidate() -> None:
+    site, timing = one_site(QKV, "apart"), Timing(anything(OnlyDense), WORKLOADS)
+    make = partial(candidates, site, random_curves(site, np.random.default_rng(0)), Space(("low_rank",), align=False))
+    assert make(timing, (PARAMS, *NS), needed=NS).forms.tolist() == [["dense"] * 3]
+    assert len(make(timing, (PARAMS, *NS))) > 1
+
+
+def test_where_nothing_is_known_everything_stays() -> None:
+    site = one_site(QKV, "fused")
+    make = partial(candidates, site, random_curves(site, np.random.default_rng(0)), Space(("low_rank",), align=False))
+    assert_same(*(make(Timing(None, WORKLOADS), (PARAMS, *NS), needed=needed) for needed in ((), NS)))
