@@ -102,7 +102,8 @@ def main() -> None:
         sizes = {place: bytes_of(folder / place) for place in ("dense", *plans)}
     write(asked.output, checks=found, bytes=sizes, **times)
     print("bytes over dense", {place: round(size / sizes["dense"], 3) for place, size in sizes.items()})
-    print("checks", {where: {how: one["over_dense"] for how, one in rows.items()} for where, rows in found.items()})
+    for where, rows in found.items():
+        print("checks", where, {how: one["seconds"]["over_dense"] for how, one in rows.items()})
     for when, found in times.items():
         for place, ways in found.items():
             print(when, place, {way: {kind: one["over_dense"] for kind, one in ways[way].items()} for way in WAYS})
