@@ -9,7 +9,7 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.combining import combined, combined_sharing, criteria_of, reduced
 from gac.allocation.dims import dims_up_to, full_dim, that_run
 from gac.allocation.latencies import Timing
-from gac.allocation.options import options_of, side_by_side, with_fused_gemm
+from gac.allocation.options import of_shared_gemm, options_of, side_by_side, with_fused_gemm
 from gac.allocation.rivals import Rivals
 from gac.arrays import Ints
 from gac.curves import LossCurve, LossCurves
@@ -134,7 +134,7 @@ class Making:
     def _gemm(self, widths: Ints) -> Ints:
         """The latency of the GEMM that the fused weights share, all in the one scheme."""
         (scheme,) = self.schemes
-        return self.timing.of_fused(self.site.weights[self.site.fused[0]], widths, scheme)[0]
+        return of_shared_gemm(self.site, widths, scheme, self.timing)[0]
 
     def _possible(self, rows: CandidateSet) -> CandidateSet:
         """Without those of which a needed cost is unknown."""

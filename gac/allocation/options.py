@@ -8,7 +8,7 @@ import numpy as np
 
 from gac.allocation.attention_latencies import of_attention
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.latencies import INTERPOLATED, MODELLED, UNKNOWN, Timing, sum_of_latencies
+from gac.allocation.latencies import INTERPOLATED, MODELLED, UNKNOWN, Known, Timing, sum_of_latencies
 from gac.arrays import Ints
 from gac.costs import COSTS, columns_of
 from gac.curves import LossCurve
@@ -43,13 +43,17 @@ def side_by_side(
 
 def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
     """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
-    first, costs = site.fused[0], rows.costs.copy()
-    scheme = scheme_named(str(rows.schemes[0, first]))
-    latency, how = timing.of_fused(site.weights[first], rows.width, scheme)
+    scheme, costs = scheme_named(str(rows.schemes[0, site.fused[0]])), rows.costs.copy()
+    latency, how = of_shared_gemm(site, rows.width, scheme, timing)
     costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
     uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
     counts = {name: getattr(rows, name) + ones * uncounted for name, ones in _counted(latency, how).items()}
     return replace(rows, costs=costs, **counts, width=np.zeros_like(rows.width))
+
+
+def of_shared_gemm(site: Site, widths: Ints, scheme: Scheme, timing: Timing) -> Known:
+    """The latency of the GEMM that weights of the site share, at each of its widths, and how it is known."""
+    return timing.of_fused(site.weights[site.fused[0]], widths, scheme)
 
 
 def _counted(latency: Ints, how: Ints) -> dict[str, Ints]:

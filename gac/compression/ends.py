@@ -52,7 +52,7 @@ def rounded_ends(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]
     for name, module in found.items():
         if isinstance(module, Stored):
             matrix = model.get_submodule(name).get_parameter("weight")
-            stated = {name: one.to(matrix.device) for name, one in storage.stated(*matrix.shape).items()}
+            stated = {tensor: held.to(matrix.device) for tensor, held in storage.stated(*matrix.shape).items()}
             module.fill(_by_rows(scheme, matrix) | stated)
     return found
 

@@ -115,7 +115,6 @@ class Bench:
         dense_versions: as ``Planner.dense_versions`` gives them.
         memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
         split: what makes this process's part of each version, where they are split; ``model`` is the dense one's then.
-        ends: rounded embeddings and heads by scheme, kept from version to version.
     """
 
     model: PreTrainedModel
@@ -125,7 +124,7 @@ class Bench:
     timer: Timer[Any]
     memory_bytes: int | None = None
     split: SplitShapes | None = None
-    ends: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict)
+    _rounded: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict, init=False, repr=False)
 
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
         """Time the dense models, and beside them the versions, as many at once as there is room for."""
@@ -182,9 +181,9 @@ class Bench:
         """Embedding and head, rounded once for all versions that have them so."""
         if head is None:
             return {}
-        if head.scheme not in self.ends:
-            self.ends[head.scheme] = rounded_ends(self.model, scheme_named(head.scheme))
-        return self.ends[head.scheme]
+        if head.scheme not in self._rounded:
+            self._rounded[head.scheme] = rounded_ends(self.model, scheme_named(head.scheme))
+        return self._rounded[head.scheme]
 
     def _result(
         self,

@@ -5,13 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .few_bits import MOST_ROWS
 from .storage import Storage
 from .stored import Stored, StoredLinear
 
 ROWS = 2**13
 """Rows of a head that are in the model's dtype at a time."""
-FEW = 128
-"""Up to so many inputs are multiplied with a head as it lies, where a kernel does that."""
 
 
 class StoredEmbedding(Stored):
@@ -90,10 +89,10 @@ def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> 
     storage, columns = matrix.storage, matrix.matrix[1]
     held = {name: one.to(x.device) for name, one in matrix.counted.items()}
     whole = part.stop - part.start
-    as_it_lies = x.numel() <= FEW * columns and storage.without_kernel(x.device, x.dtype, whole, columns) is None
-    found = []
-    for start in range(part.start, part.stop, whole if as_it_lies else ROWS):
-        some = slice(start, part.stop if as_it_lies else min(start + ROWS, part.stop))
+    in_one = x.numel() <= MOST_ROWS * columns and storage.without_kernel(x.device, x.dtype, whole, columns) is None
+    step, found = whole if in_one else ROWS, []
+    for start in range(part.start, part.stop, step):
+        some = slice(start, min(start + step, part.stop))
         own = None if bias is None else bias[some.start - part.start : some.stop - part.start]
         found.append(storage.multiply(x, storage.part(held, some), some.stop - some.start, columns, own))
     return torch.cat(found, dim=-1) if len(found) > 1 else found[0]

@@ -32,14 +32,12 @@ class Vector:
         warps: of a program.
         parts: warps that share 16 rows of the weight, each with a part of the columns.
         deep: neighbouring words of a row that a thread reads at a time, at most; three where numbers have 3 bits.
-        stages: 2: words of the next step are loaded before a step is multiplied; 1: they are not.
         registers: of a thread, at most.
     """
 
     warps: int
     parts: int
     deep: int
-    stages: int = 1
     registers: int | None = None
 
 
@@ -150,7 +148,7 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
         kernel[(ceil_div(weight.rows, 16 * tiles),)](
             _aligned(x).view(torch.int32), *weight.read, out, weight.rows, _MAGIC[x.dtype],
             **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep),
-            STAGES=how.stages, COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
+            COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
         )  # fmt: skip
     return out
 

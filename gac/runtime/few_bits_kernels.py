@@ -220,7 +220,7 @@ def vector(  # type: ignore[no-untyped-def]
     x, words, scale, zeros, out, n, magic,
     size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, COMPILED: tl.constexpr,
+    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
 
@@ -250,15 +250,9 @@ def vector(  # type: ignore[no-untyped-def]
     if not GROUP:
         above = _factors(scale, zeros, upper, 0, 1, 1, BITS, False)
         below = _factors(scale, zeros, lower, 0, 1, 1, BITS, False)
-    if STAGES == 2:
-        loaded = _slots(of_upper, of_lower, 1 if even else (size // numbers - unit)[:, None], BITS, DEEP, whole)
     for start in tl.range(0, size, step):
-        coming = start + (STAGES - 1) * step
-        left = size - coming if even else ((size - coming) // numbers - unit)[:, None]
-        if STAGES == 1:
-            loaded = _slots(of_upper, of_lower, 1 if even else left, BITS, DEEP, whole)
-        else:
-            following = _slots(of_upper + ahead, of_lower + ahead, left, BITS, DEEP, whole)
+        left = 1 if even else ((size - start) // numbers - unit)[:, None]
+        loaded = _slots(of_upper, of_lower, left, BITS, DEEP, whole)
         if GROUP:
             group = (start + begin + quarter * slot) // GROUP
             above = _factors(scale, zeros, upper, group, groups, cut, BITS, OWN_ZERO)
@@ -274,6 +268,4 @@ def vector(  # type: ignore[no-untyped-def]
         of_upper += ahead
         of_lower += ahead
         x += step // 2
-        if STAGES == 2:
-            loaded = following
     _write(high, low, out, n, TILES, PARTS)

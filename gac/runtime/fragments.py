@@ -18,6 +18,13 @@ except ImportError as failure:  # transformers looks for what files import, but 
     raise RuntimeError("Triton is not installed") from failure
 
 
+_MMA = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
+    "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
+)
+_BF16, _F16 = tl.constexpr(_MMA.format("bf16")), tl.constexpr(_MMA.format("f16"))
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def halves(words, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     """The 16 bits of either half, as numbers: one more dimension, the last."""
@@ -30,18 +37,10 @@ def product(a, b, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: i
     """``sums + a @ b``: tuples of four, two and four tensors; the numbers of a and b are pairs in int32."""
     if not COMPILED:
         return _interpreted(a, b, sums, dtype)
-    elif dtype == tl.bfloat16:  # noqa: RET505 - Triton compiles one branch alone
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        instruction: tl.constexpr = _BF16 if dtype == tl.bfloat16 else _F16
         return tl.inline_asm_elementwise(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
-            "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
-            [a[0], a[1], a[2], a[3], b[0], b[1], sums[0], sums[1], sums[2], sums[3]],
-            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+            instruction,
             "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
             [a[0], a[1], a[2], a[3], b[0], b[1], sums[0], sums[1], sums[2], sums[3]],
             dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,

@@ -9,6 +9,7 @@ from torch import nn
 import gac.runtime.storage
 from gac.runtime import ends, few_bits, packed
 from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
+from gac.runtime.few_bits import MOST_ROWS
 from gac.schemes import scheme_named
 from gac.schemes.storages import storage_of
 from tests.runtime.interpreted import DEVICE, operators, small_gpu
@@ -32,7 +33,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("given", "pieces"), [(1, [ROWS]), (ends.FEW, [ROWS]), (ends.FEW + 1, [32, 32, 32])])
+@pytest.mark.parametrize(("given", "pieces"), [(1, [ROWS]), (MOST_ROWS, [ROWS]), (MOST_ROWS + 1, [32, 32, 32])])
 @pytest.mark.parametrize("tied", [False, True])
 def test_few_inputs_are_multiplied_in_one_kernel(
     products: list[int], given: int, pieces: list[int], tied: bool

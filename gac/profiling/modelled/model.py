@@ -99,10 +99,10 @@ class GpuModel:
     def latency(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> Floats:
         """Latency in ns at each of the shapes; NaN where the table cannot vouch for one.
 
-        It cannot where it has fewer than ``LEAST`` measurements alike (operator, dtype, rows, kind of alignment), or
-        none within a factor of ``REACH`` in every size, or where neither side of the weight reaches ``SIDE``, or where
-        the operator is none of those that are modelled. Nor is there a latency of what failed when it was measured, or
-        what the operator is known to refuse.
+        It cannot where it has fewer than ``LEAST`` measurements alike (operator, dtype, rows, kind of alignment, read
+        by a kernel or not), or none within a factor of ``REACH`` in every size, or where neither side of the weight
+        reaches ``SIDE``, or where the operator is none of those that are modelled. Nor is there a latency of what
+        failed when it was measured, or what the operator is known to refuse.
 
         Args:
             axes: names of the shapes' axes.
@@ -172,8 +172,8 @@ class GpuModel:
         kinds, which = np.unique(np.column_stack([kernel, shapes[:, ~sized], classes]), axis=0, return_inverse=True)
         others, found = [name for name in axes if name not in _SIZES], dict[_Like, Ints]()
         for at, (runs, *kind) in enumerate(kinds.tolist()):
-            known = tuple(zip(others, kind, strict=False))
-            like = _Like(operator, dtype, known, tuple(kind[len(others) :]), bool(runs))
+            own, classes_of = kind[: len(others)], tuple(kind[len(others) :])
+            like = _Like(operator, dtype, tuple(zip(others, own, strict=True)), classes_of, bool(runs))
             found[like] = np.flatnonzero(which.ravel() == at)
         return found
 
@@ -210,8 +210,7 @@ class GpuModel:
         if like.operator not in _PAIRS:
             k, n = sizes[:, 0], sizes[:, 1]
             return gemm_terms(like.rows, k, n, self.gpu, _weight_bytes(like.dtype, k, n))
-        gemms = (self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2]))  # as long as one after the other
-        return np.stack(list(gemms), axis=1)
+        return np.stack([self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
 
     def _gemm(self, pair: _Like, sizes: Ints) -> Floats:
         """Latency in ns of one GEMM of a pair by itself, however far the measured ones are; NaN where none is."""

@@ -23,8 +23,8 @@ from tests.benchmarks.kernels.candidates import (
 )
 
 VECTORS = (
-    Vector(8, 8, 4, 1, 80), Vector(8, 8, 4), Vector(8, 8, 2), Vector(16, 16, 2, 1, 64), Vector(16, 16, 4, 1, 64),
-    Vector(4, 4, 4), Vector(4, 4, 4, 2), Vector(8, 8, 2, 2), Vector(8, 4, 4, 1, 80),
+    Vector(8, 8, 4, 80), Vector(8, 8, 4), Vector(8, 8, 2), Vector(16, 16, 2, 64), Vector(16, 16, 4, 64),
+    Vector(4, 4, 4), Vector(8, 4, 4, 80),
 )  # fmt: skip
 OF_FEW_BITS = {
     16: (
