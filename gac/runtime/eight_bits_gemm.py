@@ -61,9 +61,9 @@ def multiplied(x: Rounded, weight: Tensor, scale: Tensor, dtype: torch.dtype, ho
     out = weight.new_empty(rows, outputs, dtype=dtype)
     with launching_on(weight):
         multiply[(how.count(rows, outputs), sharing.split)](
-            x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs,
-            size=columns, ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
-            STAGES=how.stages, num_warps=how.warps,
+            x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs, columns,
+            ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, EVEN=columns % how.numbers == 0,
+            SPLIT=sharing.split, STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 

@@ -14,8 +14,8 @@ _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor cor
 
 @triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
 def multiply(  # type: ignore[no-untyped-def]
-    x, scale, weight, of_weight, out, sums, counters, m, n,
-    size: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr,
+    x, scale, weight, of_weight, out, sums, counters, m, n, size,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
     SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """``weight @ x.T``, times both scales. Tiles of _BESIDE outputs take all rows before the next ones come."""
@@ -31,7 +31,7 @@ def multiply(  # type: ignore[no-untyped-def]
     whole: tl.constexpr = weight.dtype.element_ty == tl.int8
     total = tl.zeros((OUTPUTS, ROWS), tl.int32 if whole else tl.float32)
     for start in tl.range(tl.program_id(1) * NUMBERS, size, SPLIT * NUMBERS, num_stages=STAGES):
-        there = True if size % NUMBERS == 0 else (start + at < size)[None, :]
+        there = True if EVEN else (start + at < size)[None, :]
         given = tl.load(inputs + start, mask=there, other=0.0)
         taken = tl.load(weights + start, mask=there, other=0.0)
         if whole:

@@ -119,10 +119,12 @@ class Packed:
 
     @property
     def options(self) -> dict[str, Any]:
-        groups = 0 if self.group == 0 else self.scale.shape[1]
-        return {"size": self.columns, "width": self.words.shape[1], "groups": groups} | {
-            "BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None
-        }  # fmt: skip
+        return {"BITS": self.bits, "GROUP": self.group, "OWN_ZERO": self.zeros is not None}
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Columns, and scales of a row, of which kernels know nothing when they are compiled."""
+        return self.columns, self.scale.shape[1]
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
@@ -143,11 +145,13 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
 
     how = how or _vector(weight)
     out = x.new_empty(1, weight.rows)
-    tiles = how.warps // how.parts
+    tiles, deep = how.warps // how.parts, _deep(weight, how.deep)
+    turn = 16 * deep * (32 if weight.bits == 3 else 32 // weight.bits)  # columns that a warp takes in a step
+    filled = {"ONCE": turn * how.parts >= weight.columns, "EVEN": weight.columns % (turn * how.parts) == 0}
     with launching_on(x):
         kernel[(ceil_div(weight.rows, 16 * tiles),)](
-            _aligned(x).view(torch.int32), *weight.read, out, weight.rows, _MAGIC[x.dtype],
-            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=_deep(weight, how.deep),
+            _aligned(x).view(torch.int32), *weight.read, out, weight.rows, *weight.sizes, _MAGIC[x.dtype],
+            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=deep, **filled, WHOLE=weight.columns % turn == 0,
             COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
         )  # fmt: skip
     return out
@@ -189,10 +193,10 @@ def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
     with launching_on(x):
         kernel[(ceil_div(weight.rows, how.outputs), len(given) // how.rows, sharing.split)](
             given, inputs, *weight.read, out, sharing.sums, sharing.counters,
-            len(x), weight.rows, _MAGIC[x.dtype],
+            len(x), weight.rows, *weight.sizes, _MAGIC[x.dtype],
             **weight.options, ACROSS=order.across, DEEP=order.deep,
-            ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, SPLIT=sharing.split,
-            STAGES=how.stages, num_warps=how.warps,
+            ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, EVEN=weight.columns % how.numbers == 0,
+            SPLIT=sharing.split, STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
@@ -236,8 +240,8 @@ def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
     rows, numbers = _WRITTEN_ROWS, min(_WRITTEN_NUMBERS, weight.group or _WRITTEN_NUMBERS)
     with launching_on(out):
         kernel[(ceil_div(weight.rows, rows), ceil_div(weight.columns, numbers))](
-            *weight.read, out, weight.rows, _MAGIC[dtype],
-            **weight.options, OUTPUTS=rows, NUMBERS=numbers, num_warps=4,
+            *weight.read, out, weight.rows, *weight.sizes, _MAGIC[dtype],
+            **weight.options, OUTPUTS=rows, NUMBERS=numbers, EVEN=weight.columns % numbers == 0, num_warps=4,
         )  # fmt: skip
     return out
 

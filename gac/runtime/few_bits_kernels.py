@@ -215,53 +215,54 @@ def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):  # type
     tl.store(out + row, found.to(out.dtype.element_ty), mask=row < n)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["groups"])  # type: ignore[untyped-decorator]
 def vector(  # type: ignore[no-untyped-def]
-    x, words, scale, zeros, out, n, magic,
-    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    x, words, scale, zeros, out, n, size, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr, COMPILED: tl.constexpr,
+    TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr,
+    ONCE: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
 
     A warp multiplies 16 rows, PARTS warps the same. In a step it takes four slots of columns. Of a slot four threads
     beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
     and thread j of four keeps the sums of slot j. Where a slot has two groups, each of the two columns holds one.
+    ONCE: one step takes all columns. EVEN: whole steps do; WHOLE: so do whole turns of four slots.
     """
     dtype: tl.constexpr = out.dtype.element_ty
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     slot: tl.constexpr = 4 * DEEP * numbers
     step: tl.constexpr = PARTS * 4 * slot
     ahead: tl.constexpr = step * BITS // 32
+    each: tl.constexpr = 3 if BITS == 3 else 1
     cut: tl.constexpr = 2 if GROUP and slot > GROUP else 1
-    even: tl.constexpr = size % step == 0
-    whole: tl.constexpr = size % (4 * slot) == 0
     thread = tl.arange(0, TILES * PARTS * 32)
     eighth, quarter = thread // 4 % 8, thread % 4
     upper = (tl.program_id(0) * TILES + thread // (32 * PARTS)) * 16 + eighth
     upper, lower = tl.minimum(upper, n - 1), tl.minimum(upper + 8, n - 1)
     begin = thread // 32 % PARTS * (4 * slot)
     unit = begin // numbers + quarter * DEEP
-    of_upper = words + upper.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
-    of_lower = words + lower.to(tl.int64) * width + unit * (3 if BITS == 3 else 1)
+    units = size // (numbers * DEEP) * DEEP  # of a row, which the compiler sees to be in fours
+    of_upper = words + upper.to(tl.int64) * (units * each) + unit * each
+    of_lower = words + lower.to(tl.int64) * (units * each) + unit * each
     input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2
     nothing = tl.zeros((thread.shape[0],), tl.float32)
     high, low = nothing, nothing
     if not GROUP:
         above = _factors(scale, zeros, upper, 0, 1, 1, BITS, False)
         below = _factors(scale, zeros, lower, 0, 1, 1, BITS, False)
-    for start in tl.range(0, size, step):
-        left = 1 if even else ((size - start) // numbers - unit)[:, None]
-        loaded = _slots(of_upper, of_lower, left, BITS, DEEP, whole)
+    for start in tl.range(0, step if ONCE else size, step):
+        left = 1 if EVEN else (units - start // numbers - unit)[:, None]
+        loaded = _slots(of_upper, of_lower, left, BITS, DEEP, WHOLE)
         if GROUP:
             group = (start + begin + quarter * slot) // GROUP
             above = _factors(scale, zeros, upper, group, groups, cut, BITS, OWN_ZERO)
             below = _factors(scale, zeros, lower, group, groups, cut, BITS, OWN_ZERO)
         keep_order(thread, COMPILED)  # all words are loaded before the inputs, which all products need
-        here = 1 if even else (size - start) // 2 - input_at[:, None]
+        here = 1 if EVEN else (size - start) // 2 - input_at[:, None]
         if cut == 2:
             here = tl.where((quarter // 2 == eighth % 2)[:, None], here, 0)
-        inputs = _inputs(x + input_at, here, BITS, DEEP, whole)
+        inputs = _inputs(x + input_at, here, BITS, DEEP, WHOLE)
         kept, given = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
         high += _scaled(kept, given, above, 0, BITS, dtype)
         low += _scaled(kept, given, below, 2, BITS, dtype)

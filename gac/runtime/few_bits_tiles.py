@@ -44,15 +44,17 @@ def _pairs(first, second, third, BITS: tl.constexpr):  # type: ignore[no-untyped
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _numbers(  # type: ignore[no-untyped-def]
-    words, magic, start,
-    size: tl.constexpr, BITS: tl.constexpr, NUMBERS: tl.constexpr, dtype: tl.constexpr,
+    words, row, magic, start, size,
+    BITS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Numbers less ``2 ** (BITS - 1)``, ``(rows, units, pairs, 2)``, of words from column ``start`` on."""
+    """Numbers less ``2 ** (BITS - 1)``, ``(rows, units, pairs, 2)``, of some rows' words from column ``start`` on."""
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     whole: tl.constexpr = 3 if BITS == 3 else 1
+    units = size // 32 * (32 // numbers)  # of a row, which the compiler sees to be so many
     unit = start // numbers + tl.arange(0, NUMBERS // numbers)
-    there = True if size % NUMBERS == 0 else (unit < size // numbers)[None, :]
-    first, second, third = _words_at(words[:, None] + unit[None, :] * whole, there, BITS)
+    there = True if EVEN else (unit < units)[None, :]
+    at = words + row.to(tl.int64)[:, None] * (units * whole) + unit[None, :] * whole
+    first, second, third = _words_at(at, there, BITS)
     pairs = _pairs(first, second, third, BITS)
     if BITS == 8 and dtype == tl.bfloat16:
         found = halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
@@ -98,12 +100,12 @@ def arrange(  # type: ignore[no-untyped-def]
         clear(counters, count, MOST)
 
 
-@triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["m", "groups"])  # type: ignore[untyped-decorator]
 def matrix(  # type: ignore[no-untyped-def]
-    x, inputs, words, scale, zeros, out, sums, counters, m, n, magic,
-    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    x, inputs, words, scale, zeros, out, sums, counters, m, n, size, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
+    SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """``weight @ x.T`` for x as ``arrange`` left it: numbers go from registers into it.
 
@@ -115,8 +117,7 @@ def matrix(  # type: ignore[no-untyped-def]
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
     blocks: tl.constexpr = NUMBERS // (2 * pairs * DEEP * ACROSS)
     held = tl.minimum(column, n - 1)
-    by_row = words + held.to(tl.int64) * width
-    filled: tl.constexpr = (size + NUMBERS - 1) // NUMBERS * NUMBERS
+    filled = tl.cdiv(size, NUMBERS) * NUMBERS
     given_at = x + row.to(tl.int64)[:, None] * filled + tl.arange(0, NUMBERS)[None, :]
     of_row = scale + held * (groups if GROUP else 1)
     inputs += row
@@ -129,7 +130,7 @@ def matrix(  # type: ignore[no-untyped-def]
         off = _off(zeros, held, group, groups, BITS)
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in tl.range(begin, size, step, num_stages=STAGES):
-        numbers = _numbers(by_row, magic, start, size, BITS, NUMBERS, dtype)
+        numbers = _numbers(words, held, magic, start, size, BITS, NUMBERS, EVEN, dtype)
         numbers = tl.permute(tl.reshape(numbers, (OUTPUTS, blocks, ACROSS, DEEP, pairs, 2)), (0, 1, 3, 4, 2, 5))
         given = tl.trans(tl.load(given_at + start))
         if GROUP:
@@ -152,12 +153,11 @@ def matrix(  # type: ignore[no-untyped-def]
     tl.store(out + place, tl.trans(total).to(dtype), mask=(row < m)[:, None] & (column < n)[None, :] & last)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["groups"])  # type: ignore[untyped-decorator]
 def unpack(  # type: ignore[no-untyped-def]
-    words, scale, zeros, out, n, magic,
-    size: tl.constexpr, width: tl.constexpr, groups: tl.constexpr,
+    words, scale, zeros, out, n, size, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr,
+    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Write the weight: whole numbers times scales, less zero points times scales, rounded once; all else is exact."""
     row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -166,7 +166,7 @@ def unpack(  # type: ignore[no-untyped-def]
     held = tl.minimum(row, n - 1)
     group = start // GROUP if GROUP else 0
     scales = tl.load(scale + held * (groups if GROUP else 1) + group).to(tl.float32)
-    numbers = _numbers(words + held.to(tl.int64) * width, magic, start, size, BITS, NUMBERS, dtype)
+    numbers = _numbers(words, held, magic, start, size, BITS, NUMBERS, EVEN, dtype)
     values = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (OUTPUTS, NUMBERS)).to(tl.float32) * scales[:, None]
     if OWN_ZERO:
         values -= (_off(zeros, held, group, groups, BITS) * scales)[:, None]

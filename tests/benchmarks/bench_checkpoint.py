@@ -3,12 +3,13 @@
     python -m tests.benchmarks.bench_checkpoint --output tests/benchmarks/results/loading-smollm2-cpu.json
 
 Random weights of SmolLM2's shapes in bf16 (``--shapes llama-3-8b --layers 4`` takes others), files in the page cache,
-imports not counted. Directories: ``plan``, what a plan for 0.8 makes of the model, ``pairs``, in which each weight is a
-low-rank pair, and ``stored``, in which all weights are dense and in one scheme. ``first``:
-each load in a process of its own. ``again``: dense and compressed in turns in one process, each right after a load of
-the same directory that does not count (transformers keeps some of what it made for the last names that it met) and
-whose garbage is collected. ``checks``: the first load of ``plan`` without digests, with them, and with
-``verify=True``, in turns, from the page cache and from the disk (files are dropped from the page cache before each).
+imports not counted. Models end in host memory, where files are mapped and not read, or on a GPU (``--device cuda``).
+Directories: ``plan``, what a plan for 0.8 makes of the model, ``pairs``, in which each weight is a low-rank pair, and
+``stored``, in which all weights are dense and in one scheme. ``first``: each load in a process of its own. ``again``:
+dense and compressed in turns in one process, each right after a load of the same directory that does not count
+(transformers keeps some of what it made for the last names that it met) and whose garbage is collected. ``checks``: the
+first load of ``plan`` without digests, with them, and with ``verify=True``, in turns, from the page cache and from the
+disk (files are dropped from the page cache before each).
 Python keeps the bytecode of what it imports, as it does unless it is told not to. Beside the seconds that passed are
 those of the processor, which other work on the machine changes less. ``bytes``: of the weights' files.
 """
@@ -20,7 +21,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,8 @@ import transformers.dynamic_module_utils
 import transformers.generation.utils
 import transformers.modeling_utils
 
-way, loads, cold, *places = sys.argv[1:]
+way, loads, cold, device, *places = sys.argv[1:]
+torch.zeros(1, device=device)
 pydantic.TypeAdapter(int)  # looks for plugins, once
 if way == "no gac":
     sys.modules["gac"] = None
@@ -56,8 +60,8 @@ from transformers import AutoModelForCausalLM
 
 def load(place):
     if way in ("gac.load", "verify") and not place.endswith("dense"):
-        return gac.load(place, **({"verify": True} if way == "verify" else {}))
-    return AutoModelForCausalLM.from_pretrained(place, trust_remote_code=way == "no gac")
+        return gac.load(place, device, **({"verify": True} if way == "verify" else {}))
+    return AutoModelForCausalLM.from_pretrained(place, trust_remote_code=way == "no gac", device_map=device)
 
 for turn in range(int(loads)):
     for place in places[:: -1 if turn % 2 else 1]:
@@ -69,6 +73,8 @@ for turn in range(int(loads)):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         began, used = time.perf_counter(), time.process_time()
         model = load(place)
+        if device != "cpu":
+            torch.cuda.synchronize()
         print(json.dumps([turn, place, time.perf_counter() - began, time.process_time() - used]))
         del model
 """
@@ -79,6 +85,7 @@ def main() -> None:
     parser.add_argument("--shapes", choices=SHAPES, default="smollm2")
     parser.add_argument("--layers", type=int, help="the model's own where not given")
     parser.add_argument("--scheme", default="w4a16:64")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are loaded to")
     parser.add_argument("--loads", type=int, default=9, help="of each kind, first and again")
     asked = parser.parse_args()
     workloads = [Workload.parse(name) for name in DEFAULT_WORKLOADS]
@@ -97,8 +104,9 @@ def main() -> None:
         shutil.copytree(folder / "plan", folder / "undigested")
         (folder / "undigested" / DIGESTS).unlink()
         os.sync()  # what is not yet on the disk stays in the page cache
-        found = checks(folder, asked.loads)
-        times = {when: of(folder, [*plans], asked.loads) for when, of in (("first", first), ("again", again))}
+        run = partial(in_a_process, folder, asked.device)
+        found = checks(run, asked.loads)
+        times = {when: of(run, [*plans], asked.loads) for when, of in (("first", first), ("again", again))}
         sizes = {place: bytes_of(folder / place) for place in ("dense", *plans)}
     write(asked.output, checks=found, bytes=sizes, **times)
     print("bytes over dense", {place: round(size / sizes["dense"], 3) for place, size in sizes.items()})
@@ -142,15 +150,17 @@ def pairs_only(plan: Plan) -> Plan:
 
 
 Times = dict[str, dict[str, Any]]
+Run = Callable[..., list[Any]]
+"""``in_a_process`` of a folder and a device."""
 
 
-def first(folder: Path, places: list[str], loads: int) -> Times:
+def first(run: Run, places: list[str], loads: int) -> Times:
     """Each in a process of its own, in turns; the first of each kind, which fills the page cache, does not count."""
     jobs = [("import gac", "dense"), *((way, place) for place in places for way in WAYS)]
     found: dict[tuple[str, str], list[Any]] = {job: [] for job in jobs}
     for load in range(loads + 1):
         for way, place in jobs[:: -1 if load % 2 else 1]:
-            timed = in_a_process(folder, way, [place], 1)
+            timed = run(way, [place], 1)
             found[way, place] += timed if load else []
     dense = [row[2:] for row in found["import gac", "dense"]]
     return {place: {way: beside(dense, [row[2:] for row in found[way, place]]) for way in WAYS} for place in places}
@@ -159,7 +169,7 @@ def first(folder: Path, places: list[str], loads: int) -> Times:
 CHECKS = {"none": ("gac.load", "undigested"), "default": ("gac.load", "plan"), "verify": ("verify", "plan")}
 
 
-def checks(folder: Path, loads: int) -> Times:
+def checks(run: Run, loads: int) -> Times:
     """What the digests cost, by where the files are read from; each load in a process of its own, in turns."""
     jobs = {"dense": ("import gac", "dense")} | CHECKS
     times: Times = {}
@@ -167,18 +177,18 @@ def checks(folder: Path, loads: int) -> Times:
         rows: dict[str, list[Any]] = {how: [] for how in jobs}
         for load in range(loads + 1):
             for how, (way, place) in [*jobs.items()][:: -1 if load % 2 else 1]:
-                timed = in_a_process(folder, way, [place], 1, "cold" if where == "disk" else "warm")
+                timed = run(way, [place], 1, "cold" if where == "disk" else "warm")
                 rows[how] += [row[2:] for row in timed] if load else []
         times[where] = {how: beside(rows["dense"], rows[how]) for how in CHECKS}
     return times
 
 
-def again(folder: Path, places: list[str], loads: int) -> Times:
+def again(run: Run, places: list[str], loads: int) -> Times:
     """All in one process a way; the first two turns do not count."""
     times: Times = {place: {} for place in places}
     for way in WAYS:
         seconds: dict[str, list[Any]] = {place: [] for place in ("dense", *places)}
-        for turn, place, *taken in in_a_process(folder, way, [*seconds], loads + 2):
+        for turn, place, *taken in run(way, [*seconds], loads + 2):
             if turn > 1:
                 seconds[Path(place).name].append(taken)
         for place in places:
@@ -186,11 +196,11 @@ def again(folder: Path, places: list[str], loads: int) -> Times:
     return times
 
 
-def in_a_process(folder: Path, way: str, places: list[str], loads: int, cold: str = "warm") -> list[Any]:
+def in_a_process(folder: Path, device: str, way: str, places: list[str], loads: int, cold: str = "warm") -> list[Any]:
     """Turn, place, seconds and processor seconds of each load."""
     environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-c", LOAD, way, str(loads), cold, *(str(folder / place) for place in places)]
+    command = [sys.executable, "-c", LOAD, way, str(loads), cold, device, *(str(folder / place) for place in places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
