@@ -259,7 +259,8 @@ def heal(
         model: from ``compress`` or ``load``, or the directory of one.
         against: the dense model that the plan was made for.
         text: as ``calibration`` of ``allocate`` (without a size all of its calibration part), or ``"self"``: text that
-            the dense model writes, kept on disk (``"self:512x1024"``: so many windows). None takes the plan's text.
+            the dense model writes, kept on disk (``"self:512x1024"``: so many windows). A list of these is trained on
+            together, ``["wiki-sample", "self"]``. None takes the plan's text.
         minutes: of wall-clock time, loading and text included; 5 where neither is given.
         tokens: to be read in training instead: then the same is done every time, bit for bit on one device.
         learning_rate: relative to the size of each weight; None has one that suits the size of the model.

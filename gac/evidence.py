@@ -113,7 +113,7 @@ class Healed:
     """A training of the compressed model towards the dense one, after the plan was applied.
 
     Attributes:
-        text: what it was trained on, by name; ``self`` is what the dense model wrote itself.
+        text: what it was trained on, by name, several joined by " and "; ``self`` is what the dense model wrote itself.
         windows: how many windows, each of ``window_tokens`` tokens; those that were held out are not among them.
         held: windows that were held out.
         tokens: that were read in training; what was read twice counts twice.
@@ -142,6 +142,11 @@ class Healed:
     dense: bool = False
     documents: tuple[str, ...] = ()
     bos: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The names of all texts, each by itself."""
+        return tuple(self.text.split(" and "))
 
     @property
     def possible(self) -> bool:

@@ -275,7 +275,8 @@ def apply_commands(plan: "Plan", plan_file: str = "plan.json") -> list[str]:
     found = [f"gac compress {join([model])} --plan {join([plan_file])} -o {made}"]
     for number, one in enumerate(plan.healed):
         healed = f"HEALED{number or ''}"
-        options = ["--against", model, "--text", f"{one.text}", "--tokens", str(one.tokens), "--seed", str(one.seed)]
+        options = ["--against", model, *(word for text in one.texts for word in ("--text", text))]
+        options += ["--tokens", str(one.tokens), "--seed", str(one.seed)]
         options += ["--learning-rate", f"{one.learning_rate:g}", "--blocks", f"{one.blocks:g}"]
         found.append(join(["gac", "heal", made, *options, *(["--dense"] if one.dense else []), "-o", healed]))
         made = healed

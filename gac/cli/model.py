@@ -156,9 +156,11 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
 @output_option(_NEW, "The directory to write.", required=True)
 @click.option(
     "--text",
-    metavar="NAME|FILE",
-    help="What to heal on; without a size (:WINDOWSxLENGTH) all of it that is for calibration. self: text that MODEL "
-    "writes. By default the plan's calibration text.",
+    "texts",
+    multiple=True,
+    metavar="TEXT[:NxL]",
+    help="What to heal on: wiki-sample, wikitext2, c4 or a file, and N windows of L tokens; without a size all of it "
+    "that is for calibration. self: text that MODEL writes. Repeatable. Default: the plan's calibration text.",
 )
 @click.option("--minutes", type=float, metavar="M", help="Wall-clock time, everything counted; 5 by default.")
 @click.option(
@@ -178,20 +180,30 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
 @click.option("--report", type=Figure(), metavar="FILE", help="Draw the loss curves (.png, .pdf or .svg).")
 @click.option("--overwrite", is_flag=True, help="Replace an existing compressed checkpoint.")
 @tokenizer_option
-def heal(directory: Path, against: str, output: Path, overwrite: bool, tokenizer: str | None, **how: Any) -> Answer:
+def heal(
+    directory: Path,
+    against: str,
+    output: Path,
+    texts: tuple[str, ...],
+    overwrite: bool,
+    tokenizer: str | None,
+    **how: Any,
+) -> Answer:
     """Train a compressed model for minutes towards the dense one, and save it.
 
     DIRECTORY was written by gac compress; it is not changed. Forms, dims, schemes and bytes stay as they are. The state
     that is best on text held out is kept, and the plan in the new directory says what it was healed on.
     """
     from gac.checkpoint.target import check_free
+    from gac.healing.text import check_names
     from gac.models.loading import load_tokenizer
 
     check_free(output, overwrite)
+    check_names(texts)
     small = gac.load(directory)
     given = small.gac_plan.healed
     try:
-        gac.heal(small, against=against, tokenizer=tokenizer, **how)
+        gac.heal(small, against=against, text=texts or None, tokenizer=tokenizer, **how)
     finally:
         if small.gac_plan.healed != given:  # also where a loss was not finite, in the best state before that
             gac.save(small, output, tokenizer=load_tokenizer(tokenizer or against), overwrite=overwrite)

@@ -2,7 +2,8 @@
 
 No data is needed, and no source is overfitted (LLM-QAT, arXiv 2305.17888). Windows begin with BOS. Where there is a
 chat template, the second half of them begins with all that stands in it before a user's first word; what a user says is
-then answered (Magpie, arXiv 2406.08464). Every token is drawn at temperature 1 from all tokens. Behind an EOS another
+then answered (Magpie, arXiv 2406.08464). Every token is drawn at temperature 1 from all tokens. It has a random number
+of its own, so what is drawn does not depend on how many windows are written side by side. Behind an EOS another
 document begins, in the same window and in the same way. The text is kept on disk.
 """
 
@@ -30,10 +31,16 @@ SELF = "self"
 """What a text is called that the dense model writes."""
 WINDOWS = 512
 """How many are written where nothing is said."""
-AT_ONCE = 256
-"""Windows that are written side by side at most."""
+AT_ONCE, AT_ONCE_GPU = 256, 2048
+"""Windows that are written side by side at most, on a GPU more."""
 CACHED = 2**33
-"""Bytes of keys and values of all of them, at most."""
+"""Bytes that they take at most where no GPU is."""
+FREE = 0.4
+"""The part of a GPU's free memory that they take at most."""
+LOGITS = 3
+"""What a step holds as large as its logits in float32: these, the probabilities and their sums."""
+DRAW = 2
+"""Counts the ways of drawing there have been: what is kept of others is not read."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
 _MARK = "0f1e2d3c"
@@ -67,7 +74,7 @@ def own_windows(
         StatisticsError: the text cannot be kept, or read.
     """
     starts = starts_of(tokenizer)
-    settings = json.dumps([digest, windows, length, seed, [asdict(one) for one in starts]])
+    settings = json.dumps([DRAW, digest, windows, length, seed, [asdict(one) for one in starts]])
     path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
         write_tensors(path, {"ids": _written(model, starts, windows, length, seed, bos_of(tokenizer), progress)})
@@ -134,13 +141,12 @@ def _written(
     model: Any, starts: Sequence[Start], windows: int, length: int, seed: int, head: int | None, progress: bool
 ) -> Tensor:
     """So many windows one after the other, int64; ``head``, which is put before each of them later, has its place."""
-    devices = [input_device(model)] if input_device(model).type == "cuda" else []
     bar = progress_bar("writing text", "token", total=windows * length, shown=progress)
     writers = [Writer(starts[at * len(starts) // windows]) for at in range(windows)]
+    numbers = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed))
     size = at_once(model, length)
-    with bar, torch.random.fork_rng(devices), frozen(model):
-        torch.manual_seed(seed)
-        parts = [_drawn(model, writers[at : at + size], length, bar) for at in range(0, windows, size)]
+    with bar, frozen(model):
+        parts = [_drawn(model, writers[at : at + size], numbers[at : at + size], bar) for at in range(0, windows, size)]
     found = torch.cat(parts)
     if (ended := sum(one.documents for one in writers)) > MOST * windows:
         raise TextError(
@@ -154,25 +160,39 @@ def _written(
 
 
 @torch.no_grad()
-def _drawn(model: Any, writers: Sequence[Writer], length: int, bar: Any) -> Tensor:
-    """Their windows, ``(windows, tokens)``."""
+def _drawn(model: Any, writers: Sequence[Writer], numbers: Tensor, bar: Any) -> Tensor:
+    """Their windows, each token drawn by one of ``numbers``; both are ``(windows, tokens)``."""
     ends, columns, drawn = _ends(model), list[Tensor](), [-1] * len(writers)
-    cache = DynamicCache(config=model.config)
-    for _ in range(length):
+    cache, device = DynamicCache(config=model.config), input_device(model)
+    for column in numbers.to(device).unbind(1):
         columns.append(torch.tensor([one.after(token, ends) for one, token in zip(writers, drawn, strict=True)]))
-        ids = columns[-1][:, None].to(input_device(model))
+        ids = columns[-1][:, None].to(device)
         logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
-        drawn = torch.multinomial(logits.float().softmax(-1), 1)[:, 0].tolist()
+        drawn = tokens_at(logits, column.to(logits.device)).tolist()  # all that a step copies from a GPU
         bar.update(len(writers))
     return torch.stack(columns, 1)
 
 
+def tokens_at(logits: Tensor, numbers: Tensor) -> Tensor:
+    """The tokens at which the cumulated probabilities exceed numbers from 0 to 1, one for each row of logits.
+
+    Where sums are rounded so that a token would result that cannot be, the likeliest takes its place.
+    """
+    chances = logits.float().softmax(-1)
+    sums = chances.cumsum(-1)
+    found = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    return torch.where(chances.gather(-1, found) > 0, found, chances.argmax(-1, keepdim=True))[:, 0]
+
+
 def at_once(model: Any, length: int) -> int:
-    """Windows of so many tokens that are written side by side: it decides what is drawn, so no device does."""
-    config = model.config
+    """Windows of so many tokens that are written side by side: as many as fit."""
+    config, device = model.config, input_device(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    each = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize * length
+    cached = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize * length
+    each = cached + LOGITS * torch.float32.itemsize * config.vocab_size
+    if device.type == "cuda":
+        return int(max(1, min(AT_ONCE_GPU, FREE * torch.cuda.mem_get_info(device)[0] // each)))
     return int(max(1, min(AT_ONCE, CACHED // each)))
 
 

@@ -1,6 +1,7 @@
-"""What a model is healed on: windows to train on, and some that are held out."""
+"""What a model is healed on: windows of one text or several to train on, and some that are held out."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,11 +18,13 @@ from gac.sensitivity.text import (
     TextSpec,
     Windows,
     calibration_windows,
+    check_text,
     check_vocabulary,
     every_window,
     is_sized_text,
+    is_text,
 )
-from gac.sensitivity.texts import CalibrationText, Texts
+from gac.sensitivity.texts import CalibrationText, Part, Texts
 
 LEAST = 10
 """Windows that a text has to have."""
@@ -30,6 +33,7 @@ HELD, MOST_HELD = 10, 16
 
 Written = Callable[[int, int], Windows]
 """So many windows of so many tokens that the dense model writes itself."""
+_OWN = re.compile(rf"{SELF}(:\S+)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,7 @@ class HealingText:
     """Windows of token ids, int64 ``(windows, tokens)``.
 
     Attributes:
-        name: what the plan calls them, and ``gac heal`` takes.
+        name: what the plan calls them, and ``gac heal`` takes; several texts are joined by " and ".
         train: to train on.
         held: in even steps among them, never trained on.
         bos: whether every window begins with BOS.
@@ -52,22 +56,38 @@ class HealingText:
 
 
 def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, written: Written) -> HealingText:
-    """The text that was asked for: all of its calibration part, or as many windows as its name says.
+    """The texts that were asked for: all of their calibration parts, or as many windows as their names say.
 
     Args:
-        given: None takes the plan's calibration text; ``self`` or ``self:WINDOWSxLENGTH`` what the model writes.
+        given: one text or a list of them, in which strings that are no texts are documents; ``self`` or
+            ``self:WINDOWSxLENGTH`` is what the model writes. None takes the plan's calibration text.
         loaded: the dense model.
 
     Raises:
-        TextError: the text cannot be read, or is too short.
+        TextError: a text cannot be read or is there twice, their windows differ in length, or are too few.
         PlanError: the plan's text was given in memory.
     """
-    name, cut, documents = _windows(given, plan, loaded.tokenizer, written)
-    for one in cut:
-        embedding: Any = loaded.model.get_input_embeddings()
-        check_vocabulary(one, embedding.num_embeddings)
-    train, held = parted(name, torch.cat([one.ids for one in cut]))
-    return HealingText(name, train, held, cut[0].bos == "windows", documents)
+    planned = plan.measured.calibration
+    asked = _asked(given, plan)
+    texts = Texts(tuple(one.part for one in asked))  # refuses what does not go together, before anything is written
+    bos = planned.bos if plan.measured.predicted else None
+    cut = [one.cut(loaded.tokenizer, bos, written) for one in asked]
+    embedding: Any = loaded.model.get_input_embeddings()
+    for windows in cut:
+        check_vocabulary(windows, embedding.num_embeddings)
+    name = " and ".join(one.name for one in asked)
+    train, held = parted(name, torch.cat([windows.ids for windows in cut]))
+    return HealingText(name, train, held, all(windows.bos == "windows" for windows in cut), texts.documents)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no text to heal on has.
+
+    Raises:
+        TextError: one is neither ``self`` nor known nor a file, or its size is none.
+    """
+    for name in names:
+        _Asked.named(name, DEFAULT_LENGTH)
 
 
 def parted(name: str, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,28 +117,77 @@ def order(count: int, seed: int, turn: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(1_000_003 * seed + turn))
 
 
-def _windows(
-    given: CalibrationText | None, plan: Plan, tokenizer: Any, written: Written
-) -> tuple[str, list[Windows], tuple[str, ...]]:
-    """The name of a text, its windows, and the digests of its documents."""
+@dataclass(frozen=True)
+class _Asked:
+    """One text that is asked for.
+
+    Attributes:
+        name: what the plan calls it.
+        part: the text, and the size of its windows.
+        whole: whether all of its calibration part is meant, and not as many windows as ``part`` says.
+    """
+
+    name: str
+    part: Part
+    whole: bool = False
+
+    @classmethod
+    def of(cls, item: str | Part, length: int) -> "_Asked":
+        """A text as a caller has it; its windows have so many tokens where it does not say how many.
+
+        Raises:
+            TextError: a name is neither ``self`` nor known nor a file, or its size is none.
+        """
+        if isinstance(item, str):
+            return cls.named(item, length)
+        return cls(item.name, item, whole=True) if isinstance(item, Documents) else cls(str(item), item)
+
+    @classmethod
+    def named(cls, name: str, length: int) -> "_Asked":
+        """``NAME``, ``NAME:WINDOWSxLENGTH``, a path, or ``self``; else as ``of``."""
+        if name == SELF:
+            return cls(name, TextSpec(SELF, WINDOWS, length))
+        sized = is_sized_text(name) or _OWN.fullmatch(name) is not None
+        spec = TextSpec.parse(name) if sized else TextSpec(name, length=length)
+        if spec.name != SELF:
+            check_text(spec.name)
+        return cls(name, spec, whole=not sized)
+
+    def cut(self, tokenizer: Any, bos: bool | None, written: Written) -> Windows:
+        """Its windows; ``bos`` says for a named text without a size whether they begin with BOS."""
+        part = self.part
+        if isinstance(part, Documents):
+            return every_window(part, tokenizer, part.length)
+        if part.name == SELF:
+            return written(part.windows, part.length)
+        if self.whole:
+            return every_window(part.name, tokenizer, part.length, bos)
+        return calibration_windows(part, tokenizer)
+
+
+def _asked(given: CalibrationText | None, plan: Plan) -> list[_Asked]:
+    """Each text that is asked for; without one those of the plan."""
     planned = plan.measured.calibration
-    length = planned.window_tokens or DEFAULT_LENGTH
-    bos = planned.bos if plan.measured.predicted else None
-    if given is None:
-        if planned.documents:
-            raise PlanError(
-                f"a plan calibrated on {planned.text}", "a text to heal on", "Pass one: gac.heal(..., text=documents)."
-            )
-        names = [one.text for one in planned.texts] if plan.measured.predicted else ["wiki-sample"]
-        return " and ".join(names), [every_window(one, tokenizer, length, bos) for one in names], ()
-    if isinstance(given, str) and (given == SELF or given.startswith(f"{SELF}:")):
-        size = TextSpec.parse(given) if given != SELF else TextSpec(SELF, WINDOWS, length)
-        return given, [written(size.windows, size.length)], ()
-    if isinstance(given, str) and not is_sized_text(given):
-        return given, [every_window(given, tokenizer, length, bos)], ()
-    texts = Texts.of(given)
-    cut = [
-        every_window(one, tokenizer, one.length) if isinstance(one, Documents) else calibration_windows(one, tokenizer)
-        for one in texts.parts
-    ]
-    return given if isinstance(given, str) else texts.name, cut, texts.documents
+    if given is not None:
+        items = _items(given)
+    elif planned.documents:
+        raise PlanError(
+            f"a plan calibrated on {planned.text}", "a text to heal on", "Pass one: gac.heal(..., text=documents)."
+        )
+    else:
+        items = tuple(one.text for one in planned.texts) if plan.measured.predicted else ("wiki-sample",)
+    return [_Asked.of(item, planned.window_tokens or DEFAULT_LENGTH) for item in items]
+
+
+def _items(given: CalibrationText) -> tuple[str | Part, ...]:
+    """Each text of a list in which one is named, with or without a size; of any other, what ``Texts.of`` has."""
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable):
+        return Texts.of(given).parts
+    items = tuple(given)
+    return items if any(map(_is_named, items)) else Texts.of(items).parts
+
+
+def _is_named(item: object) -> bool:
+    return isinstance(item, str) and (_OWN.fullmatch(item) is not None or is_text(item) or is_sized_text(item))

@@ -4,6 +4,7 @@
     python tests/benchmarks/heal.py --model gemma3-270m --budgets 0.8 --output heal-gemma.json
     python tests/benchmarks/heal.py --model rotated-smollm2 --bits 4.3 3.3 --output heal-bits.json
     python tests/benchmarks/heal.py --minutes 5 --rates 5e-4 1e-3 2e-3 4e-3 --budgets 0.8 --output rates.json
+    python tests/benchmarks/heal.py --healing-text wiki-sample self --budgets 0.8 --output heal-two-texts.json
     python tests/benchmarks/heal.py --ways lora --output heal-lora.json
     python tests/benchmarks/heal.py --ways healed --healed-prices --output heal-healed-prices.json
 
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="*", default=SCHEMES, help="that there are for so many bits")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--tokens", type=int, help="instead of a time")
-    parser.add_argument("--healing-text", help="the plan's where not given; self")
+    parser.add_argument("--healing-text", nargs="*", default=[], help="the plan's where not given; self; several")
     parser.add_argument("--rates", type=float, nargs="*", default=[None])
     parser.add_argument("--blocks", type=float, nargs="*", default=[0.3])
     parser.add_argument("--dense", action="store_true", help="train the weights, too, that plans leave dense")
@@ -63,6 +64,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="a directory of refitted models, which are made where they are not")
     parser.set_defaults(calibration="wiki-sample:190x1024")
     asked = parser.parse_args()
+    if len(texts := asked.healing_text) < 2:
+        asked.healing_text = texts[0] if texts else None
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     study = Healings(asked)
     for limit in asked.bits or asked.budgets:

@@ -16,6 +16,7 @@ from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextE
 from gac.healing import descent, heal, healing, layers, own_text, state, whole, work
 from gac.healing.trainables import Trainables
 from gac.io import home
+from gac.plan_summary import apply_commands
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits
 
@@ -191,8 +192,7 @@ def test_what_a_user_says_is_answered_where_there_is_a_chat_template(learned: Tr
 
 def test_own_text_is_what_the_model_says_next(learned: Trained) -> None:
     bos = learned.tokenizer.bos_token_id
-    with torch.random.fork_rng([]):
-        ids = own_text._written(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, None, progress=False)
+    ids = own_text._written(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, None, progress=False)
     assert ids.shape == (3 * LENGTH,)
     windows = ids.view(3, LENGTH)
     assert (windows[:, 0] == bos).all()
@@ -201,6 +201,39 @@ def test_own_text_is_what_the_model_says_next(learned: Trained) -> None:
     assert chances.log().mean() > math.log(10 / learned.model.config.vocab_size)  # far more likely than by chance
     headed = own_text._written(learned.model, [own_text.Start((bos,))], 3, LENGTH, 0, bos, progress=False)
     assert torch.equal(headed.view(3, LENGTH - 1), windows[:, 1:])
+
+
+def test_how_many_are_written_side_by_side_does_not_decide_what_is_drawn(tiny_model: Any, monkeypatch: Any) -> None:
+    starts, written = [own_text.Start((256,)), own_text.Start((5, 6), (7, 8))], []
+    for count in (1, 3, 3):
+        monkeypatch.setattr(own_text, "at_once", lambda _model, _length, count=count: count)
+        written.append(own_text._written(tiny_model, starts, 3, LENGTH, len(written) // 2, None, progress=False))
+    assert torch.equal(written[0], written[1])
+    assert not torch.equal(written[1], written[2])  # by another seed
+    assert len({tuple(row[2:].tolist()) for row in written[0].view(3, LENGTH)}) == 3
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    chances = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0])
+    numbers = torch.arange(1000) / 1000
+    drawn = own_text.tokens_at(chances.log().expand(1000, -1), numbers)
+    assert drawn.bincount(minlength=6).tolist() == [0, 500, 0, 250, 250, 0]
+    edges = torch.tensor([0.0, 1 - 2**-24, 1.0])  # what is rounded up is a token that can be, too
+    assert own_text.tokens_at(chances.log().expand(3, -1), edges).tolist() == [1, 4, 1]
+    many = torch.randn(2, 50_000, generator=torch.Generator().manual_seed(0))
+    many[:, 25_000:] = -torch.inf
+    assert (own_text.tokens_at(many, edges[1:]) < 25_000).all()
+
+
+def test_as_many_are_written_side_by_side_as_fit(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = 2 * 2 * 2 * 16 * 4 * LENGTH + 3 * 4 * 258  # keys and values of 2 layers and 2 heads; logits of 258 tokens
+    assert own_text.at_once(tiny_model, LENGTH) == own_text.AT_ONCE
+    monkeypatch.setattr(own_text, "CACHED", 5 * each + 1)
+    assert own_text.at_once(tiny_model, LENGTH) == 5
+    monkeypatch.setattr(own_text, "input_device", lambda _model: torch.device("cuda"))
+    for free, count in ((1e12, 2048), (10.1 * each / 0.4, 10), (0, 1)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (int(free), 0))
+        assert own_text.at_once(tiny_model, LENGTH) == count
 
 
 def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained) -> None:
@@ -296,6 +329,29 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GacError], str]] = {
         "text 'wiki-samples' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
         "Did you mean 'wiki-sample'?",
     ),
+    "an unknown text among several": (
+        {"text": ["self:12x64", "wiki-samples"]},
+        TextError,
+        "text 'wiki-samples' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
+        "Did you mean 'wiki-sample'?",
+    ),
+    "no size": (
+        {"text": "self:64"},
+        TextError,
+        "text 'self:64' is neither known nor a file; expected one of wiki-sample, wikitext2, c4, or a path. "
+        "Check the name or the path.",
+    ),
+    "two lengths of windows": (
+        {"text": ["self", "wiki-sample:12x32"]},
+        TextError,
+        "calibration windows of 32 and 64 tokens; expected one length for all texts. "
+        "Give all of them the same: NAME:32x1024.",
+    ),
+    "one text twice": (
+        {"text": ["self", "self:12x64"]},
+        TextError,
+        "the calibration text self twice; expected each text once. Add up its windows.",
+    ),
     "a figure": (
         {"report": "losses.gif"},
         GacError,
@@ -360,6 +416,18 @@ def test_the_command(learned: Trained, dense: Path, tmp_path: Path, monkeypatch:
     said = refused(*asked, "-o", tmp_path / "stopped")
     assert "Error: a loss of inf in step 31 of the whole model" in said
     assert gac.load(tmp_path / "stopped", device="cpu").gac_plan.healed
+
+
+def test_the_command_takes_several_texts(learned: Trained, dense: Path, tmp_path: Path) -> None:
+    gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
+    asked = ("heal", tmp_path / "small", "--against", dense, "--tokens", TOKENS, "--learning-rate", 0.001)
+    own = f"self:12x{LENGTH}"
+    found = answer(*asked, "--text", learned.text, "--text", own, "-o", tmp_path / "healed")
+    assert found["healed"]["text"] == f"{learned.text} and {own}"
+    again = gac.load(tmp_path / "healed", device="cpu").gac_plan
+    assert f"--text {learned.text} --text {own} --tokens" in apply_commands(again)[-1]
+    said = refused(*asked, "--text", "notes.md", "--text", "more.md", "-o", tmp_path / "other")
+    assert "Error: text 'notes.md' is neither known nor a file" in said
 
 
 def test_the_report_of_a_healed_plan_says_so(learned: Trained, tmp_path: Path) -> None:

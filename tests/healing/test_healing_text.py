@@ -1,0 +1,79 @@
+"""What is healed on: one text or several, each as it is alone, with windows of every one held out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trained import LENGTH, Trained
+
+import gac
+from gac.healing.text import HealingText, healing_text, parted
+from gac.models.loading import Loaded
+from gac.sensitivity.text import TextSpec, Windows, windows_of
+
+
+def text_of(given: Any, learned: Trained) -> HealingText:
+    """Of a plan on windows of ``LENGTH``; what the model writes is of the token 7."""
+    loaded = Loaded(learned.model, "learned", learned.tokenizer)
+
+    def written(windows: int, length: int) -> Windows:
+        ids = torch.full((windows * length,), 7)
+        return windows_of("self", ids, learned.tokenizer, windows, length)
+
+    return healing_text(given, learned.compressed().gac_plan, loaded, written)
+
+
+def rows(text: HealingText) -> set[tuple[int, ...]]:
+    return set(map(tuple, torch.cat([text.train, text.held]).tolist()))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    path = tmp_path / "other.txt"
+    path.write_text("gradients meet in the middle " * 100, encoding="utf-8")
+    return str(path)
+
+
+def test_several_texts_are_what_each_is_alone(learned: Trained, other: str) -> None:
+    documents = gac.Documents(["some words of another kind " * 60], length=LENGTH)
+    items = [str(learned.text), f"{other}:11x{LENGTH}", f"self:13x{LENGTH}", documents]
+    alone = [text_of(item, learned) for item in items]
+    together = text_of(items, learned)
+    assert together.name == " and ".join(one.name for one in alone)
+    assert together.name.endswith(f" and {other}:11x{LENGTH} and self:13x{LENGTH} and 1 document given in memory")
+    assert rows(together) == set().union(*map(rows, alone))
+    assert together.documents == documents.digests
+    assert together.bos
+
+
+def test_own_text_without_a_size_has_the_windows_of_the_plan(learned: Trained, other: str) -> None:
+    found = text_of([other, "self"], learned)
+    assert found.name == f"{other} and self"
+    assert found.train.shape[1] == LENGTH
+    written = (torch.cat([found.train, found.held])[:, 1] == 7).sum()
+    assert written == 512
+
+
+@pytest.mark.parametrize("given", [["one", "two words " * 1200], ["self: I am " * 1200, "a document"]])
+def test_strings_none_of_which_is_a_text_are_documents(given: Sequence[str], learned: Trained) -> None:
+    found = text_of(given, learned)
+    assert found.name == "2 documents given in memory"
+    assert found.documents == gac.Documents(given).digests
+
+
+def test_one_of_a_list_is_what_it_is_without_the_list(learned: Trained, other: str) -> None:
+    for item in (other, f"{other}:12x{LENGTH}", TextSpec(other, 12, LENGTH), f"self:12x{LENGTH}"):
+        one, same = text_of(item, learned), text_of([item], learned)
+        assert one.name == same.name == str(item)
+        assert torch.equal(one.train, same.train)
+
+
+@pytest.mark.parametrize("counts", [(190, 512), (20, 40, 100), (12, 300)])
+def test_windows_of_every_text_are_held_out_in_its_share(counts: Sequence[int]) -> None:
+    ids = torch.cat([torch.full((count, 4), part) for part, count in enumerate(counts)])
+    train, held = parted("texts", ids)
+    found = held[:, 0].bincount(minlength=len(counts)).tolist()
+    assert len(train) + len(held) == sum(counts)
+    assert found == pytest.approx([len(held) * count / sum(counts) for count in counts], abs=1)
