@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from gac.models.modules import input_device
+from gac.runtime.stored import count_parameters
 
 LOGITS = 2**28
-"""Logits that are made at a time: 1 GB in float32."""
+"""Logits that are made at a time: 1 GB in float32; of small models on a GPU more."""
+SHARE = 80
+"""A small model makes one logit at a time for so many bytes of its GPU's memory: 5 % of it in float32."""
 CHECKPOINTED = 1_000_000_000
-"""Parameters from which on activations are computed again and not kept."""
+"""Parameters from which on a model is not small: activations are computed again and not kept."""
 
 
 def in_training(model: Any) -> torch.autocast:
@@ -24,8 +27,11 @@ def in_training(model: Any) -> torch.autocast:
 
 
 def windows_at_once(model: Any, length: int) -> int:
-    """Windows whose logits are made at a time."""
-    return max(1, LOGITS // (int(model.config.vocab_size) * length))
+    """Windows whose logits are made at a time: the same on every GPU of a kind, so that the same bits result."""
+    most, device = LOGITS, input_device(model)
+    if device.type == "cuda" and count_parameters(model) < CHECKPOINTED:
+        most = max(most, torch.cuda.get_device_properties(device).total_memory // SHARE)
+    return max(1, most // (int(model.config.vocab_size) * length))
 
 
 def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:

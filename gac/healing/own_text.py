@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from gac.distributed.ranks import Ranks
 from gac.errors import StatisticsError, TextError
@@ -163,7 +164,7 @@ def _written(
 def _drawn(model: Any, writers: Sequence[Writer], numbers: Tensor, bar: Any) -> Tensor:
     """Their windows, each token drawn by one of ``numbers``; both are ``(windows, tokens)``."""
     ends, columns, drawn = _ends(model), list[Tensor](), [-1] * len(writers)
-    cache, device = DynamicCache(config=model.config), input_device(model)
+    cache, device = _cache(model.config, numbers.shape[1]), input_device(model)
     for column in numbers.to(device).unbind(1):
         columns.append(torch.tensor([one.after(token, ends) for one, token in zip(writers, drawn, strict=True)]))
         ids = columns[-1][:, None].to(device)
@@ -171,6 +172,33 @@ def _drawn(model: Any, writers: Sequence[Writer], numbers: Tensor, bar: Any) -> 
         drawn = tokens_at(logits, column.to(logits.device)).tolist()  # all that a step copies from a GPU
         bar.update(len(writers))
     return torch.stack(columns, 1)
+
+
+class _Roomy(DynamicLayer):
+    """Keys and values that have room for so many tokens from the first on: nothing is copied as they grow."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
+        new = key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(*new)
+            self._room = [one.new_empty(*one.shape[:2], self._tokens, one.shape[3]) for one in new]
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        for room, one in zip(self._room, new, strict=True):
+            room[:, :, begin:end] = one
+        self.keys, self.values = (room[:, :, :end] for room in self._room)
+        return self.keys, self.values
+
+
+def _cache(config: Any, tokens: int) -> DynamicCache:
+    """An empty one for so many tokens; layers with a sliding window keep that much alone."""
+    cache = DynamicCache(config=config)
+    cache.layers = [_Roomy(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
 
 
 def tokens_at(logits: Tensor, numbers: Tensor) -> Tensor:
