@@ -186,7 +186,7 @@ def bench(
     elif how["head"] and not how["schemes"]:
         raise click.UsageError("--head goes with --scheme.")
     from gac.evaluation.latency import METHOD
-    from gac.evaluation.split import ranks_of_torchrun
+    from gac.evaluation.split import end_together, ranks_of_torchrun
     from gac.profiling.timing.device import require_gpu
     from gac.workloads import Workload
 
@@ -201,6 +201,8 @@ def bench(
         answer = _of_shapes(shapes, parsed, compiled, ranks, **how)
     else:
         answer = _of_models((*([against] if against else ()), *models), parsed, compiled, ranks)
+    if ranks is not None:
+        end_together(ranks)
     measured = {"gpu": gpu, "gpus": ranks.size if ranks else 1, "method": METHOD}
     return Answer(measured | dict(answer.document), answer.tables)
 

@@ -1,5 +1,6 @@
 """Models to time that are split over GPUs: each process makes its own parts, and never a whole model."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,15 @@ class SlowestTimer(Generic[Held]):
 def ranks_of_torchrun() -> Ranks | None:
     """The processes that torchrun has started; None: this one is alone."""
     return started() if launch.processes() > 1 else None
+
+
+def end_together(ranks: Ranks) -> None:
+    """End the run of all processes. NCCL would wait for graphs that hold its collectives: they are freed before."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    torch.distributed.barrier(group=ranks.group)
+    torch.distributed.destroy_process_group()
 
 
 def open_split(name: str, ranks: Ranks) -> PreTrainedModel:

@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from gac.distributed.ranks import Ranks
 from gac.errors import StatisticsError, TextError
+from gac.healing.logits import in_training
 from gac.io import home
 from gac.models.modules import input_device
 from gac.progress import progress_bar
@@ -146,7 +147,7 @@ def _written(
     writers = [Writer(starts[at * len(starts) // windows]) for at in range(windows)]
     numbers = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed))
     size = at_once(model, length)
-    with bar, frozen(model):
+    with bar, frozen(model), in_training(model):
         parts = [_drawn(model, writers[at : at + size], numbers[at : at + size], bar) for at in range(0, windows, size)]
     found = torch.cat(parts)
     if (ended := sum(one.documents for one in writers)) > MOST * windows:
@@ -174,11 +175,11 @@ def _drawn(model: Any, writers: Sequence[Writer], numbers: Tensor, bar: Any) -> 
     return torch.stack(columns, 1)
 
 
-class _Roomy(DynamicLayer):
+class _Roomy(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values that have room for so many tokens from the first on: nothing is copied as they grow."""
 
     def __init__(self, tokens: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tokens = tokens
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -217,7 +218,8 @@ def at_once(model: Any, length: int) -> int:
     config, device = model.config, input_device(model)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cached = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize * length
+    numbers = 2 * config.num_hidden_layers * heads * size * length
+    cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``in_training`` has them
     each = cached + LOGITS * torch.float32.itemsize * config.vocab_size
     if device.type == "cuda":
         return int(max(1, min(AT_ONCE_GPU, FREE * torch.cuda.mem_get_info(device)[0] // each)))

@@ -30,7 +30,7 @@ class Vector:
 
     Attributes:
         warps: of a program.
-        parts: warps that share 16 rows of the weight, each with a part of the columns.
+        parts: warps that share 16 rows of the weight, each with a part of the columns; fewer where columns are few.
         deep: neighbouring words of a row that a thread reads at a time, at most; three where numbers have 3 bits.
         registers: of a thread, at most.
     """
@@ -144,15 +144,19 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
     from .few_bits_kernels import vector as kernel
 
     how = how or _vector(weight)
+    deep = _deep(weight, how.deep)
+    block = deep * (32 if weight.bits == 3 else 32 // weight.bits)
+    turn = 16 * block  # columns that a warp takes in a step
+    parts = min(how.parts, 1 << (ceil_div(weight.columns, turn) - 1).bit_length())  # no warp is idle all the time
+    step, tiles = parts * turn, how.warps // how.parts
     out = x.new_empty(1, weight.rows)
-    tiles, deep = how.warps // how.parts, _deep(weight, how.deep)
-    turn = 16 * deep * (32 if weight.bits == 3 else 32 // weight.bits)  # columns that a warp takes in a step
-    filled = {"ONCE": turn * how.parts >= weight.columns, "EVEN": weight.columns % (turn * how.parts) == 0}
     with launching_on(x):
         kernel[(ceil_div(weight.rows, 16 * tiles),)](
-            _aligned(x).view(torch.int32), *weight.read, out, weight.rows, *weight.sizes, _MAGIC[x.dtype],
-            **weight.options, TILES=tiles, PARTS=how.parts, DEEP=deep, **filled, WHOLE=weight.columns % turn == 0,
-            COMPILED=x.is_cuda, num_warps=how.warps, maxnreg=how.registers,
+            _aligned(x).view(torch.int32), *weight.read, out,
+            weight.rows, weight.columns // block, weight.scale.shape[1], _MAGIC[x.dtype],
+            **weight.options, TILES=tiles, PARTS=parts, DEEP=deep, ONCE=weight.columns <= step,
+            EVEN=weight.columns % step == 0, WHOLE=weight.columns % turn == 0,
+            COMPILED=x.is_cuda, num_warps=tiles * parts, maxnreg=how.registers,
         )  # fmt: skip
     return out
 

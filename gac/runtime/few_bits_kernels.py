@@ -217,12 +217,13 @@ def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):  # type
 
 @triton.jit(do_not_specialize=["groups"])  # type: ignore[untyped-decorator]
 def vector(  # type: ignore[no-untyped-def]
-    x, words, scale, zeros, out, n, size, groups, magic,
+    x, words, scale, zeros, out, n, blocks, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
     TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr,
     ONCE: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
+    A row of the weight has so many blocks of DEEP units.
 
     A warp multiplies 16 rows, PARTS warps the same. In a step it takes four slots of columns. Of a slot four threads
     beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
@@ -242,7 +243,7 @@ def vector(  # type: ignore[no-untyped-def]
     upper, lower = tl.minimum(upper, n - 1), tl.minimum(upper + 8, n - 1)
     begin = thread // 32 % PARTS * (4 * slot)
     unit = begin // numbers + quarter * DEEP
-    units = size // (numbers * DEEP) * DEEP  # of a row, which the compiler sees to be in fours
+    units, size = blocks * DEEP, blocks * (DEEP * numbers)  # of a row: the compiler sees what they are multiples of
     of_upper = words + upper.to(tl.int64) * (units * each) + unit * each
     of_lower = words + lower.to(tl.int64) * (units * each) + unit * each
     input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2

@@ -226,12 +226,12 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 
 def test_as_many_are_written_side_by_side_as_fit(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    each = 2 * 2 * 2 * 16 * 4 * LENGTH + 3 * 4 * 258  # keys and values of 2 layers and 2 heads; logits of 258 tokens
+    numbers, logits = 2 * 2 * 2 * 16 * LENGTH, 3 * 4 * 258  # keys and values of 2 layers and 2 heads; of 258 tokens
     assert own_text.at_once(tiny_model, LENGTH) == own_text.AT_ONCE
-    monkeypatch.setattr(own_text, "CACHED", 5 * each + 1)
+    monkeypatch.setattr(own_text, "CACHED", 5 * (4 * numbers + logits) + 1)
     assert own_text.at_once(tiny_model, LENGTH) == 5
     monkeypatch.setattr(own_text, "input_device", lambda _model: torch.device("cuda"))
-    for free, count in ((1e12, 2048), (10.1 * each / 0.4, 10), (0, 1)):
+    for free, count in ((1e12, 2048), (10.1 * (2 * numbers + logits) / 0.4, 10), (0, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (int(free), 0))
         assert own_text.at_once(tiny_model, LENGTH) == count
 
