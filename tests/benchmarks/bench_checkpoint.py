@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_checkpoint --output tests/benchmarks/results/loading-smollm2-cpu.json
 
 Random weights of SmolLM2's shapes in bf16 (``--shapes llama-3-8b --layers 4`` takes others), files in the page cache,
-imports not counted. Models end in host memory, where files are mapped and not read, or on a GPU (``--device cuda``).
+imports not counted. Models end in host memory, where files are mapped and not read unless ``--read`` has every number
+read once, as a model that runs does; or on a GPU (``--device cuda``).
 Directories: ``plan``, what a plan for 0.8 makes of the model, ``pairs``, in which each weight is a low-rank pair, and
 ``stored``, in which all weights are dense and in one scheme. ``first``: each load in a process of its own. ``again``:
 dense and compressed in turns in one process, each right after a load of the same directory that does not count
@@ -49,7 +50,7 @@ import transformers.dynamic_module_utils
 import transformers.generation.utils
 import transformers.modeling_utils
 
-way, loads, cold, device, *places = sys.argv[1:]
+way, loads, cold, device, read, *places = sys.argv[1:]
 torch.zeros(1, device=device)
 pydantic.TypeAdapter(int)  # looks for plugins, once
 if way == "no gac":
@@ -73,6 +74,9 @@ for turn in range(int(loads)):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         began, used = time.perf_counter(), time.process_time()
         model = load(place)
+        if read == "read":
+            for one in {id(held): held for held in model.state_dict().values()}.values():
+                one.flatten().view(torch.uint8)[: one.nbytes // 8 * 8].view(torch.int64).sum()
         if device != "cpu":
             torch.cuda.synchronize()
         print(json.dumps([turn, place, time.perf_counter() - began, time.process_time() - used]))
@@ -86,6 +90,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="the model's own where not given")
     parser.add_argument("--scheme", default="w4a16:64")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are loaded to")
+    parser.add_argument("--read", action="store_true", help="read every number once it is loaded")
     parser.add_argument("--loads", type=int, default=9, help="of each kind, first and again")
     asked = parser.parse_args()
     workloads = [Workload.parse(name) for name in DEFAULT_WORKLOADS]
@@ -104,7 +109,7 @@ def main() -> None:
         shutil.copytree(folder / "plan", folder / "undigested")
         (folder / "undigested" / DIGESTS).unlink()
         os.sync()  # what is not yet on the disk stays in the page cache
-        run = partial(in_a_process, folder, asked.device)
+        run = partial(in_a_process, folder, asked.device, asked.read)
         found = checks(run, asked.loads)
         times = {when: of(run, [*plans], asked.loads) for when, of in (("first", first), ("again", again))}
         sizes = {place: bytes_of(folder / place) for place in ("dense", *plans)}
@@ -196,11 +201,23 @@ def again(run: Run, places: list[str], loads: int) -> Times:
     return times
 
 
-def in_a_process(folder: Path, device: str, way: str, places: list[str], loads: int, cold: str = "warm") -> list[Any]:
+def in_a_process(
+    folder: Path, device: str, read: bool, way: str, places: list[str], loads: int, cold: str = "warm"
+) -> list[Any]:
     """Turn, place, seconds and processor seconds of each load."""
     environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-c", LOAD, way, str(loads), cold, device, *(str(folder / place) for place in places)]
+    command = [
+        sys.executable,
+        "-c",
+        LOAD,
+        way,
+        str(loads),
+        cold,
+        device,
+        "read" if read else "",
+        *(str(folder / place) for place in places),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
