@@ -113,7 +113,7 @@ class Healed:
     """A training of the compressed model towards the dense one, after the plan was applied.
 
     Attributes:
-        text: what it was trained on, by name, several joined by " and "; ``self`` is what the dense model wrote itself.
+        texts: the names of what it was trained on; ``self`` is what the dense model wrote itself.
         windows: how many windows, each of ``window_tokens`` tokens; those that were held out are not among them.
         held: windows that were held out.
         tokens: that were read in training; what was read twice counts twice.
@@ -128,7 +128,7 @@ class Healed:
         bos: every window begins with BOS.
     """
 
-    text: str
+    texts: tuple[str, ...]
     windows: int
     window_tokens: int
     held: int
@@ -144,20 +144,15 @@ class Healed:
     bos: bool = False
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The names of all texts, each by itself."""
-        return tuple(self.text.split(" and "))
-
-    @property
     def possible(self) -> bool:
         """Whether its numbers can be."""
-        counts = min(self.windows, self.window_tokens, self.held, self.tokens)
+        counts = min(len(self.texts), self.windows, self.window_tokens, self.held, self.tokens)
         return counts > 0 and min(self.seconds, self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
 
     def __str__(self) -> str:
         """``wiki-sample, 171 x 1024 tokens, 1,234,567 tokens in 5.0 minutes``."""
         size = f"{self.windows} x {self.window_tokens} tokens"
-        return f"{self.text}, {size}, {self.tokens:,} tokens in {self.seconds / 60:.1f} minutes"
+        return f"{' and '.join(self.texts)}, {size}, {self.tokens:,} tokens in {self.seconds / 60:.1f} minutes"
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def heal_model(
             raise ended.failure or _nothing_won(ended, work)
         after = _divergence(model, dense, found)
     healed = Healed(
-        text=found.name,
+        texts=found.names,
         windows=len(found.train),
         window_tokens=int(found.train.shape[1]),
         held=len(found.held),

@@ -39,7 +39,7 @@ CACHED = 2**33
 """Bytes that they take at most where no GPU is."""
 FREE = 0.4
 """The part of a GPU's free memory that they take at most."""
-LOGITS = 3
+COPIES = 3
 """What a step holds as large as its logits in float32: these, the probabilities and their sums."""
 DRAW = 2
 """Counts the ways of drawing there have been: what is kept of others is not read."""
@@ -220,7 +220,7 @@ def at_once(model: Any, length: int) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     numbers = 2 * config.num_hidden_layers * heads * size * length
     cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``in_training`` has them
-    each = cached + LOGITS * torch.float32.itemsize * config.vocab_size
+    each = cached + COPIES * torch.float32.itemsize * config.vocab_size
     if device.type == "cuda":
         return int(max(1, min(AT_ONCE_GPU, FREE * torch.cuda.mem_get_info(device)[0] // each)))
     return int(max(1, min(AT_ONCE, CACHED // each)))

@@ -41,14 +41,14 @@ class HealingText:
     """Windows of token ids, int64 ``(windows, tokens)``.
 
     Attributes:
-        name: what the plan calls them, and ``gac heal`` takes; several texts are joined by " and ".
+        names: of the texts, as the plan calls them, and ``gac heal`` takes.
         train: to train on.
         held: in even steps among them, never trained on.
         bos: whether every window begins with BOS.
         documents: the digests of those that were given in memory.
     """
 
-    name: str
+    names: tuple[str, ...]
     train: Tensor
     held: Tensor
     bos: bool
@@ -75,9 +75,9 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     embedding: Any = loaded.model.get_input_embeddings()
     for windows in cut:
         check_vocabulary(windows, embedding.num_embeddings)
-    name = " and ".join(one.name for one in asked)
-    train, held = parted(name, torch.cat([windows.ids for windows in cut]))
-    return HealingText(name, train, held, all(windows.bos == "windows" for windows in cut), texts.documents)
+    names = tuple(one.name for one in asked)
+    train, held = parted(" and ".join(names), torch.cat([windows.ids for windows in cut]))
+    return HealingText(names, train, held, all(windows.bos == "windows" for windows in cut), texts.documents)
 
 
 def check_names(names: Iterable[str]) -> None:

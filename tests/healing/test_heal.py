@@ -43,7 +43,7 @@ def test_it_comes_nearer_and_keeps_forms_dims_schemes_and_bytes(asked: str, lear
     assert healed is small
     [record] = healed.gac_plan.healed
     assert record.after < record.before
-    assert (record.window_tokens, record.seed, record.text) == (LENGTH, 0, str(learned.text))
+    assert (record.window_tokens, record.seed, record.texts) == (LENGTH, 0, (str(learned.text),))
     assert 0.8 * TOKENS < record.tokens < 1.4 * TOKENS
     assert shapes(healed) == before
     assert not same(healed, state)
@@ -53,7 +53,7 @@ def test_it_comes_nearer_and_keeps_forms_dims_schemes_and_bytes(asked: str, lear
     again = gac.load(tmp_path / "healed", device=str(healed.device))
     assert torch.equal(logits(again), logits(healed))
     assert again.gac_plan == healed.gac_plan
-    assert f"gac heal DIR --against 'LlamaForCausalLM in memory' --text {record.text}" in (
+    assert f"gac heal DIR --against 'LlamaForCausalLM in memory' --text {learned.text}" in (
         tmp_path / "healed" / "README.md"
     ).read_text("utf-8")
 
@@ -166,7 +166,7 @@ def test_a_time_is_kept(learned: Trained, caplog: pytest.LogCaptureFixture, monk
 def test_text_that_the_dense_model_writes_is_kept(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     small, own = learned.compressed(), f"self:12x{LENGTH}"
     one = learned.heal(copy.deepcopy(small), text=own)
-    assert one.gac_plan.healed[0].text == own
+    assert one.gac_plan.healed[0].texts == (own,)
     assert one.gac_plan.healed[0].windows + one.gac_plan.healed[0].held == 12
     assert one.gac_plan.healed[0].bos
     assert len(list((home() / "own-text").iterdir())) == 1
@@ -239,7 +239,7 @@ def test_as_many_are_written_side_by_side_as_fit(tiny_model: Any, monkeypatch: p
 def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained) -> None:
     document = learned.text.read_text("utf-8")
     healed = learned.heal(learned.compressed(), text=gac.Documents([document], length=LENGTH))
-    assert healed.gac_plan.healed[0].text == "1 document given in memory"
+    assert healed.gac_plan.healed[0].texts == ("1 document given in memory",)
     with pytest.raises(TextError, match="are among the plan's calibration text"):
         gac.perplexity(healed, learned.tokenizer, gac.Documents([document]), length=LENGTH, progress=False)
 
@@ -423,7 +423,7 @@ def test_the_command_takes_several_texts(learned: Trained, dense: Path, tmp_path
     asked = ("heal", tmp_path / "small", "--against", dense, "--tokens", TOKENS, "--learning-rate", 0.001)
     own = f"self:12x{LENGTH}"
     found = answer(*asked, "--text", learned.text, "--text", own, "-o", tmp_path / "healed")
-    assert found["healed"]["text"] == f"{learned.text} and {own}"
+    assert found["healed"]["texts"] == [str(learned.text), own]
     again = gac.load(tmp_path / "healed", device="cpu").gac_plan
     assert f"--text {learned.text} --text {own} --tokens" in apply_commands(again)[-1]
     said = refused(*asked, "--text", "notes.md", "--text", "more.md", "-o", tmp_path / "other")

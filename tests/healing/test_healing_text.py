@@ -41,8 +41,8 @@ def test_several_texts_are_what_each_is_alone(learned: Trained, other: str) -> N
     items = [str(learned.text), f"{other}:11x{LENGTH}", f"self:13x{LENGTH}", documents]
     alone = [text_of(item, learned) for item in items]
     together = text_of(items, learned)
-    assert together.name == " and ".join(one.name for one in alone)
-    assert together.name.endswith(f" and {other}:11x{LENGTH} and self:13x{LENGTH} and 1 document given in memory")
+    assert together.names == tuple(name for one in alone for name in one.names)
+    assert together.names[1:] == (f"{other}:11x{LENGTH}", f"self:13x{LENGTH}", "1 document given in memory")
     assert rows(together) == set().union(*map(rows, alone))
     assert together.documents == documents.digests
     assert together.bos
@@ -50,7 +50,7 @@ def test_several_texts_are_what_each_is_alone(learned: Trained, other: str) -> N
 
 def test_own_text_without_a_size_has_the_windows_of_the_plan(learned: Trained, other: str) -> None:
     found = text_of([other, "self"], learned)
-    assert found.name == f"{other} and self"
+    assert found.names == (str(other), "self")
     assert found.train.shape[1] == LENGTH
     written = (torch.cat([found.train, found.held])[:, 1] == 7).sum()
     assert written == 512
@@ -59,14 +59,14 @@ def test_own_text_without_a_size_has_the_windows_of_the_plan(learned: Trained, o
 @pytest.mark.parametrize("given", [["one", "two words " * 1200], ["self: I am " * 1200, "a document"]])
 def test_strings_none_of_which_is_a_text_are_documents(given: Sequence[str], learned: Trained) -> None:
     found = text_of(given, learned)
-    assert found.name == "2 documents given in memory"
+    assert found.names == ("2 documents given in memory",)
     assert found.documents == gac.Documents(given).digests
 
 
 def test_one_of_a_list_is_what_it_is_without_the_list(learned: Trained, other: str) -> None:
     for item in (other, f"{other}:12x{LENGTH}", TextSpec(other, 12, LENGTH), f"self:12x{LENGTH}"):
         one, same = text_of(item, learned), text_of([item], learned)
-        assert one.name == same.name == str(item)
+        assert one.names == same.names == (str(item),)
         assert torch.equal(one.train, same.train)
 
 
