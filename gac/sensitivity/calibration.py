@@ -254,8 +254,10 @@ def _measure(
             if store is not None and layer > lowest and settled and _is_due(saved, ranks):
                 _save(store, backward, layer, ranks)
                 saved = time.monotonic()
-    if store is not None and ranks.leads:
-        store.boundary.unlink(missing_ok=True)
+    if store is not None:
+        ranks.wait()  # for layers in hand elsewhere: where one is lost, the next run begins at the boundary
+        if ranks.leads:
+            store.boundary.unlink(missing_ok=True)
 
 
 def _moments_of(sums: "_Sums", layer: int, length: int, loss: Tensor) -> LayerMoments:
