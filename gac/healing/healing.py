@@ -94,13 +94,12 @@ class Healing:
             return
         logger.info(
             "healing %s of %s parameters on %d windows of %s, %d more held out: divergence %.4f nats a token",
-            *(
-                f"{self.trained.count:,}",
-                f"{count_parameters(self.model):,}",
-                len(self.text.train),
-                " and ".join(self.text.names),
-            ),
-            *(len(self.text.held), loss),
+            f"{self.trained.count:,}",
+            f"{count_parameters(self.model):,}",
+            len(self.text.train),
+            " and ".join(self.text.names),
+            len(self.text.held),
+            loss,
         )
 
     @property

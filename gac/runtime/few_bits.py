@@ -108,6 +108,11 @@ class Packed:
         return len(self.words)
 
     @property
+    def unit(self) -> int:
+        """Numbers of a unit: a word, or three words of 3 bits."""
+        return 32 if self.bits == 3 else 32 // self.bits
+
+    @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor | None, int, int, int]:
         """What the operators take of it."""
         return self.words, self.scale, self.zeros, self.bits, self.group, self.columns
@@ -145,7 +150,7 @@ def vector(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
 
     how = how or _vector(weight)
     deep = _deep(weight, how.deep)
-    block = deep * (32 if weight.bits == 3 else 32 // weight.bits)
+    block = deep * weight.unit
     turn = 16 * block  # columns that a warp takes in a step
     parts = min(how.parts, 1 << (ceil_div(weight.columns, turn) - 1).bit_length())  # no warp is idle all the time
     step, tiles = parts * turn, how.warps // how.parts
@@ -174,10 +179,9 @@ def _deep(weight: Packed, most: int) -> int:
     """
     if weight.bits == 3:
         return 1
-    numbers = 32 // weight.bits
-    units = weight.columns // numbers
-    within = weight.group // (2 * numbers) if weight.group else units
-    return max(min(most, units & -units, within), 8 // numbers)
+    units = weight.columns // weight.unit
+    within = weight.group // (2 * weight.unit) if weight.group else units
+    return max(min(most, units & -units, within), 8 // weight.unit)
 
 
 def matrix(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:

@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import gac
 from gac import api
 from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextError
 from gac.healing import descent, heal, healing, layers, own_text, state, whole, work
+from gac.healing import logits as logits_of
 from gac.healing.trainables import Trainables
 from gac.io import home
 from gac.plan_summary import apply_commands
@@ -234,6 +236,18 @@ def test_as_many_are_written_side_by_side_as_fit(tiny_model: Any, monkeypatch: p
     for free, count in ((1e12, 2048), (10.1 * (2 * numbers + logits) / 0.4, 10), (0, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (int(free), 0))
         assert own_text.at_once(tiny_model, LENGTH) == count
+
+
+def test_small_models_make_more_logits_at_a_time_on_large_gpus(tiny_model: Any, monkeypatch: Any) -> None:
+    windows = 2**28 // (258 * LENGTH)
+    assert logits_of.windows_at_once(tiny_model, LENGTH) == windows
+    monkeypatch.setattr(logits_of, "input_device", lambda _model: torch.device("cuda"))
+    for memory, factor in ((2**33, 1), (80 * 2**30, 4)):
+        found = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device, found=found: found)
+        assert logits_of.windows_at_once(tiny_model, LENGTH) == pytest.approx(factor * windows, rel=1e-3)
+    monkeypatch.setattr(logits_of, "CHECKPOINTED", 1)
+    assert logits_of.windows_at_once(tiny_model, LENGTH) == windows
 
 
 def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained) -> None:
