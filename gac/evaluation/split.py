@@ -139,7 +139,7 @@ def ranks_of_torchrun() -> Ranks | None:
 
 
 def end_together(ranks: Ranks) -> None:
-    """End the run of all processes. NCCL would wait for graphs that hold its collectives: they are freed before."""
+    """End the run of all processes. Graphs that hold collectives are freed first, for NCCL would wait for them."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from gac.runtime.stored import count_parameters
 LOGITS = 2**28
 """Logits that are made at a time: 1 GB in float32; of small models on a GPU more."""
 SHARE = 80
-"""A small model makes one logit at a time for so many bytes of its GPU's memory: 5 % of it in float32."""
+"""Bytes of a GPU's memory for each logit that a small model makes at a time: in float32 they take 5 % of it."""
 CHECKPOINTED = 1_000_000_000
 """Parameters from which on a model is not small: activations are computed again and not kept."""
 

@@ -36,13 +36,13 @@ WINDOWS = 512
 AT_ONCE, AT_ONCE_GPU = 256, 2048
 """Windows that are written side by side at most, on a GPU more."""
 CACHED = 2**33
-"""Bytes that they take at most where no GPU is."""
+"""Bytes that they take at most on a CPU."""
 FREE = 0.4
 """The part of a GPU's free memory that they take at most."""
 COPIES = 3
-"""What a step holds as large as its logits in float32: these, the probabilities and their sums."""
+"""Tensors of a step that are as large as its logits in float32: these, the probabilities and their sums."""
 DRAW = 2
-"""Counts the ways of drawing there have been: what is kept of others is not read."""
+"""The version of how tokens are drawn: text that was kept by another one is not read."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
 _MARK = "0f1e2d3c"

@@ -228,7 +228,7 @@ def vector(  # type: ignore[no-untyped-def]
     A warp multiplies 16 rows, PARTS warps the same. In a step it takes four slots of columns. Of a slot four threads
     beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
     and thread j of four keeps the sums of slot j. Where a slot has two groups, each of the two columns holds one.
-    ONCE: one step takes all columns. EVEN: whole steps do; WHOLE: so do whole turns of four slots.
+    ONCE: one step takes all columns. EVEN: columns are a multiple of a step; WHOLE: of four slots.
     """
     dtype: tl.constexpr = out.dtype.element_ty
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
@@ -243,7 +243,7 @@ def vector(  # type: ignore[no-untyped-def]
     upper, lower = tl.minimum(upper, n - 1), tl.minimum(upper + 8, n - 1)
     begin = thread // 32 % PARTS * (4 * slot)
     unit = begin // numbers + quarter * DEEP
-    units, size = blocks * DEEP, blocks * (DEEP * numbers)  # of a row: the compiler sees what they are multiples of
+    units, size = blocks * DEEP, blocks * (DEEP * numbers)  # of a row: so the compiler knows what divides them
     of_upper = words + upper.to(tl.int64) * (units * each) + unit * each
     of_lower = words + lower.to(tl.int64) * (units * each) + unit * each
     input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2

@@ -50,7 +50,7 @@ def _numbers(  # type: ignore[no-untyped-def]
     """Numbers less ``2 ** (BITS - 1)``, ``(rows, units, pairs, 2)``, of some rows' words from column ``start`` on."""
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     whole: tl.constexpr = 3 if BITS == 3 else 1
-    units = size // 32 * (32 // numbers)  # of a row, which the compiler sees to be so many
+    units = size // 32 * (32 // numbers)  # of a row: so the compiler knows what divides them
     unit = start // numbers + tl.arange(0, NUMBERS // numbers)
     there = True if EVEN else (unit < units)[None, :]
     at = words + row.to(tl.int64)[:, None] * (units * whole) + unit[None, :] * whole

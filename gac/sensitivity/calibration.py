@@ -255,7 +255,7 @@ def _measure(
                 _save(store, backward, layer, ranks)
                 saved = time.monotonic()
     if store is not None:
-        ranks.wait()  # for layers in hand elsewhere: where one is lost, the next run begins at the boundary
+        ranks.wait()  # others may work on their last layer: if one is lost, the next run begins at the boundary
         if ranks.leads:
             store.boundary.unlink(missing_ok=True)
 
