@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -298,8 +299,22 @@ def test_rows_of_schemes_are_written_read_and_gone_on_with_as_others_are(path, h
 # --- several GPUs at once ---
 
 
+class Together(FakeMeasurer):
+    """Begins when all others have begun: however fast one is, each has a share."""
+
+    def __init__(self, started: threading.Barrier) -> None:
+        super().__init__(fails=7)
+        self.started = started
+
+    def measure(self, point: Point) -> Measurement:
+        if not self.measured:
+            self.started.wait(60)
+        return super().measure(point)
+
+
 def test_several_measurers_share_a_sweep(path, header) -> None:
-    several = [FakeMeasurer(fails=7) for _ in range(3)]
+    started = threading.Barrier(3)
+    several = [Together(started) for _ in range(3)]
     points = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 400)]
     first, *beside = several
     assert run_sweep(points, path, first, header, passes=2, progress=False, beside=beside) == 2 * 399
