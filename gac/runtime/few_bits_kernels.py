@@ -11,7 +11,7 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import keep_order, product
+    from .fragments import in_turn, keep_order, product
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -41,22 +41,6 @@ def in_halves(first, second, third):  # type: ignore[no-untyped-def]
     return a, b, c, d
 
 
-@triton.jit
-def _in_turn(values):  # type: ignore[no-untyped-def]
-    """Of values ``(threads, count)`` a tuple of count tensors; count is 1, 2 or 4."""
-    threads: tl.constexpr = values.shape[0]
-    count: tl.constexpr = values.shape[1]
-    if count == 1:
-        return (tl.reshape(values, (threads,)),)
-    elif count == 2:  # noqa: RET505 - Triton compiles one branch alone
-        return tl.split(values)
-    else:
-        even, odd = tl.split(tl.reshape(values, (threads, 2, 2)))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        return first, second, third, fourth
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """DEEP neighbouring units of each thread, as far as there are so many: tuples of words whose halves match.
@@ -69,9 +53,9 @@ def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
     if BITS == 3:
         at = at[:, None] + 3 * many
         a, b, c, d = in_halves(tl.load(at, mask=there), tl.load(at + 1, mask=there), tl.load(at + 2, mask=there))
-        return _in_turn(a), _in_turn(b), _in_turn(c), _in_turn(d)
+        return in_turn(a), in_turn(b), in_turn(c), in_turn(d)
     else:  # noqa: RET505 - Triton compiles one branch alone
-        return (_in_turn(tl.load(at[:, None] + many, mask=there)),)
+        return (in_turn(tl.load(at[:, None] + many, mask=there)),)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -182,7 +166,7 @@ def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexp
     for chunk in tl.static_range(DEEP * pairs // 4):
         four = tl.arange(chunk * 4, chunk * 4 + 4)[None, :]
         there = left > 0 if WHOLE else four < left
-        given += (_in_turn(tl.load(at[:, None] + four, mask=there, other=0)),)  # type: ignore[assignment]
+        given += (in_turn(tl.load(at[:, None] + four, mask=there, other=0)),)  # type: ignore[assignment]
     found = ()
     for pair in tl.static_range(DEEP * pairs):
         found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)  # type: ignore[assignment]

@@ -12,6 +12,7 @@ _WIDEST = 2**16  # a program holds a row
 ALIGNED = 8
 """Of what ranks of latents and lengths of heads are multiples: 16 bytes are read at a time."""
 LARGEST_HEAD = 256
+LARGEST_RANK = 512
 
 
 def few_bits(rows: int, columns: int, bits: int, group: int | None, zero: bool) -> str | None:
@@ -47,6 +48,8 @@ def latents(size: int, k_rank: int, v_rank: int) -> str | None:
     for rank in (k_rank, v_rank):
         if rank % ALIGNED:
             return f"latents have rank {rank}, no multiple of {ALIGNED}"
+        if rank > LARGEST_RANK:
+            return f"latents have rank {rank}, more than {LARGEST_RANK}"
     return None
 
 

@@ -17,75 +17,60 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import tiles
 from .gpu import ceil_div, launching_on, make_operator
+from .kernel_limits import ALIGNED
 from .kernel_limits import latents as refused
 from .rows import power_of_two
 
-TILE = 64
-"""Tokens of a tile, at most."""
-_LEAST = 16  # numbers that a tensor core sums, and rows that it has
+WARPS = 4
+"""Of a program."""
+TILE = 16 * WARPS
+"""Tokens that a program reads at once."""
+_PAIRS = 8  # that a warp makes at once
+_PIECE = 8  # numbers that a thread reads at once
 _MOST_PARTS = 128
 _WAVES = 4  # of programs, at most, where a context is cut
-_WARPS = 4
-_WHOLE = 64
 _BEFORE = 2  # tiles that a program could have read before it begins
-_STAGES = 1
-"""Tiles that are on their way at once. With more, tiles of 64 tokens gave wrong sums on an H200 where heads are 96 or
-longer (Triton 3.6), though not in Triton's interpreter."""
 _HALVES = 4  # bits, of which a byte holds two numbers
 _ALIGNED_BYTES = 16
 _PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
+_arranged: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_REGISTERS, _WORKING = 2**16, 56  # of an SM; of a thread, for what it works with
 
 
 @dataclass(frozen=True)
 class Program:
-    """How a program reads the context.
+    """How programs share the context.
 
     Attributes:
-        tokens: of a tile.
-        stages: tiles that are on their way at once.
-        crowd: programs for each SM.
+        crowd: programs that an SM has registers for.
+        held: of how many tiles of features the second factor of keys stays in registers.
     """
 
-    tokens: int
-    warps: int
-    stages: int
     crowd: int
+    held: int = 0
 
     @staticmethod
-    def of(
-        size: int,
-        queries: int,
-        k_rank: int,
-        v_rank: int,
-        device: torch.device,
-        itemsize: int = 2,
-        bits: tuple[int | None, int | None] = (None, None),
-    ) -> "Program | None":
-        """The fastest; None: not even the smallest finds room in shared memory.
+    def of(sizes: Mapping[str, Any]) -> "Program":
+        """As many as find room, from what the kernel is compiled for: of what a thread holds, as ptxas counted it."""
+        tiles_of, fours = ceil_div(sizes["SIZE"], 2 * _PAIRS), ceil_div(sizes["QUERIES"], 4)
+        values = 16 * sizes["V_CHUNKS"] * (1 + fours * (2 if sizes["V_BITS"] == _HALVES else 1))
+        angles = 4 * tiles_of if sizes["ROTATED"] else 0
+        registers = 16 * sizes["K_CHUNKS"] + values + 2 * tiles_of * fours + angles + _WORKING
+        return Program(max(2, min(4, _REGISTERS // (32 * WARPS * registers))))
 
-        Args:
-            size: of a head.
-            queries: of a head.
-            k_rank: of the keys; 0: they are read as they are.
-            bits: of numbers of keys, and of values, that are rounded; None: they are as wide as the query's.
-        """
-        pairs = max(_LEAST, power_of_two(size // 2))
-        k_wide, v_wide = (sum(widths(rank, own)) for rank, own in zip((k_rank, v_rank), bits, strict=True))
-        held = 2 * pairs * k_wide if k_rank else 0
-        tile = TILE * ((k_wide if k_rank else 2 * pairs) + v_wide)
-        own = rows_of(queries) * (TILE + 2 * pairs)  # weights and queries
-        room = tiles._shared_memory(device)
-        for crowd in (2, 1):
-            if crowd * itemsize * (held + own + _STAGES * tile) <= room:
-                return Program(TILE, _WARPS, _STAGES, crowd)
-        return None
+    @property
+    def registers(self) -> int | None:
+        """That a thread may have, so that so many programs find room; None: as many as there are for two."""
+        return None if self.crowd <= 2 else _REGISTERS // (32 * WARPS * self.crowd) // 8 * 8
 
     def parts(self, tokens: int, programs: int, device: torch.device) -> int:
         """Into how many parts so many tokens are cut, where there are so many programs for each part."""
-        count, slots = ceil_div(tokens, self.tokens), self.crowd * tiles._processors(device)
+        count, slots = ceil_div(tokens, TILE), self.crowd * tiles._processors(device)
         most = min(count, _MOST_PARTS)
         waves = {max(1, min(most, wave * slots // programs)) for wave in range(1, _WAVES + 1)}
         fastest = min(
@@ -109,6 +94,9 @@ class Attention:
         last: position of the new token of each text, ``(1 or batch, 1)``.
         length: how many tokens there are, one number; None: as many as the cache has room for.
         scale: of scores.
+        norm: weight of the keys' norm, ``(head_dim,)``, which they pass before they are rotated; None: there is none.
+        eps: its.
+        kind: its, in ``gac.runtime.rows.NORMS``.
     """
 
     query: Tensor
@@ -126,6 +114,9 @@ class Attention:
     last: Tensor | None
     length: Tensor | None
     scale: float
+    norm: Tensor | None = None
+    eps: float = 0.0
+    kind: str = ""
 
     @property
     def size(self) -> int:
@@ -164,10 +155,7 @@ class Attention:
 
     def run(self, how: Program | None = None) -> Tensor:
         """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
-        how = how or Program.of(
-            self.size, self.queries, self.k_rank, self.v_rank, self.query.device, self.query.itemsize, self.bits
-        )
-        assert how is not None, f"ranks {self.k_rank} and {self.v_rank} find no room in shared memory"
+        how = how or Program.of(self._sizes())
         batch, count = self.query.shape[:2]
         parts = how.parts(self.keys.shape[1], batch * self.heads, self.query.device)
         left = batch, parts, count
@@ -182,29 +170,38 @@ class Attention:
         batch = len(self.query)
         mask = None if self.mask is None else self.mask.expand(batch, 1, 1, self.keys.shape[1])
         last = None if self.last is None else self.last.expand(batch, 1)
+        keys, values = _words(self.keys), _words(self.values)
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
-                self.query, self.keys, self.values, self.k_scales, self.v_scales, self.k_factor, self.k_bias, mask,
-                self.frequencies, self.turns, last, self.length, sums, peaks, totals, self.keys.shape[1], self.scale,
-                *self.query.stride()[:2], *_units(self.keys), *_units(self.values),
+                self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
+                self.frequencies, self.turns, last, self.length, sums, peaks, totals, keys.shape[1], self.scale, self.eps,
+                (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
+                *self.query.stride()[:2], *_units(keys), *_units(values),
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
-                QUERIES=self.queries, ROWS=rows_of(self.queries),
                 ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
-                TOKENS=how.tokens, STAGES=how.stages, num_warps=how.warps,
+                HELD=how.held if self.k_rank else 0, WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS, maxnreg=how.registers,
             )  # fmt: skip
 
-    def _sizes(self) -> dict[str, int]:
+    @property
+    def _rotated(self) -> int:
+        """Features of a key that are."""
+        return 0 if self.frequencies is None else 2 * len(self.frequencies)
+
+    def _arranged(self) -> Tensor | None:
+        if self.k_factor is None:
+            return None
+        return _kept(self.k_factor, self.size, self._rotated, self.bits[0]).view(torch.int32)
+
+    def _sizes(self) -> dict[str, int | bool]:
+        """What the kernel is compiled for."""
+        k_bits, v_bits = self.bits
         k_shared = 1 if self.k_factor is None else self.k_factor.shape[1] // self.size
         v_shared = 1 if self.v_factor is None else self.v_factor.shape[1] // self.v_size
-        k_bits, v_bits = self.bits
-        (k_first, k_rest), (v_first, v_rest) = widths(self.k_rank or self.size, k_bits), widths(self.v_rank, v_bits)
         return {
-            "K_BITS": k_bits or 0, "K_UNIT": _unit(self.keys), "V_BITS": v_bits or 0, "V_UNIT": _unit(self.values),
-            "K_SHARED": k_shared, "K_RANK": self.k_rank or self.size, "K_FIRST": k_first, "K_REST": k_rest,
-            "V_SHARED": v_shared, "V_RANK": self.v_rank, "V_FIRST": v_first, "V_REST": v_rest,
-            "SIZE": self.size, "PAIRS": max(_LEAST, power_of_two(self.size // 2)),
-            "ROTATED": 0 if self.frequencies is None else 2 * len(self.frequencies),
+            **_read("K", _words(self.keys), self.k_rank or self.size, k_bits, k_shared, 16),
+            **_read("V", _words(self.values), self.v_rank, v_bits, v_shared, 32),
+            "QUERIES": self.queries, "SIZE": self.size, "ROTATED": self._rotated, "KIND": self.kind,
         }  # fmt: skip
 
     def _joined(self, parts: int, sums: Tensor, peaks: Tensor, totals: Tensor) -> Tensor:
@@ -215,8 +212,8 @@ class Attention:
         wide = power_of_two(self.v_rank)
         with launching_on(out):
             join[(count, batch)](
-                sums, peaks, totals, self.v_factor, self.v_bias, out, parts,
-                HEADS=count, SHARED=self.queries, SIZE=self.v_size, RANK=self.v_rank, WIDE=wide,
+                sums, peaks, totals, self.v_factor, self.v_bias, out, parts, self.v_rank // ALIGNED,
+                HEADS=count, SHARED=self.queries, SIZE=self.v_size, WIDE=wide,
                 PARTS=_PARTS, FEATURES=max(1, _NUMBERS // wide), num_warps=4,
             )  # fmt: skip
         return out
@@ -232,14 +229,26 @@ def _bits(held: Tensor, scales: Tensor | None, rank: int) -> int | None:
     return None if scales is None else 8 * held.shape[-1] // (scales.shape[-1] * rank)
 
 
-def _unit(held: Tensor) -> int:
-    """Of how many of its numbers strides are multiples: a power of two, of which so many bytes are read at once."""
-    return 1 if held.itemsize > 1 else gcd(_ALIGNED_BYTES, *held.stride()[:2])
+def _words(held: Tensor) -> Tensor:
+    """Of two numbers of 16 bits; of rounded ones 16 bits, with two numbers or four."""
+    return held.view(torch.int32 if held.itemsize > 1 else torch.int16)
 
 
-def _units(held: Tensor) -> tuple[int, int]:
+def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int, chunk: int) -> dict[str, int | bool]:
+    """How keys or values are read, in chunks of so many words."""
+    count = rank // 4 if bits == _HALVES else rank // 2
+    read = {"BITS": bits or 0, "UNIT": _unit(words), "CHUNKS": ceil_div(count, chunk), "EVEN": count % chunk == 0}
+    return {f"{which}_{name}": value for name, value in (read | {"SHARED": shared}).items()}
+
+
+def _unit(words: Tensor) -> int:
+    """Of how many words strides are multiples: a power of two, of which so many are read at once."""
+    return gcd(_ALIGNED_BYTES // words.itemsize, *words.stride()[:2])
+
+
+def _units(words: Tensor) -> tuple[int, int]:
     """From text to text, and from token to token, in units."""
-    batch, token = (stride // _unit(held) for stride in held.stride()[:2])
+    batch, token = (stride // _unit(words) for stride in words.stride()[:2])
     return batch, token
 
 
@@ -248,23 +257,50 @@ def _strides(scales: Tensor | None) -> tuple[int, int]:
     return (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
 
 
-def widths(rank: int, bits: int | None = None) -> tuple[int, int]:
-    """Two powers of two, or one and 0, that are no less together: tiles have such widths.
+def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tensor:
+    """The second factor of keys as warps read it, ``(heads, tiles, 2, chunks, 32, 8)``.
 
-    One where the rank is at most 64, of which Hopper's tensor cores have as many rows at least. Of 4 bits they are the
-    halves of a group, which lie in the halves of bytes.
+    A tile has 8 pairs of features that are turned together: first ones, then second ones. Thread ``4 i + j`` takes
+    numbers 8j to 8j + 7 of each chunk of 32 for feature i. What is not there is 0.
+
+    Args:
+        factor: ``(groups, rows, rank)``.
+        size: of a head.
+        rotated: features of a head that are.
+        bits: of latents; those of 4 bits come in two halves of the rank.
     """
-    if bits == _HALVES:
-        half = max(_LEAST, power_of_two(rank // 2))
-        return half, half
-    whole = max(_LEAST, power_of_two(rank))
-    first, rest = whole // 2, max(_LEAST, power_of_two(rank - whole // 2)) if rank < whole else whole // 2
-    return (whole, 0) if whole <= _WHOLE or rest == first else (first, rest)
+    own = factor.reshape(-1, size, factor.shape[-1])
+    halves = own.chunk(2, -1) if bits == _HALVES else (own,)
+    wide = torch.cat([pad(one, (0, -one.shape[-1] % (4 * _PIECE))) for one in halves], -1)
+    half, still = rotated // 2, rotated + (size - rotated) // 2
+    first = torch.cat((wide[:, :half], wide[:, rotated:still]), 1)
+    second = torch.cat((wide[:, half:rotated], wide[:, still:]), 1)
+    both = pad(torch.stack((first, second), 1), (0, 0, 0, -first.shape[1] % _PAIRS))
+    laid = both.unflatten(2, (-1, _PAIRS)).unflatten(-1, (-1, 4, _PIECE))
+    return laid.permute(0, 2, 1, 4, 3, 5, 6).contiguous()
 
 
-def rows_of(queries: int) -> int:
-    """In which a program holds the queries of a head: Triton 3.6 has no products of fewer on Hopper's tensor cores."""
-    return max(_LEAST, power_of_two(queries))
+def turns_of(frequencies: Tensor, size: int) -> Tensor:
+    """How far a step turns keys, as warps read it: cosines of two pairs, then their sines, ``(pairs / 2, 4)``.
+
+    Args:
+        frequencies: radians a place, of the pairs of a head that turn; others stay where they are.
+        size: of a head.
+    """
+    angles = pad(TILE * frequencies, (0, ceil_div(size, 2 * _PAIRS) * _PAIRS - len(frequencies)))
+    return torch.stack((angles.cos().view(-1, 2), angles.sin().view(-1, 2)), 1).flatten(1)
+
+
+def _kept(factor: Tensor, *how: Any) -> Tensor:
+    """``arranged``, once for each state of a factor."""
+    state = factor.data_ptr(), 0 if factor.is_inference() else factor._version, how
+    known = _arranged.get(factor)
+    if known is not None and known[0] == state:
+        return known[1]
+    made = arranged(factor, *how)
+    if not (factor.is_cuda and torch.cuda.is_current_stream_capturing()):  # of a graph it is made when that is run
+        _arranged[factor] = state, made
+    return made
 
 
 def unfit(
@@ -281,8 +317,6 @@ def unfit(
     size, queries = query.shape[-1], query.shape[1] // heads
     if (reason := refused(size, k_rank, v_rank)) is not None:
         return reason
-    if Program.of(size, queries, k_rank, v_rank, query.device, query.itemsize, bits) is None:
-        return f"ranks {k_rank} and {v_rank} of heads of {size} need more shared memory than the GPU has"
     return None
 
 
@@ -306,7 +340,7 @@ make_operator(
     "latent_attention",
     "(Tensor query, Tensor keys, Tensor values, Tensor? k_scales, Tensor? v_scales, Tensor? k_factor, Tensor? k_bias, "
     "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? last, "
-    "Tensor? length, float scale) -> Tensor",
+    "Tensor? length, float scale, Tensor? norm, float eps, str kind) -> Tensor",
     _run,
     _like,
 )

@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from . import one_launch
 from .gpu import lacking, plainly
 from .latent_attention import Attention, attend, unfit
 from .latent_rounding import RoundedLatents
 from .latent_tokens import Angles, Latents
 from .modules import BlockLinear
 
+_kinds: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 _SLOWLY = "latents are multiplied out in plain PyTorch at every token"
 _PLAIN = {"softcap": "scores are capped", "s_aux": "attention has sinks", "position_bias": "scores have a bias"}
 """Options of attention that only PyTorch knows, and what is said of them."""
@@ -57,6 +60,7 @@ def decoded(
             last=None if latents.rotation is None else latents.rotation.last,
             length=latents.length,
             scale=(query.shape[-1] ** -0.5 if scale is None else scale) * (1.0 if angles is None else angles.scale),
+            **_norm(attention, seconds[0]),
         )
     )
 
@@ -84,8 +88,8 @@ def _unfit(
         return f"the model's attention is {name}, not sdpa"
     if any(second is not None and type(second) is not BlockLinear for second in seconds):
         return "second factors are stored in few bits"
-    if key is not None and norm_of(attention) is not None:
-        return "keys have norms"
+    if key is not None and (norm := norm_of(attention)) is not None and _kind(attention, norm) is None:
+        return "keys have norms over all heads, or another norm than RMSNorm"
     if latents.rotation is not None and angles is None:
         return "keys are rotated in another way than by one angle a place, in halves"
     if told := next((told for option, told in _PLAIN.items() if options.get(option) is not None), None):
@@ -105,3 +109,21 @@ def norm_of(attention: Any) -> Any:
     """What keys pass before or after they are rotated; None: nothing."""
     names = ("k_norm", "k_layernorm", "key_layernorm")
     return next((norm for name in names if (norm := getattr(attention, name, None)) is not None), None)
+
+
+def _kind(attention: Any, norm: Any) -> str | None:
+    """Which of ``NORMS`` each key passes before it is rotated; None: another one."""
+    if norm not in _kinds:
+        before = norm is not getattr(attention, "key_layernorm", None)
+        weight = getattr(norm, "weight", None)
+        of_a_key = isinstance(weight, Tensor) and weight.shape == (attention.head_dim,)
+        _kinds[norm] = one_launch.norm_of(norm) if before and of_a_key else None
+    return _kinds[norm]
+
+
+def _norm(attention: Any, key: Any) -> dict[str, Any]:
+    """As the kernel takes it, where keys are made and have one."""
+    norm = None if key is None else norm_of(attention)
+    if norm is None:
+        return {}
+    return {"norm": norm.weight, "eps": float(one_launch.eps_of(norm)), "kind": _kind(attention, norm)}

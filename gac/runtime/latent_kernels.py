@@ -1,170 +1,41 @@
 """Triton kernels of one new token's attention over a cache of latents; ``gac.runtime.latent_attention`` launches them.
 
-A program takes a head of keys and values with all queries of it, and a part of the context, tile by tile. It makes
-keys of a tile of latents, in registers, and turns them by their places in the tile alone: the queries are turned back
-to where the tile begins. So its angles are the same for every tile, and no table of all tokens is read. Values
-stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the second factor.
+A program takes a head of keys and values with all queries of it, and a part of the context. Each of its warps works by
+itself, thread by thread in tensor cores (``fragments``), and waits for no other: 16 tokens at a time are read straight
+into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and scored
+(``latent_scores``). Values stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the
+second factor.
 
-Features are taken in pairs, which are turned together: a first one and a second one, each in a tensor of its own. A
-rank lies in a part of a power of two, FIRST, or in two, FIRST and REST; zeros fill them up. Latents of few bits are
-read as bytes and multiplied by the scale of their token before they are used. Of 4 bits FIRST is what lies in the lower
-halves of a group's bytes, and REST what lies in the upper ones.
+Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
+column has a peak and a sum of its own until the end.
 """
 
 try:
     import triton
     import triton.language as tl
+
+    from .fragments import keep_order, packed, product, transposed
+    from .latent_reading import columns, numbers, scale_of, tile
+    from .latent_scores import asked, rights, scores, turned_further, turns_at
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
 _LOG2E = tl.constexpr(1.4426950408889634)
+_ANY = [
+    *("tokens", "k_eighths", "v_eighths", "k_batch", "k_token", "v_batch", "v_token"),
+    *("ks_batch", "ks_token", "vs_batch", "vs_token", "mask_batch", "mask_token", "position_batch"),
+]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the first and the second feature of each pair lie in a head."""
-    turns = pair < ROTATED // 2
-    first = pair + tl.where(turns, 0, ROTATED // 2)
-    second = pair + tl.where(turns, ROTATED // 2, SIZE // 2)
-    return first, second
-
-
-@triton.jit
-def _turned(one, two, cosine, sine):  # type: ignore[no-untyped-def]
-    return one * cosine - two * sine, two * cosine + one * sine
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _part(length, tokens, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _part(length, tokens, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many tokens there are, and where the program's part of them begins and ends."""
     there_are = tokens
     if length is not None:
         there_are = tl.minimum(tl.load(length), tokens).to(tl.int32)
-    each = tl.cdiv(tl.cdiv(there_are, TOKENS), tl.num_programs(1)) * TOKENS
+    each = tl.cdiv(tl.cdiv(there_are, STEP), tl.num_programs(1)) * STEP
     begin = tl.program_id(1) * each
     return there_are, begin, tl.minimum(begin + each, there_are)
-
-
-@triton.jit
-def _picked(rows, there, feature, inside):  # type: ignore[no-untyped-def]
-    """Some features of rows of pointers."""
-    return tl.load(rows[:, None] + feature[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _tile(rows, there, START: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Numbers of rows of pointers from START on, WIDE, of the RANK that there are."""
-    at = START + tl.arange(0, WIDE)
-    there = there[:, None]
-    if START + WIDE > RANK:
-        there = there & (at < RANK)[None, :]
-    return tl.load(rows[:, None] + at[None, :], mask=there, other=0.0)
-
-
-@triton.jit
-def _by_token(scales, start, at):  # type: ignore[no-untyped-def]
-    """Pointers to the scales of some tokens; numbers that nobody reads where there are no scales."""
-    if scales is None:
-        return at
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        return scales + start + at
-
-
-@triton.jit
-def _scaled(number, scale, like):  # type: ignore[no-untyped-def]
-    """Latents of whole numbers, as wide as what they are multiplied with."""
-    return (number.to(tl.float32) * scale[:, None]).to(like.dtype.element_ty)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _latents(  # type: ignore[no-untyped-def]
-    rows, there, scales, like, RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BITS: tl.constexpr
-):
-    """Both parts of the latents of some tokens, ``(tokens, FIRST)`` and ``(tokens, REST)``; the first twice if alone.
-
-    Args:
-        rows: pointers to them; of few bits to bytes. scales: of few bits pointers to their scales.
-        like: a pointer to numbers as they are to be.
-    """
-    if BITS == 4:
-        scale = tl.load(scales, mask=there, other=0.0).to(tl.float32)
-        both = _tile(rows, there, 0, FIRST, RANK // 2).to(tl.int32)
-        return _scaled((both << 28) >> 28, scale, like), _scaled(both >> 4, scale, like)
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        one = _tile(rows, there, 0, FIRST, RANK)
-        two = one
-        if REST:
-            two = _tile(rows, there, FIRST, REST, RANK)
-        if BITS:
-            scale = tl.load(scales, mask=there, other=0.0).to(tl.float32)
-            return _scaled(one, scale, like), _scaled(two, scale, like)
-        else:  # noqa: RET505
-            return one, two
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _angles(turns, place, pair, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Cosines and sines of so many places; pairs past those that turn stay where they are."""
-    at = turns + place[:, None] * ROTATED + pair[None, :]
-    turning = (pair < ROTATED // 2)[None, :]
-    return tl.load(at, mask=turning, other=1.0), tl.load(at + ROTATED // 2, mask=turning, other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _columns(  # type: ignore[no-untyped-def]
-    weight, feature, inside, START: tl.constexpr, WIDE: tl.constexpr, END: tl.constexpr, RANK: tl.constexpr
-):
-    """Rows of a factor ``(features, RANK)`` as columns, ``(WIDE, features)``; zeros from END on."""
-    at = START + tl.arange(0, WIDE)
-    there = inside[None, :] & (at < END)[:, None]
-    return tl.load(weight + feature[None, :] * RANK + at[:, None], mask=there, other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _factors(  # type: ignore[no-untyped-def]
-    factor, row, first, second, inside,
-    RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """What makes the first and the second features, of each part of the rank; nothing without a factor.
-
-    Args:
-        row: of the factor, where the head begins.
-    """
-    if factor is None:
-        return ()
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        weight = factor + row * RANK
-        START: tl.constexpr = RANK // 2 if BITS == 4 else FIRST  # where the rest begins
-        END: tl.constexpr = RANK // 2 if BITS == 4 else RANK  # of the first part
-        found = (
-            _columns(weight, first, inside, 0, FIRST, END, RANK),
-            _columns(weight, second, inside, 0, FIRST, END, RANK),
-        )
-        if REST:
-            one = _columns(weight, first, inside, START, REST, RANK, RANK)
-            two = _columns(weight, second, inside, START, REST, RANK, RANK)
-            return found[0], found[1], one, two
-        else:  # noqa: RET505
-            return found
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _keys(  # type: ignore[no-untyped-def]
-    rows, there, scales, like, factors, bias, row, first, second, inside,
-    RANK: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """The first and the second features of keys, made of latents or read as they are."""
-    if len(factors) == 0:
-        one, two = _picked(rows, there, first, inside), _picked(rows, there, second, inside)
-    else:
-        latent, rest = _latents(rows, there, scales, like, RANK, FIRST, REST, BITS)
-        one, two = tl.dot(latent, factors[0]), tl.dot(latent, factors[1])
-        if REST:
-            one, two = tl.dot(rest, factors[2], one), tl.dot(rest, factors[3], two)
-    if bias is not None:
-        one += tl.load(bias + row + first, mask=inside, other=0.0).to(tl.float32)[None, :]
-        two += tl.load(bias + row + second, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return one, two
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -173,115 +44,230 @@ def _seen(score, there, mask, at, ADDED: tl.constexpr):  # type: ignore[no-untyp
     if mask is not None:
         told = tl.load(mask + at, mask=there, other=0)
         if ADDED:
-            score += (told.to(tl.float32) * _LOG2E)[:, None]
+            score += told.to(tl.float32) * _LOG2E
         else:
             there = there & (told != 0)
-    return tl.where(there[:, None], score, float("-inf"))
+    return tl.where(there, score, float("-inf"))
+
+
+@triton.jit
+def _highest(score):  # type: ignore[no-untyped-def]
+    """Of all threads of a warp that have the same column."""
+    warps: tl.constexpr = score.shape[0] // 32
+    high = tl.max(tl.reshape(score, (warps, 8, 4)), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(high, (warps, 8, 4)), (score.shape[0],))
+
+
+@triton.jit
+def _level(peak):  # type: ignore[no-untyped-def]
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@triton.jit
+def _weights(score, peak, total):  # type: ignore[no-untyped-def]
+    """Of a column; how much of what was before stays; and its peak and the thread's sum of weights from now on."""
+    higher = tl.maximum(peak, _highest(score))
+    level = _level(higher)
+    weight, fade = tl.exp2(score - level), tl.exp2(peak - level)
+    return weight, fade, higher, total * fade + weight
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store_sums(  # type: ignore[no-untyped-def]
-    sums, left, real, mixed, START: tl.constexpr, WIDE: tl.constexpr, END: tl.constexpr, RANK: tl.constexpr
+def _mixed(  # type: ignore[no-untyped-def]
+    mixed, read, right, fades, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
+):  # fmt: skip
+    """Sums of values with those of one more tile; each product has 16 numbers of a chunk in its rows."""
+    low, high = fades
+    found = ()
+    for half in tl.static_range(2 if BITS == 4 else 1):
+        for chunk in tl.static_range(len(read)):
+            of_token = ()
+            for which in tl.static_range(4):
+                of_token += (numbers(read[chunk][which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
+            for at in tl.static_range(4):
+                one, two, three, four = of_token[0][at], of_token[1][at], of_token[2][at], of_token[3][at]
+                left = (
+                    (one & 0xFFFF) | (two << 16), ((one >> 16) & 0xFFFF) | (two & -0x10000),
+                    (three & 0xFFFF) | (four << 16), ((three >> 16) & 0xFFFF) | (four & -0x10000),
+                )  # fmt: skip
+                sums = mixed[(half * len(read) + chunk) * 4 + at]
+                sums = (sums[0] * low, sums[1] * high, sums[2] * low, sums[3] * high)
+                found += (product(left, right, sums, dtype, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _by_query(low, high):  # type: ignore[no-untyped-def]
+    """Both columns of each thread by warp and row, first or second tokens, and the four queries as 2 x 2."""
+    return tl.reshape(tl.join(low, high), (low.shape[0] // 4, 2, 2, 2))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leave_sums(sums, left, real, low, high, mixed, rank, end, START: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write 16 numbers that a product has left: thread ``4 i + j`` has number 8 i from START on, and the next."""
+    first, second = tl.join(mixed[0] * low, mixed[2] * low), tl.join(mixed[1] * high, mixed[3] * high)
+    lanes = tl.reshape(tl.join(first, second), (low.shape[0] // 32, 8, 2, 2, 2, 2))
+    found = tl.sum(tl.sum(lanes, axis=2), axis=0)
+    number = START + tl.arange(0, 8)[:, None, None, None] * 8 + tl.arange(0, 2)[None, None, :, None]
+    to = sums + left[None, :, None, :] * rank + number
+    tl.store(to, found, mask=real[None, :, None, :] & (number < end))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leave(  # type: ignore[no-untyped-def]
+    sums, peaks, totals, left, real, state, rank, HALVES: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    column = START + tl.arange(0, WIDE)[:, None]
-    tl.store(sums + left[None, :] * RANK + column, mixed, mask=real[None, :] & (column < END))
+    """Write what all warps have found for four queries, ``(2, 2)``: left says where, and real whether they are."""
+    peak, total, mixed = state
+    threads: tl.constexpr = peak[0].shape[0]
+    lanes = _by_query(peak[0], peak[1])
+    top = tl.max(tl.max(lanes, axis=1), axis=0)
+    tl.store(peaks + left, top, mask=real)
+    low, high = tl.split(tl.reshape(tl.exp2(lanes - _level(top)[None, None, :, :]), (threads, 2)))
+    total = _by_query(total[0] * low, total[1] * high)
+    tl.store(totals + left, tl.sum(tl.sum(total, axis=1), axis=0), mask=real)
+    for half in tl.static_range(HALVES):
+        for at in tl.static_range(4 * CHUNKS):
+            of_half = sums + half * (rank // 2)
+            _leave_sums(
+                of_half, left, real, low, high, mixed[half * 4 * CHUNKS + at], rank, rank // HALVES,
+                at // 4 * 64 + at % 4 * 2,
+            )  # fmt: skip
+
+
+@triton.jit
+def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):  # type: ignore[no-untyped-def]
+    """Of COUNT times four queries peaks, sums of weights, and SUMS products of values, before the first token."""
+    lowest = tl.full(nothing.shape, float("-inf"), tl.float32)
+    sums = ()
+    for _ in tl.static_range(SUMS):
+        sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
+    found = ()
+    for _ in tl.static_range(COUNT):
+        found += (((lowest, lowest), (nothing, nothing), sums),)  # type: ignore[assignment]
+    return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _attended(  # type: ignore[no-untyped-def]
+    state, score, read, scale, v_scale, there, mask, seen_at, eighth, quarter,
+    BITS: tl.constexpr, ADDED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """What four queries have with one more tile of tokens; there: each thread's token is.
+
+    Args:
+        read: ``latent_reading.columns``. v_scale: of that token's values.
+    """
+    peaks, totals, mixed = state
+    one = tl.where(quarter < 2, score[0], score[2]) * (scale * _LOG2E)
+    two = tl.where(quarter < 2, score[1], score[3]) * (scale * _LOG2E)
+    one, two = _seen(one, there, mask, seen_at, ADDED), _seen(two, there, mask, seen_at, ADDED)
+    one, low, low_peak, low_total = _weights(one, peaks[0], totals[0])
+    two, high, high_peak, high_total = _weights(two, peaks[1], totals[1])
+    weights = transposed(packed(one * v_scale, two * v_scale, dtype, COMPILED), COMPILED)
+    right = (tl.where(eighth < 4, weights, 0), tl.where(eighth < 4, 0, weights))
+    mixed = _mixed(mixed, read, right, (low, high), BITS, dtype, COMPILED)
+    return (low_peak, high_peak), (low_total, high_total), mixed
+
+
+@triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
-    query, keys, values, k_scales, v_scales, factor, bias, mask, frequencies, turns, position, length, sums, peaks,
-    totals, tokens, scale, q_batch, q_head, k_batch, k_token, v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token,
-    mask_batch, mask_token, position_batch,
-    K_BITS: tl.constexpr, K_UNIT: tl.constexpr, V_BITS: tl.constexpr, V_UNIT: tl.constexpr,
-    QUERIES: tl.constexpr, ROWS: tl.constexpr, K_SHARED: tl.constexpr, V_SHARED: tl.constexpr,
-    SIZE: tl.constexpr, PAIRS: tl.constexpr, ROTATED: tl.constexpr,
-    K_RANK: tl.constexpr, K_FIRST: tl.constexpr, K_REST: tl.constexpr,
-    V_RANK: tl.constexpr, V_FIRST: tl.constexpr, V_REST: tl.constexpr,
-    ADDED: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
+    query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, position, length,
+    sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token, v_batch, v_token,
+    ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
+    K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_CHUNKS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
+    V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_CHUNKS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
+    QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
+    ADDED: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
     What it leaves of each query: the largest score, the sum of the weights, and of values weighted by them.
 
     Args:
-        turns: cosines and sines of 0 to TOKENS places, ``(TOKENS + 1, 2, ROTATED / 2)``.
+        keys, values: words. factor: ``latent_attention.arranged``, in words. turns: ``latent_attention.turns_of``.
+        norm, eps: of keys, of this KIND.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
-        K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: in which strides are counted.
-        QUERIES: of the head, in ROWS. K_SHARED, V_SHARED: heads of a group of latents.
+        k_eighths, v_eighths: of ranks.
+        K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted in.
+        K_CHUNKS: of 16 words of a token. V_CHUNKS: of 32. K_EVEN, V_EVEN: all are whole.
+        K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head.
         ADDED: the mask is added to scores; else it says who is seen.
+        HELD: of how many tiles of features the second factor stays in registers.
     """
+    dtype: tl.constexpr = query.dtype.element_ty
+    step: tl.constexpr = 16 * WARPS
+    k_halves: tl.constexpr = 2 if K_BITS == 4 else 1
+    v_halves: tl.constexpr = 2 if V_BITS == 4 else 1
+    matrices: tl.constexpr = 2 * k_halves * K_CHUNKS  # that make one feature of each pair
+    fours: tl.constexpr = (QUERIES + 3) // 4
+    k_words = K_CHUNKS * 16 if K_EVEN else k_eighths * (4 // k_halves)
+    v_words = V_CHUNKS * 32 if V_EVEN else v_eighths * (4 // v_halves)
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    there_are, begin, end = _part(length, tokens, TOKENS)
-    row, pair = tl.arange(0, ROWS), tl.arange(0, PAIRS)
-    real, inside = row < QUERIES, pair < SIZE // 2
-    first, second = _places(pair, SIZE, ROTATED)
-    asked = query + text * q_batch + (head * QUERIES + row) * q_head
-    one = tl.trans(_picked(asked, real, first, inside).to(tl.float32))
-    two = tl.trans(_picked(asked, real, second, inside).to(tl.float32))
+    there_are, begin, end = _part(length, tokens, step)
+    thread = tl.arange(0, 32 * WARPS)
+    eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 16
+    keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
+    values += text * v_batch * V_UNIT + head // V_SHARED * v_words
+    k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
+    factor_at = head * ((SIZE + 15) // 16 * matrices * 128) + thread % 32 * 4
+    queries, held, angles = (), (), ()
+    for four in tl.static_range(fours):
+        number = four * 4 + eighth % 4
+        query_at, real = query + text * q_batch + (head * QUERIES + number) * q_head, number < QUERIES
+        queries += (asked(query_at, real, factor, frequencies, eighth, quarter, SIZE, ROTATED, dtype, COMPILED),)  # type: ignore[assignment]
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin
-        speed = tl.load(frequencies + pair, mask=pair < ROTATED // 2, other=0.0)
-        angle = (place.to(tl.float32) * speed)[:, None]
-        one, two = _turned(one, two, tl.cos(angle), -tl.sin(angle))
-        cosine, sine = _angles(turns, tl.arange(0, TOKENS), pair, ROTATED)
-        back_cosine, back_sine = _angles(turns, tl.full((1,), TOKENS, tl.int32), pair, ROTATED)
-
-    narrow = query.dtype.element_ty
-    factors = _factors(factor, head * SIZE, first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS)
-    by_key = keys + text * k_batch * K_UNIT + head // K_SHARED * (K_RANK // 2 if K_BITS == 4 else K_RANK)
-    by_value = values + text * v_batch * V_UNIT + head // V_SHARED * (V_RANK // 2 if V_BITS == 4 else V_RANK)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS, ROWS), tl.float32)
-    mixed = tl.zeros((V_FIRST, ROWS), tl.float32)
-    mixed_rest = tl.zeros((V_REST if V_REST else 1, ROWS), tl.float32)
-    for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
-        at = start + tl.arange(0, TOKENS)
-        there, far = at < end, at.to(tl.int64)
-        k_at = _by_token(k_scales, text * ks_batch + head // K_SHARED, far * ks_token)
-        key_one, key_two = _keys(
-            by_key + far * k_token * K_UNIT, there, k_at, query, factors, bias, head * SIZE,
-            first, second, inside, K_RANK, K_FIRST, K_REST, K_BITS,
+        angles = turns_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
+    for of in tl.static_range(HELD):
+        held += (rights(factor + factor_at, of, matrices),)  # type: ignore[assignment]
+    state = _none(fours, v_halves * V_CHUNKS * 4, tl.zeros(thread.shape, tl.float32))
+    ahead = tile(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
+    for start in tl.range(begin, end, step):
+        at = start + own + eighth
+        read = columns(values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN)
+        behind = tile(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
+        keep_order(thread, COMPILED)
+        scales = (
+            scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
         )  # fmt: skip
-        if ROTATED:
-            key_one, key_two = _turned(key_one, key_two, cosine, sine)
-        score = tl.dot(key_one.to(narrow), one.to(narrow))
-        score = tl.dot(key_two.to(narrow), two.to(narrow), score) * (scale * _LOG2E)
-        score = _seen(score, there, mask, text * mask_batch + far * mask_token, ADDED)
-        higher = tl.maximum(peak, tl.max(score, axis=0))
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        weights, fade = tl.exp2(score - level[None, :]), tl.exp2(peak - level)[None, :]
-        peak, total = higher, total * fade + weights
-        v_at = _by_token(v_scales, text * vs_batch + head // V_SHARED, far * vs_token)
-        value, value_rest = _latents(
-            by_value + far * v_token * V_UNIT, there, v_at, query, V_RANK, V_FIRST, V_REST, V_BITS
-        )
-        mixed = tl.dot(tl.trans(value), weights.to(narrow), mixed * fade)
-        if V_REST:
-            mixed_rest = tl.dot(tl.trans(value_rest), weights.to(narrow), mixed_rest * fade)
-        if ROTATED:
-            one, two = _turned(one, two, tl.trans(back_cosine), -tl.trans(back_sine))
-
-    left = ((text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head) * QUERIES + row
-    tl.store(peaks + left, peak, mask=real)
-    tl.store(totals + left, tl.sum(total, axis=0), mask=real)
-    _store_sums(sums, left, real, mixed, 0, V_FIRST, V_RANK // 2 if V_BITS == 4 else V_RANK, V_RANK)
-    if V_REST:
-        _store_sums(sums, left, real, mixed_rest, V_RANK // 2 if V_BITS == 4 else V_FIRST, V_REST, V_RANK, V_RANK)
+        score = scores(
+            ahead, scales, factor, factor_at, held, bias, head * SIZE, norm, eps, queries, angles, quarter,
+            SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
+        )  # fmt: skip
+        token = tl.where(quarter < 2, at, at + 8)
+        v_scale = scale_of(v_scales, v_scales_at, token, vs_token, end)
+        seen_at = text * mask_batch + token.to(tl.int64) * mask_token
+        found = ()
+        for four in tl.static_range(fours):
+            found += (
+                _attended(
+                    state[four], score[four], read, scale, v_scale, token < end, mask, seen_at, eighth, quarter,
+                    V_BITS, ADDED, dtype, COMPILED,
+                ),
+            )  # type: ignore[assignment]  # fmt: skip
+        state, ahead, angles = found, behind, turned_further(angles, turns, quarter)
+    for four in tl.static_range(fours):
+        which = four * 4 + tl.arange(0, 2)[:, None] * 2 + tl.arange(0, 2)[None, :]
+        left = ((text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head) * QUERIES + which
+        _leave(sums, peaks, totals, left, which < QUERIES, state[four], v_eighths * 8, v_halves, V_CHUNKS)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts", "eighths"])  # type: ignore[untyped-decorator]
 def join(  # type: ignore[no-untyped-def]
-    sums, peaks, totals, factor, bias, out, parts,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr,
+    sums, peaks, totals, factor, bias, out, parts, eighths,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """A program adds up what all parts left of a query, and multiplies it by its head's factor, if there is one.
 
-    SHARED: queries of a head. PARTS: as many are added at once; FEATURES are made at once.
+    eighths: of the rank, which WIDE is a power of two for. SHARED: queries of a head. PARTS: as many are added at once;
+    FEATURES are made at once.
     """
     head, text = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at, column = tl.arange(0, PARTS), tl.arange(0, WIDE)
-    inside = column < RANK
+    rank = eighths * 8
+    inside = column < rank
     peak = tl.full((PARTS,), float("-inf"), tl.float32)
     for start in range(0, parts, PARTS):
         own = (text * parts + start + at) * HEADS + head
@@ -295,7 +281,7 @@ def join(  # type: ignore[no-untyped-def]
         own = (text * parts + start + at) * HEADS + head
         share = tl.exp2(tl.load(peaks + own, mask=there, other=float("-inf")) - highest)
         total += tl.load(totals + own, mask=there, other=0.0) * share
-        left = sums + own[:, None] * RANK + column[None, :]
+        left = sums + own[:, None] * rank + column[None, :]
         found = tl.load(left, mask=there[:, None] & inside[None, :], other=0.0)
         mixed += tl.sum(found * share[:, None], axis=0)
     mixed = mixed / tl.sum(total, axis=0)
@@ -307,7 +293,7 @@ def join(  # type: ignore[no-untyped-def]
         for start in range(0, SIZE, FEATURES):
             feature = start + tl.arange(0, FEATURES)
             here = feature < SIZE
-            weight = factor + (of_head + feature)[:, None] * RANK + column[None, :]
+            weight = factor + (of_head + feature)[:, None] * rank + column[None, :]
             read = tl.load(weight, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
             made = tl.sum(read * mixed[None, :], axis=1)
             if bias is not None:

@@ -22,7 +22,7 @@ class Angles:
 
     Attributes:
         frequencies: radians, float32, shape ``(pairs,)``.
-        turns: cosines and sines of 0 to ``TILE`` places, float32, shape ``(TILE + 1, 2, pairs)``.
+        turns: cosines and sines of ``TILE`` places, float32, shape ``(2, pairs)``.
         scale: by which rotated keys are multiplied.
     """
 
@@ -76,7 +76,7 @@ class Rotation:
         turns = torch.stack((angles.cos(), angles.sin()), dim=1)
         tables = torch.stack(self._of(turns, places[None]), dim=2)[0]
         same = tables.shape[-1] == 2 * len(own) and torch.allclose(turns.repeat(1, 1, 2) * scale, tables, atol=1e-4)
-        return Angles(own, turns, scale) if same else None
+        return Angles(own, turns[TILE], scale) if same else None
 
     def _of(self, like: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         cosines, sines = self.rotary(like, at, **({} if self.kind is None else {"layer_type": self.kind}))

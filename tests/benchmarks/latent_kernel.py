@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gac.runtime import tiles
-from gac.runtime.latent_attention import TILE, Attention, Program
+from gac.runtime.latent_attention import Attention, Program, turns_of
 from gac.runtime.rows import plainly_rotated
 from tests.benchmarks.harness import machine, options, write
 from tests.benchmarks.kernels.bench import clock_of, copied_bytes
@@ -55,13 +55,8 @@ class Sizes:
     size: int
     device: str
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Triton's interpreter multiplies no bfloat16."""
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
-
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device).to(self.dtype)
+        return torch.randn(shape, device=self.device).bfloat16()
 
     def dense(self) -> tuple[Tensor, Tensor, Tensor]:
         """The query and the cache."""
@@ -74,10 +69,9 @@ class Sizes:
         query, keys, values = (self.normal(self.batch, self.context, groups * rank) for _ in range(3))
         factors = [self.normal(groups, group * self.size, rank) / rank**0.5 for _ in range(2)]
         frequencies = 5e5 ** -(torch.arange(self.size // 2, device=self.device) / (self.size // 2))
-        angles = torch.arange(TILE + 1, device=self.device)[:, None] * frequencies
         query = self.normal(self.batch, self.heads, 1, self.size)
         last = torch.full((1, 1), self.context - 1, device=self.device)
-        turns = torch.stack((angles.cos(), angles.sin()), 1)
+        turns = turns_of(frequencies, self.size)
         key, value = ((one, None) for one in factors)
         given = keys, values, None, None, *key, *value
         return Attention(query, *given, None, frequencies, turns, last, None, self.size**-0.5)
@@ -162,11 +156,7 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
     try:
         if case["kind"] == "dense":
             return case | dense_row(clock, bandwidth, sizes)
-        if case["program"] == "own":
-            queries, rank, device = asked.heads // asked.kv_heads, case["rank"], torch.device(asked.device)
-            how = Program.of(asked.size, queries, rank, rank, device, sizes.dtype.itemsize)
-        else:
-            how = Program(*map(int, case["program"].split("x")))
+        how = None if case["program"] == "own" else Program(*map(int, case["program"].split("x")))
         row = row_of(clock, bandwidth, sizes, case["group"], case["rank"], how)
         return case | row | {"how": how and asdict(how), "ratio": dense[case["workload"]] / row["us"]}
     except Exception as failure:  # noqa: BLE001 - one that does not fit is a row too

@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, tiles
-from gac.runtime.latent_attention import TILE, Attention, Program, widths
+from gac.runtime.latent_attention import Attention, Program, turns_of
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
-from gac.runtime.rows import plainly_rotated
+from gac.runtime.rows import NORMS, plainly_rotated
 from tests.benchmarks import latent_kernel
 from tests.compression.applying import logits
 from tests.models.small import small_config
-from tests.runtime.interpreted import DEVICE, multiply_bfloat16, operators
+from tests.runtime.interpreted import DEVICE, operators
 from tests.runtime.test_latents import LEFT, MakePlan, apart, changes, generated, latent_model, numbers, steps
 
 PARTS = (1, 3)
@@ -36,14 +36,17 @@ def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attention]]:
-    """Kernels run on a CPU, in all numbers, as Triton interprets them; and what they attended to."""
+    """Kernels run on a CPU, in float16, as Triton interprets them; and what they attended to."""
     if DEVICE == "cuda":
         pytest.skip("beside a GPU Triton compiles, and these models are on the CPU")
     found: list[Attention] = []
 
     def run(*given: Any) -> Tensor:
-        found.append(Attention(*given))
-        return latent_attention._run(*given)
+        one = Attention(*given)
+        found.append(one)
+        wide = {name for name, held in vars(one).items() if isinstance(held, Tensor) and held.dtype == torch.float32}
+        narrow = {name: getattr(one, name).half() for name in wide - {"frequencies", "turns", "mask"}}
+        return replace(one, **narrow).run().float()
 
     monkeypatch.setattr(latent_decoding, "lacking", lambda device, dtype: None)
     with operators(latent_attention=run):
@@ -67,8 +70,9 @@ class Case:
     bias: bool = False
     k_bits: int | None = None
     v_bits: int | None = None
+    norm: str = ""
 
-    def attention(self, dtype: torch.dtype = torch.float32, **changed: Any) -> Attention:
+    def attention(self, dtype: torch.dtype = torch.float16, **changed: Any) -> Attention:
         """A random one, on the device."""
         generator = torch.Generator().manual_seed(0)
 
@@ -84,7 +88,6 @@ class Case:
         rotated = self.size if self.rotated is None else self.rotated
         pairs = rotated // 2 if self.k_rank else 0
         frequencies = 1e4 ** -(torch.arange(pairs, device=DEVICE) / max(pairs, 1))
-        angles = torch.arange(TILE + 1, device=DEVICE)[:, None] * frequencies
         held, scales = [], []
         for rank, group, bits in ((self.k_rank, self.k_group, self.k_bits), (self.v_rank, self.v_group, self.v_bits)):
             groups = self.heads // group
@@ -104,10 +107,13 @@ class Case:
             *factor(self.v_rank, self.v_group),
             mask=None,
             frequencies=frequencies if pairs else None,
-            turns=torch.stack((angles.cos(), angles.sin()), 1) if pairs else None,
+            turns=turns_of(frequencies, self.size) if pairs else None,
             last=torch.full((1, 1), self.tokens - 1, device=DEVICE) if pairs else None,
             length=None,
             scale=self.size**-0.5,
+            norm=normal(self.size) if self.norm else None,
+            eps=1e-2,
+            kind=self.norm,
         )
         return replace(found, **changed)
 
@@ -131,6 +137,8 @@ def expected(given: Attention) -> Tensor:
 
     keys = features(given.keys, given.k_scales, given.k_factor, given.k_bias, given.size)
     values = features(given.values, given.v_scales, given.v_factor, given.v_bias, given.v_size)
+    if given.norm is not None:
+        keys = NORMS[given.kind](keys, given.norm.to(wide), given.eps)
     if given.frequencies is not None:
         assert given.last is not None
         at = (torch.arange(there, device=DEVICE) - there + 1 + given.last).to(wide)
@@ -177,12 +185,15 @@ CASES = [
     Case(k_rank=0),
     Case(v_rank=0, size=96),
     Case(k_rank=0, v_rank=0),
+    Case(norm="llama", bias=True),
+    Case(norm="gemma", size=72, rotated=16),
+    Case(norm="llama", k_bits=8, batch=2, tokens=20),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
-    assert off(case.attention()) < 1e-5 if DEVICE == "cpu" else off(case.attention(torch.float16)) < 5e-3
+    assert off(case.attention()) < 1e-3
 
 
 FEW_BITS = [
@@ -200,7 +211,7 @@ FEW_BITS = [
 
 @pytest.mark.parametrize("case", FEW_BITS)
 def test_over_latents_of_few_bits(case: Case) -> None:
-    assert off(case.attention()) < 1e-5 if DEVICE == "cpu" else off(case.attention(torch.float16)) < 5e-3
+    assert off(case.attention()) < 1e-3
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -210,22 +221,18 @@ def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
         assert one is not None
         one[:, 70:] = -1 if one.dtype == torch.int8 else torch.nan
     given = replace(given, last=torch.full((1, 1), 69, device=DEVICE))
-    assert off(given) < 1e-5 if DEVICE == "cpu" else off(given) < 5e-2
+    assert off(given) < 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]])
-def test_in_16_bits(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter leaves out what does not fit into bfloat16, in place of rounding."""
-    multiply_bfloat16(monkeypatch)
-    assert off(case.attention(dtype)) < (3e-2 if dtype == torch.bfloat16 else 3e-3)
+def test_in_bfloat16(case: Case) -> None:
+    assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
-@pytest.mark.parametrize("tokens", [16, 32, 64])
+@pytest.mark.parametrize("held", [0, 3])
 @pytest.mark.parametrize("crowd", [1, 8])
-def test_tiles_and_parts_of_other_sizes(tokens: int, crowd: int) -> None:
-    given = Case(tokens=150, batch=2).attention()
-    assert off(given, Program(tokens, 4, 1, crowd)) < (1e-5 if DEVICE == "cpu" else 5e-2)
+def test_parts_of_other_sizes_and_factors_in_registers(held: int, crowd: int) -> None:
+    assert off(Case(tokens=150, batch=2).attention(), Program(crowd, held)) < 1e-3
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
@@ -236,7 +243,7 @@ def test_of_a_static_cache_what_is_there(tokens: int) -> None:
         length=torch.tensor(tokens, device=DEVICE), last=torch.tensor([[tokens + 4], [8]]).to(DEVICE)
     )
     given.keys[:, tokens:], given.values[:, tokens:] = torch.nan, torch.nan
-    assert off(given) < 1e-5 if DEVICE == "cpu" else off(given) < 5e-2
+    assert off(given) < 1e-3
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -247,38 +254,44 @@ def test_masks(rows: int, added: bool) -> None:
     shown = torch.rand(rows, 1, 1, 150, generator=torch.Generator().manual_seed(1)) < 0.5
     shown[:1, ..., :70], shown[..., -1] = False, True
     mask = torch.where(shown, 0.0, torch.finfo(torch.float32).min) if added else shown
-    assert off(case.attention(mask=mask.to(DEVICE))) < (1e-5 if DEVICE == "cpu" else 5e-2)
+    assert off(case.attention(mask=mask.to(DEVICE))) < 1e-3
 
 
 def test_tensors_may_lie_apart() -> None:
     given = Case(batch=2).attention()
-    wide = torch.zeros(*given.keys.shape[:2], 3 * given.keys.shape[2], device=DEVICE)
+    wide = given.keys.new_zeros(*given.keys.shape[:2], 3 * given.keys.shape[2])
     wide[..., : given.keys.shape[2]] = given.keys
     query = given.query.repeat(1, 1, 2, 1)[:, :, :1]
     assert torch.equal(replace(given, keys=wide[..., : given.keys.shape[2]], query=query).run(), given.run())
 
 
-@pytest.mark.parametrize(
-    ("rank", "parts"),
-    [(8, (16, 0)), (16, (16, 0)), (24, (32, 0)), (48, (64, 0)), (64, (64, 0)), (72, (64, 16)), (112, (128, 0)),
-     (144, (128, 16)), (176, (128, 64))],
-)  # fmt: skip
-def test_a_rank_lies_in_parts_of_powers_of_two(rank: int, parts: tuple[int, int]) -> None:
-    assert widths(rank) == parts
-
-
 def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: 132)
     device = torch.device(DEVICE)
-    how = Program.of(128, 4, 64, 64, device)
-    assert how == Program(64, 4, 1, 2)
-    assert [how.parts(tokens, programs, device) for tokens, programs in ((32768, 8), (8192, 128), (64, 8))] == [
-        32,
-        2,
-        1,
-    ]
-    assert Program.of(128, 4, 256, 256, device) == Program(64, 4, 1, 1)
-    assert Program.of(128, 4, 1024, 1024, device) is None
+    for (tokens, programs), parts in {(32768, 8): 47, (8192, 128): 3, (64, 8): 1}.items():
+        assert Program(crowd=3).parts(tokens, programs, device) == parts
+
+
+@pytest.mark.parametrize(
+    ("case", "crowd"),
+    [
+        (Case(size=128, k_rank=64, v_rank=64), 3),
+        (Case(size=64, k_rank=32, v_rank=32, queries=3), 4),
+        (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), 2),
+        (Case(size=256, k_rank=256, v_rank=256, queries=8), 2),
+    ],
+)
+def test_as_many_programs_share_an_sm_as_its_registers_are_enough_for(case: Case, crowd: int) -> None:
+    assert Program.of(case.attention()._sizes()).crowd == crowd
+
+
+def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
+    factor = torch.randn(2, 64, 16, device=DEVICE)
+    first = latent_attention._kept(factor, 64, 64, None)
+    assert latent_attention._kept(factor, 64, 64, None) is first
+    assert latent_attention._kept(factor, 64, 0, None) is not first
+    factor.mul_(2)
+    assert torch.equal(latent_attention._kept(factor, 64, 64, None), 2 * first)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +330,8 @@ def sdpa_model(config: Any, make_plan: MakePlan, form: str = "latent:1") -> Any:
         ("phi", {}),
         ("smollm3", {"no_rope_layers": [1, 0]}),
         ("gemma", {}),
+        ("qwen3", {}),
+        ("gemma3_text", {"sliding_window": 8}),
     ],
 )
 def test_generation_with_the_kernel_equals_generation_without_a_cache(
@@ -324,9 +339,9 @@ def test_generation_with_the_kernel_equals_generation_without_a_cache(
 ) -> None:
     model = sdpa_model(small_config(model_type, **changed), make_plan)
     without, found = generated(model, use_cache=False), generated(model, cache_implementation=cache)
-    assert apart(without, found) < 1e-5 * float(torch.stack(without.logits).abs().max())
+    assert apart(without, found) < 2e-3 * float(torch.stack(without.logits).abs().max())
     assert len(ran) == 4 * 2
-    assert {one.length is None for one in ran} == {cache is None or model_type == "mistral"}  # whose window is full
+    assert {one.length is None for one in ran} == {cache is None or "sliding_window" in changed}  # whose window is full
     assert sum(numbers(found.past_key_values)) == model.gac_plan.kv_numbers[0]
 
 
@@ -346,7 +361,7 @@ def test_generation_over_latents_of_few_bits(
     model.set_attn_implementation("sdpa")
     model.requires_grad_(False)
     without, found = generated(model, use_cache=False), generated(model, cache_implementation=cache)
-    assert apart(without, found) < 1e-3 * float(torch.stack(without.logits).abs().max())
+    assert apart(without, found) < 5e-3 * float(torch.stack(without.logits).abs().max())
     assert len(ran) == 4 * 2
     bits = {"": None, "latent:2": None, "latent:1:int8": 8, "latent:int8": 8, "latent:1:int4": 4, "latent:2:int4": 4}
     assert {one.bits for one in ran} == {(bits[forms[0]], bits[forms[1]])}
@@ -354,7 +369,7 @@ def test_generation_over_latents_of_few_bits(
 
 def test_heads_in_groups(make_plan: MakePlan, ran: list[Attention]) -> None:
     model = sdpa_model(small_config("llama", num_key_value_heads=4, num_attention_heads=8), make_plan, "latent:2")
-    assert apart(generated(model, use_cache=False), generated(model)) < 1e-5
+    assert apart(generated(model, use_cache=False), generated(model)) < 1e-3
     assert ran
 
 
@@ -363,7 +378,7 @@ def test_keys_alone_or_values_alone(latent: str, make_plan: MakePlan, ran: list[
     config = small_config("llama")
     chosen = {name: one for name, one in ranks_of_16(config).items() if name.endswith(f"0.self_attn.{latent}")}
     model = latent_model(config, make_plan, chosen)
-    assert apart(generated(model, use_cache=False), generated(model)) < 1e-5
+    assert apart(generated(model, use_cache=False), generated(model)) < 1e-3
     assert len(ran) == 4
 
 
@@ -386,7 +401,7 @@ class Told:
 @pytest.mark.parametrize(
     ("model_type", "changed", "said"),
     [
-        ("qwen3", {}, "keys have norms"),
+        ("olmo2", {}, "keys have norms over all heads, or another norm than RMSNorm"),
         ("cohere", {}, "keys are rotated in another way than by one angle a place, in halves"),
         ("llama", {}, "latents have rank 7, no multiple of 8"),
     ],
@@ -415,7 +430,7 @@ def test_what_runs_in_pytorch_is_said_once(
 def test_a_window_that_is_not_full(make_plan: MakePlan, ran: list[Attention]) -> None:
     model = sdpa_model(small_config("mistral", sliding_window=8), make_plan)
     found = steps(model, StaticCache(model.config, max_cache_len=16), (4, 1, 1, 1))
-    assert (found - logits(model)[:, :7]).abs().max() < 1e-5
+    assert (found - logits(model)[:, :7]).abs().max() < 1e-3
     assert len(ran) == 2 * 3
 
 
@@ -435,6 +450,6 @@ def test_the_benchmark_starts_on_a_cpu_and_goes_on(tmp_path: Path, monkeypatch: 
         latent_kernel.main()
         rows = json.loads(output.read_text())["rows"]
         assert not [row for row in rows if "failed" in row]
-        assert max(row.get("error", 0) for row in rows) < 1e-4
+        assert max(row.get("error", 0) for row in rows) < 6e-3
         assert [row["workload"] for row in rows if row["kind"] == "dense"] == workloads
         assert len(rows) == 3 * len(workloads)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gac.profiling.operators import Axes, Operand
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.timing.runners import Runner, joined
-from gac.runtime.latent_attention import TILE, Attention
+from gac.runtime.latent_attention import Attention, turns_of
 from gac.runtime.latent_rounding import RoundedLatents
 from gac.runtime.latent_words import LARGEST
 from gac.runtime.modules import multiply_blocks
@@ -72,9 +72,7 @@ def _angles(size: int, tokens: int, device: torch.device) -> tuple[Tensor, Tenso
     """Frequencies, turns and the last position."""
     pairs = size // 2
     frequencies = _BASE ** -(torch.arange(pairs, device=device) / pairs)
-    angles = torch.arange(TILE + 1, device=device)[:, None] * frequencies
-    turns = torch.stack((angles.cos(), angles.sin()), dim=1)
-    return frequencies, turns, torch.full((1, 1), tokens - 1, device=device)
+    return frequencies, turns_of(frequencies, size), torch.full((1, 1), tokens - 1, device=device)
 
 
 def _expected(inputs: Sequence[Tensor], text: int, scale: float) -> Tensor:

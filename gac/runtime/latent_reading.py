@@ -1,0 +1,97 @@
+"""What Triton kernels of attention read of a cache of latents, thread by thread (``fragments``).
+
+Latents are read in words: two numbers of 16 bits, or in 16 bits two numbers of 8, or four of 4, which the lower halves
+of two bytes have and the upper ones: those are of the first half of the rank and of the second.
+"""
+
+try:
+    import triton
+    import triton.language as tl
+
+    from .fragments import in_turn, packed
+except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
+    raise RuntimeError("Triton is not installed") from failure
+
+
+@triton.jit
+def _words(rows, there, at, limit, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four neighbouring words of each thread's row, from its place on; zeros from limit on. EVEN: no row ends before."""
+    four = at[:, None] + tl.arange(0, 4)[None, :]
+    here = there[:, None]
+    if not EVEN:
+        here = here & (four < limit)
+    return in_turn(tl.load(rows[:, None] + four, mask=here, other=0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _row(  # type: ignore[no-untyped-def]
+    keys, token, end, quarter, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
+):
+    """The words of one token that each thread takes to make keys."""
+    rows, there = keys + token.to(tl.int64) * stride * UNIT, token < end
+    found = ()
+    for chunk in tl.static_range(CHUNKS):
+        found += (_words(rows, there, chunk * 16 + quarter * 4, limit, EVEN),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tile(  # type: ignore[no-untyped-def]
+    keys, token, end, quarter, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
+):
+    """Those of both tokens."""
+    first = _row(keys, token, end, quarter, stride, limit, UNIT, CHUNKS, EVEN)
+    return first, _row(keys, token + 8, end, quarter, stride, limit, UNIT, CHUNKS, EVEN)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def columns(  # type: ignore[no-untyped-def]
+    values, token, end, eighth, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
+):
+    """Of values words of tokens 2j, 2j + 1, 2j + 8 and 2j + 9 of the tile, by chunk."""
+    found = ()
+    for chunk in tl.static_range(CHUNKS):
+        of_chunk = ()
+        for which in tl.static_range(4):
+            own = token + which % 2 + which // 2 * 8
+            rows = values + own.to(tl.int64) * stride * UNIT
+            of_chunk += (_words(rows, own < end, chunk * 32 + eighth * 4, limit, EVEN),)  # type: ignore[assignment]
+        found += (of_chunk,)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four words as pairs of numbers of 16 bits; of numbers of 4 bits those in the lower or upper halves of bytes."""
+    if BITS == 0:
+        return words
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        up: tl.constexpr = 32 - BITS - 4 * HALF
+        found = ()
+        for at in tl.static_range(4):
+            word = words[at].to(tl.int32)
+            low, high = (word << up) >> (32 - BITS), (word << (up - 8)) >> (32 - BITS)
+            found += (packed(low.to(tl.float32), high.to(tl.float32), dtype, COMPILED),)  # type: ignore[assignment]
+        return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def left(read, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Latents of both tokens as left matrices of products, two of each chunk."""
+    found = ()
+    for half in tl.static_range(2 if BITS == 4 else 1):
+        for chunk in tl.static_range(len(read[0])):
+            first = numbers(read[0][chunk], BITS, half, dtype, COMPILED)
+            second = numbers(read[1][chunk], BITS, half, dtype, COMPILED)
+            found += ((first[0], second[0], first[1], second[1]),)  # type: ignore[assignment]
+            found += ((first[2], second[2], first[3], second[3]),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scale_of(scales, start, token, stride, end):  # type: ignore[no-untyped-def]
+    """By which latents of a token are multiplied; 1 where they are not rounded."""
+    if scales is None:
+        return 1.0
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return tl.load(scales + start + token.to(tl.int64) * stride, mask=token < end, other=0.0).to(tl.float32)

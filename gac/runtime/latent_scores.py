@@ -1,0 +1,271 @@
+"""Scores of one new token's queries with a tile of 16 cached keys, for Triton kernels, thread by thread (``fragments``).
+
+Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
+queries at once. Of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs 2 j and
+2 j + 1. Both keys are turned by the place of the first, and the queries of the second are turned back by 8 places
+before: of 8 columns of a product, four are queries of the first 8 tokens, and four the same queries of the others.
+"""
+
+try:
+    import triton
+    import triton.language as tl
+
+    from .fragments import cosine_and_sine, in_turn, packed, product
+    from .latent_reading import left
+except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
+    raise RuntimeError("Triton is not installed") from failure
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the first and the second feature of each pair lie in a head."""
+    turns = pair < ROTATED // 2
+    first = pair + tl.where(turns, 0, ROTATED // 2)
+    second = pair + tl.where(turns, ROTATED // 2, SIZE // 2)
+    return first, second
+
+
+@triton.jit
+def _features(AT: tl.constexpr, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the first and second features of each thread's two pairs lie, and whether they are there."""
+    low, high = 8 * AT + 2 * quarter, 8 * AT + 2 * quarter + 1
+    first, second = _places(low, SIZE, ROTATED)
+    third, fourth = _places(high, SIZE, ROTATED)
+    return (first, third), (second, fourth), (low < SIZE // 2, high < SIZE // 2)
+
+
+@triton.jit
+def _turned(one, two, cosine, sine):  # type: ignore[no-untyped-def]
+    return one * cosine - two * sine, two * cosine + one * sine
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _angles(frequencies, place, AT: tl.constexpr, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Cosines of each thread's two pairs, and their sines; pairs past those that turn stay where they are."""
+    pair = 8 * AT + 2 * quarter
+    low = tl.load(frequencies + pair, mask=pair < ROTATED // 2, other=0.0)
+    high = tl.load(frequencies + pair + 1, mask=pair + 1 < ROTATED // 2, other=0.0)
+    one, two = cosine_and_sine(place * low, COMPILED), cosine_and_sine(place * high, COMPILED)
+    return one[0], two[0], one[1], two[1]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def turns_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Angles of all pairs of each thread at its place; nothing where keys are not rotated."""
+    found = ()
+    if ROTATED:
+        for at in tl.static_range((SIZE + 15) // 16):
+            found += (_angles(frequencies, place.to(tl.float32), at, quarter, ROTATED, COMPILED),)
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def turned_further(turns, step, quarter):  # type: ignore[no-untyped-def]
+    """Angles that are a step further; step is ``latent_attention.turns_of``."""
+    found = ()
+    for at in tl.static_range(len(turns)):
+        by = in_turn(tl.load(step + quarter[:, None] * 4 + (at * 16 + tl.arange(0, 4))[None, :]))
+        one, two = _turned(turns[at][0], turns[at][2], by[0], by[2])
+        three, four = _turned(turns[at][1], turns[at][3], by[1], by[3])
+        found += ((one, three, two, four),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def asked(  # type: ignore[no-untyped-def]
+    query, real, factor, frequencies, eighth, quarter,
+    SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Queries as right matrices; query points to each thread's own, and real says whether there is one."""
+    found = ()
+    if factor is None:
+        for at in tl.static_range((SIZE + 31) // 32 * 2):
+            number = at // 2 * 32 + 8 * quarter + at % 2 * 4
+            there = real & (number < SIZE)
+            words = _two(query, number, there, dtype, COMPILED), _two(query, number + 2, there, dtype, COMPILED)
+            found += (words,)  # type: ignore[assignment]
+    else:
+        behind = tl.where(eighth < 4, 0, 8).to(tl.float32)
+        for at in tl.static_range((SIZE + 15) // 16):
+            first, second, inside = _features(at, quarter, SIZE, ROTATED)
+            low, high = real & inside[0], real & inside[1]
+            one, two = _number(query + first[0], low), _number(query + second[0], low)
+            three, four = _number(query + first[1], high), _number(query + second[1], high)
+            if ROTATED:
+                angles = _angles(frequencies, behind, at, quarter, ROTATED, COMPILED)
+                one, two = _turned(one, two, angles[0], -angles[2])
+                three, four = _turned(three, four, angles[1], -angles[3])
+            found += ((packed(one, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def _number(at, there):  # type: ignore[no-untyped-def]
+    return tl.load(at, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _two(query, at, there, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A number and the next."""
+    return packed(_number(query + at, there), _number(query + at + 1, there), dtype, COMPILED)
+
+
+# --- keys ---
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """COUNT right matrices from chunk AT on, two of each chunk, as ``latent_attention.arranged`` lays them."""
+    found = ()
+    for chunk in tl.static_range(COUNT // 2):
+        four = in_turn(tl.load(factor[:, None] + ((AT + chunk) * 128 + tl.arange(0, 4))[None, :]))
+        found += ((four[0], four[1]), (four[2], four[3]))
+    return found
+
+
+@triton.jit
+def rights(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Those that make the first features of tile AT, and those that make the second ones."""
+    return _right(factor, AT * COUNT, COUNT), _right(factor, AT * COUNT + COUNT // 2, COUNT)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_pairs(numbers, start, feature, inside, like):  # type: ignore[no-untyped-def]
+    """Numbers of both pairs, as a product has them: for the first token and for the second. None: zeros."""
+    if numbers is None:
+        return like, like, like, like
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        low, high = _number(numbers + start + feature[0], inside[0]), _number(numbers + start + feature[1], inside[1])
+        return low, high, low, high
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _made(left, right, scales, begun, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """8 features of both tokens' keys.
+
+    Args:
+        begun: what they have before latents are added: their bias.
+    """
+    nothing = tl.zeros(begun[0].shape, tl.float32)
+    sums = begun
+    if BITS:
+        sums = (nothing, nothing, nothing, nothing)
+    for at in tl.static_range(len(left)):
+        sums = product(left[at], right[at], sums, dtype, COMPILED)
+    if BITS:
+        first, second = scales
+        return (
+            sums[0] * first + begun[0], sums[1] * first + begun[1],
+            sums[2] * second + begun[2], sums[3] * second + begun[3],
+        )  # fmt: skip
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return sums
+
+
+@triton.jit
+def _squares(sums, one, two):  # type: ignore[no-untyped-def]
+    """Sums of squares of both tokens, with those of some more features."""
+    first = sums[0] + one[0] * one[0] + one[1] * one[1] + two[0] * two[0] + two[1] * two[1]
+    return first, sums[1] + one[2] * one[2] + one[3] * one[3] + two[2] * two[2] + two[3] * two[3]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _weighed(made, weights, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Features times the weights of their norm."""
+    more: tl.constexpr = 1.0 if KIND == "gemma" else 0.0
+    return (
+        made[0] * (weights[0] + more), made[1] * (weights[1] + more),
+        made[2] * (weights[2] + more), made[3] * (weights[3] + more),
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned_keys(one, two, turn):  # type: ignore[no-untyped-def]
+    """First and second features of both tokens, each thread's two pairs turned."""
+    a, b = _turned(one[0], two[0], turn[0], turn[2])
+    c, d = _turned(one[1], two[1], turn[1], turn[3])
+    e, f = _turned(one[2], two[2], turn[0], turn[2])
+    g, h = _turned(one[3], two[3], turn[1], turn[3])
+    return (a, c, e, g), (b, d, f, h)
+
+
+@triton.jit
+def _as_left(one, two, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """First and second features of both tokens as a left matrix."""
+    return (
+        packed(one[0], one[1], dtype, COMPILED), packed(one[2], one[3], dtype, COMPILED),
+        packed(two[0], two[1], dtype, COMPILED), packed(two[2], two[3], dtype, COMPILED),
+    )  # fmt: skip
+
+
+# --- scores ---
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scores(  # type: ignore[no-untyped-def]
+    read, scales, factor, factor_at, held, bias, bias_at, norm, eps, queries, turns, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr,
+    BITS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Of each four queries what a product leaves in each thread: of the first token two, of the second two.
+
+    Args:
+        read: ``latent_reading.tile``. scales: of both tokens.
+        factor_at, bias_at: where each thread's part of the factor begins, and this head's bias.
+        held: right matrices of the first tiles of features, which stay in registers.
+        norm: the weight of the keys' norm.
+    """
+    latents = left(read, BITS, dtype, COMPILED)
+    nothing = tl.zeros(quarter.shape, tl.float32)
+    sums, squares = (), (nothing, nothing)
+    for _ in tl.static_range(len(queries)):
+        sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
+    if factor is None:
+        for at in tl.static_range(len(latents)):
+            sums = _added(latents[at], queries, at, sums, dtype, COMPILED)
+    else:
+        for at in tl.static_range((SIZE + 15) // 16):
+            first, second, inside = _features(at, quarter, SIZE, ROTATED)
+            matrices = held[at] if at < len(held) else rights(factor + factor_at, at, len(latents))
+            begun = _of_pairs(bias, bias_at, first, inside, nothing)
+            other = _of_pairs(bias, bias_at, second, inside, nothing)
+            one = _made(latents, matrices[0], scales, begun, BITS, dtype, COMPILED)
+            two = _made(latents, matrices[1], scales, other, BITS, dtype, COMPILED)
+            if norm is not None:
+                squares = _squares(squares, one, two)
+                one = _weighed(one, _of_pairs(norm, 0, first, inside, nothing), KIND)
+                two = _weighed(two, _of_pairs(norm, 0, second, inside, nothing), KIND)
+            if ROTATED:
+                one, two = _turned_keys(one, two, turns[at])
+            sums = _added(_as_left(one, two, dtype, COMPILED), queries, at, sums, dtype, COMPILED)
+    if norm is not None:
+        sums = _normed(sums, squares, eps, SIZE)
+    return sums
+
+
+@triton.jit
+def _added(left, queries, AT: tl.constexpr, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of all queries with one more product."""
+    found = ()
+    for which in tl.static_range(len(queries)):
+        found += (product(left, queries[which][AT], sums[which], dtype, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def _normed(sums, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores with keys over the root of the mean of their squares, of which each of four threads has a part."""
+    first = tl.rsqrt(_of_four(squares[0]) / SIZE + eps)
+    second = tl.rsqrt(_of_four(squares[1]) / SIZE + eps)
+    found = ()
+    for which in tl.static_range(len(sums)):
+        one, two, three, four = sums[which]
+        found += ((one * first, two * first, three * second, four * second),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def _of_four(part):  # type: ignore[no-untyped-def]
+    """The sum of what four threads beside each other have."""
+    rows: tl.constexpr = part.shape[0] // 4
+    whole = tl.sum(tl.reshape(part, (rows, 4)), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(whole, (rows, 4)), part.shape)
