@@ -357,10 +357,12 @@ def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequ
     known = {form for form, *_ in planner.problem.curves.by_key}
     if unknown := [form for form in forms if form_named(form).name not in known]:
         raise ModelError(
-            f"no loss curve of the form {unknown[0]} is known", f"one of {', '.join(sorted(known))}", "Take another form."
+            f"no loss curve of the form {unknown[0]} is known",
+            f"one of {', '.join(sorted(known))}",
+            "Take another form.",
         )
     name, limits = f"{kv_cache:g} of the cache", {"kv_cache": kv_cache, "align": COARSE}
-    asked = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
+    asked: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
     if form_named(forms[0]).counts:
         asked = {f"uniform {forms[0]}, {name}": {"rule": UNIFORM, "forms": forms[:1]}} | asked
     return [version_of(one, planner.plan(budget, **{"forms": forms} | limits | how)) for one, how in asked.items()]
