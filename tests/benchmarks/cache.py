@@ -106,7 +106,7 @@ class OfLengths(Study):
 def table(record: dict[str, Any]) -> Iterator[Sequence[str]]:
     """A line for each row and length, or one that says that there is no such plan."""
     exact = {row["share"]: row["perplexities"] for row in record["rows"] if row["way"] == "latent" and "ratio" in row}
-    for row in record["rows"]:
+    for row in sorted(record["rows"], key=lambda row: (WAYS.index(row["way"]), -row["share"])):
         head = [row["way"], f"{row['share']:.4g}", f"{row.get('cache', 0):.4f}"]
         for length, found in row.get("perplexities", {}).items():
             dense = record["denses"][length]
