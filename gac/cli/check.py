@@ -8,7 +8,7 @@ import click
 
 import gac
 from gac.cli.measuring import tokenizer_named, tokenizer_option
-from gac.cli.options import bos_option, plan_document, profile_option, refuse_given, workloads_option
+from gac.cli.options import bos_option, forms_option, plan_document, profile_option, refuse_given, workloads_option
 from gac.cli.verb import Answer, Verb, document_option, note
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Lists = dict[Workload, list[Version]]
 
 _TEXT = "wiki-sample"
+_KEPT = 0.85
 
 
 def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -148,7 +149,19 @@ def _known(figures: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--shapes", metavar="NAME", help="Time plans for a known model's shapes (llama-3-8b), with random weights."
 )
-@click.option("--budget", type=float, default=0.85, show_default=True, help="With --shapes: kept fraction.")
+@click.option(
+    "--budget",
+    type=float,
+    show_default="0.85, or 1 with --kv-cache",
+    help="With --shapes: kept fraction of parameters.",
+)
+@click.option(
+    "--kv-cache",
+    type=float,
+    metavar="F",
+    help="With --shapes and --form: time plans with at most this fraction of the dense model's KV cache.",
+)
+@forms_option("With --kv-cache: a form that makes the cache smaller, such as latent:1. Repeatable.", (), False)
 @profile_option("With --shapes: latency table to plan with; by default this GPU's.")
 @click.option(
     "--scheme",
@@ -175,16 +188,21 @@ def bench(
 
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; all have to fit in memory
     together. With --shapes no weights are needed: GAC's plans are timed beside the dense model, a compressor's own
-    dims, and these padded and rounded; with --scheme beside all weights in one scheme.
+    dims, and these padded and rounded; with --scheme beside all weights in one scheme; with --kv-cache plans of a
+    smaller cache alone.
     """
     if (shapes is None) == (not models):
         raise click.UsageError("give models, or --shapes.")
     if shapes is not None and against is not None:
         raise click.UsageError("--against goes with models; with --shapes the dense model is there.")
     if shapes is None:
-        refuse_given({"budget", "profile", "layers", "schemes", "head"}, "with --shapes.")
+        refuse_given({"budget", "kv_cache", "forms", "profile", "layers", "schemes", "head"}, "with --shapes.")
     elif how["head"] and not how["schemes"]:
         raise click.UsageError("--head goes with --scheme.")
+    elif (how["kv_cache"] is None) != (not how["forms"]):
+        raise click.UsageError("--kv-cache and --form go together.")
+    elif how["forms"] and how["schemes"]:
+        raise click.UsageError("--kv-cache goes without --scheme.")
     from gac.evaluation.latency import METHOD
     from gac.evaluation.split import end_together, ranks_of_torchrun
     from gac.profiling.timing.device import require_gpu
@@ -212,7 +230,9 @@ def _of_shapes(
     workloads: "tuple[Workload, ...]",
     compiled: bool,
     ranks: "Ranks | None",
-    budget: float,
+    budget: float | None,
+    kv_cache: float | None,
+    forms: Sequence[str],
     profile: str | None,
     schemes: Sequence[str],
     head: str | None,
@@ -222,7 +242,7 @@ def _of_shapes(
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
     from gac.evaluation.split import SlowestTimer, SplitShapes
-    from gac.evaluation.versions import compiled_versions
+    from gac.evaluation.versions import cache_versions, compiled_versions
     from gac.models.shapes import shapes_of
     from gac.reporting.evaluation import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
@@ -230,14 +250,17 @@ def _of_shapes(
     library = CurveLibrary.load()
     note(f"{name} with random weights; planned with {library}")
     gpus = ranks.size if ranks else 1
-    if head and gpus > 1:
-        raise click.UsageError("--head is timed on one GPU.")
+    if gpus > 1 and (head or forms):
+        raise click.UsageError(f"{'--head' if head else '--kv-cache'} is timed on one GPU.")
     planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, gpus)
     rounded = library.head_of(shapes_of(name), head) if head else None
-    if schemes:
-        lists = _in_schemes(planner, budget, workloads, schemes, rounded)
+    kept = budget if budget is not None else _KEPT if kv_cache is None else 1.0
+    if kv_cache is not None:
+        lists = dict.fromkeys(workloads, cache_versions(planner, kept, kv_cache, forms))
+    elif schemes:
+        lists = _in_schemes(planner, kept, workloads, schemes, rounded)
     else:
-        lists = _in_dims(planner, budget, workloads)
+        lists = _in_dims(planner, kept, workloads)
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")

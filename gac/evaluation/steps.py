@@ -13,6 +13,8 @@ from gac.evaluation.protocol import check_positions
 from gac.workloads import Workload
 
 _ATTENTION = "sdpa_whole"
+READ = 1024
+"""Tokens of a sequence that are read to fill a context."""
 
 Step = Callable[[], Tensor]
 _Layout = tuple[tuple[tuple[int, ...], ...], ...]
@@ -21,10 +23,11 @@ _Layout = tuple[tuple[tuple[int, ...], ...], ...]
 class Context:
     """A static cache that is full but for the last token, for every model of the same keys and values.
 
-    What it holds is what the model wrote that made it; other models only take as long over it.
+    What it holds is what the model wrote that made it, of the first ``READ`` tokens over and over: a long prompt of
+    many sequences would take more memory than a step does. Other models only take as long over it.
 
     Args:
-        model: reads all tokens but the last of each sequence.
+        model: reads the tokens, but for the last of each sequence.
         ids: int64, shape ``(batch, tokens)``.
     """
 
@@ -34,8 +37,12 @@ class Context:
         self.position = torch.full((1, 1), self.before, device=ids.device)
         self.cache = StaticCache(config=model.config, max_cache_len=ids.shape[1])
         with torch.no_grad():
-            model(input_ids=ids[:, :-1], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            read = min(self.before, READ)
+            model(input_ids=ids[:, :read], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         layers: Any = self.cache.layers
+        for states in (one for layer in layers if layer.is_initialized for one in (layer.keys, layer.values)):
+            for known in range(read, states.shape[2], read):
+                states[:, :, known : known + read] = states[:, :, : min(read, states.shape[2] - known)]
         # All layers' lengths in one tensor: a graph then winds them back with one kernel.
         self.lengths = torch.full((len(layers),), self.before, device=ids.device)
         for layer, length in zip(layers, self.lengths.unbind(), strict=True):

@@ -12,7 +12,7 @@ from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
 from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
 from gac.curves import LossCurves
-from gac.errors import BudgetError
+from gac.errors import BudgetError, ModelError
 from gac.evidence import RoundedHead
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.planned_sites import as_planned
@@ -32,6 +32,7 @@ IN_TRITON = ", decode kernel in Triton"
 PADS = (8, 16, 64)
 NEAREST = (8, 32)
 COARSE = 32
+UNIFORM = f"uniform:nearest{COARSE}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,6 +340,32 @@ def with_head(
     found = [*map(planner.uniform, schemes), *found]
     rounded = [replace(one, name=one.name + said, loss=one.loss + head.loss, head=head) for one in found]
     return rounded, [one + said for one in missing]
+
+
+def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> list[Version]:
+    """With a share of the KV cache: equal ranks in all layers, and GAC's plans of least loss, also with shared GEMMs.
+
+    Dims are multiples of 32, so that layers have few kernels between them.
+
+    Args:
+        forms: that compete with staying dense; equal ranks have the first.
+
+    Raises:
+        BudgetError: the forms cannot reach the share, or not within the budget.
+        ModelError: nobody knows what a form loses.
+    """
+    known = {form for form, *_ in planner.problem.curves.by_key}
+    if unknown := [form for form in forms if form_named(form).name not in known]:
+        raise ModelError(
+            f"no loss curve of the form {unknown[0]} is known",
+            f"one of {', '.join(sorted(known))}",
+            "Take another form.",
+        )
+    name, limits = f"{kv_cache:g} of the cache", {"kv_cache": kv_cache, "align": COARSE}
+    asked: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
+    if form_named(forms[0]).counts:
+        asked = {f"uniform {forms[0]}, {name}": {"rule": UNIFORM, "forms": forms[:1]}} | asked
+    return [version_of(one, planner.plan(budget, **{"forms": forms} | limits | how)) for one, how in asked.items()]
 
 
 def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:

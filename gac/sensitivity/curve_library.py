@@ -22,7 +22,8 @@ from gac.models.sites import Site, Weight
 from gac.plan import Calibration, CalibrationPart
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
-LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip")
+LATENTS = ("latent:1", "latent:1:int8")
+LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip", *LATENTS)
 """Forms whose curves a library holds."""
 
 PRICE = "price/"
@@ -41,8 +42,9 @@ class CurveLibrary:
         method: how errors were measured.
         calibration: the text, and the dense model's loss on it.
         curves: by ``low_rank/q_proj`` and the like, losses in nats a token at dims in even steps from 0 to the full
-            one, shape ``(layers, 257)``.
-        fractions: likewise, the kept fraction of the weight's parameters at the full dim (over 1 for a low-rank pair).
+            one, shape ``(layers, 257)``, or fewer dims.
+        fractions: likewise, the kept fraction of the weight's parameters at the full dim (over 1 for a low-rank pair);
+            those of latents have none: their dims are shares of the full rank.
         prices: what rounding costs, of the model off its grid, by ``w4a16/q_proj`` and ``w4a16/low_rank/q_proj``:
             nats a token of the dense weight, shape ``(layers, 1)``, and of a form at dims in even steps.
         heads: what rounding embedding and head costs, nats a token, by scheme.
@@ -78,15 +80,18 @@ class CurveLibrary:
     def curves_of(self, sites: Sequence[Site], schemes: Sequence[str] = ()) -> LossCurves:
         """Curves for the sites of another model, and of these schemes for its dense weights and standard forms.
 
+        Forms that the library has nothing of have none.
+
         Raises:
             ModelError: a weight is called as none in the library, or there is no price of rounding to a scheme.
         """
-        layers = max(site.layer for site in sites) + 1
+        layers, held = max(site.layer for site in sites) + 1, {key.rpartition("/")[0] for key in self.curves}
         found = LossCurves(
             {
                 (form.name, DEFAULT_SCHEME, weight.name): self._of(form, weight, site.layer / max(layers - 1, 1))
                 for site in sites
                 for form in map(form_named, LIBRARY_FORMS)
+                if form.name in held
                 for weight in site.weights
                 if form.shortens(weight) != "out" and form.takes(weight)
             }
@@ -144,10 +149,11 @@ class CurveLibrary:
             )
         losses = _at_depth(self.curves[key], depth)
         # A monotone cubic has no corners at the measured dims, which a choice between all integers would fall on.
-        fractions = np.linspace(0, self.fractions[key], len(losses))
+        fractions = np.linspace(0, self.fractions.get(key, 1.0), len(losses))
         found = PchipInterpolator(fractions, losses)(np.minimum(kept, fractions[-1]))
         found = np.minimum.accumulate(np.maximum(found, 0.0))
-        found[-1] = 0.0
+        if form.bits is None:
+            found[-1] = 0.0
         return LossCurve(found)
 
 
@@ -158,8 +164,8 @@ def _at_depth(rows: Floats, depth: float) -> Floats:
 
 
 def _kept(form: Form, weight: Weight) -> Floats:
-    """The kept fraction of what the form shortens, or of the weight's parameters, at every dim."""
+    """At every dim the kept fraction of what the form shortens, of the full rank of latents, or of the parameters."""
     full = form.full(weight)
-    if form.shortens(weight):
+    if form.shortens(weight) or form.cache_axis(weight) is not None:
         return np.linspace(0, 1, full + 1)
     return np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)

@@ -3,14 +3,16 @@
     python tests/benchmarks/make_curves.py --calibration wiki-sample:64x1024
     python tests/benchmarks/make_curves.py --rounded rotated-smollm2 --calibration wiki-sample:16x1024
     python tests/benchmarks/make_curves.py --head rotated-smollm2 --calibration wiki-sample:16x1024
+    python tests/benchmarks/make_curves.py --latents smollm2 --calibration wiki-sample:8x512
 
 The second adds what rounding costs, on the model off its grid (``rotated.py``), and leaves the curves as they are; the
-third likewise what rounding embedding and head costs. On two CPU cores the first takes about 3 minutes with
-``wiki-sample:8x512``, the second 20 with ``wiki-sample:16x1024``, the third one. Statistics that are kept already are
-read.
+third likewise what rounding embedding and head costs, and the fourth what latents in the KV cache lose. On two CPU
+cores the first takes about 3 minutes with ``wiki-sample:8x512``, the second 20 with ``wiki-sample:16x1024``, the third
+one, the fourth 5. Statistics that are kept already are read.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,7 @@ from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curve_library import HEAD, LIBRARY_FORMS, PRICE, CurveLibrary
+from gac.sensitivity.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
 from gac.sensitivity.curves import measure_curves
 from gac.sensitivity.head import measure_head
 from gac.sensitivity.methods import Kfac
@@ -35,6 +37,8 @@ from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"
 POINTS = 257
 FEW_POINTS = 17
+LATENT = "latent"
+"""What the names of their curves begin with."""
 ROUNDED_HEAD = "w8a16"
 ROUNDED = ("fp8", "w8a8", "w8a16", "w4a16", "w4a16:64", "w3a16", "w2a16")
 LAYERS = 7
@@ -45,16 +49,25 @@ def main() -> None:
     parser = options(__doc__, "--calibration")
     parser.add_argument("--rounded", help="a model off its grid, of which prices of rounding are added")
     parser.add_argument("--head", help="a model off its grid, of which the price of a rounded head is added")
+    parser.add_argument("--latents", help="a model of which the curves of latents are added")
     parser.add_argument("--output", type=Path, default=SHIPPED)
     asked = parser.parse_args()
     if asked.rounded:
         add_prices(read(asked.rounded), asked.calibration, asked.output)
     elif asked.head:
         add_head(read(asked.head), asked.calibration, asked.output)
+    elif asked.latents:
+        found, _ = rows_of(measured(asked.latents, asked.calibration, LATENTS), LATENTS)
+        add(asked.output, LATENT, {key.removeprefix(LATENT): rows for key, rows in found.items()})
     else:
-        given = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "refit": "none"}
-        write(problem_of(read("smollm2"), calibration=asked.calibration, forms=LIBRARY_FORMS, **given), asked.output)
+        write(measured("smollm2", asked.calibration, LIBRARY_FORMS), asked.output)
     print(f"{asked.output}: {asked.output.stat().st_size / 1e3:.0f} kB; {CurveLibrary.load(asked.output)}")
+
+
+def measured(model: str, calibration: str, forms: Sequence[str]) -> Problem:
+    """The curves of these forms; nothing is looked up in the table."""
+    given = {"profile": OPTIONS["--profile"]["default"], "workloads": ["decode:1@1024"], "refit": "none"}
+    return problem_of(read(model), calibration=calibration, forms=forms, **given)
 
 
 def add_prices(loaded: Loaded, calibration: str, path: Path) -> None:
@@ -96,20 +109,28 @@ def _loss(curve: LossCurve | None) -> np.ndarray:
     return curve.loss
 
 
-def write(problem: Problem, path: Path) -> None:
-    """Every curve at ``POINTS`` dims in even steps, as one compressed NumPy file."""
+def rows_of(problem: Problem, forms: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Every curve at no more than ``POINTS`` dims in even steps, and the kept fraction of parameters at the last."""
     rows: dict[str, list[np.ndarray]] = {}
     fractions: dict[str, float] = {}
-    for form in map(form_named, LIBRARY_FORMS):
+    for form in map(form_named, forms):
         for weight in (weight for site in problem.sites for weight in site.weights):
             if curve := problem.curves.of(form, weight):
                 key = f"{form.name}/{weight.name.rpartition('.')[2]}"
-                fractions[key] = form.params(weight, curve.full) / weight.params
-                dims = np.linspace(0, curve.full, POINTS)
+                if form.cache_axis(weight) is None:
+                    fractions[key] = form.params(weight, curve.full) / weight.params
+                points = POINTS if form.cache_axis(weight) is None else min(POINTS, curve.full + 1)
+                dims = np.linspace(0, curve.full, points)
                 rows.setdefault(key, []).append(np.interp(dims, np.arange(curve.full + 1), curve.loss))
+    return {key: np.stack(found) for key, found in rows.items()}, fractions
+
+
+def write(problem: Problem, path: Path) -> None:
+    """A library of them, as one compressed NumPy file."""
+    rows, fractions = rows_of(problem, LIBRARY_FORMS)
     about = {"model": "SmolLM2-135M-Instruct", "method": "kfac", "fractions": fractions}
     about["calibration"] = asdict(problem.measured.calibration)
-    arrays = {key: np.stack(found).astype(np.float32) for key, found in rows.items()}
+    arrays = {key: found.astype(np.float32) for key, found in rows.items()}
     np.savez_compressed(path, about=np.array(json.dumps(about)), **arrays)
 
 

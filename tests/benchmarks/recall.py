@@ -56,6 +56,8 @@ def sample(tokenizer: Any, filler: list[int], context: int, keys: int, draw: ran
         for city, code in codes.items()
     }
     room = context - sum(map(len, ids.values()))
+    if room <= keys:
+        raise SystemExit(f"contexts of {context} tokens have no room for {keys} sentences; give a larger --context")
     begin = draw.randrange(len(filler) - room)
     text = filler[begin : begin + room]
     cuts = sorted(draw.sample(range(1, room), keys))

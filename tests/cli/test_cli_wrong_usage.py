@@ -69,6 +69,14 @@ TABLE = [
     ("eval m --no-kl", USAGE, "--kl goes with --against."),
     ("eval m --tasks piqa --windows 3", USAGE, "--windows goes with --text."),
     ("bench m --budget 0.8", USAGE, "--budget goes with --shapes."),
+    ("bench m --form latent:1", USAGE, "--form goes with --shapes."),
+    ("bench --shapes llama-3-8b --kv-cache 0.5", USAGE, "--kv-cache and --form go together."),
+    ("bench --shapes llama-3-8b --form latent:1", USAGE, "--kv-cache and --form go together."),
+    (
+        "bench --shapes llama-3-8b --form latent:1 --kv-cache 0.5 --scheme fp8",
+        USAGE,
+        "--kv-cache goes without --scheme.",
+    ),
     # what there is of a sweep
     (f"plot latency {H100} --operator linear --axis m --dims 5000:6000 -o f.svg", ERROR, "is of linear along m dims"),
     # directories in use

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from gac.allocation.decide import SLACK
 from gac.errors import GacError, ModelError, ProfileError
+from gac.evaluation import steps
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
@@ -92,6 +93,22 @@ def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
     step = step_of(model, DECODE)
     first = step()
     assert all(torch.equal(step(), first) for _ in range(10))
+
+
+def test_a_long_context_repeats_what_a_short_one_holds(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = prepare(model, Workload.parse("decode:2@12"))
+    whole = Context(model, ids)
+    monkeypatch.setattr(steps, "READ", 4)
+    context = Context(model, ids)
+    layers: list[Any] = [found.cache.layers[1] for found in (whole, context)]
+    for first, again in ((layer.keys, layer.values) for layer in layers[1:]):
+        for states in (first, again):
+            assert torch.equal(states[:, :, 4:8], states[:, :, :4])
+            assert torch.equal(states[:, :, 8:], states[:, :, :4])
+    assert torch.equal(layers[0].keys[:, :, :4], layers[1].keys[:, :, :4])
+    step = decode_step(model, context)
+    assert torch.equal(step(), step())
+    assert context.nbytes == whole.nbytes
 
 
 def test_models_without_some_attention_have_a_context_of_their_own(planner: Planner, model: PreTrainedModel) -> None:

@@ -11,7 +11,7 @@ from gac.forms import FORMS
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.plan import Calibration
-from gac.sensitivity.curve_library import CurveLibrary
+from gac.sensitivity.curve_library import LATENTS, CurveLibrary
 
 LOW_RANK = FORMS.get("low_rank")
 SMALL, LARGE = SHAPES["smollm2"], SHAPES["llama-3-8b"]
@@ -60,9 +60,20 @@ def test_a_larger_model_loses_as_much_at_the_same_fraction_and_depth() -> None:
 
 def test_curves_never_rise_and_end_at_nothing() -> None:
     sites = family_of(LARGE).sites(LARGE)
-    for curve in CurveLibrary.load().curves_of(sites).by_key.values():
+    for (form, *_), curve in CurveLibrary.load().curves_of(sites).by_key.items():
         assert (np.diff(curve.loss) <= 0).all()
-        assert curve.loss[-1] == 0
+        assert (curve.loss[-1] == 0) == (form != "latent:1:int8")
+
+
+def test_latents_lose_as_much_at_the_same_share_of_their_full_rank() -> None:
+    known = library()
+    curves = {f"{form}/{name}": known.curves["low_rank/k_proj"] for form in LATENTS for name in ("k_proj", "v_proj")}
+    sites = family_of(LARGE).sites(LARGE)
+    found = replace(known, curves={**known.curves, **curves}).curves_of(sites)
+    for form in LATENTS:
+        curve = found.by_key[form, "bf16", "model.layers.31.self_attn.k_proj"].loss
+        assert (len(curve), curve[64]) == (129, pytest.approx(7.5, abs=1e-2))
+    assert {one for one, *_ in known.curves_of(sites).by_key}.isdisjoint(LATENTS)
 
 
 def test_weights_of_other_names_are_refused() -> None:
