@@ -12,9 +12,9 @@ from gac.allocation.candidates import dense_candidate
 from gac.allocation.dims import check_forms_divide, full_dim, that_run
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
+from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.costs import ns_of
+from gac.costs import floored, ns_of
 from gac.errors import ProfileError
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits

@@ -35,16 +35,6 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     return found
 
 
-def sliding_layers(config: Any) -> tuple[int, ...]:
-    """The layers whose attention is of a sliding window, or of no other full kind."""
-    config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        every = range(config.num_hidden_layers)
-        return tuple(every) if getattr(config, "sliding_window", None) else ()
-    return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
-
-
 @contextmanager
 def attending(model: PreTrainedModel, layers: Sequence[int], prefilled: Prefilled | None) -> Iterator[None]:
     """Inside, the cache of each of these layers may have a length of its own.

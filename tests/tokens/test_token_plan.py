@@ -14,9 +14,11 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import gac
 from gac.errors import BudgetError, GacError, ModelError, PlanError
-from gac.tokens.allocate import _budgets, _decided
-from gac.tokens.attending import attending, sliding_layers
-from gac.tokens.plan import SCHEMA, TokenPlan
+from gac.models.attentions import Heads, sliding_layers
+from gac.token_plan import SCHEMA, TokenPlan
+from gac.tokens.allocate import _budgets
+from gac.tokens.attending import attending
+from gac.tokens.decide import decide
 from gac.tokens.presses import kvpress
 from tests.models.small import small_config, small_model
 
@@ -28,7 +30,7 @@ def plan_of(losses: Any, limit: int, **changed: Any) -> TokenPlan:
     losses = np.asarray(losses, dtype=float)
     named = dict.fromkeys(("gac_version", "model", "digest", "press", "text", "text_digest"), "tiny")
     fixed = {"windows": 1, "context": 64, "following": 8, "step": 8, "keep": 0.5, "family": "llama", "options": {}}
-    decided = _decided(range(len(losses)), BUDGETS, losses, limit)
+    decided = vars(decide(range(len(losses)), BUDGETS, losses, limit)) | {"heads": Heads(4, 2, 32)}
     return TokenPlan(**({"schema_version": SCHEMA} | named | fixed | decided | changed))
 
 
