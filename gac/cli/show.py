@@ -1,6 +1,7 @@
 """Commands that show: what there is to choose for a model, plans beside each other, and the page of a plan."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from gac.cli.options import (
     profile_option,
 )
 from gac.cli.verb import Answer, Verb, note
+from gac.errors import ModelError
 from gac.forms import FORMS
 
 if TYPE_CHECKING:
@@ -28,22 +30,27 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.argument("model")
-@forms_option("A form to show. Repeatable. Default: every form.", default=())
+@forms_option("A form to show, or tokens (kept in the cache). Repeatable. Default: all.", default=())
 def graph(model: str, forms: Sequence[str]) -> Answer:
     """Show which dims of which operators each choice for MODEL changes.
 
     MODEL is a known name (llama-3-8b), a directory or a hub id; only its config is read. A low-rank pair's rank is N of
-    one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on.
+    one GEMM and K of the next, a width N of the MLP's first ones and K of its last, and so on. The tokens that a layer
+    keeps in its cache are N of attention's scores and K of its mixed values.
     """
     from gac.forms.planned_sites import check_forms_fit
     from gac.models.families import family_of, text_config
     from gac.models.shapes import shapes_of
-    from gac.reporting.dims_moved import choices, choices_table
+    from gac.reporting.dims_moved import TOKENS, choices, choices_table, tokens_kept
+    from gac.tokens.defaults import STEP
 
     config = text_config(shapes_of(known_or_config(model)))
-    sites = family_of(config).sites(config)
-    check_forms_fit(sites, forms, config.model_type)
-    found = choices(sites, forms or FORMS.names)
+    family, named = family_of(config), [form for form in forms if form != TOKENS]
+    sites = family.sites(config)
+    check_forms_fit(sites, named, config.model_type)
+    found = choices(sites, named if forms else FORMS.names)
+    with nullcontext() if forms else suppress(ModelError):
+        found += (tokens_kept(family, config, STEP),) if TOKENS in forms or not forms else ()
     return Answer({"model": model, "choices": [asdict(one) for one in found]}, lambda: [choices_table(found)])
 
 

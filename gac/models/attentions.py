@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from gac.errors import ModelError
 from gac.operations import Operation, attend
 
 
@@ -44,3 +45,29 @@ def sliding_layers(config: Any) -> tuple[int, ...]:
         every = range(config.num_hidden_layers)
         return tuple(every) if getattr(config, "sliding_window", None) else ()
     return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
+
+
+def cut_layers(config: Any) -> list[int]:
+    """The layers from whose caches tokens can be taken: all that are not of a sliding window.
+
+    Raises:
+        ModelError: there is none.
+    """
+    whole = sliding_layers(config)
+    layers = [layer for layer in range(config.num_hidden_layers) if layer not in whole]
+    if not layers:
+        raise ModelError(
+            f"a {config.model_type} whose layers all attend within a sliding window",
+            "a layer that attends to the whole context",
+            "Keep all tokens: such a cache does not grow beyond the window.",
+        )
+    return layers
+
+
+def not_pressed(model_type: str) -> ModelError:
+    """Of an architecture whose attentions no press of kvpress reads."""
+    return ModelError(
+        f"a {model_type}, in which kvpress finds no attention with rotary embedding",
+        "an architecture like Llama, Mistral, Phi-3, Qwen or Gemma-3",
+        "Keep all tokens of this one.",
+    )

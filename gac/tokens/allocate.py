@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.arguments import Count, checked
 from gac.costs import floored
-from gac.errors import BudgetError, ModelError, ProfileError, TextError
+from gac.errors import BudgetError, ProfileError, TextError
 from gac.evaluation.protocol import check_positions
 from gac.evidence import ProfileUsed
 from gac.io import home
 from gac.measuring import dense_model, targeted_digest
-from gac.models.attentions import heads_of, sliding_layers
+from gac.models.attentions import cut_layers, heads_of, sliding_layers
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory
 from gac.models.threads import one_call_at_a_time
@@ -96,11 +96,12 @@ def allocate_tokens(
         _check_fraction(fraction, "latency")
     table, used = _table(profile, bool(limits))
     loaded = dense_model(model, tokenizer)
+    config = loaded.model.config.get_text_config()
     _check_contexts(loaded.model, texts.length, runs, budgets, step)
     check_in_memory(loaded.model, ", with a press", "where the model runs as it is", "")
     check_finite(loaded.model)
-    layers, whole = _layers(loaded.model)
-    config = loaded.model.config.get_text_config()
+    attentions(loaded.model)
+    layers, whole = cut_layers(config), sliding_layers(config)
     attending = Attending(heads_of(config), table, len(layers), len(whole), config.sliding_window if whole else None)
     times = [TimeLimit.of(attending, run, limits[str(run)], budgets, step) for run in runs if str(run) in limits]
     windows = texts.cut(loaded.tokenizer)
@@ -197,20 +198,3 @@ def _table(asked: Profile | str | Path | None, limited: bool) -> tuple[Profile |
         if asked is not None or limited:
             raise
         return None, None
-
-
-def _layers(model: PreTrainedModel) -> tuple[list[int], tuple[int, ...]]:
-    """The layers that a press can cut, and those of a sliding window, which it cannot.
-
-    Raises:
-        ModelError: there is none that it can cut.
-    """
-    whole = sliding_layers(model.config.get_text_config())
-    layers = [layer for layer in range(len(attentions(model))) if layer not in whole]
-    if not layers:
-        raise ModelError(
-            f"a {model.config.model_type} whose layers all attend within a sliding window",
-            "a layer that attends to the whole context",
-            "Keep all tokens: such a cache does not grow beyond the window.",
-        )
-    return layers, whole

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from gac.errors import GacError, ModelError
+from gac.errors import GacError
+from gac.models.attentions import not_pressed
 from gac.runtime.contract import CACHES
 
 Prefilled = Callable[[nn.Module, int, Tensor, Any, Tensor | None, Mapping[str, Any]], None]
@@ -27,11 +28,7 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     layers = list(getattr(decoder, "layers", ()))
     found = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
     if not layers or len(found) < len(layers) or not hasattr(decoder, "rotary_emb"):
-        raise ModelError(
-            f"a {model.config.model_type}, in which kvpress finds no attention with rotary embedding",
-            "an architecture like Llama, Mistral, Phi-3, Qwen or Gemma-3",
-            "Keep all tokens of this one.",
-        )
+        raise not_pressed(model.config.model_type)
     return found
 
 
