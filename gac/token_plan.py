@@ -1,14 +1,17 @@
 """The plan of tokens kept: one budget a layer, what each share was measured to lose, what it saves, and the proof."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import fsum
+from pathlib import Path
 
 from gac.costs import floored
 from gac.errors import GacError, PlanError
 from gac.evidence import ProfileUsed
-from gac.io import Record
+from gac.io import Record, read_document
 from gac.models.attentions import Heads
-from gac.plan import Certificate, WorkloadLatency
+from gac.plan import Certificate, Plan, WorkloadLatency
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
@@ -174,3 +177,30 @@ def kept_of(own: int, context: int, tokens: int, step: int, where: str = ", of w
         expected = f"{-(-context // own)} or more, of which it keeps one"
         raise GacError(f"a context of {tokens} tokens{where}", expected, "Run so short a context without the plan.")
     return share // step * step or share
+
+
+def either(given: Plan | TokenPlan | str | Path) -> Plan | TokenPlan:
+    """A plan of weights or of tokens kept that is at hand, or the one in the file of this path.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if isinstance(given, (str, Path)):
+        document = None
+        with suppress(GacError):
+            document = read_document(given, "plan", "a plan", PlanError)
+        if isinstance(document, dict) and "press" in document:
+            return TokenPlan.load(given)
+    return given if isinstance(given, TokenPlan) else Plan.opened(given)
+
+
+def check_one_kind(given: Iterable[Plan | TokenPlan | str | Path]) -> None:
+    """Refuse plans of weights beside plans of tokens kept.
+
+    Raises:
+        PlanError: they are of two kinds, or one of them is no plan.
+    """
+    kinds = {type(either(one)) for one in given}
+    if len(kinds) > 1:
+        told = "a plan of weights beside one of another kind, of tokens kept"
+        raise PlanError(told, "plans of one kind", "Compare plans of gac allocate, or plans of gac tokens.")

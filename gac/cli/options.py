@@ -17,6 +17,7 @@ from gac.io import destination
 
 if TYPE_CHECKING:
     from gac.plan import Plan
+    from gac.token_plan import TokenPlan
 
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -229,6 +230,15 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
         document[name] = {"used": used, "total": total}
     document |= dict(zip(("bits", "model_bits"), plan.bits, strict=True))
     return document | {"alignment": plan.alignment, "aligned_fraction": plan.aligned_fraction}
+
+
+def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
+    """A plan of tokens, with the sums that follow from it."""
+    from gac.io import to_json
+
+    document: dict[str, Any] = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
+    sizes = {str(length): plan.cache_bytes(length) for length in plan.contexts}
+    return document | {"cache_bytes": {length: {"used": one, "total": all_} for length, (one, all_) in sizes.items()}}
 
 
 def named_plans(files: Sequence[Path]) -> list[tuple[str, "Plan"]]:

@@ -14,14 +14,17 @@ from gac.cli.options import (
     Target,
     forms_option,
     known_or_config,
+    named,
     named_plans,
     output_option,
     plan_document,
     profile_option,
+    tokens_document,
 )
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import ModelError
 from gac.forms import FORMS
+from gac.token_plan import TokenPlan, check_one_kind, either
 
 if TYPE_CHECKING:
     from gac.plan import Plan
@@ -61,10 +64,13 @@ def compare(files: tuple[Path, ...]) -> Answer:
 
     One row a plan: the parameters kept and how many are over the limit, the perplexity predicted on calibration text,
     the latency predicted for each workload, and the share of chosen dims that are multiples of 8. For two plans, the
-    weights that differ most as well.
+    weights that differ most as well. Plans of gac tokens are compared with each other: tokens, loss, memory, latency.
     """
     if len(files) < 2:
         raise click.UsageError("Name two plans or more.")
+    check_one_kind(files)
+    if isinstance(either(files[0]), TokenPlan):
+        return _tokens_compared(named(files))
     from gac.reporting.tables import comparison_table, differences_table
 
     plans = named_plans(files)
@@ -76,6 +82,17 @@ def compare(files: tuple[Path, ...]) -> Answer:
         document["differences"] = [asdict(difference) for difference in comparisons[0].differences]
         tables.append(differences_table(comparisons[0]))
     return Answer(document, lambda: tables)
+
+
+def _tokens_compared(files: dict[str, Path]) -> Answer:
+    from gac.reporting.figures.tokens import check_alike
+    from gac.reporting.tokens import layers_apart, tokens_comparison
+
+    plans = TokenPlan.opened_each(files)
+    check_alike(plans)
+    document = {"plans": [{"path": str(files[name])} | tokens_document(plan) for name, plan in plans.items()]}
+    both = [layers_apart(plans)] if len(plans) == 2 else []
+    return Answer(document, lambda: [tokens_comparison(plans), *both])
 
 
 @click.command(cls=Verb)
@@ -101,15 +118,24 @@ def report(
 ) -> Answer:
     """Write one page about PLAN: what every weight becomes and why, the proof, how to make it again.
 
-    The page is a single HTML file that needs no network.
+    Of a plan of gac tokens it says what every layer keeps, and what each budget loses. The page is a single HTML file
+    that needs no network.
     """
+    check_one_kind((plan_file, *against))
+    if isinstance(either(plan_file), TokenPlan):
+        (name, own), *rest = named((plan_file, *against)).items()
+        gac.report(own, output, against=dict(rest), frontier=frontier_file, profile=profile, name=name)
+        return _written(output, {"layers": len(TokenPlan.load(own).layers)})
     (name, plan), *others = named_plans((plan_file, *against))
     frontier = None if frontier_file is None else gac.Frontier.load(frontier_file)
     found = _profile(plan, profile)
     gac.report(plan, output, against=dict(others), frontier=frontier, profile=found, name=name)
+    return _written(output, {"sites": len(plan.sites)})
+
+
+def _written(output: Path, counts: dict[str, int]) -> Answer:
     size = output.stat().st_size
-    document = {"path": str(output), "bytes": size, "sites": len(plan.sites)}
-    return Answer(document, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
+    return Answer({"path": str(output), "bytes": size} | counts, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
 
 
 def _profile(plan: "Plan", name: str | None) -> "Profile | None":

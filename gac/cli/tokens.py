@@ -1,21 +1,16 @@
 """The command that chooses how many tokens the cache of every layer keeps."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import gac
 from gac.cli.measuring import tokenizer_option
-from gac.cli.options import Target, latency_option, output_option, table_option, workloads_option
+from gac.cli.options import Target, latency_option, output_option, table_option, tokens_document, workloads_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import PlanError
-from gac.io import to_json
 from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
-
-if TYPE_CHECKING:
-    from gac.token_plan import TokenPlan
 
 
 @click.command(cls=Verb, resume="Windows that were measured are kept in GAC_HOME; the same command goes on from there.")
@@ -90,10 +85,3 @@ def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, *
     plan.save(output)
     note(f"saved as {output}")
     return Answer({"path": str(output)} | tokens_document(plan), lambda: tokens_tables(plan))
-
-
-def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
-    """A plan of tokens, with the sums that follow from it."""
-    document: dict[str, Any] = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
-    sizes = {str(length): plan.cache_bytes(length) for length in plan.contexts}
-    return document | {"cache_bytes": {length: {"used": one, "total": all_} for length, (one, all_) in sizes.items()}}

@@ -1,10 +1,12 @@
 """A plan of tokens kept, as rich tables: layer by layer, and what it saves and loses in words."""
 
-from rich.console import RenderableType
+from collections.abc import Iterable, Mapping
+
+from rich.console import Group, RenderableType
 
 from gac.plan import WorkloadLatency
 from gac.plan_summary import how_known
-from gac.reporting.formatting import counted, duration, megabytes, nats, new_table
+from gac.reporting.formatting import counted, duration, legend, megabytes, nats, new_table
 from gac.token_plan import TokenPlan
 
 
@@ -29,6 +31,45 @@ def facts(plan: TokenPlan) -> list[tuple[str, str]]:
         *([("profile", f"{used.gpu}, {used.digest[:12]}; {used.note}")] if (used := plan.profile) else []),
         *([("whole", whole(plan))] if plan.whole else []),
     ]
+
+
+def figures(plan: TokenPlan, workloads: Iterable[str]) -> dict[str, str]:
+    """What plans are compared by: headings and values."""
+    timed, (used, _) = {one.workload: one for one in plan.workloads}, plan.cache_bytes(plan.context)
+    told = {
+        "press": plan.press,
+        "kept": f"{plan.used / plan.total:.4f}",
+        "loss": nats(plan.loss),
+        "cached": megabytes(used),
+        "gap": f"{plan.certificate.gap:.3g}",
+    }
+    for workload in workloads:
+        one = timed.get(workload)
+        known = one is not None and one.plan_ns and one.dense_ns
+        told[workload] = f"{one.plan_ns / one.dense_ns:.3f}x" if known else "unknown"  # type: ignore[union-attr, operator]
+    return told
+
+
+def tokens_comparison(plans: Mapping[str, TokenPlan]) -> RenderableType:
+    """One row a plan: its press, what it keeps, loses and saves; then, of two, the layers that differ most."""
+    workloads = dict.fromkeys(one.workload for plan in plans.values() for one in plan.workloads)
+    told = {name: figures(plan, workloads) for name, plan in plans.items()}
+    columns = [(heading, "<" if heading == "press" else ">") for heading in next(iter(told.values()))]
+    table = new_table([("plan", "<"), *columns], [(name, *row.values()) for name, row in told.items()])
+    notes = "loss: predicted, nats a token; cached: bytes of one context in 16 bits; latency: of attention over dense"
+    return Group(table, legend(notes))
+
+
+def layers_apart(plans: Mapping[str, TokenPlan], most: int = 10) -> RenderableType:
+    """The layers of which two plans keep the most different numbers of tokens."""
+    (name, first), (other, second) = plans.items()
+    both = [(one.layer, one.kept, two.kept) for one, two in zip(first.layers, second.layers, strict=True)]
+    apart = sorted((row for row in both if row[1] != row[2]), key=lambda row: -abs(row[1] - row[2]))
+    if not apart:
+        return f"all {len(both)} layers keep the same"
+    rows = [(str(layer), f"{one:,}", f"{two:,}") for layer, one, two in apart[:most]]
+    told = f"{len(apart)} of {len(both)} layers keep another number of tokens"
+    return Group(new_table([("layer", ">"), (name, ">"), (other, ">")], rows), legend(told))
 
 
 def memory(plan: TokenPlan, tokens: int) -> str:
