@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from math import fsum
 from pathlib import Path
 
+from gac.choices import REMEDY
 from gac.costs import floored
 from gac.errors import GacError, PlanError
 from gac.evidence import ProfileUsed
 from gac.io import Record, read_document
 from gac.models.attentions import Heads
+from gac.models.sites import LARGEST_SIZE
 from gac.plan import Certificate, Plan, WorkloadLatency
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
@@ -96,19 +98,20 @@ class TokenPlan(Record):
 
     def __post_init__(self) -> None:
         self._check_schema(self.schema_version, SCHEMA)
+        _check_counts(self)
         for one in self.layers:
             aligned = one.kept == self.context or (0 < one.kept < self.context and one.kept % self.step == 0)
             if not aligned or one.kept not in dict(one.priced):
                 expected = f"one of its priced budgets, a multiple of {self.step} or {self.context}"
-                raise PlanError(f"layer {one.layer} keeps {one.kept} tokens", expected, "Make the plan again.")
+                raise PlanError(f"layer {one.layer} keeps {one.kept} tokens", expected, REMEDY)
         if self.used > self.limit:
             given = f"a plan that keeps {self.used:,} tokens"
-            raise PlanError(given, f"at most its limit of {self.limit:,}", "Make the plan again.")
+            raise PlanError(given, f"at most its limit of {self.limit:,}", REMEDY)
         for workload, fraction in self.latency.items():
             timed = next((one for one in self.workloads if one.workload == workload), None)
             if timed is None or not _within(timed, fraction):
                 expected = f"at most {fraction:g} of the dense attention at {workload}"
-                raise PlanError(f"a plan that states {timed}", expected, "Make the plan again.")
+                raise PlanError(f"a plan that states {timed}", expected, REMEDY)
 
     @property
     def used(self) -> int:
@@ -152,6 +155,25 @@ class TokenPlan(Record):
         whole = sum(self.kept(layer, tokens) for layer in self.whole)
         kept = sum(self.kept(one.layer, tokens) for one in self.layers)
         return numbers * (kept + whole), numbers * (tokens * len(self.layers) + whole)
+
+
+def _check_counts(plan: TokenPlan) -> None:
+    """What is counted can be, and what is divided by is not 0."""
+    heads, layers, budgets = plan.heads, plan.layers, list(dict(plan.layers[0].priced)) if plan.layers else []
+    numbers = [*(one.layer for one in layers), *plan.whole]
+    held = {
+        "layers": bool(layers) and len(set(numbers)) == len(numbers) and min(numbers, default=0) >= 0,
+        "context, step and windows": min(plan.context, plan.step, plan.windows, plan.following) >= 1,
+        "heads": 1 <= heads.cached <= heads.queries and heads.length >= 1 and max(vars(heads).values()) <= LARGEST_SIZE,
+        "window": bool(plan.whole) or plan.window is None,
+        "window of tokens": plan.window is None or plan.window >= 1,
+        "priced budgets, the same in all layers": all(list(dict(one.priced)) == budgets for one in layers),
+        "multipliers, one a limit": len(plan.certificate.multipliers) == 1 + len(plan.latency),
+        "workloads": all(Workload.parse(one.workload).phase == "decode" for one in plan.workloads),
+        "latencies": all(ns is None or ns > 0 for one in plan.workloads for ns in (one.dense_ns, one.plan_ns)),
+    }
+    if wrong := next((name for name, holds in held.items() if not holds), None):
+        raise PlanError(f"plan of tokens has {wrong} out of range", "counts that can be", REMEDY)
 
 
 def _within(timed: WorkloadLatency, fraction: float) -> bool:

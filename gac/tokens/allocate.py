@@ -186,7 +186,7 @@ def _check_contexts(
     """
     check_positions(model, length, "contexts with the tokens that follow them")
     for run in runs:
-        check_positions(model, run.tokens, f"contexts of {run}")
+        check_positions(model, run.tokens, "contexts to decode after")
         kept_of(budgets[0], budgets[-1], run.tokens, step)
 
 

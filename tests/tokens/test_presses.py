@@ -170,7 +170,7 @@ def test_contexts_past_the_positions_are_refused(small: Small) -> None:
 
 
 def test_so_are_contexts_of_workloads_past_them_and_those_of_which_nothing_stays(small: Small) -> None:
-    with pytest.raises(ModelError, match=r"contexts of decode:1@600 of 600 tokens.*at most 512"):
+    with pytest.raises(ModelError, match=r"contexts to decode after of 600 tokens.*at most 512"):
         planned(small, workloads=["decode:1@600"])
     with pytest.raises(GacError, match="a context of 7 tokens, of which none is kept; expected 8 or more"):
         planned(small, workloads=["decode:1@7"])

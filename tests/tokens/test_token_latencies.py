@@ -162,7 +162,9 @@ def test_a_plan_says_the_bytes_of_its_cache_at_any_length() -> None:
 )
 def test_a_plan_that_breaks_its_own_limit_of_latency_is_refused(timed: list[WorkloadLatency]) -> None:
     plan = plan_of(curves(4), 4 * 32)
-    kept = replace(plan, latency={NAME: 0.5}, workloads=(WorkloadLatency(NAME, 10, 5, 4, 0, 0),))
+    proof = replace(plan.certificate, multipliers=(0.0, 0.0))
+    timed_so = (WorkloadLatency(NAME, 10, 5, 4, 0, 0),)
+    kept = replace(plan, latency={NAME: 0.5}, workloads=timed_so, certificate=proof)
     with pytest.raises(PlanError, match=f"expected at most 0.5 of the dense attention at {NAME}"):
         replace(kept, workloads=tuple(timed))
 
