@@ -111,10 +111,21 @@ def _tokens_compared(files: dict[str, Path]) -> Answer:
     metavar="FILE",
     help="Draw the best choices for other budgets; made by gac frontier.",
 )
+@click.option(
+    "--tokens",
+    type=FILE,
+    metavar="TOKENS",
+    help="How many tokens each layer keeps beside it, for the same model; made by gac tokens.",
+)
 @profile_option("The latency table that the plan names. Default: look it up among those that gac profiles lists.")
 @output_option(Target(), "The page to write; an existing file is replaced.", default="report.html")
 def report(
-    plan_file: Path, against: tuple[Path, ...], frontier_file: Path | None, profile: str | None, output: Path
+    plan_file: Path,
+    against: tuple[Path, ...],
+    frontier_file: Path | None,
+    tokens: Path | None,
+    profile: str | None,
+    output: Path,
 ) -> Answer:
     """Write one page about PLAN: what every weight becomes and why, the proof, how to make it again.
 
@@ -124,12 +135,12 @@ def report(
     check_one_kind((plan_file, *against))
     if isinstance(either(plan_file), TokenPlan):
         (name, own), *rest = named((plan_file, *against)).items()
-        gac.report(own, output, against=dict(rest), frontier=frontier_file, profile=profile, name=name)
+        gac.report(own, output, against=dict(rest), frontier=frontier_file, profile=profile, tokens=tokens, name=name)
         return _written(output, {"layers": len(TokenPlan.load(own).layers)})
     (name, plan), *others = named_plans((plan_file, *against))
     frontier = None if frontier_file is None else gac.Frontier.load(frontier_file)
     found = _profile(plan, profile)
-    gac.report(plan, output, against=dict(others), frontier=frontier, profile=found, name=name)
+    gac.report(plan, output, against=dict(others), frontier=frontier, profile=found, tokens=tokens, name=name)
     return _written(output, {"sites": len(plan.sites)})
 
 

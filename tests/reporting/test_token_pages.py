@@ -13,7 +13,8 @@ import gac
 from gac import plots
 from gac.errors import GacError, PlanError
 from gac.plan import Plan, WorkloadLatency
-from gac.reporting.report.render import tokens_page
+from gac.reporting.report.render import report_page, tokens_page
+from gac.reporting.report.sources import Sources
 from gac.token_plan import TokenPlan, either
 from tests.cli.commands import refused, run
 from tests.reporting.rendering import legend
@@ -94,6 +95,19 @@ def test_each_layer_has_one_framed_budget_and_markup_does_nothing(plan: TokenPla
     assert "<b>x" not in page
 
 
+def test_the_page_of_weights_says_what_both_plans_cache(make_plan: Any, tiny_config: Any) -> None:
+    weights = make_plan(tiny_config, {"model.layers.0.self_attn.k_proj": ("latent:1", 8)})
+    (used, total), (first, second) = weights.kv_numbers, (24, 64)
+    kept = plan_of(curves(2), first + second, digest=weights.measured.digest)
+    layers = tuple(replace(one, kept=own) for one, own in zip(kept.layers, (first, second), strict=True))
+    page = report_page(Sources(weights, tokens=replace(kept, layers=layers)))
+    both = (used - total // 2) * first + total // 2 * second
+    assert f"64 tokens take {both:,} of {total * 64:,} numbers of 16 bits ({both / total / 64:.4f})" in words(page)
+    assert page.count(" chosen s") == 2
+    assert 'href="#tokens"' in page
+    assert 'href="#tokens"' not in report_page(Sources(weights))
+
+
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,4 +145,6 @@ def test_weights_and_tokens_do_not_go_together(files: list[Path], tmp_path: Path
     assert "another kind" in refused("compare", files[2], files[0])
     assert "another kind" in refused("report", files[2], "--against", files[0], "-o", page)
     beside = refused("report", files[0], "--profile", "nvidia-h100-80gb-hbm3", "-o", page)
-    assert "a plan of tokens kept beside a frontier or a latency table" in beside
+    assert "a plan of tokens kept beside a frontier, a latency table or another plan of tokens" in beside
+    other = "plan weights for tiny beside a plan of tokens for tiny; expected plans for the same weights"
+    assert other in refused("report", files[2], "--tokens", files[0], "-o", page)

@@ -13,7 +13,8 @@ from gac.io import whole_file
 from gac.plan import Plan
 from gac.plan_summary import what_is_kept
 from gac.profiling.table import Profile
-from gac.reporting.report import reasons, summary, tables, tokens
+from gac.reporting.report import reasons, summary, tables
+from gac.reporting.report import tokens as of_tokens
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
 from gac.reporting.report.sources import Sources, profile_of
 from gac.reporting.tables import legend_of
@@ -28,6 +29,7 @@ def report(
     against: Mapping[str, Plan | TokenPlan | str | Path] | None = None,
     frontier: Frontier | str | Path | None = None,
     profile: Profile | str | Path | None = None,
+    tokens: TokenPlan | str | Path | None = None,
     name: str = "plan",
 ) -> Path:
     """Write one page about a plan: what every weight becomes and why, the proof, how to make it again.
@@ -41,6 +43,7 @@ def report(
         frontier: the best choices for other budgets, to draw them; none beside a plan of tokens.
         profile: the latency table that the plan names; by default it is looked for among those that are shipped and
             saved, and without it the page does not say what the next dims would take.
+        tokens: how many tokens each layer keeps beside the plan of weights, for the same model.
         name: what the page calls the plan.
 
     Returns:
@@ -55,15 +58,16 @@ def report(
     check_one_kind((plan, *(against or {}).values()))
     opened = either(plan)
     if isinstance(opened, TokenPlan):
-        if frontier is not None or profile is not None:
-            given = "a plan of tokens kept beside a frontier or a latency table"
+        if any(one is not None for one in (frontier, profile, tokens)):
+            given = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
             raise PlanError(given, "the plan, and other plans of tokens", "Leave the others out.")
         page = tokens_page(opened, name, TokenPlan.opened_each(against or {}))  # type: ignore[arg-type]
     else:
         others = Plan.opened_each(against or {})  # type: ignore[arg-type]
         points = None if frontier is None else Frontier.opened(frontier)
         table = profile_of(opened) if profile is None else Profile.opened(profile)
-        page = report_page(Sources(opened, name, others, points, table))
+        kept = None if tokens is None else TokenPlan.opened(tokens)
+        page = report_page(Sources(opened, name, others, points, table, kept))
     with whole_file(Path(output), "report") as temporary:
         temporary.write_bytes(page.encode())
     return Path(output)
@@ -76,7 +80,7 @@ def report_page(sources: Sources) -> str:
 
 def tokens_page(plan: TokenPlan, name: str = "plan", against: Mapping[str, TokenPlan] | None = None) -> str:
     """The page of a plan of tokens kept, likewise; it runs no script."""
-    return _filled("tokens.html", tokens.content(plan, name, against or {}))
+    return _filled("tokens.html", of_tokens.content(plan, name, against or {}))
 
 
 def _filled(template: str, content: Mapping[str, Any]) -> str:
@@ -124,4 +128,5 @@ def _content(sources: Sources) -> dict[str, Any]:
         "certificate": summary.certificate(plan),
         "provenance": summary.provenance(sources),
         "commands": summary.commands(sources),
+        "tokens": of_tokens.beside(sources.tokens, plan) if sources.tokens else None,
     }

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from shlex import join
 from typing import Any, NamedTuple
 
+from gac.choices import counted
+from gac.costs import KV_NUMBERS
+from gac.plan import Plan
 from gac.reporting.figures.tokens import check_alike
 from gac.reporting.formatting import duration, megabytes, nats
 from gac.reporting.report.tables import Entry, Table
@@ -33,14 +36,41 @@ def content(plan: TokenPlan, name: str, against: Mapping[str, TokenPlan]) -> dic
         "plan": plan,
         "name": name,
         "tiles": _tiles(plan),
-        "summary": [f"{what.capitalize()}: {value}." for what, value in facts(plan)],
-        "budgets": list(dict(plan.layers[0].priced)),
-        "rows": [(one.layer, _cells(one, plan.context)) for one in plan.layers],
+        "summary": _sentences(plan),
+        **_layers(plan),
         "plans": _plans(plans),
         "certificate": _certificate(plan),
         "provenance": _provenance(plan),
         "commands": _commands(plan),
     }
+
+
+def beside(plan: TokenPlan, weights: Plan) -> dict[str, Any]:
+    """What the page of a plan of weights says of the tokens that are kept beside it."""
+    used, dense = _together(plan, weights)
+    cut = f"{used:,} of {dense:,} numbers of 16 bits ({used / dense:.4f})"
+    both = f"With what the plan of weights caches of a token, {plan.context:,} tokens take {cut} in all layers."
+    return _layers(plan) | {"summary": [*_sentences(plan), both]}
+
+
+def _together(plan: TokenPlan, weights: Plan) -> tuple[int, int]:
+    """Numbers of 16 bits that are cached of one context: with both plans, and with neither."""
+    used = dense = 0
+    for site in weights.sites:
+        kept, whole = counted(site.weights, KV_NUMBERS)
+        used += kept * plan.kept(site.layer, plan.context)
+        dense += whole * (plan.kept(site.layer, plan.context) if site.layer in plan.whole else plan.context)
+    return used, dense
+
+
+def _sentences(plan: TokenPlan) -> list[str]:
+    return [f"{what.capitalize()}: {value}." for what, value in facts(plan)]
+
+
+def _layers(plan: TokenPlan) -> dict[str, Any]:
+    """The priced budgets, and a row of cells for each layer."""
+    rows = [(one.layer, _cells(one, plan.context)) for one in plan.layers]
+    return {"budgets": list(dict(plan.layers[0].priced)), "rows": rows}
 
 
 def _tiles(plan: TokenPlan) -> list[tuple[str, str, str]]:
