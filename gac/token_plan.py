@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gac.choices import REMEDY
 from gac.costs import floored
+from gac.display import Shown
 from gac.errors import GacError, PlanError
 from gac.evidence import ProfileUsed
 from gac.io import Record, read_document
@@ -40,8 +41,8 @@ class LayerTokens:
         return dict(self.priced)[self.kept]
 
 
-@dataclass(frozen=True)
-class TokenPlan(Record):
+@dataclass(frozen=True, repr=False)
+class TokenPlan(Shown, Record):
     """How many tokens of a context every layer keeps, for one press and one model.
 
     Attributes:

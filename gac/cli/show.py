@@ -68,9 +68,10 @@ def compare(files: tuple[Path, ...]) -> Answer:
     """
     if len(files) < 2:
         raise click.UsageError("Name two plans or more.")
+    called = named(files)
     check_one_kind(files)
     if isinstance(either(files[0]), TokenPlan):
-        return _tokens_compared(named(files))
+        return _tokens_compared(called)
     from gac.reporting.tables import comparison_table, differences_table
 
     plans = named_plans(files)
@@ -132,9 +133,10 @@ def report(
     Of a plan of gac tokens it says what every layer keeps, and what each budget loses. The page is a single HTML file
     that needs no network.
     """
-    check_one_kind((plan_file, *against))
+    called = named((plan_file, *against))
+    check_one_kind(called.values())
     if isinstance(either(plan_file), TokenPlan):
-        (name, own), *rest = named((plan_file, *against)).items()
+        (name, own), *rest = called.items()
         gac.report(own, output, against=dict(rest), frontier=frontier_file, profile=profile, tokens=tokens, name=name)
         return _written(output, {"layers": len(TokenPlan.load(own).layers)})
     (name, plan), *others = named_plans((plan_file, *against))

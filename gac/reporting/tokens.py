@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gac.plan import WorkloadLatency
 from gac.plan_summary import how_known
@@ -15,7 +16,7 @@ def tokens_tables(plan: TokenPlan) -> list[RenderableType]:
     table = new_table([("layer", ">"), ("tokens", ">"), ("share", ">"), ("loss", ">")])
     for one in plan.layers:
         table.add_row(str(one.layer), f"{one.kept:,}", f"{one.kept / plan.context:.3f}", nats(one.loss))
-    return [table, "\n".join(f"{name:<10}{value}" for name, value in facts(plan))]
+    return [table, Text("\n".join(f"{name:<10}{value}" for name, value in facts(plan)))]
 
 
 def facts(plan: TokenPlan) -> list[tuple[str, str]]:

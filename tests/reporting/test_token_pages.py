@@ -45,6 +45,18 @@ def files(plan: TokenPlan, tmp_path: Path) -> list[Path]:
     return found
 
 
+# --- itself -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_shows_itself(plan: TokenPlan) -> None:
+    lines = [" ".join(line.split()) for line in repr(plan).splitlines()]
+    assert lines[0] == "layer tokens share loss"
+    assert "kept 128 of 256 tokens (0.5000), limit 128" in lines
+    frame = replace(plan, model="<b>").to_dataframe()
+    assert frame["kept"].tolist() == [one.kept for one in plan.layers]
+    assert "<b>" not in replace(plan, text="<b>")._repr_html_()
+
+
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
