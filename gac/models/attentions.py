@@ -47,6 +47,11 @@ def sliding_layers(config: Any) -> tuple[int, ...]:
     return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
 
 
+def window_of(config: Any) -> int | None:
+    """How many tokens those layers cache at most; None where there are none, or the config does not say."""
+    return getattr(config, "sliding_window", None) if sliding_layers(config) else None
+
+
 def cut_layers(config: Any) -> list[int]:
     """The layers from whose caches tokens can be taken: all that are not of a sliding window.
 

@@ -92,4 +92,5 @@ def latency(plan: TokenPlan, one: WorkloadLatency) -> str:
 
 def whole(plan: TokenPlan) -> str:
     """The layers that no press cuts, in words."""
-    return f"{counted(len(plan.whole), 'layer')} of a window of {plan.window:,} tokens, which no limit of tokens counts"
+    size = f"of a window of {plan.window:,} tokens" if plan.window else "that are not cut"
+    return f"{counted(len(plan.whole), 'layer')} {size}, which no limit of tokens counts"

@@ -16,7 +16,7 @@ from gac.evaluation.protocol import check_positions
 from gac.evidence import ProfileUsed
 from gac.io import home
 from gac.measuring import dense_model, targeted_digest
-from gac.models.attentions import cut_layers, heads_of, sliding_layers
+from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_of
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory
 from gac.models.threads import one_call_at_a_time
@@ -102,7 +102,7 @@ def allocate_tokens(
     check_finite(loaded.model)
     attentions(loaded.model)
     layers, whole = cut_layers(config), sliding_layers(config)
-    attending = Attending(heads_of(config), table, len(layers), len(whole), config.sliding_window if whole else None)
+    attending = Attending(heads_of(config), table, len(layers), len(whole), window_of(config))
     times = [TimeLimit.of(attending, run, limits[str(run)], budgets, step) for run in runs if str(run) in limits]
     windows = texts.cut(loaded.tokenizer)
     check_vocabulary(windows, loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]

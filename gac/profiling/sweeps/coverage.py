@@ -9,7 +9,7 @@ from gac.errors import ProfileError
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
-from gac.models.attentions import heads_of, sliding_layers
+from gac.models.attentions import heads_of, window_of
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
@@ -118,7 +118,7 @@ def token_points(
     decoding = [one for one in workloads if one.phase == "decode"]
     if not decoding:
         raise ProfileError("attention over tokens kept without a workload that decodes", "decode:B@C", "Name one.")
-    heads, window = heads_of(config), config.sliding_window if sliding_layers(config) else None
+    heads, window = heads_of(config), window_of(config)
     found = []
     for one in decoding:
         kept = (floored(share, one.tokens) // step * step for share in shares)
