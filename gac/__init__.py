@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from gac.repairs.run import repair as repair
     from gac.reporting.report.render import report as report
     from gac.sensitivity.documents import Documents as Documents
+    from gac.token_plan import TokenPlan as TokenPlan
     from gac.tokens.allocate import allocate_tokens as allocate_tokens
     from gac.tokens.allocate import press as press
-    from gac.tokens.plan import TokenPlan as TokenPlan
 else:
     from importlib import import_module
 
@@ -65,7 +65,7 @@ else:
         "Recipe": "gac.recipe",
         "ShapeContract": "gac.repairs.contract",
         "Solution": "gac.allocation.knapsack",
-        "TokenPlan": "gac.tokens.plan",
+        "TokenPlan": "gac.token_plan",
         "Verified": "gac.checkpoint.verify",
         "allocate": "gac.api",
         "allocate_tokens": "gac.tokens.allocate",

@@ -1,6 +1,8 @@
 """What a choice costs: named columns of integers. A new resource is one function more."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 
 from gac.forms import Form
@@ -38,3 +40,14 @@ def ns_of(workload: object) -> str:
 def columns_of(workloads: Sequence[Workload]) -> tuple[str, ...]:
     """All columns of candidates whose latency is looked up for these workloads, in their order."""
     return (*COSTS, *map(ns_of, workloads))
+
+
+def floored(fraction: float, total: int) -> int:
+    """``floor(fraction * total)`` in exact integers.
+
+    The fraction counts as the decimal that it prints as: 0.8 is eight tenths, not the nearest double.
+
+    >>> floored(0.8, 106168320), floored(0.29, 100), int(0.29 * 100)
+    (84934656, 29, 28)
+    """
+    return math.floor(Fraction(repr(float(fraction))) * total)

@@ -32,8 +32,8 @@ class Shown:
         """The result as a pandas DataFrame.
 
         A plan has one row a weight; what is known of a site alone (``site_loss``, ``site_latency_ns WORKLOAD``) stands
-        in each row of its weights. A profile has one row a measurement, a frontier one a point, cliffs one a collapsed
-        dim or sweet spot, a perplexity is one row.
+        in each row of its weights. A plan of tokens has one row a layer, a profile one a measurement, a frontier one a
+        point, cliffs one a collapsed dim or sweet spot, a perplexity is one row.
 
         Raises:
             GacError: pandas is not installed.

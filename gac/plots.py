@@ -7,13 +7,15 @@ They can be read in black and white: what colour tells is told by markers, hatch
     ax = plots.plan(Plan.load("plan.json"))
     plots.save(ax, "plan.pdf")
 
-``atlas``, ``figure_of_dims`` and ``figure_of_frontier`` make a page of several panels, and return the figure.
+``atlas``, ``figure_of_dims``, ``figure_of_tokens`` and ``figure_of_frontier`` make a page of several panels, and return
+the figure.
 """
 
 from gac.reporting.figures.dims import dims, figure_of_dims, heads, layer_time
 from gac.reporting.figures.heatmaps import alignment, plan
 from gac.reporting.figures.prediction import Outcome, prediction
 from gac.reporting.figures.sweeps import atlas, latency
+from gac.reporting.figures.tokens import figure_of_tokens, token_losses, tokens
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
 from gac.reporting.page import save
@@ -25,6 +27,7 @@ __all__ = [
     "dims",
     "figure_of_dims",
     "figure_of_frontier",
+    "figure_of_tokens",
     "frontier",
     "heads",
     "latency",
@@ -32,4 +35,6 @@ __all__ = [
     "plan",
     "prediction",
     "save",
+    "token_losses",
+    "tokens",
 ]

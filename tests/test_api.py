@@ -191,7 +191,8 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         (
             {"forms": ("latent:1",), "latency": 0.9},
             "a limit of latency, or loss for speed, with form latent:1; expected forms whose latency is measured. "
-            "Leave the form out, or plan without the limit.",
+            "Measure it with gac profile --model NAME --form latent:1 --workload decode:1@1024, or leave the form or "
+            "the limit out.",
         ),
     ],
 )

@@ -252,7 +252,7 @@ def test_eval_sets_the_prediction_beside_what_is_measured(
     assert counted["model_bytes"]["total"] == 2 * dense["parameters"]
     assert counted["model_bytes"]["used"] == 2 * found["parameters"]
     assert counted["bits"] == 8 * counted["bytes"]["used"] / counted["limits"][0]["total"]
-    assert "weights bits model of the model schemes" in " ".join(shown.split())
+    assert "weights bits model of the model cache schemes" in " ".join(shown.split())
 
 
 def test_eval_against_another_model_predicts_nothing(checkpoint: Path, text_file: Path) -> None:

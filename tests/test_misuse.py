@@ -113,6 +113,8 @@ NO_COUNT = "; expected a whole number, 1 or more or None. Correct it."
 NO_PATH = "; expected a string or a path. Correct it."
 NO_PLAN = "; expected a Plan, a string or a path. Correct it."
 NO_PLANS = "; expected a mapping from a string to a Plan, a string or a path"
+EITHER_KIND = "a Plan, a TokenPlan, a string or a path"
+PLANS_OF_EITHER_KIND = f"; expected a mapping from a string to {EITHER_KIND}"
 NO_TABLE = "; expected a Profile, a string or a path"
 NO_MODEL = "; expected a PreTrainedModel"
 NO_TOKENIZER = "; expected a PreTrainedTokenizerBase"
@@ -226,11 +228,15 @@ ROWS: list[Row] = [
     ("evaluate", {"tasks": [3]}, "evaluate(tasks=[3]); expected a string or several (each a string)"),
     ("evaluate", {"limit": 5}, "num_fewshot=None and limit=5 without tasks; "),
     ("evaluate", {"tasks": "none.yaml", "limit": "5"}, "evaluate(limit='5'); expected a whole number or None"),
-    ("report", {"plan": FRONTIER}, f"report(plan of type Frontier){NO_PLAN}"),
+    ("report", {"plan": FRONTIER}, f"report(plan of type Frontier); expected {EITHER_KIND}"),
     ("report", {"plan": "none.json"}, "plan none.json cannot be read"),
     ("report", {"output": None}, f"report(output=None){NO_PATH}"),
-    ("report", {"against": PLAN}, f"report(against of type Plan){NO_PLANS} or None"),
-    ("report", {"against": {"a": 3}}, f"report(against={{'a': 3}}){NO_PLANS}"),
+    (
+        "report",
+        {"against": PLAN},
+        f"report(against of type Plan){PLANS_OF_EITHER_KIND} or None",
+    ),
+    ("report", {"against": {"a": 3}}, f"report(against={{'a': 3}}){PLANS_OF_EITHER_KIND}"),
     ("report", {"frontier": PLAN}, "report(frontier of type Plan); expected a Frontier, a string, a path or None"),
     ("report", {"profile": "none"}, "profile 'none' is neither a file nor a known name; "),
     ("report", {"name": 3}, "report(name=3); expected a string"),

@@ -12,9 +12,9 @@ from gac.allocation.candidates import dense_candidate
 from gac.allocation.dims import check_forms_divide, full_dim, that_run
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, floored, total
+from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.costs import ns_of
+from gac.costs import floored, ns_of
 from gac.errors import ProfileError
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits
@@ -94,7 +94,7 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
         raise ProfileError(
             f"a limit of latency, or loss for speed, with form {untimed[0]}",
             "forms whose latency is measured",
-            "Leave the form out, or plan without the limit.",
+            _untimed_remedy(untimed[0], sites, run.workloads),
         )
     timed = not untimed and all(of_scheme == known[DEFAULT_SCHEME] for of_scheme in known.values())
     if slack is None:
@@ -102,6 +102,17 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     if latency is None:
         latency = dict.fromkeys(known[DEFAULT_SCHEME] if exact and timed else (), 1.0)
     return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
+
+
+def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) -> str:
+    """What to do about a form of unknown latency: of one that attention reads, tables can have what that takes."""
+    weights = [weight for site in sites for weight in site.weights]
+    variants = [(one, weight) for weight in weights for one in form_named(name).variants(weight)]
+    measured = any(one.takes(weight) and one.cache_axis(weight) for one, weight in variants)
+    decoding = " ".join(f"--workload {one}" for one in workloads if one.startswith("decode"))
+    if not (measured and decoding):
+        return "Leave the form out, or plan without the limit."
+    return f"Measure it with gac profile --model NAME --form {name} {decoding}, or leave the form or the limit out."
 
 
 def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:

@@ -10,10 +10,10 @@ from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.problem import dense_total, floored, name_of
+from gac.allocation.problem import dense_total, name_of
 from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats, Ints
-from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS
+from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
 from gac.curves import LossCurve, LossCurves
 from gac.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named, variants_of

@@ -11,9 +11,9 @@ from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, Site
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.pareto import front
-from gac.allocation.problem import Problem, dense_total, floored, name_of
+from gac.allocation.problem import Problem, dense_total, name_of
 from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.costs import BYTES, COUNTED, PARAMS, column_of, ns_of
+from gac.costs import BYTES, COUNTED, PARAMS, column_of, floored, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
 from gac.profiling.table import Profile

@@ -7,9 +7,8 @@ from itertools import pairwise
 from math import fsum, isclose
 
 from gac.allocation.decide import assemble, summed_latency
-from gac.allocation.problem import floored
 from gac.arguments import checked
-from gac.costs import BYTES, COUNTED, PARAMS, column_of
+from gac.costs import BYTES, COUNTED, PARAMS, column_of, floored
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.io import Record

@@ -1,10 +1,8 @@
 """What there is to decide: measured curves, a latency table and limits in exact integers, as a knapsack."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property, partial
 from itertools import product
 
@@ -16,7 +14,7 @@ from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats
-from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
+from gac.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError, ProfileError
 from gac.models.sites import Site
@@ -33,17 +31,6 @@ The layers of some models are so much alike that a proof takes minutes. What is 
 """
 LOSS = "loss"
 """The limit of loss beside those of the cost columns, where something else is minimised."""
-
-
-def floored(fraction: float, total: int) -> int:
-    """``floor(fraction * total)`` in exact integers.
-
-    The fraction counts as the decimal that it prints as: 0.8 is eight tenths, not the nearest double.
-
-    >>> floored(0.8, 106168320), floored(0.29, 100), int(0.29 * 100)
-    (84934656, 29, 28)
-    """
-    return math.floor(Fraction(repr(float(fraction))) * total)
 
 
 def total(sets: Sequence[CandidateSet], column: str) -> int | None:

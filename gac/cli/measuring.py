@@ -1,6 +1,6 @@
 """What the commands that measure a model share: the options that make a recipe, and what they say before they begin."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, wraps
 from math import comb
 from pathlib import Path
@@ -13,6 +13,7 @@ from gac.cli.options import (
     bos_option,
     decode_kernel_option,
     forms_option,
+    latency_option,
     refuse_given,
     table_option,
     tensor_parallel_option,
@@ -28,22 +29,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 STATISTICS_KEPT = (
     "Finished layers, and gradients at most two minutes old, are kept in GAC_HOME; the same command goes on from there."
 )
-
-
-def _latency(
-    _ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
-) -> str | float | dict[str, float] | None:
-    """``any``, one fraction for every workload, or fractions by workload."""
-    if list(texts) == ["any"]:
-        return "any"
-    pairs = [text.rpartition("=") for text in texts]
-    try:
-        fractions = {workload: float(fraction) for workload, _, fraction in pairs}
-    except ValueError as failure:
-        raise click.BadParameter(f"{' '.join(texts)!r} is not like 0.85 or prefill:1x1024=0.85.") from failure
-    if len(fractions) < len(texts) or ("" in fractions and len(fractions) > 1):
-        raise click.BadParameter("give one fraction for all workloads, or one for each.")
-    return fractions.get("", fractions or None)
 
 
 _MEASURED = (
@@ -158,13 +143,9 @@ _LIMITED = (
         help="Kept fraction of the targeted weights' parameters.",
     ),
     click.option("--memory", type=float, metavar="F", help="Kept fraction of the targeted weights' bytes."),
-    click.option(
-        "--latency",
-        multiple=True,
-        callback=_latency,
-        metavar="F|WORKLOAD=F|any",
-        help="Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no "
-        "limit. Default: no workload slower than dense, where the profile holds its latency.",
+    latency_option(
+        "Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no "
+        "limit. Default: no workload slower than dense, where the profile holds its latency."
     ),
     click.option(
         "--slack",

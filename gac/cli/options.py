@@ -17,6 +17,7 @@ from gac.io import destination
 
 if TYPE_CHECKING:
     from gac.plan import Plan
+    from gac.token_plan import TokenPlan
 
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -87,17 +88,43 @@ def forms_option(what: str, default: tuple[str, ...] = DEFAULT_FORMS, shown: str
     return click.option("--form", "forms", multiple=True, default=default, show_default=shown, help=what)
 
 
-def workloads_option(what: str) -> Callable[[T], T]:
-    """``--workload``, repeatable; ``what`` says in the help what workloads are there for."""
+def workloads_option(
+    what: str,
+    default: tuple[str, ...] = ("prefill:1x1024", "decode:1@1024"),
+    shown: str | bool = True,
+    kinds: str = "prefill:BxS or decode:B@C",
+) -> Callable[[T], T]:
+    """``--workload``, repeatable; ``what`` says in the help what workloads are there for, ``kinds`` which there are."""
     return click.option(
         "--workload",
         "workloads",
         multiple=True,
         metavar="WORKLOAD",
-        default=("prefill:1x1024", "decode:1@1024"),
-        show_default=True,
-        help=f"{what}: prefill:BxS or decode:B@C. Repeatable.",
+        default=default,
+        show_default=shown,
+        help=f"{what}: {kinds}. Repeatable.",
     )
+
+
+def _latency(
+    _ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
+) -> str | float | dict[str, float] | None:
+    """``any``, one fraction for every workload, or fractions by workload."""
+    if list(texts) == ["any"]:
+        return "any"
+    pairs = [text.rpartition("=") for text in texts]
+    try:
+        fractions = {workload: float(fraction) for workload, _, fraction in pairs}
+    except ValueError as failure:
+        raise click.BadParameter(f"{' '.join(texts)!r} is not like 0.85 or prefill:1x1024=0.85.") from failure
+    if len(fractions) < len(texts) or ("" in fractions and len(fractions) > 1):
+        raise click.BadParameter("give one fraction for all workloads, or one for each.")
+    return fractions.get("", fractions or None)
+
+
+def latency_option(what: str) -> Callable[[T], T]:
+    """``--latency``, repeatable; ``what`` says in the help what it limits, and what limits it where it is not given."""
+    return click.option("--latency", multiple=True, callback=_latency, metavar="F|WORKLOAD=F|any", help=what)
 
 
 def decode_kernel_option(what: str) -> Callable[[T], T]:
@@ -203,6 +230,15 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
         document[name] = {"used": used, "total": total}
     document |= dict(zip(("bits", "model_bits"), plan.bits, strict=True))
     return document | {"alignment": plan.alignment, "aligned_fraction": plan.aligned_fraction}
+
+
+def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
+    """A plan of tokens, with the sums that follow from it."""
+    from gac.io import to_json
+
+    document: dict[str, Any] = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
+    sizes = {str(length): plan.cache_bytes(length) for length in plan.contexts}
+    return document | {"cache_bytes": {length: {"used": one, "total": all_} for length, (one, all_) in sizes.items()}}
 
 
 def named_plans(files: Sequence[Path]) -> list[tuple[str, "Plan"]]:

@@ -140,6 +140,14 @@ def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> 
 
 
 @_figure
+@click.argument("files", metavar="TOKENS.json [TOKENS.json ...]", nargs=-1, required=True, type=FILE)
+@_title
+def tokens(files: tuple[Path, ...], title: str | None) -> "Page":
+    """How many tokens every layer keeps under plans of gac tokens, and what that loses."""
+    return gac.plots.figure_of_tokens(named(files), title)
+
+
+@_figure
 @_plan
 def heads(file: Path) -> "Axes":
     """What each key-value head keeps under a plan."""

@@ -52,6 +52,11 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @workloads_option("What the models run")
 @forms_option("A form that the models' weights may take. Repeatable.")
 @click.option("--fuse", is_flag=True, help="Also measure what the models run if q/k/v, and gate/up, share one GEMM.")
+@click.option(
+    "--tokens",
+    is_flag=True,
+    help="Also measure attention over the shares of a context that gac tokens prices, of workloads that decode.",
+)
 @tensor_parallel_option("Measure the parts that each GPU has of the models' weights where these are split over so many")
 @decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
@@ -150,6 +155,7 @@ def _check_alone(
         "--scheme": schemes,
         "--gpus": gpus > 1,
         "--fuse": runs["fuse"],
+        "--tokens": runs["tokens"],
         "--aa": aa,
     }
     if beside := [option for option, given in named.items() if given]:
@@ -190,10 +196,12 @@ def _model_points(
     workloads: Sequence[str],
     forms: Sequence[str],
     fuse: bool,
+    tokens: bool,
     decode_kernel: str,
     tensor_parallel: int,
 ) -> Iterator["Point"]:
-    from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
+    from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points, token_points
+    from gac.tokens.defaults import SHARES, STEP
     from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
@@ -202,6 +210,8 @@ def _model_points(
         if fuse:
             points += fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         yield from points
+        if tokens:
+            yield from token_points(config, parsed, SHARES, STEP, dtype)
         if decode_kernel == "triton":
             yield from decode_kernel_points(points)
 

@@ -1,6 +1,5 @@
 """The command that chooses how many tokens the cache of every layer keeps."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import click
 
 import gac
 from gac.cli.measuring import tokenizer_option
-from gac.cli.options import Target, output_option
+from gac.cli.options import Target, latency_option, output_option, table_option, tokens_document, workloads_option
 from gac.cli.verb import Answer, Verb, note
 from gac.errors import PlanError
-from gac.io import to_json
 from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 
@@ -60,19 +58,30 @@ from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
     metavar="N",
     help="Keep multiples of so many tokens.",
 )
+@table_option
+@workloads_option(
+    "What attention over the cache is looked up for",
+    default=(),
+    shown="decode:1@C with the contexts' C",
+    kinds="decode:B@C, of which each layer keeps its share of C tokens",
+)
+@latency_option(
+    "Allowed fraction of the dense model's latency of attention, for every workload or (repeatable) for one. "
+    "Default: any, no limit."
+)
 @output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="tokens.json")
 @tokenizer_option
-def tokens(model: str, output: Path, **asked: Any) -> Answer:
+def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, **asked: Any) -> Answer:
     """Choose how many tokens of a context the cache of every layer of MODEL keeps.
 
     MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures what each layer loses at each
-    share by a press of kvpress, then picks one share a layer: the least loss within the limit, with a proof. In Python,
-    gac.press(plan) evicts accordingly.
+    share by a press of kvpress, then picks one share a layer: the least loss within the limits, with a proof. The
+    latency table says what attention over the rest takes. In Python, gac.press(plan) evicts accordingly.
     """
-    plan = gac.allocate_tokens(model, **asked)
+    limit = None if latency == "any" else latency
+    plan = gac.allocate_tokens(model, workloads=workloads or None, latency=limit, **asked)
     from gac.reporting.tokens import tokens_tables
 
     plan.save(output)
     note(f"saved as {output}")
-    document = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
-    return Answer({"path": str(output)} | document, lambda: tokens_tables(plan))
+    return Answer({"path": str(output)} | tokens_document(plan), lambda: tokens_tables(plan))

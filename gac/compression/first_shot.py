@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from gac.allocation.candidates import candidates
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import as_knapsack, floored
+from gac.allocation.problem import as_knapsack
 from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
-from gac.costs import PARAMS
+from gac.costs import PARAMS, floored
 from gac.curves import LossCurves
 from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import GacError

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 from gac.errors import ModelError, PlanError
+from gac.models.attentions import heads_of
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED
 
@@ -99,6 +100,11 @@ class Family:
             found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
         return tuple(found)
 
+    @property
+    def pressed(self) -> bool:
+        """Whether kvpress finds its attentions: in layers of ``model.layers``, with rotary embedding."""
+        return self.layers == "model.layers"
+
     def sizes(self, config: Any) -> tuple[Any, ...]:
         """All of the config that the sizes in ``sites`` follow from: where these are the same, so are those.
 
@@ -154,11 +160,9 @@ class Family:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
     def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, heads = config.hidden_size, config.num_attention_heads
-        writing = self._writing(config)
-        head_dim = getattr(config, "head_dim", None) or hidden // heads
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        query, key = head_dim * heads, head_dim * groups
+        hidden, writing, found = config.hidden_size, self._writing(config), heads_of(config)
+        heads, groups = found.queries, found.cached
+        query, key = found.length * heads, found.length * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
             yield Weight(self.output, hidden, query, **writing)

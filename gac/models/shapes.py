@@ -20,6 +20,13 @@ class Shapes:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int = 32_000
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+
+
+def _every_sixth(layers: int) -> tuple[str, ...]:
+    """Gemma 3's: five layers of a window, then one that sees all."""
+    return tuple("full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers))
 
 
 SHAPES: Mapping[str, Shapes] = MappingProxyType(
@@ -29,7 +36,7 @@ SHAPES: Mapping[str, Shapes] = MappingProxyType(
         "llama-2-7b": Shapes("llama", 4096, 11008, 32, 32, 32, 128),
         "mistral-7b": Shapes("mistral", 4096, 14336, 32, 32, 8, 128),
         "qwen3-8b": Shapes("qwen3", 4096, 12288, 36, 32, 8, 128, 151_936),
-        "gemma-3-4b": Shapes("gemma3_text", 2560, 10240, 34, 8, 4, 256, 262_208),
+        "gemma-3-4b": Shapes("gemma3_text", 2560, 10240, 34, 8, 4, 256, 262_208, 1024, _every_sixth(34)),
         "llama-3-70b": Shapes("llama", 8192, 28672, 80, 64, 8, 128, 128_256),
     }
 )

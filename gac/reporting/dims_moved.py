@@ -3,18 +3,29 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from rich.console import Group
 
 from gac.forms import Form, Shorter, form_named
 from gac.forms.planned_sites import as_planned
+from gac.models.attentions import cut_layers, heads_of, not_pressed
+from gac.models.families import Family
 from gac.models.sites import Site, Weight
 from gac.reporting.formatting import legend, new_table
 from gac.reporting.tables import short_names_of
 
+TOKENS = "tokens"
+"""What the number of cached tokens is called among the forms, though it is of a context and no weight's."""
+
+_TOKEN = "t"
 _LEGEND = (
-    "a GEMM is x[M, K] @ W[N, K].T; M, the number of tokens, moves with every token that is kept or batched\n"
+    "a GEMM is x[M, K] @ W[N, K].T; M is the number of tokens that run at once, which no choice moves\n"
     "d is a multiple of 8 where dims are aligned, and every dim what the profile shows to be sound"
+)
+_LEGEND_TOKENS = (
+    "t is how many tokens of a context a layer keeps in its cache (gac tokens); scores are Q @ K.T, and\n"
+    "mixed values P @ V, of each key-value head of each text; attention runs both as one"
 )
 
 
@@ -27,8 +38,8 @@ class Moved:
             ``cache`` for what the KV cache keeps of a token.
         operator: ``linear``, ``batched_gemm``, ``sdpa`` or attention over latents; None for the cache.
         axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
-            vectors) or ``heads`` (key-value heads), ``k`` or ``v`` of attention over latents (the rank of either); None
-            for the cache.
+            vectors), ``heads`` (key-value heads) or ``t`` (cached tokens), ``k`` or ``v`` of attention over latents
+            (the rank of either); None for the cache.
         fixed: the operator's other axes but m, the number of tokens.
         dims: 1, but for a cache of few bits, of which several numbers fill a word.
     """
@@ -43,19 +54,19 @@ class Moved:
 
 @dataclass(frozen=True)
 class Choice:
-    """One form of one kind of site.
+    """One form of one kind of site, or the tokens that a cache keeps.
 
     Attributes:
-        kind: of the site; ``layers`` of the model have it with these shapes.
+        kind: of the site, or ``KV cache``; ``layers`` of the model have it with these shapes.
         largest: the largest dim that saves parameters; every dim from 1 to it can be chosen, in multiples of ``step``
-            where dims are aligned (beside what the profile shows to be sound).
+            where dims are aligned (beside what the profile shows to be sound). None: as many as a context has.
         moved: everything that the dim moves.
     """
 
     kind: str
     layers: int
     form: str
-    largest: int
+    largest: int | None
     step: int
     moved: tuple[Moved, ...]
 
@@ -81,6 +92,29 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
                 one = Choice(kind, 1, form.name, largest, form.step, moved)
                 alike.setdefault(repr(one), []).append(one)
     return tuple(replace(same[0], layers=len(same)) for same in alike.values())
+
+
+def tokens_kept(family: Family, config: Any, step: int) -> Choice:
+    """What a token that stays in the cache of a layer moves there.
+
+    Args:
+        config: of the family; layers of a sliding window are not cut.
+        step: numbers of tokens are multiples of it.
+
+    Raises:
+        ModelError: no press can cut a layer.
+    """
+    if not family.pressed:
+        raise not_pressed(config.model_type)
+    heads = heads_of(config)
+    a_head = {"b": heads.cached}
+    moved = (
+        Moved("attention", "sdpa", "t", 1, {"h": heads.queries, "kv": heads.cached, "d": heads.length}),
+        Moved("scores", "batched_gemm", "n", 1, a_head | {"k": heads.length}),
+        Moved("mixed values", "batched_gemm", "k", 1, a_head | {"n": heads.length}),
+        Moved("cache", None, None, heads.numbers, {}),
+    )
+    return Choice("KV cache", len(cut_layers(config)), TOKENS, None, step, moved)
 
 
 def _variants(site: Site, forms: Sequence[str]) -> list[Form]:
@@ -126,20 +160,30 @@ def choices_table(choices: Sequence[Choice]) -> Group:
     """One row a choice: its site, form and dims, and every axis that it moves."""
     table = new_table([("site", "<"), ("layers", ">"), ("form", "<"), ("dim", "<"), ("moves", "<")])
     for one in choices:
-        symbol = form_named(one.form).symbol
+        symbol = _TOKEN if one.form == TOKENS else form_named(one.form).symbol
         moves = "\n".join(_words(moved, symbol) for moved in one.moved)
-        dims = f"{symbol} 1 to {one.largest:,}" if one.largest else f"{symbol} 0"
-        table.add_row(one.kind, str(one.layers), one.form, dims, moves)
-    return Group(table, legend(_LEGEND))
+        table.add_row(one.kind, str(one.layers), one.form, _dims(one, symbol), moves)
+    told = f"{_LEGEND}\n{_LEGEND_TOKENS}" if any(one.form == TOKENS for one in choices) else _LEGEND
+    return Group(table, legend(told))
+
+
+def _dims(one: Choice, symbol: str) -> str:
+    if one.largest is None:
+        return f"{symbol} in steps of {one.step}"
+    return f"{symbol} 1 to {one.largest:,}" if one.largest else f"{symbol} 0"
 
 
 def _words(moved: Moved, symbol: str) -> str:
     size = symbol if moved.per_dim == 1 else f"{moved.per_dim:,} {symbol}"
+    if moved.axis is None and symbol == _TOKEN:
+        return f"KV cache: {size} numbers of 16 bits"
     if moved.axis is None:
         return f"KV cache: {size}{f' / {moved.dims}' if moved.dims > 1 else ''} numbers of 16 bits a token"
     if moved.weight == "attention" and moved.operator != "sdpa":
         return f"attention: {'keys' if moved.axis == 'k' else 'values'} of rank {size}"
     fixed = ", ".join(f"{axis.upper()} = {length:,}" for axis, length in moved.fixed.items())
+    if moved.axis == "t":
+        return f"attention: {size} cached tokens ({fixed})"
     if moved.operator == "sdpa":
         return f"attention: value vectors of {size}" if moved.axis == "values" else f"attention: {size} key-value heads"
     return f"{moved.weight}: {moved.axis.upper()} = {size} ({fixed})"

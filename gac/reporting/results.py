@@ -18,6 +18,8 @@ from gac.profiling.table import Profile
 from gac.reporting.formatting import class_name, legend, new_table
 from gac.reporting.frontier import frontier_table
 from gac.reporting.tables import plan_summary, plan_table, short_names_of
+from gac.reporting.tokens import tokens_tables
+from gac.token_plan import TokenPlan
 
 _WIDTH, _TALLEST = 100, "30em"
 
@@ -26,7 +28,7 @@ Row = dict[str, Any]
 
 @singledispatch
 def table_of(result: Any) -> Group:
-    """What rich prints of a plan, a profile, cliffs, a frontier or a perplexity."""
+    """What rich prints of a plan, of weights or of tokens, a profile, cliffs, a frontier or a perplexity."""
     raise AssertionError(f"no table of {type(result).__name__}")
 
 
@@ -70,6 +72,18 @@ def _(plan: Plan) -> Sequence[Row]:
         }
         for site in plan.sites
         for one in site.weights
+    ]
+
+
+@table_of.register
+def _(plan: TokenPlan) -> Group:
+    return Group(*tokens_tables(plan))
+
+
+@rows_of.register
+def _(plan: TokenPlan) -> Sequence[Row]:
+    return [
+        {**_fields(one, "layer", "kept"), "share": one.kept / plan.context, "loss": one.loss} for one in plan.layers
     ]
 
 

@@ -100,13 +100,14 @@ def plan_figures(plan: Plan, workloads: Iterable[str]) -> dict[str, str]:
 
 
 def memory_figures(plan: Plan) -> dict[str, str]:
-    """What a plan makes of the bytes of the targeted weights and of the model, and the bits for a dense parameter."""
-    weights, model = plan.bytes, plan.model_bytes
+    """What a plan makes of the bytes of the targeted weights and of the model, of bits, and of the cache."""
+    weights, model, (cached, whole) = plan.bytes, plan.model_bytes, plan.kv_numbers
     return {
         "weights": megabytes(weights[0]),
         "bits": f"{plan.bits[0]:.2f}",
         "model": megabytes(model[0]),
         "of the model": f"{model[0] / model[1]:.4f}",
+        "cache": f"{cached / whole:.4f}" if whole else "",
     }
 
 
@@ -121,10 +122,13 @@ def memory_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     for name, one in plans:
         table.add_row(name, *memory_figures(one).values(), stored(one))
     bits = 8 * plan.bytes[1] / plan.budget.total
-    table.add_row("dense", megabytes(plan.bytes[1]), f"{bits:.2f}", megabytes(plan.model_bytes[1]), "1.0000", "")
+    cache = "1.0000" if plan.kv_numbers[1] else ""
+    dense = megabytes(plan.bytes[1]), f"{bits:.2f}", megabytes(plan.model_bytes[1]), "1.0000", cache
+    table.add_row("dense", *dense, "")
     notes = (
         "weights: the targeted ones, with scales and zero points; bits: of these, for each dense parameter\n"
-        "model: with embeddings, head and all else; what is not rounded counts as 16 bits"
+        "model: with embeddings, head and all else; what is not rounded counts as 16 bits\n"
+        "cache: numbers that the KV cache keeps of a token, over the dense model's"
     )
     return Group(table, legend(notes))
 

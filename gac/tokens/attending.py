@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from gac.errors import GacError, ModelError
+from gac.errors import GacError
+from gac.models.attentions import not_pressed
 from gac.runtime.contract import CACHES
 
 Prefilled = Callable[[nn.Module, int, Tensor, Any, Tensor | None, Mapping[str, Any]], None]
@@ -27,22 +28,8 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     layers = list(getattr(decoder, "layers", ()))
     found = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
     if not layers or len(found) < len(layers) or not hasattr(decoder, "rotary_emb"):
-        raise ModelError(
-            f"a {model.config.model_type}, in which kvpress finds no attention with rotary embedding",
-            "an architecture like Llama, Mistral, Phi-3, Qwen or Gemma-3",
-            "Keep all tokens of this one.",
-        )
+        raise not_pressed(model.config.model_type)
     return found
-
-
-def sliding_layers(config: Any) -> tuple[int, ...]:
-    """The layers whose attention is of a sliding window, or of no other full kind."""
-    config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        every = range(config.num_hidden_layers)
-        return tuple(every) if getattr(config, "sliding_window", None) else ()
-    return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
 
 
 @contextmanager

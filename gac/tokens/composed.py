@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import PlanError
+from gac.token_plan import TokenPlan
 from gac.tokens.attending import attending, attentions
-from gac.tokens.plan import TokenPlan
 from gac.tokens.presses import evicted, press_of
 
 

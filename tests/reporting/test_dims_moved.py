@@ -10,7 +10,7 @@ from gac.errors import PlanError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site, Weight
-from gac.reporting.dims_moved import Choice, Moved, choices
+from gac.reporting.dims_moved import Choice, Moved, choices, tokens_kept
 from tests.cli.commands import refused, run
 from tests.models.small import small_config
 
@@ -129,8 +129,8 @@ def inside(largest: dict[int, tuple[int, int]], up: str, down: str) -> list[tupl
 def test_the_command_reads_a_config(tmp_path: Path, model_type: str, expected: list[Any]) -> None:
     small_config(model_type).save_pretrained(tmp_path)
     document: Any = json.loads(run("graph", tmp_path, "--json").stdout)
-    choices = [one for one in document["choices"] if one["form"] != "skip"]
-    assert [(one["largest"], one["layers"]) for one in document["choices"] if one not in choices] == [(0, 1)] * 2
+    choices = [one for one in document["choices"] if one["form"] not in ("skip", "tokens")]
+    assert [(one["largest"], one["layers"]) for one in document["choices"] if one["form"] == "skip"] == [(0, 1)] * 2
     for one, (kind, form, largest, moved) in zip(choices, expected, strict=True):
         assert (one["kind"], one["form"], one["largest"]) == (kind, form, largest)
         assert [f"{axis['weight']} {axis['axis']} {axis['per_dim']}" for axis in one["moved"]] == moved
@@ -140,3 +140,42 @@ def test_a_form_that_fits_nothing_and_a_misspelt_name_are_refused(tmp_path: Path
     small_config("phi3").save_pretrained(tmp_path)
     assert "form head_dim, which fits no weight of a phi3 model" in refused("graph", tmp_path, "--form", "head_dim")
     assert "Did you mean 'llama-3-8b'?" in refused("graph", "llama-3-8B")
+
+
+# --- tokens kept ------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_that_stays_moves_attention_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokens_kept(family_of(LLAMA), LLAMA, 16) == Choice(
+        "KV cache",
+        32,
+        "tokens",
+        None,
+        16,
+        (
+            Moved("attention", "sdpa", "t", 1, {"h": 32, "kv": 8, "d": 128}),
+            Moved("scores", "batched_gemm", "n", 1, {"b": 8, "k": 128}),
+            Moved("mixed values", "batched_gemm", "k", 1, {"b": 8, "n": 128}),
+            Moved("cache", None, None, 2048, {}),
+        ),
+    )
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = " ".join(run("graph", "llama-3-8b").stdout.split())
+    assert "KV cache 32 tokens t in steps of 16 attention: t cached tokens (H = 32, KV = 8, D = 128)" in lines
+    assert "scores: N = t (B = 8, K = 128) mixed values: K = t (B = 8, N = 128)" in lines
+    assert "KV cache: 2,048 t numbers of 16 bits" in lines
+    assert "t is how many tokens of a context" in lines
+
+
+def test_layers_of_a_window_are_not_counted() -> None:
+    gemma = SHAPES["gemma-3-4b"]
+    assert tokens_kept(family_of(gemma), gemma, 16).layers == 5
+
+
+def test_tokens_can_be_asked_for_by_name_and_without_a_press_are_left_out_or_refused(tmp_path: Path) -> None:
+    document: Any = json.loads(run("graph", "llama-3-8b", "--form", "tokens", "--json").stdout)
+    assert [(one["form"], one["largest"]) for one in document["choices"]] == [("tokens", None)]
+    small_config("gpt2").save_pretrained(tmp_path)
+    assert "tokens" not in {one["form"] for one in json.loads(run("graph", tmp_path, "--json").stdout)["choices"]}
+    said = refused("graph", tmp_path, "--form", "tokens")
+    assert "a gpt2, in which kvpress finds no attention with rotary embedding; expected an architecture like" in said

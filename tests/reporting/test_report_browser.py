@@ -10,9 +10,10 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from gac.plan import Candidate, Plan, SiteChoice
-from gac.reporting.report.render import report_page
+from gac.reporting.report.render import report_page, tokens_page
 from gac.reporting.report.sources import Sources
 from tests.reporting.report_plans import LARGE, by_rule, decided, renamed, whole_range
+from tests.tokens.test_token_plan import curves, plan_of
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -79,6 +80,25 @@ def test_accessibility_rules_hold(
     found = page.evaluate("axe.run(document)")
     assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_they_hold_on_the_page_of_tokens_kept(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    path = tmp_path / "tokens.html"
+    path.write_text(tokens_page(plan_of(curves(8), 8 * 24), "ours"), encoding="utf-8")
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, bypass_csp=True, has_touch=size == PHONE
+    )
+    page = context.new_page()
+    page.goto(path.as_uri())
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document)")
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+    context.close()
 
 
 def test_the_tab_key_goes_through_the_page_in_order(opened: Callable[..., Page], sources: Sources) -> None:

@@ -83,7 +83,7 @@ def test_every_cell_tells_form_params_loss_latency_and_why() -> None:
 def test_other_plans_stand_beside_it() -> None:
     page = page_of(decided(), name="ours", against={"theirs": by_rule()})
     assert ["In theirs", "low_rank\N{NO-BREAK SPACE}3"] in cells(page)[0]["facts"]
-    headings = "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Weights Bits Model Of the model Proof"
+    headings = "Mark Plan Kept Over Loss Perplexity prefill:1x8 Aligned Weights Bits Model Of the model Cache Proof"
     assert f"{headings} Weights that differ P ours 0.6667" in words(page)
 
 

@@ -70,13 +70,14 @@ def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> No
         "theirs 0.8681 1,234 0.1000 271.00 1.500 ms 75.0%",
         "kept, over: parameters of the targeted weights, and how many are beyond the limit",
         "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
-        "weights bits model of the model schemes",
-        "────────────────────────────────────────────────────────────",
-        "[bold]ours 180.2 kB 15.64 246.3 kB 0.9836 14 bf16",
-        "theirs 160.0 kB 13.89 226.0 kB 0.9029 14 bf16",
-        "dense 184.3 kB 16.00 250.4 kB 1.0000",
+        "weights bits model of the model cache schemes",
+        "────────────────────────────────────────────────────────────────────",
+        "[bold]ours 180.2 kB 15.64 246.3 kB 0.9836 1.0000 14 bf16",
+        "theirs 160.0 kB 13.89 226.0 kB 0.9029 1.0000 14 bf16",
+        "dense 184.3 kB 16.00 250.4 kB 1.0000 1.0000",
         "weights: the targeted ones, with scales and zero points; bits: of these, for each dense parameter",
         "model: with embeddings, head and all else; what is not rounded counts as 16 bits",
+        "cache: numbers that the KV cache keeps of a token, over the dense model's",
     ]
 
 

@@ -10,10 +10,14 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import gac
 from gac.cli import main
-from gac.errors import BudgetError, GacError, ModelError, PlanError
+from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
 from gac.evaluation.perplexity import window_divergences
+from gac.models.attentions import heads_of
+from gac.plan import WorkloadLatency
+from gac.profiling.records import Point
 from gac.sensitivity.texts import Texts
 from gac.tokens.presses import known_presses, press_of
+from tests.allocation.test_scheme_latencies import table
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
@@ -165,6 +169,30 @@ def test_contexts_past_the_positions_are_refused(small: Small) -> None:
         planned(small, calibration=f"{small.text}:1x600")
 
 
+def test_so_are_contexts_of_workloads_past_them_and_those_of_which_nothing_stays(small: Small) -> None:
+    with pytest.raises(ModelError, match=r"contexts to decode after of 600 tokens.*at most 512"):
+        planned(small, workloads=["decode:1@600"])
+    with pytest.raises(GacError, match="a context of 7 tokens, of which none is kept; expected 8 or more"):
+        planned(small, workloads=["decode:1@7"])
+
+
+def test_a_limit_of_latency_decides_beside_that_of_tokens(small: Small) -> None:
+    heads = heads_of(small.model.config)
+    known = table([Point(heads.over(1, tokens)) for tokens in range(8, 65, 8)])
+    free = planned(small, 1.0, profile=known)
+    assert free.workloads == (WorkloadLatency("decode:1@64", *[free.workloads[0].dense_ns] * 2, 2, 0, 0),)
+    plan = planned(small, 1.0, profile=known, latency=0.95)
+    (run,) = plan.workloads
+    assert run.plan_ns is not None
+    assert run.plan_ns <= 0.95 * (run.dense_ns or 0)
+    assert plan.used < free.used
+    assert plan.profile is not None
+    with pytest.raises(BudgetError, match="a latency fraction of 2"):
+        planned(small, latency=2.0)
+    with pytest.raises(ProfileError, match="lacks attention over the whole cache"):
+        planned(small, latency=0.5, profile="nvidia-h100-80gb-hbm3")
+
+
 def test_shares_and_limits_that_cannot_be_had_are_refused(small: Small) -> None:
     with pytest.raises(BudgetError, match=r"which leaves no token; expected 0.125 or more"):
         planned(small, shares=(0.1,))
@@ -197,6 +225,9 @@ def test_the_command_writes_the_plan_that_the_function_returns(
     done = CliRunner().invoke(main, ["tokens", str(directory), "--keep", "0.5", *asked, "-o", str(path)])
     assert done.exit_code == 0, done.output
     assert "64 of 128 tokens (0.5000), limit 64" in done.output
+    said = " ".join(done.output.split())
+    assert "8.2 kB of 16.4 kB cached of 64 tokens, in 16 bits (0.5000)" in said
+    assert "decode:1@64: unknown, the table lacks attention over what 2 layers keep" in said
     assert gac.TokenPlan.load(path).layers == planned(small).layers
     assert [layer.keys.shape[2] for layer in cached(tiny_model, gac.press(path), torch.ones(1, 64).long()).layers] == [
         one.kept for one in gac.TokenPlan.load(path).layers

@@ -14,9 +14,12 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import gac
 from gac.errors import BudgetError, GacError, ModelError, PlanError
-from gac.tokens.allocate import _budgets, _decided
-from gac.tokens.attending import attending, sliding_layers
-from gac.tokens.plan import SCHEMA, TokenPlan
+from gac.models.attentions import Heads, sliding_layers
+from gac.plan import WorkloadLatency
+from gac.token_plan import SCHEMA, TokenPlan
+from gac.tokens.allocate import _budgets
+from gac.tokens.attending import attending
+from gac.tokens.decide import decide
 from gac.tokens.presses import kvpress
 from tests.models.small import small_config, small_model
 
@@ -28,7 +31,7 @@ def plan_of(losses: Any, limit: int, **changed: Any) -> TokenPlan:
     losses = np.asarray(losses, dtype=float)
     named = dict.fromkeys(("gac_version", "model", "digest", "press", "text", "text_digest"), "tiny")
     fixed = {"windows": 1, "context": 64, "following": 8, "step": 8, "keep": 0.5, "family": "llama", "options": {}}
-    decided = _decided(range(len(losses)), BUDGETS, losses, limit)
+    decided = vars(decide(range(len(losses)), BUDGETS, losses, limit)) | {"heads": Heads(4, 2, 32)}
     return TokenPlan(**({"schema_version": SCHEMA} | named | fixed | decided | changed))
 
 
@@ -123,6 +126,32 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_plans_that_contradict_themselves_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         replace(plan_of(curves(3), 72), **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"layers": ()}, "layers"),
+        ({"whole": (0,), "window": 8}, "layers"),
+        ({"context": 0}, "context, step and windows"),
+        ({"heads": Heads(4, 0, 32)}, "heads"),
+        ({"window": 8}, "window"),
+        ({"whole": (3,), "window": 0}, "window of tokens"),
+        ({"latency": {"decode:1@64": 0.5}}, "multipliers"),
+        ({"workloads": (WorkloadLatency("prefill:1x64", 1, 1, 3, 0, 0),)}, "workloads"),
+        ({"workloads": (WorkloadLatency("decode:1@64", 0, 1, 3, 0, 0),)}, "latencies"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(PlanError, match=f"plan of tokens has {named}"):
+        replace(plan_of(curves(3), 72), **changed)
+
+
+def test_layers_are_priced_alike() -> None:
+    plan = plan_of(curves(3), 72)
+    first, *rest = plan.layers
+    with pytest.raises(PlanError, match="priced budgets, the same in all layers"):
+        replace(plan, layers=(first, *(replace(one, priced=one.priced[::-1]) for one in rest)))
 
 
 def test_without_kvpress_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,9 @@ _BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
 SDPA: frozenset[str] = frozenset(f"sdpa{backend}{causal}" for backend in _BACKENDS for causal in ("", "_causal"))
 """The attention operators."""
 
+LATENTS: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("latent_attention"))
+"""Attention over latents, in a kernel of ours."""
+
 _SIDES = {
     "linear": {"k": "k", "n": "n"},
     "linear_rowwise": {"k": "k", "n": "n"},

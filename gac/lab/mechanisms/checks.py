@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
-from gac.lab.mechanisms.axes import ONE_ROW, SDPA, Setting, is_math
+from gac.lab.mechanisms.axes import LATENTS, ONE_ROW, SDPA, Setting, is_math
 from gac.lab.mechanisms.sectors import VECTOR, fetched_over_used, vector_bytes
+from gac.runtime import kernel_limits
+from gac.runtime.kernel_limits import ALIGNED
 
 # --- which operators ------------------------------------------------------------------------------------------------
 
@@ -15,13 +17,18 @@ def head_dim(*backends: str) -> Callable[[Setting], bool]:
     return lambda setting: setting.axis == "d" and setting.operator in names
 
 
+def latents(setting: Setting) -> bool:
+    """Ranks of latents, and the length of the heads that are rebuilt from them."""
+    return setting.operator in LATENTS and setting.axis in ("k", "v", "d")
+
+
 def rows(setting: Setting) -> bool:
     return bool(setting.sides)
 
 
 def gemm(setting: Setting) -> bool:
     """GEMMs that cuBLAS runs: all but kernels for storages, INT4, one row and attention, and element-wise copies."""
-    fused = setting.operator in SDPA and not is_math(setting.operator)
+    fused = setting.operator in LATENTS or (setting.operator in SDPA and not is_math(setting.operator))
     return not fused and setting.scheme is None and setting.operator not in {"copy", "int4_linear", *ONE_ROW}
 
 
@@ -54,6 +61,17 @@ def multiple_of(step: int) -> Callable[[int, Setting], bool]:
     return lambda dim, _setting: dim % step == 0
 
 
+def attended(dim: int, setting: Setting) -> bool:
+    """Whether the kernel takes latents of this rank, or heads of this length."""
+    return unattended(dim, setting) is None
+
+
+def unattended(dim: int, setting: Setting) -> str | None:
+    """Why it does not; None where it does."""
+    size, k_rank, v_rank = (dim if setting.axis == axis else ALIGNED for axis in ("d", "k", "v"))
+    return kernel_limits.latents(size, k_rank, v_rank)
+
+
 def whole_mma(dim: int, setting: Setting) -> bool:
     """An instruction takes 32 bytes of k (16 elements of 2 bytes, 32 of FP8) and 8 columns of n."""
     whole_k = "k" not in setting.sides or setting.row_bytes(dim) % 32 == 0
@@ -67,6 +85,13 @@ def say_backend(dim: int, _setting: Setting) -> str:
     if dim % 8 == 0:
         return f"{dim} = 8 x {dim // 8}: every backend takes it (up to its largest head_dim)"
     return f"{dim} is not a multiple of 8: only flash and math take it, flash after copies padded to {dim + -dim % 8}"
+
+
+def say_latents(dim: int, setting: Setting) -> str:
+    reason = unattended(dim, setting)
+    if reason is None:
+        return f"{dim} = {ALIGNED} x {dim // ALIGNED}: read 16 bytes at a time"
+    return f"{reason}: PyTorch rebuilds the keys and values of all tokens in every step"
 
 
 def say_async(dim: int, setting: Setting) -> str:

@@ -109,6 +109,7 @@ _CHECKS: Mapping[str, tuple[Concerns, Keeps, Detail]] = MappingProxyType(
         "scheme operator": (stored.refuses, stored.runs, stored.say_runs),
         "scheme kernel": (stored.reads, stored.is_read, stored.say_read),
         "scheme groups": (stored.groups, stored.in_whole_groups, stored.say_groups),
+        "latent kernel": (checks.latents, checks.attended, checks.say_latents),
         "cuBLAS alignment tier": (checks.gemm_rows, checks.aligned_rows(VECTOR), checks.say_tier),
         KERNEL_RULE: (
             checks.gemm,

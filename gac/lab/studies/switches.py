@@ -12,6 +12,7 @@ from gac.lab.studies.served import main_kernel
 from gac.lab.studies.shapes import gemm
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
+from gac.tokens.defaults import STEP
 
 M_DIMS = tuple(sorted({m for base in range(1024, 2049, 8) for m in (base, base + 1)}))
 
@@ -103,6 +104,7 @@ def gemm_m(readings: Readings) -> Finding:
     table = ("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100")
     notes = (
         *_counted(switches),
+        *_tokens_kept(readings),
         *close("the largest rise that stays", lasting, SWITCH_JUMP),
         *close("the largest rise", worst, ABSENT),
     )
@@ -171,3 +173,18 @@ def _counted(switches: Sequence[Switch]) -> tuple[str, ...]:
         return ()
     stays, most = max(told, key=lambda pair: pair[0])
     return (f"the largest rise that stays: {times(stays, SWITCH_JUMP)} at M {most.low} to {most.high}",)
+
+
+def _tokens_kept(readings: Readings) -> tuple[str, ...]:
+    """What the axis says of tokens kept: M cached tokens against 2048 queries, in heads of 128 numbers."""
+    odd = known(readings.ratio(gemm_by_m(m), gemm_by_m(m + 7)) for m in M_DIMS if m % 8 == 1 and m + 7 in M_DIMS)
+    steps = [m for m in M_DIMS if m % STEP == 0]
+    grown = known(readings.ratio(gemm_by_m(low), gemm_by_m(high)) for low, high in pairwise(steps))
+    if not odd or not grown:
+        return ()
+    slower = sum(ratio > ABSENT for ratio in grown)
+    return (
+        "as tokens kept (scores of M cached tokens and 2048 queries, heads of 128): one past a multiple of 8 takes "
+        f"{times(median(odd), ABSENT)} as long as the next multiple; of {len(grown)} steps of {STEP} tokens, {slower} "
+        f"are more than 5 % slower than with {STEP} more",
+    )

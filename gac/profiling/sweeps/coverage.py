@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gac.costs import floored
 from gac.errors import ProfileError
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
+from gac.models.attentions import heads_of, window_of
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
@@ -94,6 +96,35 @@ def fused_points(
     for scheme in measured_schemes(schemes):
         points += _points(map(scheme.operation, filter(scheme.runs, operations(few_dims))), scheme.dtype)
     return tuple(dict.fromkeys(points))
+
+
+def token_points(
+    model: Any, workloads: Sequence[Workload], shares: Iterable[float], step: int, dtype: str = "bf16"
+) -> tuple[Point, ...]:
+    """What a plan of tokens kept looks up: attention over a share of the cache of each workload that decodes.
+
+    Args:
+        model: as for ``model_points``.
+        shares: of the context; all of it, and what layers of a sliding window see, are measured besides.
+        step: numbers of tokens are rounded down to a multiple of it.
+
+    Raises:
+        ModelError: as for ``model_points``.
+        ProfileError: no workload decodes, or the dtype is neither ``bf16`` nor ``fp16``.
+    """
+    check_dtype(dtype)
+    config = text_config(shapes_of(model))
+    family_of(config)
+    decoding = [one for one in workloads if one.phase == "decode"]
+    if not decoding:
+        raise ProfileError("attention over tokens kept without a workload that decodes", "decode:B@C", "Name one.")
+    heads, window = heads_of(config), window_of(config)
+    found = []
+    for one in decoding:
+        kept = (floored(share, one.tokens) // step * step for share in shares)
+        lengths = {*kept, one.tokens, min(one.tokens, window or one.tokens)} - {0}
+        found += [heads.over(one.batch, tokens) for tokens in sorted(lengths)]
+    return _points(found, dtype)
 
 
 def decode_kernel_points(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -77,6 +77,8 @@ _USUAL: tuple[Along, ...] = (
     # One query a sequence: every head_dim from 8 to 256 with four queries to a key head, and some with one.
     ("sdpa", "d", range(8, 257), _DECODE | {"kv": 8}),
     ("sdpa", "d", {*range(8, 257, 8), *_around(128, 8)}, _DECODE | {"kv": 32}),
+    # The same along the cached tokens, of which some may be evicted: every 64, and a stretch of integers.
+    ("sdpa", "t", {*range(64, 2049, 64), *_around(1024, 16)}, {"b": 8, "h": 32, "kv": 8, "s": 1, "d": 128}),
     # Each backend at multiples of 8, and at 107 and 129, which some refuse; the slow Math backend at fewer.
     *(
         (f"sdpa_{backend}{suffix}", "d", {*range(step, 257, step), 107, 129}, _PREFILL | {"h": heads, "kv": heads})

@@ -115,6 +115,8 @@ def test_a_kernel_that_nobody_knows_changes_no_rule() -> None:
     assert "(in the source)" in NAMED[BUDGET].detail(104, unknown)
 
 
+REBUILT = "PyTorch rebuilds the keys and values of all tokens in every step"
+UNTAKEN, TOO_LONG = f"no multiple of 8: {REBUILT}", f"no multiple of 8 up to 256: {REBUILT}"
 OF_SOURCE = "tile of 4 warps (in the source): Q, K and V take"
 REST = "; 160 KiB with scores and output, in registers"
 RETIRED = "older releases have a template for 160, newer ones serve it with 192; the kernel's name tells"
@@ -129,6 +131,19 @@ RETIRED = "older releases have a template for 160, newer ones serve it with 192;
         ("cp.async", 106, setting("linear", "k"), "rows of 212 bytes: cp.async of 4 bytes"),
         ("cp.async", 107, setting("linear", "k"), "rows of 214 bytes: plain loads instead of cp.async"),
         ("WGMMA tile", 1023, setting("linear", "n"), "1023 % 8 = 7: 1 of padding"),
+        ("latent kernel", 64, setting("latent_attention", "k"), "64 = 8 x 8: read 16 bytes at a time"),
+        (
+            "latent kernel",
+            60,
+            setting("latent_attention_int8", "v"),
+            f"latents have rank 60, {UNTAKEN}",
+        ),
+        (
+            "latent kernel",
+            264,
+            setting("latent_attention", "d"),
+            f"heads have 264 numbers, {TOO_LONG}",
+        ),
         (TEMPLATE, 160, setting("sdpa", "d"), RETIRED),
         (TEMPLATE, 160, recorded(FLASH), "the template for 192 serves 160: 16.7% of its work is padding"),
         (BUDGET, 128, setting("sdpa_flash", "d", capability="8.0"), f"128x64 {OF_SOURCE} 64 of 163 KiB{REST}"),
@@ -140,7 +155,7 @@ def test_the_numbers_behind_a_rule(rule, dim, where, detail) -> None:
 
 
 def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
-    assert len(NAMED) == len(RULES) == 18
+    assert len(NAMED) == len(RULES) == 19
     assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
     assert all(rule.sources and rule.published.cost for rule in RULES)
     sources = [source for rule in RULES for source in rule.sources]

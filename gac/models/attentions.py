@@ -1,0 +1,78 @@
+"""What every attention of a model is: its heads, and which layers see no more than a window. From the config alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gac.errors import ModelError
+from gac.operations import Operation, attend
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of an attention.
+
+    Attributes:
+        queries: how many query heads.
+        cached: how many key-value heads.
+        length: numbers of a key and of a value.
+    """
+
+    queries: int
+    cached: int
+    length: int
+
+    @property
+    def numbers(self) -> int:
+        """What the cache of a layer keeps of a token, keys and values."""
+        return 2 * self.cached * self.length
+
+    def over(self, texts: int, tokens: int) -> Operation:
+        """What attends over so many cached tokens for a new token of each text."""
+        return attend(texts, self.queries, self.cached, tokens, self.length)
+
+
+def heads_of(config: Any) -> Heads:
+    """Those of every layer; the heads are as long as the hidden size leaves them where the config does not say."""
+    queries = config.num_attention_heads
+    length = getattr(config, "head_dim", None) or config.hidden_size // queries
+    return Heads(queries, getattr(config, "num_key_value_heads", None) or queries, length)
+
+
+def sliding_layers(config: Any) -> tuple[int, ...]:
+    """The layers whose attention is of a sliding window, or of no other full kind."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        every = range(config.num_hidden_layers)
+        return tuple(every) if getattr(config, "sliding_window", None) else ()
+    return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
+
+
+def window_of(config: Any) -> int | None:
+    """How many tokens those layers cache at most; None where there are none, or the config does not say."""
+    return getattr(config, "sliding_window", None) if sliding_layers(config) else None
+
+
+def cut_layers(config: Any) -> list[int]:
+    """The layers from whose caches tokens can be taken: all that are not of a sliding window.
+
+    Raises:
+        ModelError: there is none.
+    """
+    whole = sliding_layers(config)
+    layers = [layer for layer in range(config.num_hidden_layers) if layer not in whole]
+    if not layers:
+        raise ModelError(
+            f"a {config.model_type} whose layers all attend within a sliding window",
+            "a layer that attends to the whole context",
+            "Keep all tokens: such a cache does not grow beyond the window.",
+        )
+    return layers
+
+
+def not_pressed(model_type: str) -> ModelError:
+    """Of an architecture whose attentions no press of kvpress reads."""
+    return ModelError(
+        f"a {model_type}, in which kvpress finds no attention with rotary embedding",
+        "an architecture like Llama, Mistral, Phi-3, Qwen or Gemma-3",
+        "Keep all tokens of this one.",
+    )
