@@ -34,7 +34,7 @@ def halves(words, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.join(low, (words >> 16).to(tl.int16).to(dtype, bitcast=True))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def in_turn(values):  # type: ignore[no-untyped-def]
     """Of values ``(threads, count)`` a tuple of count tensors; count is 1, 2 or 4."""
     threads: tl.constexpr = values.shape[0]

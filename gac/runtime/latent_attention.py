@@ -17,28 +17,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.utils.weak import WeakIdKeyDictionary
 
 from . import tiles
 from .gpu import ceil_div, launching_on, make_operator
 from .kernel_limits import ALIGNED
-from .kernel_limits import latents as refused
+from .latent_layout import HALVES, PAIRS, TILE, WARPS, kept
 from .rows import power_of_two
 
-WARPS = 4
-"""Of a program."""
-TILE = 16 * WARPS
-"""Tokens that a program reads at once."""
-_PAIRS = 8  # that a warp makes at once
-_PIECE = 8  # numbers that a thread reads at once
 _MOST_PARTS = 128
 _WAVES = 4  # of programs, at most, where a context is cut
 _BEFORE = 2  # tiles that a program could have read before it begins
-_HALVES = 4  # bits, of which a byte holds two numbers
 _ALIGNED_BYTES = 16
 _PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
-_arranged: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _REGISTERS, _WORKING = 2**16, 56  # of an SM; of a thread, for what it works with
 
 
@@ -57,8 +47,8 @@ class Program:
     @staticmethod
     def of(sizes: Mapping[str, Any]) -> "Program":
         """As many as find room, from what the kernel is compiled for: of what a thread holds, as ptxas counted it."""
-        tiles_of, fours = ceil_div(sizes["SIZE"], 2 * _PAIRS), ceil_div(sizes["QUERIES"], 4)
-        values = 16 * sizes["V_CHUNKS"] * (1 + fours * (2 if sizes["V_BITS"] == _HALVES else 1))
+        tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
+        values = 16 * sizes["V_CHUNKS"] * (1 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
         angles = 4 * tiles_of if sizes["ROTATED"] else 0
         registers = 16 * sizes["K_CHUNKS"] + values + 2 * tiles_of * fours + angles + _WORKING
         return Program(max(2, min(4, _REGISTERS // (32 * WARPS * registers))))
@@ -174,13 +164,14 @@ class Attention:
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
                 self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
-                self.frequencies, self.turns, last, self.length, sums, peaks, totals, keys.shape[1], self.scale, self.eps,
-                (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
+                self.frequencies, self.turns, last, self.length, sums, peaks, totals, keys.shape[1], self.scale,
+                self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
                 *self.query.stride()[:2], *_units(keys), *_units(values),
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
-                HELD=how.held if self.k_rank else 0, WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS, maxnreg=how.registers,
+                HELD=how.held if self.k_rank else 0, WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
+                maxnreg=how.registers,
             )  # fmt: skip
 
     @property
@@ -191,9 +182,9 @@ class Attention:
     def _arranged(self) -> Tensor | None:
         if self.k_factor is None:
             return None
-        return _kept(self.k_factor, self.size, self._rotated, self.bits[0]).view(torch.int32)
+        return kept(self.k_factor, self.size, self._rotated, self.bits[0]).view(torch.int32)
 
-    def _sizes(self) -> dict[str, int | bool]:
+    def _sizes(self) -> dict[str, Any]:
         """What the kernel is compiled for."""
         k_bits, v_bits = self.bits
         k_shared = 1 if self.k_factor is None else self.k_factor.shape[1] // self.size
@@ -236,7 +227,7 @@ def _words(held: Tensor) -> Tensor:
 
 def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int, chunk: int) -> dict[str, int | bool]:
     """How keys or values are read, in chunks of so many words."""
-    count = rank // 4 if bits == _HALVES else rank // 2
+    count = rank // 4 if bits == HALVES else rank // 2
     read = {"BITS": bits or 0, "UNIT": _unit(words), "CHUNKS": ceil_div(count, chunk), "EVEN": count % chunk == 0}
     return {f"{which}_{name}": value for name, value in (read | {"SHARED": shared}).items()}
 
@@ -255,69 +246,6 @@ def _units(words: Tensor) -> tuple[int, int]:
 def _strides(scales: Tensor | None) -> tuple[int, int]:
     """From text to text, and from token to token."""
     return (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
-
-
-def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tensor:
-    """The second factor of keys as warps read it, ``(heads, tiles, 2, chunks, 32, 8)``.
-
-    A tile has 8 pairs of features that are turned together: first ones, then second ones. Thread ``4 i + j`` takes
-    numbers 8j to 8j + 7 of each chunk of 32 for feature i. What is not there is 0.
-
-    Args:
-        factor: ``(groups, rows, rank)``.
-        size: of a head.
-        rotated: features of a head that are.
-        bits: of latents; those of 4 bits come in two halves of the rank.
-    """
-    own = factor.reshape(-1, size, factor.shape[-1])
-    halves = own.chunk(2, -1) if bits == _HALVES else (own,)
-    wide = torch.cat([pad(one, (0, -one.shape[-1] % (4 * _PIECE))) for one in halves], -1)
-    half, still = rotated // 2, rotated + (size - rotated) // 2
-    first = torch.cat((wide[:, :half], wide[:, rotated:still]), 1)
-    second = torch.cat((wide[:, half:rotated], wide[:, still:]), 1)
-    both = pad(torch.stack((first, second), 1), (0, 0, 0, -first.shape[1] % _PAIRS))
-    laid = both.unflatten(2, (-1, _PAIRS)).unflatten(-1, (-1, 4, _PIECE))
-    return laid.permute(0, 2, 1, 4, 3, 5, 6).contiguous()
-
-
-def turns_of(frequencies: Tensor, size: int) -> Tensor:
-    """How far a step turns keys, as warps read it: cosines of two pairs, then their sines, ``(pairs / 2, 4)``.
-
-    Args:
-        frequencies: radians a place, of the pairs of a head that turn; others stay where they are.
-        size: of a head.
-    """
-    angles = pad(TILE * frequencies, (0, ceil_div(size, 2 * _PAIRS) * _PAIRS - len(frequencies)))
-    return torch.stack((angles.cos().view(-1, 2), angles.sin().view(-1, 2)), 1).flatten(1)
-
-
-def _kept(factor: Tensor, *how: Any) -> Tensor:
-    """``arranged``, once for each state of a factor."""
-    state = factor.data_ptr(), 0 if factor.is_inference() else factor._version, how
-    known = _arranged.get(factor)
-    if known is not None and known[0] == state:
-        return known[1]
-    made = arranged(factor, *how)
-    if not (factor.is_cuda and torch.cuda.is_current_stream_capturing()):  # of a graph it is made when that is run
-        _arranged[factor] = state, made
-    return made
-
-
-def unfit(
-    query: Tensor, heads: int, k_rank: int, v_rank: int, bits: tuple[int | None, int | None] = (None, None)
-) -> str | None:
-    """Why the kernels cannot attend with a query ``(batch, heads, 1, head_dim)``; None where they can.
-
-    Args:
-        heads: of keys and values.
-        k_rank: of the keys; 0: they are read as they are.
-        v_rank: numbers that a head reads of the values of a token.
-        bits: as for ``Program.of``.
-    """
-    size, queries = query.shape[-1], query.shape[1] // heads
-    if (reason := refused(size, k_rank, v_rank)) is not None:
-        return reason
-    return None
 
 
 def attend(attention: Attention) -> Tensor:

@@ -11,7 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import one_launch
 from .gpu import lacking, plainly
-from .latent_attention import Attention, attend, unfit
+from .kernel_limits import latents as refused
+from .latent_attention import Attention, attend
 from .latent_rounding import RoundedLatents
 from .latent_tokens import Angles, Latents
 from .modules import BlockLinear
@@ -100,9 +101,7 @@ def _unfit(
         return f"the mask has shape {tuple(mask.shape)}"
     k_rank = 0 if key is None else key.weight.shape[2]
     v_rank = getattr(attention.v_proj, "length", attention.head_dim) if value is None else value.weight.shape[2]
-    heads = attention.k_proj.out_features // attention.head_dim
-    k_bits, v_bits = (None if second is None else second.bits for second in seconds)
-    return unfit(query, heads, k_rank, v_rank, (k_bits, v_bits))
+    return refused(query.shape[-1], k_rank, v_rank)
 
 
 def norm_of(attention: Any) -> Any:

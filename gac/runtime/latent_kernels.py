@@ -85,7 +85,7 @@ def _mixed(  # type: ignore[no-untyped-def]
             for which in tl.static_range(4):
                 of_token += (numbers(read[chunk][which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
             for at in tl.static_range(4):
-                one, two, three, four = of_token[0][at], of_token[1][at], of_token[2][at], of_token[3][at]
+                one, two, three, four = of_token[0][at], of_token[1][at], of_token[2][at], of_token[3][at]  # type: ignore[misc]
                 left = (
                     (one & 0xFFFF) | (two << 16), ((one >> 16) & 0xFFFF) | (two & -0x10000),
                     (three & 0xFFFF) | (four << 16), ((three >> 16) & 0xFFFF) | (four & -0x10000),
@@ -96,7 +96,7 @@ def _mixed(  # type: ignore[no-untyped-def]
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _by_query(low, high):  # type: ignore[no-untyped-def]
     """Both columns of each thread by warp and row, first or second tokens, and the four queries as 2 x 2."""
     return tl.reshape(tl.join(low, high), (low.shape[0] // 4, 2, 2, 2))
@@ -135,7 +135,7 @@ def _leave(  # type: ignore[no-untyped-def]
             )  # fmt: skip
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):  # type: ignore[no-untyped-def]
     """Of COUNT times four queries peaks, sums of weights, and SUMS products of values, before the first token."""
     lowest = tl.full(nothing.shape, float("-inf"), tl.float32)
@@ -185,7 +185,7 @@ def attend(  # type: ignore[no-untyped-def]
     What it leaves of each query: the largest score, the sum of the weights, and of values weighted by them.
 
     Args:
-        keys, values: words. factor: ``latent_attention.arranged``, in words. turns: ``latent_attention.turns_of``.
+        keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
         norm, eps: of keys, of this KIND.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
         k_eighths, v_eighths: of ranks.

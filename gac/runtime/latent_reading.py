@@ -13,9 +13,9 @@ except ImportError as failure:  # transformers looks for what files import, but 
     raise RuntimeError("Triton is not installed") from failure
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _words(rows, there, at, limit, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Four neighbouring words of each thread's row, from its place on; zeros from limit on. EVEN: no row ends before."""
+    """Four neighbouring words of each thread's row, from its place on; zeros from limit on. EVEN: no row ends there."""
     four = at[:, None] + tl.arange(0, 4)[None, :]
     here = there[:, None]
     if not EVEN:
@@ -88,7 +88,7 @@ def left(read, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def scale_of(scales, start, token, stride, end):  # type: ignore[no-untyped-def]
     """By which latents of a token are multiplied; 1 where they are not rounded."""
     if scales is None:

@@ -1,4 +1,4 @@
-"""Scores of one new token's queries with a tile of 16 cached keys, for Triton kernels, thread by thread (``fragments``).
+"""Scores of a new token's queries with a tile of 16 cached keys, for Triton kernels, thread by thread (``fragments``).
 
 Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
 queries at once. Of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs 2 j and
@@ -25,7 +25,7 @@ def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no
     return first, second
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _features(AT: tl.constexpr, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the first and second features of each thread's two pairs lie, and whether they are there."""
     low, high = 8 * AT + 2 * quarter, 8 * AT + 2 * quarter + 1
@@ -55,13 +55,13 @@ def turns_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.conste
     found = ()
     if ROTATED:
         for at in tl.static_range((SIZE + 15) // 16):
-            found += (_angles(frequencies, place.to(tl.float32), at, quarter, ROTATED, COMPILED),)
+            found += (_angles(frequencies, place.to(tl.float32), at, quarter, ROTATED, COMPILED),)  # type: ignore[assignment]
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def turned_further(turns, step, quarter):  # type: ignore[no-untyped-def]
-    """Angles that are a step further; step is ``latent_attention.turns_of``."""
+    """Angles that are a step further; step is ``latent_layout.turns_of``."""
     found = ()
     for at in tl.static_range(len(turns)):
         by = in_turn(tl.load(step + quarter[:, None] * 4 + (at * 16 + tl.arange(0, 4))[None, :]))
@@ -104,7 +104,7 @@ def _number(at, there):  # type: ignore[no-untyped-def]
     return tl.load(at, mask=there, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _two(query, at, there, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """A number and the next."""
     return packed(_number(query + at, there), _number(query + at + 1, there), dtype, COMPILED)
@@ -115,21 +115,21 @@ def _two(query, at, there, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """COUNT right matrices from chunk AT on, two of each chunk, as ``latent_attention.arranged`` lays them."""
+    """COUNT right matrices from chunk AT on, two of each chunk, as ``latent_layout.arranged`` lays them."""
     found = ()
     for chunk in tl.static_range(COUNT // 2):
         four = in_turn(tl.load(factor[:, None] + ((AT + chunk) * 128 + tl.arange(0, 4))[None, :]))
-        found += ((four[0], four[1]), (four[2], four[3]))
+        found += ((four[0], four[1]), (four[2], four[3]))  # type: ignore[assignment]
     return found
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def rights(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Those that make the first features of tile AT, and those that make the second ones."""
     return _right(factor, AT * COUNT, COUNT), _right(factor, AT * COUNT + COUNT // 2, COUNT)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _of_pairs(numbers, start, feature, inside, like):  # type: ignore[no-untyped-def]
     """Numbers of both pairs, as a product has them: for the first token and for the second. None: zeros."""
     if numbers is None:
@@ -179,7 +179,7 @@ def _weighed(made, weights, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _turned_keys(one, two, turn):  # type: ignore[no-untyped-def]
     """First and second features of both tokens, each thread's two pairs turned."""
     a, b = _turned(one[0], two[0], turn[0], turn[2])
@@ -189,7 +189,7 @@ def _turned_keys(one, two, turn):  # type: ignore[no-untyped-def]
     return (a, c, e, g), (b, d, f, h)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _as_left(one, two, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """First and second features of both tokens as a left matrix."""
     return (
@@ -203,8 +203,9 @@ def _as_left(one, two, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ig
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scores(  # type: ignore[no-untyped-def]
-    read, scales, factor, factor_at, held, bias, bias_at, norm, eps, queries, turns, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr,
-    BITS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+    read, scales, factor, factor_at, held, bias, bias_at, norm, eps, queries, turns, quarter,
+    SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Of each four queries what a product leaves in each thread: of the first token two, of the second two.
 
@@ -242,7 +243,7 @@ def scores(  # type: ignore[no-untyped-def]
     return sums
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _added(left, queries, AT: tl.constexpr, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Sums of all queries with one more product."""
     found = ()
@@ -251,7 +252,7 @@ def _added(left, queries, AT: tl.constexpr, sums, dtype: tl.constexpr, COMPILED:
     return found
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _normed(sums, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores with keys over the root of the mean of their squares, of which each of four threads has a part."""
     first = tl.rsqrt(_of_four(squares[0]) / SIZE + eps)

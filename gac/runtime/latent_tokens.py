@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .latent_attention import TILE
+from .latent_layout import TILE, turns_of
 from .latent_rounding import RoundedLatents
 from .rotary import rotates_plainly
 
@@ -22,7 +22,7 @@ class Angles:
 
     Attributes:
         frequencies: radians, float32, shape ``(pairs,)``.
-        turns: cosines and sines of ``TILE`` places, float32, shape ``(2, pairs)``.
+        turns: ``latent_layout.turns_of``, float32.
         scale: by which rotated keys are multiplied.
     """
 
@@ -58,12 +58,12 @@ class Rotation:
     def angles(self, attention: Any, device: torch.device) -> Angles | None:
         """Those by which its model rotates in halves, by one angle a place; None: it rotates in another way."""
         known = _found.setdefault(self.rotary, {})
-        key = self.kind, type(attention), device
+        key = self.kind, type(attention), attention.head_dim, device
         if key not in known:
-            known[key] = self._angles(device) if rotates_plainly(type(attention)) else None
+            known[key] = self._angles(attention.head_dim, device) if rotates_plainly(type(attention)) else None
         return known[key]
 
-    def _angles(self, device: torch.device) -> Angles | None:
+    def _angles(self, size: int, device: torch.device) -> Angles | None:
         before = "" if self.kind is None else f"{self.kind}_"
         types = getattr(self.rotary, "rope_type", "default")
         frequencies = getattr(self.rotary, f"{before}inv_freq", None)
@@ -76,7 +76,7 @@ class Rotation:
         turns = torch.stack((angles.cos(), angles.sin()), dim=1)
         tables = torch.stack(self._of(turns, places[None]), dim=2)[0]
         same = tables.shape[-1] == 2 * len(own) and torch.allclose(turns.repeat(1, 1, 2) * scale, tables, atol=1e-4)
-        return Angles(own, turns[TILE], scale) if same else None
+        return Angles(own, turns_of(own, size), scale) if same else None
 
     def _of(self, like: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         cosines, sines = self.rotary(like, at, **({} if self.kind is None else {"layer_type": self.kind}))

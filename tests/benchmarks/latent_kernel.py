@@ -28,7 +28,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gac.runtime import tiles
-from gac.runtime.latent_attention import Attention, Program, turns_of
+from gac.runtime.latent_attention import Attention, Program
+from gac.runtime.latent_layout import turns_of
 from gac.runtime.rows import plainly_rotated
 from tests.benchmarks.harness import machine, options, write
 from tests.benchmarks.kernels.bench import clock_of, copied_bytes

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, tiles
-from gac.runtime.latent_attention import Attention, Program, turns_of
+from gac.runtime import gpu, kernel_limits, latent_decoding, latent_layout, tiles
+from gac.runtime.latent_attention import Attention, Program
+from gac.runtime.latent_layout import TILE, turns_of
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
 from gac.runtime.rows import NORMS, plainly_rotated
@@ -287,11 +288,11 @@ def test_as_many_programs_share_an_sm_as_its_registers_are_enough_for(case: Case
 
 def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
     factor = torch.randn(2, 64, 16, device=DEVICE)
-    first = latent_attention._kept(factor, 64, 64, None)
-    assert latent_attention._kept(factor, 64, 64, None) is first
-    assert latent_attention._kept(factor, 64, 0, None) is not first
+    first = latent_layout.kept(factor, 64, 64, None)
+    assert latent_layout.kept(factor, 64, 64, None) is first
+    assert latent_layout.kept(factor, 64, 0, None) is not first
     factor.mul_(2)
-    assert torch.equal(latent_attention._kept(factor, 64, 64, None), 2 * first)
+    assert torch.equal(latent_layout.kept(factor, 64, 64, None), 2 * first)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +366,17 @@ def test_generation_over_latents_of_few_bits(
     assert len(ran) == 4 * 2
     bits = {"": None, "latent:2": None, "latent:1:int8": 8, "latent:int8": 8, "latent:1:int4": 4, "latent:2:int4": 4}
     assert {one.bits for one in ran} == {(bits[forms[0]], bits[forms[1]])}
+
+
+def test_a_text_longer_than_what_warps_read_at_once(make_plan: MakePlan, ran: list[Attention]) -> None:
+    model = sdpa_model(small_config("llama", max_position_embeddings=128), make_plan)
+    ids = torch.arange(2 * (TILE + 8)).reshape(2, -1) % 40
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids[:, :-1], past_key_values=cache)
+        found, due = model(ids[:, -1:], past_key_values=cache).logits[:, 0], model(ids).logits[:, -1]
+    assert (found - due).abs().max() < 1e-3
+    assert len(ran) == 2
 
 
 def test_heads_in_groups(make_plan: MakePlan, ran: list[Attention]) -> None:

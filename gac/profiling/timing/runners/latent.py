@@ -10,7 +10,8 @@ from torch import Tensor
 from gac.profiling.operators import Axes, Operand
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.timing.runners import Runner, joined
-from gac.runtime.latent_attention import Attention, turns_of
+from gac.runtime.latent_attention import Attention
+from gac.runtime.latent_layout import turns_of
 from gac.runtime.latent_rounding import RoundedLatents
 from gac.runtime.latent_words import LARGEST
 from gac.runtime.modules import multiply_blocks

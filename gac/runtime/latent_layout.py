@@ -1,0 +1,69 @@
+"""How attention over latents reads what no token changes: second factors of keys, and how far a step turns keys."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .gpu import ceil_div
+
+WARPS = 4
+"""Of a program."""
+TILE = 16 * WARPS
+"""Tokens that a program reads at once."""
+PAIRS = 8
+"""Of features, that a warp makes at once."""
+HALVES = 4
+"""Bits of a number of which a byte holds two."""
+_PIECE = 8  # numbers that a thread reads at once
+_arranged: Any = WeakIdKeyDictionary()  # by factor its state, and how it is laid
+
+
+def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tensor:
+    """The second factor of keys as warps read it, ``(heads, tiles, 2, chunks, 32, 8)``.
+
+    A tile has 8 pairs of features that are turned together: first ones, then second ones. Thread ``4 i + j`` takes
+    numbers 8j to 8j + 7 of each chunk of 32 for feature i. What is not there is 0.
+
+    Args:
+        factor: ``(groups, rows, rank)``.
+        size: of a head.
+        rotated: features of a head that are.
+        bits: of latents; those of 4 bits come in two halves of the rank.
+    """
+    own = factor.reshape(-1, size, factor.shape[-1])
+    halves = own.chunk(2, -1) if bits == HALVES else (own,)
+    wide = torch.cat([pad(one, (0, -one.shape[-1] % (4 * _PIECE))) for one in halves], -1)
+    half, still = rotated // 2, rotated + (size - rotated) // 2
+    first = torch.cat((wide[:, :half], wide[:, rotated:still]), 1)
+    second = torch.cat((wide[:, half:rotated], wide[:, still:]), 1)
+    both = pad(torch.stack((first, second), 1), (0, 0, 0, -first.shape[1] % PAIRS))
+    heads, _, pairs, numbers = both.shape
+    laid = both.view(heads, 2, pairs // PAIRS, PAIRS, numbers // (4 * _PIECE), 4, _PIECE)
+    return laid.permute(0, 2, 1, 4, 3, 5, 6).contiguous()
+
+
+def turns_of(frequencies: Tensor, size: int) -> Tensor:
+    """How far a step turns keys, as warps read it: cosines of two pairs, then their sines, ``(pairs / 2, 4)``.
+
+    Args:
+        frequencies: radians a place, of the pairs of a head that turn; others stay where they are.
+        size: of a head.
+    """
+    angles = pad(TILE * frequencies, (0, ceil_div(size, 2 * PAIRS) * PAIRS - len(frequencies)))
+    return torch.stack((angles.cos().view(-1, 2), angles.sin().view(-1, 2)), 1).flatten(1)
+
+
+def kept(factor: Tensor, *how: Any) -> Tensor:
+    """``arranged``, once for each state of a factor."""
+    state = factor.data_ptr(), 0 if factor.is_inference() else factor._version, how
+    made: Tensor
+    known, made = _arranged.get(factor, (None, factor))
+    if known == state:
+        return made
+    made = arranged(factor, *how)
+    if not (factor.is_cuda and torch.cuda.is_current_stream_capturing()):  # of a graph it is made when that is run
+        _arranged[factor] = state, made
+    return made
