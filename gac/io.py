@@ -268,6 +268,8 @@ class Record:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
+    _taken_for: ClassVar[tuple[str, str, str] | None] = None
+    """A field of another kind of record that is taken for this one, what that is, and what to do with it."""
 
     @checked
     def save(self, path: str | Path) -> None:
@@ -313,8 +315,15 @@ class Record:
             GacError: the file is unreadable, is none, or contradicts itself; names the path to the field.
         """
         source, what = Path(path), cls.__name__.lower()
-        text = read_bytes(source, what, f"a {what} written by {cls.__name__}.save", cls._error)
-        return from_json(cls, text, f"{what} {source}", cls._error)
+        expected = f"a {what} written by {cls.__name__}.save"
+        text = read_bytes(source, what, expected, cls._error)
+        try:
+            return from_json(cls, text, f"{what} {source}", cls._error)
+        except GacError:
+            field, told, remedy = cls._taken_for or ("", "", "")
+            if field and field in read_document(source, what, expected, cls._error):
+                raise cls._error(f"{source}, which is {told}", expected, remedy) from None
+            raise
 
 
 def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:

@@ -199,6 +199,7 @@ class Plan(Shown, Record):
     one_gpu: OneGpu | None = None
     healed: tuple[Healed, ...] = ()
     _error = PlanError
+    _taken_for = "press", "a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."
 
     def __post_init__(self) -> None:
         self._check_schema(self.schema_version, SCHEMA)

@@ -96,6 +96,7 @@ class TokenPlan(Shown, Record):
     whole: tuple[int, ...] = ()
     window: int | None = None
     _error = PlanError
+    _taken_for = "recipe", "a plan of weights", "Apply it with gac compress; gac tokens makes plans of tokens kept."
 
     def __post_init__(self) -> None:
         self._check_schema(self.schema_version, SCHEMA)

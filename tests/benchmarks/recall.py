@@ -24,7 +24,6 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 import gac
-from gac.tokens.plan import TokenPlan
 from tests.benchmarks.harness import machine, markdown, news, options, read, write
 
 CITIES = (
@@ -92,7 +91,7 @@ def recalled(model: Any, press: Any, context: list[int], asked: Any) -> Iterator
                 layer.keys, layer.values = layer.keys[:, :, :kept], layer.values[:, :, :kept]
 
 
-def plans_of(loaded: Any, press: str, asked: Namespace) -> dict[str, TokenPlan]:
+def plans_of(loaded: Any, press: str, asked: Namespace) -> dict[str, gac.TokenPlan]:
     """GAC's plan, and those that keep the same and all in every layer."""
     shares = sorted({*asked.shares, asked.keep})
     found = gac.allocate_tokens(
@@ -106,7 +105,7 @@ def plans_of(loaded: Any, press: str, asked: Namespace) -> dict[str, TokenPlan]:
     )
     every = int(asked.keep * asked.context) // found.step * found.step
 
-    def same(kept: int) -> TokenPlan:
+    def same(kept: int) -> gac.TokenPlan:
         layers = tuple(replace(one, kept=kept) for one in found.layers)
         return replace(found, layers=layers, limit=max(found.limit, kept * len(layers)))
 

@@ -147,6 +147,16 @@ def test_counts_that_cannot_be_are_refused(changed: dict[str, Any], named: str) 
         replace(plan_of(curves(3), 72), **changed)
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "said"),
+    [(gac.Plan, "press", "a plan of tokens kept"), (gac.TokenPlan, "recipe", "a plan of weights")],
+)
+def test_a_plan_of_the_other_kind_is_refused_by_its_kind(kind: Any, field: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(f'{{"{field}": {{}}}}')
+    with pytest.raises(PlanError, match=f"plan.json, which is {said}"):
+        kind.load(tmp_path / "plan.json")
+
+
 def test_layers_are_priced_alike() -> None:
     plan = plan_of(curves(3), 72)
     first, *rest = plan.layers
