@@ -21,6 +21,7 @@ from gac.compression.refit import refit_named
 from gac.distributed.ranks import ALONE, Ranks
 from gac.distributed.run import check_shared, this_run
 from gac.errors import GacError, ModelError, PlanError
+from gac.evaluation.protocol import check_positions
 from gac.forms import DEFAULT_FORMS
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
@@ -371,6 +372,7 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | N
 
 def _windows(text: Texts, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
     windows = text.cut(loaded.tokenizer, seed, bos)
+    check_positions(loaded.model, windows.length, "calibration windows")
     embedding: Any = loaded.model.get_input_embeddings()
     check_vocabulary(windows, embedding.num_embeddings)
     return windows

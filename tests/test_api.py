@@ -439,6 +439,11 @@ def test_a_plan_that_does_not_say_so_has_no_bos(small: Small, tmp_path: Path) ->
     assert total(small.compress(old)) == plan.budget.used
 
 
+def test_windows_longer_than_the_model_has_positions_are_refused(tiny_model, tiny_tokenizer) -> None:
+    with pytest.raises(ModelError, match="calibration windows of 600 tokens for a model of 512 positions"):
+        gac.allocate(tiny_model, 0.8, calibration="wiki-sample:1x600", tokenizer=tiny_tokenizer, progress=False)
+
+
 def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
     small: Small, tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

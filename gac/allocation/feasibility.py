@@ -126,33 +126,34 @@ def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile
 
 def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:
     """Whatever the profile says of the forms' dims."""
-    forms, align, fraction = recipe.space.forms, recipe.space.align, recipe.fractions[KV_NUMBERS]
-    dense, plain = form_named("dense"), scheme_named(DEFAULT_SCHEME)
-    smallest, gpus = 0, recipe.deployment.tensor_parallel
+    forms, fraction = recipe.space.forms, recipe.fractions[KV_NUMBERS]
+    smallest = _least_cached(sites, forms, recipe)
+    if smallest > floored(fraction, total):
+        others = {one.name: _least_cached(sites, (*forms, one.name), recipe) for one in FORMS if one.name not in forms}
+        name = min(others, key=lambda other: others[other], default="")
+        raise BudgetError(
+            f"a KV-cache limit of {fraction:g}",
+            f"at least {smallest / total:.4f}, the smallest that forms {_named(recipe)} can reach",
+            f"Allow more, or add the form {name}, which reaches {others[name] / total:.4f}."
+            if name and others[name] < smallest
+            else "Allow more.",
+        )
+
+
+def _least_cached(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -> int:
+    """Numbers of a token that the smallest cache keeps which these forms can reach."""
+    align, gpus = recipe.space.align, recipe.deployment.tensor_parallel
+    dense, plain, smallest = form_named("dense"), scheme_named(DEFAULT_SCHEME), 0
     for weight in (weight for site in sites for weight in site.weights):
         taken = variants_of(map(form_named, forms), weight)
         firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in taken if form.takes(weight)]
         cached = (form.cached(weight, dim) for form, dim in firsts if dim is not None)
         smallest += min([dense.cached(weight, 1), *cached])
-    if smallest > floored(fraction, total):
-        raise BudgetError(
-            f"a KV-cache limit of {fraction:g}",
-            f"at least {smallest / total:.4f}, the smallest that forms {_named(recipe)} can reach",
-            _smaller_cache(sites, forms),
-        )
+    return smallest
 
 
 def _named(recipe: Recipe) -> str:
     return ", ".join(recipe.space.forms) or "dense"
-
-
-def _smaller_cache(sites: Sequence[Site], forms: Sequence[str]) -> str:
-    """What to do where the forms make the cache no smaller: name those that would."""
-    weights = [weight for site in sites for weight in site.weights if weight.cached]
-    others = [
-        form.name for form in FORMS if form.name not in forms and any(form.shortens(weight) for weight in weights)
-    ]
-    return f"Allow more, or add the form {others[0]}, which shortens the cached values." if others else "Allow more."
 
 
 def _flat(site: Site, space: Space) -> LossCurves:

@@ -98,6 +98,7 @@ def allocate_tokens(
     loaded = dense_model(model, tokenizer)
     config = loaded.model.config.get_text_config()
     _check_contexts(loaded.model, texts.length, runs, budgets, step)
+    _check_keep(keep, len(cut_layers(config)), budgets)
     check_in_memory(loaded.model, ", with a press", "where the model runs as it is", "")
     check_finite(loaded.model)
     attentions(loaded.model)
@@ -168,6 +169,15 @@ def _budgets(keep: float, shares: Sequence[float], step: int, context: int, foll
             given = f"a share of {share:g} of {context} tokens in steps of {step}, which leaves no token"
             raise BudgetError(given, f"{step / context:.4g} or more", "Give larger shares, or a smaller step.")
     return sorted(set(found.values()))
+
+
+def _check_keep(keep: float, layers: int, budgets: Sequence[int]) -> None:
+    """Refuse, before anything is measured, a limit below the smallest budgets of all layers."""
+    if floored(keep, layers * budgets[-1]) < layers * budgets[0]:
+        given = f"a kept fraction of {keep:g} of {budgets[-1]:,} tokens in each of {layers} layers"
+        least = math.ceil(budgets[0] / budgets[-1] * 10_000) / 10_000
+        expected = f"{least:.4f} or more: {budgets[0]} tokens in each are the smallest share"
+        raise BudgetError(given, expected, "Keep more, or give a smaller share or step.")
 
 
 def _check_fraction(fraction: float, what: str) -> None:

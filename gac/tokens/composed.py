@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import PlanError
+from gac.runtime.contract import COMPRESSED
 from gac.token_plan import TokenPlan
 from gac.tokens.attending import attending, attentions
 from gac.tokens.presses import evicted, press_of
@@ -41,7 +42,7 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
             PlanError: the model has other layers than the plan.
         """
         plan, layers = self.plan, [one.layer for one in self.plan.layers]
-        found = len(attentions(model)), model.config.model_type
+        found = len(attentions(model)), model.config.model_type.removeprefix(COMPRESSED)
         if found != (wanted := (len(layers) + len(plan.whole), plan.family)):
             given = f"a {found[1]} of {found[0]} layers"
             expected = f"a {wanted[1]} of {wanted[0]}, as {plan.model}"

@@ -12,7 +12,7 @@ from gac.errors import GacError, did_you_mean, first_line
 
 RATIO = "compression_ratio"
 VERSION = "0.5.5"
-INSTALL = f"pip install --no-deps kvpress=={VERSION} 'cachetools<6' 'fire<0.7' termcolor"
+INSTALL = f"pip install --no-deps kvpress=={VERSION} 'cachetools<6' 'fire<0.7' termcolor six"
 Options = dict[str, bool | int | float | str]
 
 

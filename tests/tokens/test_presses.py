@@ -38,6 +38,24 @@ def cached(model: Any, press: Any, ids: torch.Tensor) -> DynamicCache:
     return cache
 
 
+def test_a_plan_of_the_dense_model_serves_a_saved_compressed_one(small: Small, tmp_path: Path) -> None:
+    plan = planned(small)
+    weights = gac.allocate(
+        small.model, 0.9, calibration=f"{small.text}:2x16", tokenizer=small.tokenizer, progress=False
+    )
+    gac.save(gac.compress(small.model, weights, tokenizer=small.tokenizer, progress=False), tmp_path / "small")
+    ids = torch.arange(64)[None] % 40
+    cache = cached(gac.load(tmp_path / "small"), gac.press(plan), ids)
+    assert [layer.keys.shape[2] for layer in cache.layers] == [
+        plan.kept(layer, 64) for layer in range(len(cache.layers))
+    ]
+
+
+def test_a_limit_below_the_smallest_shares_is_refused_before_anything_is_measured(small: Small) -> None:
+    with pytest.raises(BudgetError, match=r"64 tokens in each of 2 layers; expected 0.1250"):
+        planned(small, 0.01)
+
+
 def test_names_are_those_of_presses_with_a_ratio_for_each_layer() -> None:
     assert {"snapkv", "expectedattention", "knorm", "tova", "streamingllm"} <= known_presses().keys()
     assert not {"pyramidkv", "adakv", "think", "composed"} & known_presses().keys()
@@ -196,7 +214,7 @@ def test_a_limit_of_latency_decides_beside_that_of_tokens(small: Small) -> None:
 def test_shares_and_limits_that_cannot_be_had_are_refused(small: Small) -> None:
     with pytest.raises(BudgetError, match=r"which leaves no token; expected 0.125 or more"):
         planned(small, shares=(0.1,))
-    with pytest.raises(BudgetError, match="tokens kept in all layers"):
+    with pytest.raises(BudgetError, match="the smallest share"):
         planned(small, 0.1)
 
 
