@@ -7,7 +7,7 @@ import stat
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -321,7 +321,10 @@ class Record:
             return from_json(cls, text, f"{what} {source}", cls._error)
         except GacError:
             field, told, remedy = cls._taken_for or ("", "", "")
-            if field and field in read_document(source, what, expected, cls._error):
+            document = None
+            with suppress(GacError):
+                document = read_document(source, what, expected, cls._error)
+            if isinstance(document, dict) and field in document:
                 raise cls._error(f"{source}, which is {told}", expected, remedy) from None
             raise
 
