@@ -129,14 +129,10 @@ def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:
     forms, fraction = recipe.space.forms, recipe.fractions[KV_NUMBERS]
     smallest = _least_cached(sites, forms, recipe)
     if smallest > floored(fraction, total):
-        others = {one.name: _least_cached(sites, (*forms, one.name), recipe) for one in FORMS if one.name not in forms}
-        name = min(others, key=lambda other: others[other], default="")
         raise BudgetError(
             f"a KV-cache limit of {fraction:g}",
             f"at least {smallest / total:.4f}, the smallest that forms {_named(recipe)} can reach",
-            f"Allow more, or add the form {name}, which reaches {others[name] / total:.4f}."
-            if name and others[name] < smallest
-            else "Allow more.",
+            _smaller_cache(sites, recipe, smallest, total),
         )
 
 
@@ -150,6 +146,16 @@ def _least_cached(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -
         cached = (form.cached(weight, dim) for form, dim in firsts if dim is not None)
         smallest += min([dense.cached(weight, 1), *cached])
     return smallest
+
+
+def _smaller_cache(sites: Sequence[Site], recipe: Recipe, smallest: int, total: int) -> str:
+    """What to do where the forms reach no smaller cache than that: name the one that would, with them."""
+    forms = recipe.space.forms
+    others = {one.name: _least_cached(sites, (*forms, one.name), recipe) for one in FORMS if one.name not in forms}
+    name = min(others, key=lambda other: others[other], default="")
+    if not name or others[name] >= smallest:
+        return "Allow more."
+    return f"Allow more, or add the form {name}, which reaches {others[name] / total:.4f}."
 
 
 def _named(recipe: Recipe) -> str:

@@ -199,7 +199,7 @@ def main() -> None:
 
 def _few_sms() -> Any:
     """Programs as for some SMs of an H100."""
-    return patch.multiple(tiles, _processors=lambda device: 4, _shared_memory=lambda device: 227 * 1024)
+    return patch.object(tiles, "_processors", lambda device: 4)
 
 
 def _measure(asked: Namespace, record: dict[str, Any]) -> None:

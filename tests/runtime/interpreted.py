@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import library
@@ -13,9 +12,6 @@ from gac.runtime import tiles
 
 pytest.importorskip("triton")
 
-import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -23,19 +19,6 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of small weights are shared by some programs, with little shared memory, on every device."""
     monkeypatch.setattr(tiles, "_processors", lambda device: 2)
     monkeypatch.setattr(tiles, "_shared_memory", lambda device: 2**16)
-
-
-def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter's ``tl.dot`` take bfloat16, whose bits it has in whole numbers of 16 bits."""
-    builder = InterpreterBuilder
-    plain = builder.create_dot
-
-    def wide(given: Any) -> Any:
-        if given.dtype.scalar != tl.bfloat16:
-            return given
-        return TensorHandle((given.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: plain(self, wide(a), wide(b), *rest))
 
 
 @contextmanager

@@ -30,9 +30,8 @@ PARTS = (1, 3)
 
 @pytest.fixture(autouse=True)
 def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared memory as it has, and few SMs, so that there are few parts."""
+    """Of few SMs, so that there are few parts."""
     monkeypatch.setattr(tiles, "_processors", lambda device: 4)
-    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 227 * 1024)
 
 
 @pytest.fixture

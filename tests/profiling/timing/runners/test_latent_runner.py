@@ -13,7 +13,6 @@ from tests.runtime.interpreted import DEVICE
 def test_it_attends_as_over_keys_and_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong result is seen; a rank that the kernel cannot take is refused."""
     monkeypatch.setattr(tiles, "_processors", lambda device: 4)
-    monkeypatch.setattr(tiles, "_shared_memory", lambda device: 227 * 1024)
     runner, axes, pools = runner_of(name), EXAMPLES[name], Pools(DEVICE, limit_bytes=2**20)
     inputs = runner.operands(axes, "fp16", pools.cut)
     (mixed,) = runner.run(inputs, [])
