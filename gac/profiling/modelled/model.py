@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gac.arrays import Floats, Ints
 from gac.profiling.alignment import alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
-from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms
+from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms
 from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, numbers_of, stored_as
 from gac.profiling.rows import Rows
 
@@ -209,7 +209,10 @@ class GpuModel:
         """What the roofline of these shapes is a sum of, shape ``(shapes, terms)``; NaN where it is not known."""
         if like.operator not in _PAIRS:
             k, n = sizes[:, 0], sizes[:, 1]
-            return gemm_terms(like.rows, k, n, self.gpu, _weight_bytes(like.dtype, k, n))
+            weight_bytes = _weight_bytes(like.dtype, k, n)
+            if like.rows == 1 and like.kernel and _alone(like.dtype):
+                return row_terms(k, n, self.gpu, weight_bytes)
+            return gemm_terms(like.rows, k, n, self.gpu, weight_bytes)
         return np.stack([self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
 
     def _gemm(self, pair: _Like, sizes: Ints) -> Floats:
@@ -234,6 +237,11 @@ def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
         return ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
     scheme = stored_as(dtype)
     return np.array([scheme.bytes(*size) for size in zip(n.tolist(), k.tolist(), strict=True)], dtype=np.float64)
+
+
+def _alone(dtype: str) -> bool:
+    """Whether it is of a scheme that rounds weights and no inputs."""
+    return numbers_of(dtype) != dtype and stored_as(dtype).reads is None
 
 
 def _in_kernels(dtype: str, sizes: Ints) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms
+from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms
 
 GPU = Gpu(sm_count=132, l2_bytes=50_000_000)
 
@@ -15,6 +15,21 @@ def test_no_term_falls_where_a_gemm_gets_longer(rows: int, axis: str) -> None:
     terms = gemm_terms(rows, *((long, same) if axis == "k" else (same, long)), GPU, 2.0 * long * same)
     assert terms.min() >= 0
     assert (np.diff(terms, axis=0) >= -1e-12).all()
+
+
+@pytest.mark.parametrize("axis", ["k", "n"])
+def test_no_term_of_one_row_falls_where_a_weight_gets_longer(axis: str) -> None:
+    long, same = np.arange(8, 16384, 8), np.full(2047, 4096)
+    terms = row_terms(*((long, same) if axis == "k" else (same, long)), GPU, 0.5 * long * same)
+    assert terms.min() >= 0
+    assert (np.diff(terms, axis=0) >= -1e-12).all()
+
+
+def test_steps_of_one_row_are_whole_behind_the_first_and_waves_always() -> None:
+    """32 outputs of each of 132 SMs are 4224."""
+    depths, widths = np.array([1024, 2048, 2304, 4096, 2304]), np.array([64, 64, 64, 4224, 4232])
+    terms = row_terms(depths, widths, GPU, 0.5 * depths * widths)
+    assert terms[:, 3].tolist() == [0.5, 1, 2, 2, 4]
 
 
 def test_a_wave_takes_as_long_whether_it_fills_the_gpu_or_not() -> None:
