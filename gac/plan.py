@@ -80,7 +80,8 @@ class WorkloadLatency:
     """Predicted latency of the targeted weights, ns, with how each of the plan's numbers was obtained.
 
     ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape and cannot vouch for a modelled latency
-    (``unknown`` counts the weights).
+    (``unknown`` counts the weights). ``fused_ns`` is the dense model's with shared first GEMMs everywhere, which loses
+    nothing; None likewise, in plans that do not say it, and of attention, which has none.
     """
 
     workload: str
@@ -90,6 +91,7 @@ class WorkloadLatency:
     interpolated: int
     unknown: int
     modelled: int = 0
+    fused_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -462,6 +464,7 @@ def _check_ranges(plan: Plan) -> None:
         "measured.head.shapes": beside_head + 1 if head is None or head.possible else 0,
         **{f"{one.workload}.dense_ns": one.dense_ns for one in plan.workloads if one.dense_ns is not None},
         **{f"{one.workload}.plan_ns": one.plan_ns for one in plan.workloads if one.plan_ns is not None},
+        **{f"{one.workload}.fused_ns": one.fused_ns for one in plan.workloads if one.fused_ns is not None},
     }
     for name, count in counts.items():
         check(count > 0, f"plan has {name} out of range", "counts that can be")

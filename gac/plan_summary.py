@@ -12,6 +12,9 @@ from gac.schemes import DEFAULT_SCHEME
 if TYPE_CHECKING:
     from gac.plan import Limit, OneGpu, Plan, WorkloadLatency
 
+FUSED = "dense, fused"
+"""What the dense model is called where all weights that read the same input share their first GEMMs."""
+
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
 _NAMES = {
     "budget": "--budget",
@@ -126,8 +129,19 @@ def what_is_kept(plan: "Plan") -> str:
 
 
 def latencies(plan: "Plan") -> list[str]:
-    """What each workload takes, dense and as planned, a line each."""
-    return [f"{workload.workload}: {_latency(workload, rounding_of(plan))}" for workload in plan.workloads]
+    """What each workload takes as planned, beside dense: a line each, and one more where sharing GEMMs changes that."""
+    found = []
+    for one in plan.workloads:
+        found.append(f"{one.workload}: {_latency(one, rounding_of(plan))}")
+        if (ratio := over_fused(one)) is not None:
+            found.append(f"{one.workload}: {_ms(one.plan_ns)} of {_ms(one.fused_ns)} {FUSED} ({ratio:.3f}x)")
+    return found
+
+
+def over_fused(workload: "WorkloadLatency") -> float | None:
+    """What the plan takes over the dense model with shared GEMMs; None where that is unknown, or the dense time."""
+    plan, fused = workload.plan_ns, workload.fused_ns
+    return None if plan is None or fused is None or fused == workload.dense_ns else plan / fused
 
 
 def modelled(plan: "Plan") -> str:
@@ -245,8 +259,13 @@ def _latency(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
     if workload.dense_ns is None or workload.plan_ns is None:
         scheme = " --scheme ..." if rounded else ""
         return f"unknown, the profile {lacking(workload, rounded)} (gac profile --model ...{scheme} measures them)"
-    ms = f"{workload.plan_ns / 1e6:.3f} ms of {workload.dense_ns / 1e6:.3f} ms dense"
+    ms = f"{_ms(workload.plan_ns)} of {_ms(workload.dense_ns)} dense"
     return f"{ms} ({workload.plan_ns / workload.dense_ns:.3f}x; {how_known(workload)})"
+
+
+def _ms(ns: int | None) -> str:
+    assert ns is not None, "an unknown latency"
+    return f"{ns / 1e6:.3f} ms"
 
 
 def allocate_command(plan: "Plan", profile: str | None = None) -> str:

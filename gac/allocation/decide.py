@@ -180,14 +180,14 @@ def _plan(
     speed: Speed | None = None,
 ) -> Plan:
     """The plan of a choice that keeps every limit."""
-    sites, dense_ns, recipe = problem.sites, problem.dense_ns, problem.recipe
+    sites, recipe, dense = problem.sites, problem.recipe, (problem.dense_ns, problem.fused_ns)
     together = problem.curves.beyond_sum(
         (form, weight.name, dim)
         for site, one in zip(sites, chosen, strict=True)
         for weight, form, dim in zip(site.weights, one.forms, one.dims, strict=True)
     )
     measured = problem.evidence(chosen)
-    plan = assemble(sites, chosen, dense_ns, recipe, measured, certificate, alternatives, speed, together)
+    plan = assemble(sites, chosen, dense, recipe, measured, certificate, alternatives, speed, together)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return plan
 
@@ -195,7 +195,7 @@ def _plan(
 def assemble(
     sites: Sequence[Site],
     chosen: Sequence[Candidate],
-    dense_ns: Sequence[int | None],
+    dense: tuple[Sequence[int | None], Sequence[int | None]],
     recipe: Recipe,
     measured: Measured,
     certificate: Certificate,
@@ -206,7 +206,7 @@ def assemble(
     """Write down one chosen candidate a site.
 
     Args:
-        dense_ns: latency of the dense sites, one a workload; None where unknown.
+        dense: latency of the dense sites, one a workload, GEMM by GEMM and with shared ones; None where unknown.
         alternatives: for each site what it could have had instead; None where that is not known.
         speed: where the choice is the fastest that loses hardly more than the least.
         together: what the choices lose beyond the sum of their losses.
@@ -214,7 +214,7 @@ def assemble(
     others = alternatives or [()] * len(sites)
     choices = tuple(SiteChoice.of(*one) for one in zip(sites, chosen, others, strict=True))
     weights = [weight for choice in choices for weight in choice.weights]
-    workloads = _workloads(recipe.deployment.workloads, chosen, dense_ns)
+    workloads = _workloads(recipe.deployment.workloads, chosen, *dense)
     limits = []
     for column, fraction in recipe.fractions.items():
         found = amounts(weights, workloads, column)
@@ -239,17 +239,21 @@ def assemble(
 
 
 def _workloads(
-    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None]
+    names: Sequence[str],
+    chosen: Sequence[Candidate],
+    dense_ns: Sequence[int | None],
+    fused_ns: Sequence[int | None],
 ) -> tuple[WorkloadLatency, ...]:
     found = []
-    for at, (name, dense, ns) in enumerate(zip(names, dense_ns, summed_latency(chosen), strict=True)):
+    planned = summed_latency(chosen)
+    for at, (name, dense, fused, ns) in enumerate(zip(names, dense_ns, fused_ns, planned, strict=True)):
         weights = sum(len(one.dims) for one in chosen)
         known = [one for one in chosen if one.latency_ns[at] is not None]
         unknown = weights - sum(len(one.dims) for one in known)
         interpolated = sum(one.interpolated[at] for one in known)
         modelled = sum(one.modelled[at] for one in known if one.modelled)
         measured = weights - unknown - interpolated - modelled
-        found.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled))
+        found.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, fused))
     return tuple(found)
 
 

@@ -61,7 +61,8 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         perplexity = problem.measured.perplexity(loss)
         made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, solution.certificate))
     measured = problem.evidence([option for site in sites for option in site.options])
-    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(made))
+    fused = tuple(problem.fused_ns)
+    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(made), fused)
 
 
 def check_asked(points: int, limit: str, recipe: Recipe) -> None:

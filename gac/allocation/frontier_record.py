@@ -63,6 +63,8 @@ class Frontier(Shown, Record):
         limit: what is limited: ``params``, ``bytes``, or the one of the recipe's workloads whose latency is.
         sites: in model order.
         points: limits rise and losses fall strictly. A limit that a smaller one's choice serves as well has no point.
+        fused_ns: latency of the dense targeted weights with shared first GEMMs, one a workload; None where the profile
+            lacks a shape; empty where a file does not say it.
     """
 
     schema_version: int
@@ -72,6 +74,7 @@ class Frontier(Shown, Record):
     limit: str
     sites: tuple[SiteOptions, ...]
     points: tuple[FrontierPoint, ...]
+    fused_ns: tuple[int | None, ...] = ()
     _error, _indent = PlanError, None
 
     def __post_init__(self) -> None:
@@ -145,7 +148,7 @@ class Frontier(Shown, Record):
         return assemble(
             [one.site for one in self.sites],
             self.taken(point),
-            self.dense_ns,
+            (self.dense_ns, self.fused_ns or (None,) * len(self.workloads)),
             replace(self.recipe, limits=limits),
             self.measured,
             proof,
@@ -173,6 +176,9 @@ def _check(frontier: Frontier) -> None:
         f"{', '.join(COUNTED)} or one of its workloads ({', '.join(known) or 'none'})",
     )
     check(bool(frontier.points), "frontier has no points", "one at least")
+    fused = frontier.fused_ns
+    possible = len(fused) in (0, len(known)) and all(ns is None or ns > 0 for ns in fused)
+    check(possible, f"frontier states fused_ns {fused}", "none, or a latency a workload")
     for one in frontier.sites:
         for option in (one.dense, *one.options):
             check_candidate(option, one.site.weights, len(known), f"an option of site {one.site.name}")

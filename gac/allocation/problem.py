@@ -17,6 +17,7 @@ from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError, ProfileError
+from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.plan import Candidate, Measured
 from gac.profiling.table import Profile
@@ -126,7 +127,16 @@ class Problem:
     @property
     def dense_ns(self) -> list[int | None]:
         """Latency of the dense sites, one a workload; None where unknown."""
-        return [total(self.dense, ns_of(workload)) for workload in self.workloads]
+        return self._summed_ns(self.dense)
+
+    @property
+    def fused_ns(self) -> list[int | None]:
+        """The same where all weights that read the same input share their first GEMMs."""
+        timing = replace(self.timing, triton=False)
+        return self._summed_ns([dense_candidate(site, timing) for site in run_together(self.sites)])
+
+    def _summed_ns(self, sets: Sequence[CandidateSet]) -> list[int | None]:
+        return [total(sets, ns_of(workload)) for workload in self.workloads]
 
     def evidence(self, chosen: Iterable[Candidate]) -> Measured:
         """What plans of these candidates rest on: where latencies are modelled, also how far such ones are off.

@@ -141,7 +141,8 @@ class WeightRule(Rule):
             recipe = replace(recipe, space=replace(recipe.space, align=False))
         proof = _certificate(self.name, chosen, solution)
         rows = [one.candidate(0) for one in chosen]
-        plan = assemble(problem.sites, rows, problem.dense_ns, recipe, problem.evidence(rows), proof)
+        dense = problem.dense_ns, problem.fused_ns
+        plan = assemble(problem.sites, rows, dense, recipe, problem.evidence(rows), proof)
         return Decision(plan, instance, solution)
 
 

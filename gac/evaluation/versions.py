@@ -18,11 +18,12 @@ from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.plan import Plan, WeightChoice
+from gac.plan_summary import FUSED
 from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
-DENSE, FUSED, PLAIN = "dense", "dense, fused", "dense, fused, plain"
+DENSE, PLAIN = "dense", f"{FUSED}, plain"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
 ONE_GPU = f"{DEFAULT}, for one GPU"

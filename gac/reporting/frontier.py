@@ -13,6 +13,7 @@ from gac.arguments import checked
 from gac.costs import BYTES
 from gac.errors import GacError, PlanError
 from gac.plan import Plan
+from gac.plan_summary import FUSED
 from gac.reporting.formatting import legend, new_table
 from gac.reporting.page import COLOURS, MARKERS, check_many, entry, log_scale, page, panel, time_unit
 from gac.schemes import DEFAULT_SCHEME
@@ -149,6 +150,8 @@ def _notes(frontier: Frontier) -> Iterator[str]:
     if BYTES in axes_of(frontier):
         yield "kept, params, bytes: of the targeted weights, with scales and zero points; bits for each dense parameter"
     yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
+    if fused := list(_over_dense(frontier)):
+        yield f"{FUSED}, which loses nothing: {', '.join(f'{ratio:.3f}x at {name}' for name, ratio in fused)}"
     if lost := len(points) - len(readable(frontier)):
         yield f"not shown: {lost} smaller points, beyond {_READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
@@ -157,6 +160,14 @@ def _notes(frontier: Frontier) -> Iterator[str]:
     elif any(None in point.latency_ns for point in points):
         used = {scheme for one in frontier.sites for option in one.options for scheme in option.schemes}
         yield f"-: the profile has no {', '.join(sorted(used - {DEFAULT_SCHEME}))}"
+
+
+def _over_dense(frontier: Frontier) -> Iterator[tuple[str, float]]:
+    """What the dense model with shared GEMMs takes over the one without, by workload; where that is known and other."""
+    if frontier.fused_ns:
+        for name, fused, dense in zip(frontier.workloads, frontier.fused_ns, frontier.dense_ns, strict=True):
+            if fused and dense and fused != dense:
+                yield name, fused / dense
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------
@@ -250,6 +261,9 @@ def _plot(ax: "Axes", frontier: Frontier, against: str, dense: float, scale: flo
         ax.plot(x[~proved], perplexity[~proved], "o", label="not proved in time", zorder=3, **hollow)
     at_dense = f"dense, {frontier.dense_perplexity:.2f}"
     ax.plot([dense / scale], [frontier.dense_perplexity], "D", color="black", ms=4, label=at_dense, zorder=4)
+    if ratio := dict(_over_dense(frontier)).get(against):
+        shared: dict[str, Any] = {"color": "black", "mfc": "white", "ms": 4, "ls": "none", "label": FUSED, "zorder": 4}
+        ax.plot([ratio * dense / scale], [frontier.dense_perplexity], "D", **shared)
     look: dict[str, Any] = {"color": _PLAN_COLOUR, "mec": "black", "mew": 0.6, "ms": 7, "ls": "none"}
     for marker, (name, plan) in zip(_PLAN_MARKERS, plans.items(), strict=False):
         if (cost := costs_of(plan).get(against)) is not None:

@@ -8,7 +8,7 @@ from rich.text import Text
 from gac.forms import form_named
 from gac.models.sites import Site, short_names
 from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
-from gac.plan_summary import latencies, speed, stored
+from gac.plan_summary import FUSED, latencies, speed, stored
 from gac.reporting.formatting import choice, duration, legend, megabytes, new_table
 from gac.schemes import DEFAULT_SCHEME
 
@@ -133,20 +133,36 @@ def memory_table(plans: Sequence[tuple[str, Plan]]) -> Group:
     return Group(table, legend(notes))
 
 
+def dense_figures(plans: Sequence[Plan], workloads: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Likewise of the dense model, GEMM by GEMM and with shared ones, where the plans agree on what that takes."""
+    found: dict[str, dict[str, str]] = {"dense": {}, FUSED: {}}
+    for name in workloads:
+        timed = [one for plan in plans for one in plan.workloads if one.workload == name]
+        for what, known in (("dense", {one.dense_ns for one in timed}), (FUSED, {one.fused_ns for one in timed})):
+            if len(known := known - {None}) == 1 and (what == "dense" or name in found["dense"]):
+                found[what][name] = duration(*known)
+    return {what: {"kept": "1.0000", **times} for what, times in found.items() if times}
+
+
 def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
-    """One row a plan: what it keeps, by how much it overshoots, and what it predicts.
+    """One row a plan: what it keeps, by how much it overshoots, and what it predicts; last what the dense model takes.
 
     Args:
         plans: each with the name to show; all for one model.
     """
     workloads = dict.fromkeys(workload.workload for _, plan in plans for workload in plan.workloads)
     first = plans[0][1]
+    columns = list(plan_figures(first, workloads))
     rows = [(name, *plan_figures(plan, workloads).values()) for name, plan in plans]
-    table = new_table([("plan", "<"), *((column, ">") for column in plan_figures(first, workloads))], rows)
+    dense = dense_figures([plan for _, plan in plans], workloads)
+    rows += [(name, *(figures.get(column, "") for column in columns)) for name, figures in dense.items()]
+    table = new_table([("plan", "<"), *((column, ">") for column in columns)], rows)
     notes = [
         "kept, over: parameters of the targeted weights, and how many are beyond the limit",
         "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
     ]
+    if FUSED in dense:
+        notes.append(f"{FUSED}: with shared first GEMMs, which loses nothing")
     if not all(first.compare(plan).same_prediction for _, plan in plans):
         notes.append("predicted by different methods, shots or text: these losses are not of one scale")
     notes += [f"speed of {name}: {told}" for name, plan in plans if (told := speed(plan))]

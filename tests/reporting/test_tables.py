@@ -68,6 +68,7 @@ def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> No
         "─────────────────────────────────────────────────────────────────────",
         "[bold]ours 0.9778 0 0.1000 271.00 unknown 100.0%",
         "theirs 0.8681 1,234 0.1000 271.00 1.500 ms 75.0%",
+        "dense 1.0000 2.000 ms",
         "kept, over: parameters of the targeted weights, and how many are beyond the limit",
         "loss, perplexity: predicted on calibration text; aligned: chosen dims that are multiples of 8",
         "weights bits model of the model cache schemes",
@@ -94,7 +95,7 @@ def test_weights_that_are_rounded_differ(make_plan: Callable[..., Plan], plan: P
 
 def test_predictions_of_different_scales_are_marked(plan: Plan, other: Plan) -> None:
     table = comparison_table([("a", plan), ("b", with_recipe(other, method="svd"))])
-    assert shown(table)[6] == "predicted by different methods, shots or text: these losses are not of one scale"
+    assert shown(table)[7] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
 def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gac.allocation.frontier import PARAMS
 from gac.costs import BYTES
-from gac.plan_summary import rounding_of
+from gac.plan_summary import FUSED, rounding_of
 from gac.reporting.frontier import SIZES, axes_of, costs_of, curve, unit_of
 from gac.reporting.report.sources import Sources
 
@@ -24,7 +24,7 @@ Ticks = list[tuple[float, str]]
 
 
 class Mark(NamedTuple):
-    """A plan on a chart: ``letter`` is its mark in the table of plans (P: the page's own; D: dense)."""
+    """A plan on a chart: ``letter`` is its mark in the table of plans (P: the page's own; D: dense; F: that, fused)."""
 
     letter: str
     x: float
@@ -71,6 +71,9 @@ def _chart(sources: Sources, against: str) -> Chart:
     scale, unit = unit_of(against, dense)
     plans = [(letter_of(at), *other) for at, other in enumerate(sources.against.items())]
     points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
+    fused = next((one.fused_ns for one in plan.workloads if one.workload == against), None)
+    if fused is not None and fused != dense:
+        points.append(("F", FUSED, fused / scale, plan.prediction.dense_perplexity))
     for letter, name, one in (*plans, ("P", sources.name, plan)):
         if (cost := costs_of(one).get(against)) is not None:
             points.append((letter, name, cost / scale, one.prediction.perplexity))

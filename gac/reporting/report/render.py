@@ -104,7 +104,7 @@ def _hash(content: str) -> str:
 
 def _content(sources: Sources) -> dict[str, Any]:
     plan, (columns, rows) = sources.plan, tables.heat_map(sources)
-    cells = [cell for row in rows.values() for cell in row if cell]
+    cells, drawn = [cell for row in rows.values() for cell in row if cell], charts(sources)
     return {
         "sources": sources,
         "plan": plan,
@@ -117,7 +117,8 @@ def _content(sources: Sources) -> dict[str, Any]:
         "legend": legend_of(plan),
         "stayed": tables.stayed_dense(plan),
         "about_dense": tables.about_dense(plan),
-        "charts": charts(sources),
+        "charts": drawn,
+        "fused": any(mark.letter == "F" for chart in drawn for mark in chart.marks),
         "size": (WIDTH, HEIGHT),
         "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "alike": all(comparison.same_prediction for comparison in sources.comparisons.values()),

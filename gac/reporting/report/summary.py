@@ -7,11 +7,13 @@ from shlex import quote
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan import Plan, WorkloadLatency
 from gac.plan_summary import (
+    FUSED,
     allocate_command,
     apply_commands,
     how_known,
     lacking,
     modelled,
+    over_fused,
     rounding_of,
     rule_of,
     run_as,
@@ -38,13 +40,18 @@ def tiles(plan: Plan) -> list[tuple[str, str, str]]:
         ("Whole model", megabytes(whole), f"{megabytes(dense)} dense; {of_model:.2f} bits each"),
         ("Predicted perplexity", f"{prediction.perplexity:,.2f}", f"{prediction.dense_perplexity:,.2f} dense"),
         *(
-            (one.workload, f"{one.plan_ns / one.dense_ns:.3f}x", f"{duration(one.dense_ns)} dense")
+            (one.workload, f"{one.plan_ns / one.dense_ns:.3f}x", f"{duration(one.dense_ns)} dense{_tile_fused(one)}")
             if one.dense_ns and one.plan_ns
             else (one.workload, "unknown", f"the table {lacking(one, rounded)}")
             for one in plan.workloads
         ),
         ("Proof", proof.status, f"gap {proof.gap:.3g}"),
     ]
+
+
+def _tile_fused(one: WorkloadLatency) -> str:
+    ratio = over_fused(one)
+    return "" if ratio is None else f"; {ratio:.3f}x of {duration(one.fused_ns)} {FUSED}"
 
 
 # --- the summary ----------------------------------------------------------------------------------------------------
@@ -122,7 +129,10 @@ def _time(plan: Plan, one: WorkloadLatency) -> str:
     limit = "" if asked is None else f" ({asked:g} was allowed)"
     if one.dense_ns is None or one.plan_ns is None:
         return f"at {one.workload} is unknown: the latency table {lacking(one, rounding_of(plan))}{limit}"
-    return f"at {one.workload} is {duration(one.plan_ns)}, {one.plan_ns / one.dense_ns:.3f} of the dense time{limit}"
+    ratio = over_fused(one)
+    fused = "" if ratio is None else f" and {ratio:.3f} of that with shared GEMMs ({duration(one.fused_ns)})"
+    times = f"{duration(one.plan_ns)}, {one.plan_ns / one.dense_ns:.3f} of the dense time"
+    return f"at {one.workload} is {times}{limit}{fused}"
 
 
 def _proof(plan: Plan) -> str:

@@ -1,0 +1,127 @@
+"""Beside the dense model GEMM by GEMM stands the one whose weights share GEMMs: what nothing is lost for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gac.allocation.decide import decide
+from gac.allocation.frontier import frontier
+from gac.allocation.problem import Problem
+from gac.allocation.rules import RULES
+from gac.curves import LossCurve
+from gac.errors import PlanError
+from gac.forms.planned_sites import as_planned
+from gac.io import to_json
+from gac.models.sites import Site, Weight
+from gac.plan import Plan
+from gac.plan_summary import latencies
+from gac.recipe import Recipe
+from gac.reporting.frontier import frontier_table, plot_frontier
+from gac.reporting.report.charts import charts
+from gac.reporting.report.sources import Sources
+from gac.reporting.report.summary import summary, tiles
+from gac.reporting.tables import comparison_table
+from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
+from tests.reporting.rendering import shown
+
+SITES = tuple(Site(f"site{at}", 0, kind, (Weight(f"site{at}", SIDE, SIDE, reads="x"),)) for at, kind in enumerate("qk"))
+CURVE = LossCurve(np.array([8.0, 8.0, 4.0, 2.0, 1.0, 0.5, *[0.0] * (SIDE - 5)]))
+APART, TOGETHER = [1000, 2000, 3000, 4000, 5000, 6000], 7000
+
+
+def _problem(**asked: Any) -> Problem:
+    """Two weights of one input: each takes 6 µs by itself, both together 7 µs."""
+    table = profile([*rows(8, APART), measured("linear", TOGETHER, m=8, k=SIDE, n=2 * SIDE)])
+    plain = {"forms": ["low_rank"], "workloads": [PREFILL], "align": False, "refit": "none", "slack": 0, "budget": 0.8}
+    recipe = Recipe.of(**plain | {"latency": "any", "fuse": False} | asked)
+    sites = as_planned(SITES, ["low_rank"], recipe.deployment.fuse)
+    return Problem(sites, curves_by(low_rank={site.name: CURVE for site in SITES}), table, recipe, MEASURED)
+
+
+def _stored(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, workloads=(replace(plan.workloads[0], **changes),))
+
+
+@pytest.mark.parametrize(("fuse", "dense"), [(False, 12000), ("auto", 12000), (True, 7000)])
+def test_a_plan_says_what_the_dense_model_takes_with_shared_gemms(fuse: Any, dense: int) -> None:
+    found = decide(_problem(fuse=fuse)).plan.workloads[0]
+    assert (found.dense_ns, found.fused_ns) == (dense, TOGETHER)
+    assert RULES.get("uniform").decide(_problem(fuse=False, rule="uniform")).plan.workloads[0].fused_ns == TOGETHER
+
+
+def test_a_table_that_lacks_the_shared_gemm_says_nothing_of_it() -> None:
+    plan = decide(replace(_problem(), profile=profile(rows(8, APART)))).plan
+    assert plan.workloads[0].fused_ns is None
+    assert len(latencies(plan)) == 1
+
+
+def test_the_summary_and_the_page_set_a_plan_beside_both() -> None:
+    plan = decide(_problem()).plan
+    assert plan.workloads[0].plan_ns == 9000
+    assert latencies(plan) == [
+        "prefill:1x8: 0.009 ms of 0.012 ms dense (0.750x; 2 measured, 0 interpolated)",
+        "prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)",
+    ]
+    assert "latency      prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)" in plan.summary().splitlines()
+    told = "at prefill:1x8 is 9.0 µs, 0.750 of the dense time and 1.286 of that with shared GEMMs (7.0 µs)."
+    assert any(told in sentence for sentence in summary(plan))
+    tile = next(beside for name, _, beside in tiles(plan) if name == PREFILL)
+    assert tile == "12.0 µs dense; 1.286x of 7.0 µs dense, fused"
+    marks = charts(Sources(plan, "plan", {}, None, None, None))[-1].marks
+    assert [mark.letter for mark in marks] == ["D", "F", "P"]
+    assert marks[1].words.startswith("F, dense, fused: 7, perplexity")
+
+
+def test_a_plan_that_is_fused_itself_has_one_dense_model() -> None:
+    plan = decide(_problem(fuse=True)).plan
+    assert len(latencies(plan)) == 1
+    assert [mark.letter for mark in charts(Sources(plan, "plan", {}, None, None, None))[-1].marks] == ["D", "P"]
+
+
+def _table(plans: Mapping[str, Plan]) -> list[str]:
+    return [line for line in shown(comparison_table(list(plans.items()))) if line.startswith("dense")][:-1]
+
+
+def test_plans_beside_each_other_stand_above_both() -> None:
+    plan = decide(_problem()).plan
+    note = "dense, fused: with shared first GEMMs, which loses nothing"
+    both = ["dense 1.0000 12.0 µs", "dense, fused 1.0000 7.0 µs", note]
+    assert _table({"a": plan, "b": plan}) == both
+    assert _table({"a": plan, "older": _stored(plan, fused_ns=None)}) == both
+    assert _table({"a": plan, "another table": _stored(plan, dense_ns=11000, fused_ns=None)}) == []
+
+
+def test_a_frontier_says_it_and_so_do_its_plans() -> None:
+    found = frontier(_problem(budget=1.0), points=5)
+    assert found.fused_ns == (TOGETHER,)
+    assert found.plan(-1).workloads[0].fused_ns == TOGETHER
+    assert "dense, fused, which loses nothing: 0.583x at prefill:1x8" in shown(frontier_table(found))
+    lines = {line.get_label(): line.get_xdata() for line in plot_frontier(found, against=PREFILL).lines}
+    assert [*lines["dense, fused"]] == [7.0]
+    older = replace(found, fused_ns=())
+    assert older.plan(-1).workloads[0].fused_ns is None
+    assert not any("fused" in line for line in shown(frontier_table(older)))
+
+
+def test_files_that_do_not_say_it_are_read(tmp_path: Any) -> None:
+    plan, found = decide(_problem()).plan, frontier(_problem(budget=1.0), points=5)
+    for record, said, without in (
+        (plan, b',\n   "fused_ns": 7000', _stored(plan, fused_ns=None)),
+        (found, b',"fused_ns":[7000]', replace(found, fused_ns=())),
+    ):
+        text = to_json(record, record._indent)
+        assert text.count(said) == 1
+        (tmp_path / "older.json").write_bytes(text.replace(said, b""))
+        assert type(record).load(tmp_path / "older.json") == without
+
+
+def test_latencies_that_cannot_be_are_refused() -> None:
+    plan, found = decide(_problem()).plan, frontier(_problem(budget=1.0), points=5)
+    with pytest.raises(PlanError, match=f"plan has {PREFILL}.fused_ns out of range"):
+        _stored(plan, fused_ns=0)
+    for wrong in ((0,), (7000, 7000)):
+        with pytest.raises(PlanError, match="frontier states fused_ns"):
+            replace(found, fused_ns=wrong)
