@@ -1,7 +1,8 @@
 """The commands that check models: perplexity, divergence and tasks; and the time they take on this machine's GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ import gac
 from gac.cli.measuring import tokenizer_named, tokenizer_option
 from gac.cli.options import bos_option, forms_option, plan_document, profile_option, refuse_given, workloads_option
 from gac.cli.verb import Answer, Verb, document_option, note
+from gac.distributed.launch import processes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
     from gac.evaluation.versions import Planner, Version
     from gac.evidence import RoundedHead
     from gac.runtime.ranks import Ranks
+    from gac.sensitivity.curve_library import CurveLibrary
     from gac.workloads import Workload
 
     Lists = dict[Workload, list[Version]]
+    Timed = Callable[[Ranks | None], Answer]
 
 _TEXT = "wiki-sample"
 _KEPT = 0.85
@@ -209,16 +213,17 @@ def bench(
     from gac.workloads import Workload
 
     parsed = tuple(map(Workload.parse, workloads))
+    if shapes is not None:
+        timed = _of_shapes(shapes, parsed, compiled, **how)
+    else:
+        timed = _of_models((*([against] if against else ()), *models), parsed, compiled)
     gpu = require_gpu(
         "Run it where there is one. On a CPU gac eval measures what models lose, and plans predict latencies."
     )
     ranks = ranks_of_torchrun()
     if ranks is not None:
         note(f"split over {ranks.size} GPUs; every number is the slowest one's")
-    if shapes is not None:
-        answer = _of_shapes(shapes, parsed, compiled, ranks, **how)
-    else:
-        answer = _of_models((*([against] if against else ()), *models), parsed, compiled, ranks)
+    answer = timed(ranks)
     if ranks is not None:
         end_together(ranks)
     measured = {"gpu": gpu, "gpus": ranks.size if ranks else 1, "method": METHOD}
@@ -229,7 +234,6 @@ def _of_shapes(
     name: str,
     workloads: "tuple[Workload, ...]",
     compiled: bool,
-    ranks: "Ranks | None",
     budget: float | None,
     kv_cache: float | None,
     forms: Sequence[str],
@@ -237,30 +241,50 @@ def _of_shapes(
     schemes: Sequence[str],
     head: str | None,
     layers: int | None,
-) -> Answer:
-    from gac.evaluation.bench import Bench
-    from gac.evaluation.latency import GraphTimer
-    from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
-    from gac.evaluation.split import SlowestTimer, SplitShapes
-    from gac.evaluation.versions import cache_versions, compiled_versions
+) -> "Timed":
+    """Refuse what cannot be planned; what is left to do needs a GPU."""
+    from gac.evaluation.shapes import planner_of_shapes
+    from gac.evaluation.versions import cache_versions, check_cached
     from gac.models.shapes import shapes_of
-    from gac.reporting.evaluation import latency_table
     from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
-    note(f"{name} with random weights; planned with {library}")
-    gpus = ranks.size if ranks else 1
-    if gpus > 1 and (head or forms):
+    if processes() > 1 and (head or forms):
         raise click.UsageError(f"{'--head' if head else '--kv-cache'} is timed on one GPU.")
-    planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, gpus)
+    planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, processes())
     rounded = library.head_of(shapes_of(name), head) if head else None
     kept = budget if budget is not None else _KEPT if kv_cache is None else 1.0
     if kv_cache is not None:
-        lists = dict.fromkeys(workloads, cache_versions(planner, kept, kv_cache, forms))
-    elif schemes:
-        lists = _in_schemes(planner, kept, workloads, schemes, rounded)
+        check_cached(planner, kept, kv_cache, forms)
+
+        def lists() -> "Lists":
+            return dict.fromkeys(workloads, cache_versions(planner, kept, kv_cache, forms))
     else:
-        lists = _in_dims(planner, kept, workloads)
+        planner.problem_of(kept)
+        lists = partial(_in_dims, planner, kept, workloads)
+        if schemes:
+            lists = partial(_in_schemes, planner, kept, workloads, schemes, rounded)
+    return partial(_time_shapes, name, library, planner, lists, compiled, layers)
+
+
+def _time_shapes(
+    name: str,
+    library: "CurveLibrary",
+    planner: "Planner",
+    planned: "Callable[[], Lists]",
+    compiled: bool,
+    layers: int | None,
+    ranks: "Ranks | None",
+) -> Answer:
+    from gac.evaluation.bench import Bench
+    from gac.evaluation.latency import GraphTimer
+    from gac.evaluation.shapes import model_of_shapes
+    from gac.evaluation.split import SlowestTimer, SplitShapes
+    from gac.evaluation.versions import compiled_versions
+    from gac.reporting.evaluation import latency_table
+
+    note(f"{name} with random weights; planned with {library}")
+    lists = planned()
     if compiled:
         lists = {one: [*found, *compiled_versions(planner, found)] for one, found in lists.items()}
     note("planned")
@@ -307,7 +331,16 @@ def _in_schemes(
     return lists
 
 
-def _of_models(
+def _of_models(names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool) -> "Timed":
+    """Refuse a name of nothing; what is left to do needs a GPU."""
+    from gac.models.loading import load_config
+
+    for name in names:
+        load_config(name)
+    return partial(_time_models, names, workloads, compiled)
+
+
+def _time_models(
     names: Sequence[str], workloads: "tuple[Workload, ...]", compiled: bool, ranks: "Ranks | None"
 ) -> Answer:
     from gac.evaluation.latency import Entry, GraphTimer, time_in_turns

@@ -343,6 +343,23 @@ def with_head(
     return rounded, [one + said for one in missing]
 
 
+def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> None:
+    """Refuse what ``cache_versions`` cannot plan, as far as that is known before anything is planned.
+
+    Raises:
+        ModelError: nobody knows what a form loses.
+        GacError: a form is unknown, or a limit is none.
+    """
+    known = {form for form, *_ in planner.problem.curves.by_key}
+    if unknown := [form for form in forms if form_named(form).name not in known]:
+        raise ModelError(
+            f"no loss curve of the form {unknown[0]} is known",
+            f"one of {', '.join(sorted(known))}",
+            "Take another form.",
+        )
+    planner.problem_of(budget, forms=forms, kv_cache=kv_cache, align=COARSE)
+
+
 def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> list[Version]:
     """With a share of the KV cache: equal ranks in all layers, and GAC's plans of least loss, also with shared GEMMs.
 
@@ -355,13 +372,7 @@ def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequ
         BudgetError: the forms cannot reach the share, or not within the budget.
         ModelError: nobody knows what a form loses.
     """
-    known = {form for form, *_ in planner.problem.curves.by_key}
-    if unknown := [form for form in forms if form_named(form).name not in known]:
-        raise ModelError(
-            f"no loss curve of the form {unknown[0]} is known",
-            f"one of {', '.join(sorted(known))}",
-            "Take another form.",
-        )
+    check_cached(planner, budget, kv_cache, forms)
     name, limits = f"{kv_cache:g} of the cache", {"kv_cache": kv_cache, "align": COARSE}
     asked: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
     if form_named(forms[0]).counts:

@@ -63,6 +63,16 @@ TABLE = [
     ("profile --model smollm2 --form low_rnk", ERROR, "form 'low_rnk' is unknown"),
     ("profile --model smollm2 --workload prefil:1x1", ERROR, "workload 'prefil:1x1'"),
     ("bench m --workload prefil:1x1", ERROR, "workload 'prefil:1x1'"),
+    ("bench smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("bench MODEL --against smolm2", ERROR, "Did you mean 'smollm2'?"),
+    ("bench --shapes llama-3-8c", ERROR, "Did you mean 'llama-3-8b'?"),
+    ("bench --shapes llama-3-8b --scheme w4a61", ERROR, "Did you mean 'w4a16'?"),
+    ("bench --shapes llama-3-8b --scheme w4a16 --head w4a16", ERROR, "no price of rounding a head to w4a16 is known"),
+    ("bench --shapes llama-3-8b --kv-cache 0.5 --form latnet:1", ERROR, "form 'latnet:1' is unknown"),
+    ("bench --shapes llama-3-8b --kv-cache 0.5 --form head_dim", ERROR, "no loss curve of the form head_dim is known"),
+    ("bench --shapes llama-3-8b --kv-cache 2 --form latent:1", ERROR, "limits.kv_cache=2.0; expected"),
+    ("bench --shapes llama-3-8b --budget 2", ERROR, "limits.params=2.0; expected"),
+    ("bench --shapes llama-3-8b --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     # options that would do nothing
     ("eval m --limit 3", USAGE, "--limit goes with --tasks."),
     ("eval m --num-fewshot 3", USAGE, "--num-fewshot goes with --tasks."),
@@ -142,9 +152,12 @@ def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.
     assert "model 'smal': no such directory, and the hub cannot be reached (no route)" in result.stderr
 
 
-def test_a_bench_without_a_gpu_says_what_there_is_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["MODEL", "--shapes llama-3-8b --scheme w4a16"])
+def test_a_bench_without_a_gpu_says_what_there_is_without_one(
+    what: str, at: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    result = run("bench", "m")
+    result = run("bench", *(at.get(word, word) for word in what.split()))
     assert result.exit_code == ERROR
     assert "expected an NVIDIA GPU to measure. Run it where there is one. On a CPU gac eval measures" in result.stderr
 
