@@ -47,8 +47,11 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return map(self.get, self.names)
 
-    def get(self, asked: str | T) -> T:
+    def get(self, asked: str | T, beside: Iterable[str] = ()) -> T:
         """The object of this name; an object is registered first where it is not yet.
+
+        Args:
+            beside: names that the caller takes too, for the error to list.
 
         Raises:
             GacError: the name is unknown, its parameter is none, or the object breaks the contract of the seam.
@@ -65,8 +68,9 @@ class Registry(Generic[T]):
         if colon and kind in self.names and (make := getattr(self.get(kind), "with_parameter", None)):
             made: T = make(parameter)
             return made
-        remedy = did_you_mean(asked, self.names, f"Correct the name, or register your own {self._seam}.")
-        raise self._error(f"{self._seam} {asked!r} is unknown", f"one of {', '.join(self.names)}", remedy)
+        names = (*self.names, *beside)
+        remedy = did_you_mean(asked, names, f"Correct the name, or register your own {self._seam}.")
+        raise self._error(f"{self._seam} {asked!r} is unknown", f"one of {', '.join(names)}", remedy)
 
     def name(self, asked: str | T) -> str:
         """The name under which ``get`` finds this again; raises as it does."""

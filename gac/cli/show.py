@@ -49,6 +49,8 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
 
     config = text_config(shapes_of(known_or_config(model)))
     family, named = family_of(config), [form for form in forms if form != TOKENS]
+    for form in named:
+        FORMS.get(form, beside=(TOKENS,))
     sites = family.sites(config)
     check_forms_fit(sites, named, config.model_type)
     found = choices(sites, named if forms else FORMS.names)

@@ -48,6 +48,8 @@ TABLE = [
     ("plot atlas p -o range.gif", ERROR, "figure range.gif ends in '.gif'"),
     ("repair d -o new --workload prefil:1x1024", ERROR, "workload 'prefil:1x1024'"),
     ("graph SmolLM2", ERROR, "Did you mean 'smollm2'?"),
+    ("graph llama-3-8b --form token", ERROR, "latent, heads, skip, tokens. Did you mean 'tokens'?"),
+    ("graph llama-3-8b --form low_rnk", ERROR, "Did you mean 'low_rank'?"),
     # names of models that are no ids of the hub
     ("allocate SmolLM2", ERROR, "model 'SmolLM2': no such directory"),
     ("allocate smolm2", ERROR, "Did you mean 'smollm2'?"),
