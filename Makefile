@@ -29,10 +29,10 @@ demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; res
 	@mkdir -p demo
 	@echo 'Step 1 of 5, the plan: about 4 minutes on 2 cores.'
 	$(BIN)/gac allocate smollm2 --budget 0.8 $(PLANNED) -o demo/plan.json
-	@echo 'Step 2 of 5, the page of the plan: some seconds.'
-	$(BIN)/gac report demo/plan.json -o demo/plan.html
-	@echo 'Step 3 of 5, loss against latency for 100 limits: about 20 seconds.'
+	@echo 'Step 2 of 5, loss against latency for 100 limits: about 20 seconds.'
 	$(BIN)/gac frontier smollm2 --limit $(WORKLOAD) $(PLANNED) --plot demo/frontier.png -o demo/frontier.json > demo/frontier.txt
+	@echo 'Step 3 of 5, the page of the plan, with the frontier: some seconds.'
+	$(BIN)/gac report demo/plan.json --frontier demo/frontier.json -o demo/plan.html
 	@echo 'Step 4 of 5, the smaller model: about 2 minutes.'
 	$(BIN)/gac compress smollm2 --plan demo/plan.json -o demo/checkpoint --overwrite
 	@echo 'Step 5 of 5, perplexity of both models, beside what was predicted: about a minute.'
