@@ -291,7 +291,8 @@ def _told(tick: Tick, windows: int, share: float) -> Tick:
         times.append(time.monotonic())
         if len(times) == 2:
             seconds = (times[1] - times[0]) * windows * (1 + BACK * share)
-            logger.info("calibrating on %d windows: %s; decomposing the layers comes on top", windows, about(seconds))
+            rest = "decomposing the layers comes on top, which the first one will tell"
+            logger.info("calibrating on %d windows: %s; %s", windows, about(seconds), rest)
         tick()
 
     return timed

@@ -1,5 +1,7 @@
 """From statistics to loss curves: every layer in turn, each weight in every form, kept on disk."""
 
+import logging
+import time
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
+from gac.display import about
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.by_runs import RunForm
 from gac.forms.metric import Moments
@@ -29,6 +32,8 @@ from gac.sensitivity.pairs import with_pairs
 from gac.sensitivity.prices import prices_of
 from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
+
+logger = logging.getLogger(__name__)
 
 PRICES = "scheme-3"
 """What files of prices are called: its number changes as the way to find them does."""
@@ -210,15 +215,18 @@ def stream_fits(
     assert run.store is not None or not together, "processes find in the store what others have measured"
     lacking = [part for parts in missing.values() for part in parts]
     stream = replace(run, attended=_attends(run, lacking)).moments(wanted)
+    tell = _from_the_first(run, len(by_layer))
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
             if moments is None:
                 continue
+            begun = time.monotonic()
             fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
             for part, fit in _fits_of(run, missing[layer], _together(fits), by_layer[layer], moments, runs):
                 fits.append(fit)
                 if run.store is not None:
                     write(_files(run, part, layer, fit))
+            tell(time.monotonic() - begun)
             if together:
                 moments.tensors.clear()  # before the next layers are summed
             else:
@@ -226,6 +234,17 @@ def stream_fits(
     run.ranks.wait()
     for layer in sorted(by_layer, reverse=True) if together else ():
         yield layer, _together(_read(run, parts, layer, by_layer[layer]) + by_runs[layer])
+
+
+def _from_the_first(run: CalibrationRun, layers: int) -> Callable[[float], None]:
+    """Takes the seconds of each layer; says after the first one what all layers will take, calibration left out."""
+    own, untold = -(-layers // run.ranks.count), [run.progress]
+
+    def tell(seconds: float) -> None:
+        if untold and untold.pop():
+            logger.info("decomposing %d layers, in all their forms: %s", layers, about(own * seconds))
+
+    return tell
 
 
 def stream_kept(

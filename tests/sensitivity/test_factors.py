@@ -1,6 +1,9 @@
 """What is kept of a layer: enough to compress it, and read instead of measured."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
 from gac.linalg import add_square, mirrored, packed, unpacked
 from gac.models.families import family_of
+from gac.sensitivity import curves
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
 from gac.sensitivity.curves import measure_curves, stream_fits
 from gac.sensitivity.registry import METHODS
@@ -67,6 +71,31 @@ def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM
         last_to_go(kept[1].kept.of(NARROW, "order", down), 50), last_to_go(eliminate(matrix, metric).order, 50)
     )
     assert torch.allclose(kept[1].kept.moments(down).inputs, moments[1].of(down, run.method.pooled).inputs, rtol=1e-5)
+
+
+def test_the_first_layer_tells_what_all_will_take(
+    tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, fit = [0.0], curves.fit_layer
+
+    def in_a_minute(*given: Any) -> Any:
+        now[0] += 60
+        return fit(*given)
+
+    monkeypatch.setattr(curves, "fit_layer", in_a_minute)
+    monkeypatch.setattr(curves, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    caplog.set_level(logging.INFO, "gac")
+    run = replace(run_of(tiny_model), progress=True)
+    stream = stream_fits(run, SITES)
+    next(stream)
+    told = "decomposing 2 layers, in all their forms: about 2.0 minutes"
+    assert [record.getMessage() for record in caplog.records][-1] == told
+    assert "decomposing the layers comes on top, which the first one will tell" in caplog.text
+    next(stream)
+    assert caplog.text.count("in all their forms") == 1
+    caplog.clear()
+    next(stream_fits(run_of(tiny_model), SITES))
+    assert not caplog.records
 
 
 def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
