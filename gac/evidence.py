@@ -6,6 +6,9 @@ from math import exp, inf
 from gac.models.basis import Rotation
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
+FEWEST_TOKENS = 2**12
+"""Tokens of calibration text, in two windows or more, from which predictions were right (docs/results-quality.md)."""
+
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
 
@@ -41,6 +44,16 @@ class Calibration:
     documents: tuple[str, ...] = ()
     bos: bool = False
     parts: tuple[CalibrationPart, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Of all windows."""
+        return self.windows * self.window_tokens
+
+    @property
+    def little(self) -> bool:
+        """Whether losses may be predicted far too low: one window has no halves to be cross-fitted."""
+        return self.windows < 2 or self.tokens < FEWEST_TOKENS
 
     @property
     def texts(self) -> tuple[CalibrationPart, ...]:
@@ -166,7 +179,7 @@ class Measured:
         family: its ``model_type``.
         factor: the one fitted number between the summed curvature and the measured loss.
         error: how far from it the measured loss is expected, as a share of the predicted one; None where the method's
-            predictions were never compared with measurements.
+            predictions were never compared with measurements, nor those from so little text.
         rotation: what was rotated before anything was measured; None where nothing was.
         head: embedding and head where they are rounded; None where they stay as they were loaded.
     """
@@ -202,5 +215,8 @@ class Measured:
         return exp(min(self.calibration.loss + loss, _LARGEST))
 
     def give_or_take(self) -> str:
-        """``, give or take 15 %``, the error of a predicted loss; nothing where it is not known."""
+        """``, give or take 15 %``, the error of a predicted loss; nothing where it is not known, but of little text."""
+        text = self.calibration
+        if self.predicted and text.little:
+            return f" (from {text.windows} x {text.window_tokens} tokens alone, so it may be far too low)"
         return "" if self.error is None else f", give or take {100 * self.error:.0f} %"

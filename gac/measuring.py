@@ -171,15 +171,16 @@ def measure_problem(
         curves = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=_rounds_as_dense(recipe))
         head = _head(loaded.model, run, recipe.space.head)
         extra = ranks.once(lambda: RULES.get(recipe.rule).measure(replace(run, ranks=ALONE), sites))
+        text = _calibration(asked.text, windows, curves.dense_loss)
         measured = Measured(
             model=loaded.name,
             digest=digest,
             params=params,
             family=family,
-            calibration=_calibration(asked.text, windows, curves.dense_loss),
+            calibration=text,
             profile=used,
             factor=FACTOR * expected_share(recipe.refit, method, layout),
-            error=expected_error(method, windows.ids.numel()),
+            error=expected_error(method, text),
             rotation=rotation,
             head=head,
         )

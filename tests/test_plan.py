@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from gac.errors import PlanError
 from gac.plan import Candidate, Plan
+from gac.reporting.report.summary import summary as page_summary
 from tests.changed import with_measured, with_recipe
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
@@ -50,6 +51,24 @@ def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
     assert "12 dense, 2 low_rank" in text
     assert "certificate  optimal: loss 0.1, bound 0.1, gap 0" in text
     assert f"{plan.budget.used:,} of {plan.budget.total:,} targeted" in text
+
+
+@pytest.mark.parametrize(
+    ("windows", "error", "told"),
+    [
+        (64, 0.15, ", give or take 15 %"),
+        (8, 0.25, ", give or take 25 %"),
+        (64, None, ""),
+        (1, 0.25, " (from 1 x 1024 tokens alone, so it may be far too low)"),
+        (3, None, " (from 3 x 1024 tokens alone, so it may be far too low)"),
+        (1, None, " (from 1 x 1024 tokens alone, so it may be far too low)"),
+    ],
+)
+def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int, error: float, told: str) -> None:
+    text = replace(plan.measured.calibration, windows=windows, window_tokens=1024)
+    found = with_measured(plan, calibration=text, error=error)
+    assert f"loss         +{found.prediction.loss:.4f} nats a token predicted{told}" in found.summary().splitlines()
+    assert any(f"nats a token{told}: perplexity" in sentence for sentence in page_summary(found))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from gac.curves import LossCurve, LossCurves
+from gac.evidence import Calibration
 from gac.forms import form_named
 from gac.models.families import Family
 from gac.recipe import Recipe, Refit
@@ -77,12 +78,8 @@ def _beside_rounding(curves: LossCurves) -> LossCurves:
     return replace(curves, by_key=found)
 
 
-def expected_error(method: Method, tokens: int) -> float | None:
-    """How far measured losses are from predicted ones, as a share of those; None for methods that nobody compared.
-
-    Args:
-        tokens: of calibration text.
-    """
-    if not method.refits:
+def expected_error(method: Method, text: Calibration) -> float | None:
+    """How far measured losses are from predicted ones, as a share of those; None where nobody compared them."""
+    if not method.refits or text.little:
         return None
-    return 0.15 if tokens >= ENOUGH_TOKENS else 0.25
+    return 0.15 if text.tokens >= ENOUGH_TOKENS else 0.25

@@ -5,6 +5,7 @@ import pytest
 
 from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, expected_curves, expected_error, expected_share
 from gac.curves import LossCurve, LossCurves
+from gac.evidence import Calibration
 from gac.models.families import Family, family_of
 from gac.recipe import Recipe
 from gac.sensitivity.registry import METHODS
@@ -71,5 +72,7 @@ def test_what_is_expected_of_a_prediction_depends_on_the_method_and_on_norms() -
     assert expected_share("residual", peers, plain) == 1.0
     assert expected_share("residual", ours, GEMMA) == BEHIND_NORMS.predicted["residual"]
     assert expected_share(None, ours, plain) == PLAIN.predicted["none"]
-    assert [expected_error(ours, tokens) for tokens in (2**14, 2**15)] == [0.25, 0.15]
-    assert expected_error(peers, 2**20) is None
+    sizes = [(1, 2**15), (4, 1023), (4, 1024), (31, 1024), (32, 1024)]
+    texts = [Calibration("wiki-sample", *size, "0" * 64, 2.0) for size in sizes]
+    assert [expected_error(ours, text) for text in texts] == [None, None, 0.25, 0.25, 0.15]
+    assert expected_error(peers, texts[-1]) is None
