@@ -109,6 +109,13 @@ def test_allocate_says_what_it_costs_and_shows_the_plan(model: Path, text_file: 
     assert "GAC plan for" in result.stdout
 
 
+def test_allocate_says_how_often_latents_run_the_model(model: Path, text_file: Path, tmp_path: Path) -> None:
+    asked = ("--budget", 1, "--kv-cache", 0.5, "--form", "latent:1:int8")
+    result = run("allocate", model, *asked, "--calibration", f"{text_file}:6x32", "-o", tmp_path / "plan.json")
+    said = " ".join(result.stderr.split())
+    assert "form latent:1: the model is run up to 12 times on 32 tokens that are held out" in said
+
+
 def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
     options = ("--method", "svd", "--form", "low_rank", "--no-align", "--seed", 3, "--profile", H100)
     more = ("--workload", "decode:2@64", "--tokenizer", model, "--no-bos", "-o", tmp_path / "plan.json")

@@ -236,6 +236,7 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     from gac.io import home
     from gac.models.families import family_of
     from gac.models.loading import load_config
+    from gac.sensitivity.attended import held_out
     from gac.sensitivity.calibration import kept_on_disk, moment_bytes
     from gac.sensitivity.pairs import MOST
     from gac.sensitivity.registry import METHODS
@@ -270,6 +271,14 @@ def _say_cost(model: str, recipe: Recipe) -> None:
         note(
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
             "from the first layer that changes on"
+        )
+    held = len(held_out(text.windows, text.length)) if attended else 0
+    asked = {one.name: one for form in map(form_named, own) for one in (form.upon or form,) if one.anchors and held}
+    for form in asked.values():
+        runs = len(form.anchors) * sum(map(form.takes, weights))
+        note(
+            f"form {form.name}: the model is run up to {runs} times on {held * text.length} tokens that are held out, "
+            "from the layer that changes on"
         )
     if (head := recipe.space.head) != DEFAULT_SCHEME:
         note(f"head {head}: the model is run on up to {TOKENS} tokens, with embedding and head rounded and without")

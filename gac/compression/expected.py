@@ -64,8 +64,11 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     """What is expected of measured losses. Of what text loses it is what a refit leaves."""
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
     own, refit = Shares.of(family), recipe.refit or "none"
-    by_runs = {form.name: own.run[refit] for form in map(form_named, recipe.space.forms) if form.runs}
-    found = curves.scaled(share, own.rounded[refit], by_runs, on_text=share / unfitted)
+    left = share / unfitted
+    forms = [*map(form_named, recipe.space.forms)]
+    by_runs = {form.name: own.run[refit] for form in forms if form.runs}
+    by_runs |= {form.name: left for form in forms if form.attended and method.two_sided}
+    found = curves.scaled(share, own.rounded[refit], by_runs, on_text=left)
     return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
 
 

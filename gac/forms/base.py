@@ -64,6 +64,9 @@ class Form(ABC):
         pieces: whether the dim counts heads or blocks, whose features are many and aligned: then any dim is.
         runs: whether the model is run to measure what each dim loses, see ``Statistics.runs``.
         attended: whether what it loses is measured in what attention makes of it, see ``Statistics.attended``.
+        anchors: nats a token that all weights in the form would lose by their prices at the dims where the model is run
+            to correct these; where the method is two-sided, and some windows are held out
+            (``gac.sensitivity.attended.held_out``).
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
         bits: of a number that the KV cache keeps of it; None: numbers are kept as they are loaded. A form that rounds
@@ -82,6 +85,7 @@ class Form(ABC):
     pieces: ClassVar[bool] = False
     runs: ClassVar[bool] = False
     attended: ClassVar[bool] = False
+    anchors: ClassVar[tuple[float, ...]] = ()
     timed: ClassVar[bool] = True
     counts: ClassVar[Literal["params", "cached"] | None] = None
     bits: int | None = None

@@ -65,8 +65,8 @@ class Statistics:
         method: what errors are measured in.
         kept: what forms that were measured before have kept of the layer; where it is built, all that was kept.
         losses: their curves by ``<form>/<weight>``, nats a token at every dim; where it is built there are none.
-        runs: runs the model with some of it changed; there for forms that are measured so. For those that need no
-            statistics nothing else was seen.
+        runs: runs the model with some of it changed; there for forms that are measured so, or have ``anchors``: for
+            these on text that ``attended`` has not seen. For those that need no statistics nothing else was seen.
         attended: what was seen of keys' or values' weight as attention reads what is cached; there for forms that are
             ``attended``, where the method is two-sided.
     """

@@ -35,7 +35,7 @@ from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.runtime.rounded_inputs import READERS
-from gac.sensitivity.attended import AttendedSums, cached_weights
+from gac.sensitivity.attended import AttendedSums, cached_weights, held_out, seen_windows
 from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, TensorFile, read_rows, read_tensors, write_tensors
@@ -47,7 +47,7 @@ BACK = 2
 """How much longer than the pass to the loss it takes to go back through all layers, and to sum."""
 LAYER_BYTES = 2**29
 """Moments of larger layers are not kept on disk."""
-ATTENDED = "attended-1"
+ATTENDED = "attended-2"
 """What files of moments with attended ones, and of what is measured by them, are called: its number changes as the way
 to find them does."""
 TINY = torch.finfo(torch.float32).tiny
@@ -89,8 +89,9 @@ class LayerMoments:
 
         They are there where the run was asked for them. Arguments as for ``of``.
         """
-        windows = len(self.tokens(weight))
-        share = first_half(windows) / windows
+        windows, length = self.tokens(weight).shape
+        seen = seen_windows(windows, first_half(windows), held_out(windows, length))
+        share = seen[0] / sum(seen)
         inputs, gradients = (
             pooled(self._halves(f"attended-{what}", weight, share)) for what in ("inputs", "gradients")
         )
@@ -144,6 +145,11 @@ class CalibrationRun:
     def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
         """Those of the sites' layers, from the last layer to the first; raises as ``stream_moments`` does."""
         return (self.source or stream_moments)(self, sites)
+
+    @property
+    def held_out(self) -> list[int]:
+        """The numbers of the windows that moments of keys and values as attention reads them leave out."""
+        return held_out(*self.windows.shape)
 
     def kept(self, store: StatisticsStore, layer: int) -> Path:
         """Where the moments of a layer are kept."""
@@ -241,7 +247,8 @@ def _measure(
         bar.reset(len(own) * (last - lowest + 1))
         saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
-            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows), rows.start, run.attended)
+            out = run.held_out if run.attended else None
+            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows), rows.start, out)
             with listening(model, sums.hooks), sums.attended.listening(model):
                 backward.through(layer, bar.update)
             if layer in weights:
@@ -338,10 +345,21 @@ def _boundary(store: StatisticsStore, shape: tuple[int, ...]) -> int | None:
 
 
 class _Sums:
-    """The running sums of one layer's weights, and the hooks by weight that add each window to them."""
+    """The running sums of one layer's weights, and the hooks by weight that add each window to them.
+
+    Args:
+        windows: how many windows the text has.
+        first: the number of the first window that this process runs.
+        held_out: the numbers of those that the attended sums leave out; None: there are no attended sums.
+    """
 
     def __init__(
-        self, weights: Sequence[Weight], power: float, windows: int, first: int = 0, attended: bool = False
+        self,
+        weights: Sequence[Weight],
+        power: float,
+        windows: int,
+        first: int = 0,
+        held_out: Sequence[int] | None = None,
     ) -> None:
         self._weights, self._power, self._windows, self._first = weights, power, windows, first
         self._half = first_half(windows)
@@ -349,7 +367,8 @@ class _Sums:
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
         self._read: tuple[Tensor, dict[str, Tensor]] | None = None
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
-        self.attended = AttendedSums(weights if attended else (), windows, self._half, first)
+        asked = () if held_out is None else weights
+        self.attended = AttendedSums(asked, windows, self._half, first, held_out or ())
 
     def bring_to(self, owner: int, ranks: Ranks) -> None:
         """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""

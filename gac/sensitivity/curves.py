@@ -81,6 +81,10 @@ class _Part:
         return any(isinstance(form.tensors, RunForm) for form in self.forms)
 
 
+RunsByPart = Callable[[_Part], ModelRuns | None]
+"""What runs the model for a part; None where the part needs no runs."""
+
+
 def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments, part: _Part) -> LayerFit:
     """Measure the weights of one layer's sites in the forms of a part.
 
@@ -200,8 +204,8 @@ def stream_fits(
     """
     every = _parts((*run.method.forms, *forms), schemes, rounding)
     by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    runs = cache(partial(_runs_of, run, by_layer))
-    by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.unseen], runs)
+    runs_of = _runs_by_part(run, by_layer)
+    by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.unseen], runs_of)
     parts = [part for part in every if not part.unseen]
     missing = _missing(run, parts, by_layer)
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
@@ -222,7 +226,7 @@ def stream_fits(
                 continue
             begun = time.monotonic()
             fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
-            for part, fit in _fits_of(run, missing[layer], _together(fits), by_layer[layer], moments, runs):
+            for part, fit in _fits_of(run, missing[layer], _together(fits), by_layer[layer], moments, runs_of):
                 fits.append(fit)
                 if run.store is not None:
                     write(_files(run, part, layer, fit))
@@ -274,14 +278,13 @@ def _fits_of(
     known: LayerFit,
     sites: Sequence[Site],
     moments: LayerMoments,
-    runs: Callable[[], ModelRuns],
+    runs_of: RunsByPart,
 ) -> Iterator[tuple[_Part, LayerFit]]:
     """Measure parts of one layer: the forms part by part, the inputs, then all schemes together."""
     pooled = cache(partial(moments.of, pooled=run.method.pooled))
     attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
     for part in (part for part in parts if part.scheme is None):
-        own = runs() if part.runs else None
-        statistics = Statistics(run.model, pooled, run.method, known.kept, own, known.losses, attended)
+        statistics = Statistics(run.model, pooled, run.method, known.kept, runs_of(part), known.losses, attended)
         fit = keep_inputs(statistics, sites, moments) if part.inputs else fit_layer(statistics, sites, moments, part)
         known = _together([known, fit])
         yield part, fit
@@ -294,7 +297,10 @@ def _fits_of(
 
 
 def _measured_by_runs(
-    run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], parts: Sequence[_Part], runs: Callable[[], ModelRuns]
+    run: CalibrationRun,
+    by_layer: Mapping[int, Sequence[Site]],
+    parts: Sequence[_Part],
+    runs_of: RunsByPart,
 ) -> dict[int, list[LayerFit]]:
     """What is measured by running the model alone, by layer; each is written as soon as it is known."""
     missing = _missing(run, parts, by_layer)
@@ -307,7 +313,9 @@ def _measured_by_runs(
         run.store.check_writable()
     own = [step for turn, step in enumerate(todo) if run.ranks.owns(turn)]
     for part, layer in progress_bar("leaving out blocks", "layer", steps=own, shown=run.progress):
-        found[layer].append(run_layer(runs(), run.method, _weights_of(by_layer[layer]), part.forms))
+        runs = runs_of(part)
+        assert runs is not None, f"{part.name} is measured by running the model"
+        found[layer].append(run_layer(runs, run.method, _weights_of(by_layer[layer]), part.forms))
         if run.store is not None:
             for path, tensors in _files(run, part, layer, found[layer][-1]).items():
                 write_tensors(path, tensors)
@@ -317,10 +325,28 @@ def _measured_by_runs(
     return found
 
 
-def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -> ModelRuns:
-    """Runs of the model with these layers changed."""
+def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -> RunsByPart:
+    """What runs the model for a part, made when it is first asked for; None where the part needs none.
+
+    Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
+    """
+    every, held_out = (
+        cache(partial(_runs_of, run, by_layer, windows)) for windows in (run.windows, run.windows[run.held_out])
+    )
+
+    def runs_of(part: _Part) -> ModelRuns | None:
+        if part.runs:
+            return every()
+        anchors = run.method.two_sided and any(form.anchors for form in part.forms)
+        return held_out() if anchors and run.held_out else None
+
+    return runs_of
+
+
+def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], windows: Tensor) -> ModelRuns:
+    """Runs of the model with these layers changed, on these windows."""
     weights = {layer: _weights_of(group) for layer, group in by_layer.items()}
-    return ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [*chain(*weights.values())])
+    return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())])
 
 
 def _weights_of(sites: Sequence[Site]) -> list[Weight]:

@@ -91,6 +91,11 @@ class ModelRuns:
         """Of a weight that writes, over all tokens, shape ``(out,)``, in the model's dtype."""
         return self._means[weight.name].to(read_weight(self.model, weight.name).dtype)
 
+    @property
+    def layers(self) -> int:
+        """How many decoder layers the model has."""
+        return len(self._states)
+
     def divergence(self, modules: Mapping[str, nn.Module]) -> float:
         """The mean Kullback-Leibler divergence of what the model predicts with these modules in it, nats a token.
 

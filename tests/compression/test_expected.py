@@ -43,6 +43,15 @@ def test_each_kind_of_loss_has_its_share(family: Family) -> None:
     assert found.beyond_sum([("skip", "o", 1), ("skip", "d", 0)]) == 0
 
 
+@pytest.mark.parametrize("family", [LLAMA, GEMMA], ids=["llama", "gemma3_text"])
+def test_of_a_price_that_runs_have_corrected_it_is_what_a_refit_leaves(family: Family) -> None:
+    curves = LossCurves({("latent", "bf16", "k"): LossCurve(np.array([3.0, 1.0, 0.0]))})
+    for refit in ("none", "residual"):
+        found = expected_curves(curves, recipe(forms=("latent",), refit=refit), METHODS.get("kfac"), family)
+        left = own(family, "predicted", refit) / own(family, "predicted", "none")
+        assert found.by_key["latent", "bf16", "k"].loss.tolist() == pytest.approx([3 * left, left, 0])
+
+
 def own(family: Family, kind: str, refit: str = "residual") -> float:
     shares = PLAIN if family is LLAMA else BEHIND_NORMS
     return float(getattr(shares, kind)[refit])

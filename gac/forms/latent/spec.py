@@ -45,6 +45,7 @@ class Latent(Form):
     timed = False
     counts: ClassVar[Literal["params", "cached"] | None] = "cached"
     attended = True
+    anchors: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.4)
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
@@ -149,6 +150,7 @@ class RoundedLatent(Latent):
     meaning = "rank of a latent for each group of heads / bits of its numbers in the KV cache"
     tensor_form = "gac.forms.latent.rounded:RoundedLatentTensors"
     counts = None
+    anchors = ()
 
     def __init__(self, group: int, bits: int) -> None:
         super().__init__(group)

@@ -7,14 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gac.arrays import Floats
 from gac.curves import LossCurve
 from gac.forms.decomposition import Decomposition, decompose
+from gac.forms.latent.anchors import anchor_ranks, anchored
 from gac.forms.latent.spec import Latent
 from gac.forms.low_rank.torch import merged_pair
 from gac.forms.metric import Metric
 from gac.forms.refit import Refits, WeightRefit
-from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
+from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
+from gac.runtime.modules import KINDS
 
 
 def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> tuple[list[Decomposition], LossCurve]:
@@ -42,7 +45,7 @@ def _first_only(refit: WeightRefit, module: nn.Module) -> None:
 
 
 class LatentTensors(TensorForm):
-    """Factors of all ranks of each group are kept."""
+    """Factors of all ranks of each group are kept. Where the model is run, curves pass through what that measured."""
 
     refits: ClassVar[Refits] = {"residual": _first_only}
 
@@ -54,7 +57,7 @@ class LatentTensors(TensorForm):
                 found, curve = decompose_groups(matrix, statistics.cached_metric(weight), self._groups(weight))
                 seconds, firsts = zip(*(group.factors(curve.full) for group in found), strict=True)
                 kept = {"second": torch.stack(seconds).to(matrix.dtype), "first": torch.cat(firsts).to(matrix.dtype)}
-                yield Fit(weight, curve.loss, kept)
+                yield Fit(weight, self._anchored(statistics, weight, curve.loss, kept), kept)
 
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
         second, first = (work.kept.of(self.form, name, weight) for name in ("second", "first"))
@@ -64,6 +67,28 @@ class LatentTensors(TensorForm):
 
     def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return merged_pair(weight, own)
+
+    def _anchored(self, statistics: Statistics, weight: Weight, price: Floats, kept: Mapping[str, Tensor]) -> Floats:
+        """The price of every rank, corrected by running the model with this weight alone changed."""
+        if (runs := statistics.runs) is None:
+            return price
+        own = Kept({f"{self.form.name}.{name}/{weight.name}": tensor for name, tensor in kept.items()})
+        work = SiteWork([weight], own, statistics)
+
+        def lost(rank: int) -> float:
+            return runs.divergence({weight.name: self._module(work, weight, rank)})
+
+        ranks = anchor_ranks(price, [total / (2 * runs.layers) for total in self.form.anchors])
+        coarse = torch.finfo(statistics.matrix(weight).dtype).bits < 32
+        rounding = lost(len(price) - 1) if ranks and coarse else 0.0
+        return anchored(price, {rank: lost(rank) - rounding for rank in ranks})
+
+    def _module(self, work: SiteWork, weight: Weight, dim: int) -> nn.Module:
+        linear, spec = work.linear(weight), self.form.module(weight, dim)
+        where = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        module = KINDS[spec.module][0](**spec.sizes, bias=linear.bias is not None, **where)
+        module.load_state_dict(self.parameters(work, weight, dim))
+        return module
 
     def _groups(self, weight: Weight) -> int:
         assert isinstance(self.form, Latent)
