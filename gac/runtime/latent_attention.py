@@ -2,7 +2,8 @@
 
 Keys of all tokens are made anew at every token: at 32,768 tokens of Llama-3-8B, half of the cache, 4.3 GFLOP a layer in
 groups of one head (rank 64), 8.6 of two, 17 of four: 4, 9 and 17 us of an H200's tensor cores at their peak. Its bytes
-take 16 us (67 MB at 4.2 TB/s), those of the dense cache 32 us: groups of one head, or two, stay near the bytes.
+take 16 us (67 MB at 4.2 TB/s), those of the dense cache 32 us. Products, reads of the second factor and waiting come on
+top: groups of one head are faster than the dense cache (docs/latents.md).
 
 So a program takes one head of keys and values. Heads of one group read the same latents at about the same time, the
 first from memory and the others from the L2 cache. Where texts are few, several programs share the context of a head,
@@ -28,7 +29,7 @@ _MOST_PARTS = 128
 _WAVES = 4  # of programs, at most, where a context is cut
 _BEFORE = 2  # tiles that a program could have read before it begins
 _ALIGNED_BYTES = 16
-_PARTS, _NUMBERS = 16, 4096  # what the second launch adds up, and multiplies, at once
+_NUMBERS = 4096  # what the second launch adds up, and multiplies, at once
 _REGISTERS, _WORKING = 2**16, 56  # of an SM; of a thread, for what it works with
 
 
@@ -38,19 +39,17 @@ class Program:
 
     Attributes:
         crowd: programs that an SM has registers for.
-        held: of how many tiles of features the second factor of keys stays in registers.
     """
 
     crowd: int
-    held: int = 0
 
     @staticmethod
     def of(sizes: Mapping[str, Any]) -> "Program":
         """As many as find room, from what the kernel is compiled for: of what a thread holds, as ptxas counted it."""
         tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
-        values = 16 * sizes["V_CHUNKS"] * (1 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
+        values = 16 * sizes["V_CHUNKS"] * (2 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
         angles = 4 * tiles_of if sizes["ROTATED"] else 0
-        registers = 16 * sizes["K_CHUNKS"] + values + 2 * tiles_of * fours + angles + _WORKING
+        registers = 16 * sizes["K_CHUNKS"] + values + angles + _WORKING
         return Program(max(2, min(4, _REGISTERS // (32 * WARPS * registers))))
 
     @property
@@ -151,10 +150,12 @@ class Attention:
         left = batch, parts, count
         sums = self.query.new_empty(*left, self.v_rank, dtype=torch.float32)
         peaks, totals = self.query.new_empty(2, *left, dtype=torch.float32)
-        self._attend(how, parts, sums, peaks, totals)
+        words = ceil_div(self.queries, 4) * ceil_div(self.size, 32) * 256
+        room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
+        self._attend(how, parts, room, sums, peaks, totals)
         return self._joined(parts, sums, peaks, totals)
 
-    def _attend(self, how: Program, parts: int, sums: Tensor, peaks: Tensor, totals: Tensor) -> None:
+    def _attend(self, how: Program, parts: int, room: Tensor, sums: Tensor, peaks: Tensor, totals: Tensor) -> None:
         from .latent_kernels import attend
 
         batch = len(self.query)
@@ -164,13 +165,13 @@ class Attention:
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
                 self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
-                self.frequencies, self.turns, last, self.length, sums, peaks, totals, keys.shape[1], self.scale,
+                self.frequencies, self.turns, last, self.length, room, sums, peaks, totals, keys.shape[1], self.scale,
                 self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
                 *self.query.stride()[:2], *_units(keys), *_units(values),
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
-                HELD=how.held if self.k_rank else 0, WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
+                WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
                 maxnreg=how.registers,
             )  # fmt: skip
 
@@ -205,7 +206,7 @@ class Attention:
             join[(count, batch)](
                 sums, peaks, totals, self.v_factor, self.v_bias, out, parts, self.v_rank // ALIGNED,
                 HEADS=count, SHARED=self.queries, SIZE=self.v_size, WIDE=wide,
-                PARTS=_PARTS, FEATURES=max(1, _NUMBERS // wide), num_warps=4,
+                PARTS=max(1, _NUMBERS // wide), FEATURES=max(1, _NUMBERS // wide), num_warps=4,
             )  # fmt: skip
         return out
 

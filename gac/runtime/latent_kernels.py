@@ -1,10 +1,11 @@
 """Triton kernels of one new token's attention over a cache of latents; ``gac.runtime.latent_attention`` launches them.
 
 A program takes a head of keys and values with all queries of it, and a part of the context. Each of its warps works by
-itself, thread by thread in tensor cores (``fragments``), and waits for no other: 16 tokens at a time are read straight
-into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and scored
-(``latent_scores``). Values stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the
-second factor.
+itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
+are read straight into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and
+scored (``latent_scores``). What is read for both, the second factor of the keys and the queries, comes from the L1
+cache. Values stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the second
+factor.
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.
@@ -15,8 +16,8 @@ try:
     import triton.language as tl
 
     from .fragments import keep_order, packed, product, transposed
-    from .latent_reading import columns, numbers, scale_of, tile
-    from .latent_scores import asked, rights, scores, turned_further, turns_at
+    from .latent_reading import columns, numbers, scale_of, tiles
+    from .latent_scores import leave_asked, scores, turned_further, turns_at
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -65,34 +66,44 @@ def _level(peak):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weights(score, peak, total):  # type: ignore[no-untyped-def]
-    """Of a column; how much of what was before stays; and its peak and the thread's sum of weights from now on."""
-    higher = tl.maximum(peak, _highest(score))
+    """Of a column in both tiles; how much of what was before stays; and its peak and the thread's sum of weights."""
+    higher = tl.maximum(peak, _highest(tl.maximum(score[0], score[1])))
     level = _level(higher)
-    weight, fade = tl.exp2(score - level), tl.exp2(peak - level)
-    return weight, fade, higher, total * fade + weight
+    one, two, fade = tl.exp2(score[0] - level), tl.exp2(score[1] - level), tl.exp2(peak - level)
+    return (one, two), fade, higher, total * fade + (one + two)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _mixed(  # type: ignore[no-untyped-def]
-    mixed, read, right, fades, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
+    mixed, read, rights, fades, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
-    """Sums of values with those of one more tile; each product has 16 numbers of a chunk in its rows."""
+    """Sums of values with those of both tiles; each product has 16 numbers of a chunk in its rows."""
     low, high = fades
     found = ()
     for half in tl.static_range(2 if BITS == 4 else 1):
-        for chunk in tl.static_range(len(read)):
-            of_token = ()
-            for which in tl.static_range(4):
-                of_token += (numbers(read[chunk][which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
+        for chunk in tl.static_range(len(read[0])):
+            one = _turned_over(read[0][chunk], BITS, half, dtype, COMPILED)
+            two = _turned_over(read[1][chunk], BITS, half, dtype, COMPILED)
             for at in tl.static_range(4):
-                one, two, three, four = of_token[0][at], of_token[1][at], of_token[2][at], of_token[3][at]  # type: ignore[misc]
-                left = (
-                    (one & 0xFFFF) | (two << 16), ((one >> 16) & 0xFFFF) | (two & -0x10000),
-                    (three & 0xFFFF) | (four << 16), ((three >> 16) & 0xFFFF) | (four & -0x10000),
-                )  # fmt: skip
-                sums = mixed[(half * len(read) + chunk) * 4 + at]
+                sums = mixed[(half * len(read[0]) + chunk) * 4 + at]
                 sums = (sums[0] * low, sums[1] * high, sums[2] * low, sums[3] * high)
-                found += (product(left, right, sums, dtype, COMPILED),)  # type: ignore[assignment]
+                sums = product(one[at], rights[0], sums, dtype, COMPILED)
+                found += (product(two[at], rights[1], sums, dtype, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned_over(read, BITS: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Left matrices of a chunk of values, whose columns are tokens."""
+    of_token, found = (), ()
+    for which in tl.static_range(4):
+        of_token += (numbers(read[which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
+    for at in tl.static_range(4):
+        one, two, three, four = of_token[0][at], of_token[1][at], of_token[2][at], of_token[3][at]  # type: ignore[misc]
+        found += ((
+            (one & 0xFFFF) | (two << 16), ((one >> 16) & 0xFFFF) | (two & -0x10000),
+            (three & 0xFFFF) | (four << 16), ((three >> 16) & 0xFFFF) | (four & -0x10000),
+        ),)  # type: ignore[assignment]  # fmt: skip
     return found
 
 
@@ -149,36 +160,46 @@ def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):  # type: ignore[no-
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _attended(  # type: ignore[no-untyped-def]
-    state, score, read, scale, v_scale, there, mask, seen_at, eighth, quarter,
-    BITS: tl.constexpr, ADDED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """What four queries have with one more tile of tokens; there: each thread's token is.
-
-    Args:
-        read: ``latent_reading.columns``. v_scale: of that token's values.
-    """
-    peaks, totals, mixed = state
+def _column(score, scale, there, mask, seen_at, quarter, ADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both columns' scores of each thread's token in a tile."""
     one = tl.where(quarter < 2, score[0], score[2]) * (scale * _LOG2E)
     two = tl.where(quarter < 2, score[1], score[3]) * (scale * _LOG2E)
-    one, two = _seen(one, there, mask, seen_at, ADDED), _seen(two, there, mask, seen_at, ADDED)
-    one, low, low_peak, low_total = _weights(one, peaks[0], totals[0])
-    two, high, high_peak, high_total = _weights(two, peaks[1], totals[1])
-    weights = transposed(packed(one * v_scale, two * v_scale, dtype, COMPILED), COMPILED)
-    right = (tl.where(eighth < 4, weights, 0), tl.where(eighth < 4, 0, weights))
-    mixed = _mixed(mixed, read, right, (low, high), BITS, dtype, COMPILED)
+    return _seen(one, there, mask, seen_at, ADDED), _seen(two, there, mask, seen_at, ADDED)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attended(  # type: ignore[no-untyped-def]
+    state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
+    BITS: tl.constexpr, ADDED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """What four queries have with two more tiles of tokens; there: each thread's token of a tile is.
+
+    Args:
+        read: ``latent_reading.columns``. v_scales: of these tokens' values.
+    """
+    peaks, totals, mixed = state
+    one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, ADDED)
+    two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, ADDED)
+    ones, low, low_peak, low_total = _weights((one[0], two[0]), peaks[0], totals[0])
+    twos, high, high_peak, high_total = _weights((one[1], two[1]), peaks[1], totals[1])
+    rights = ()
+    for which in tl.static_range(2):
+        given = packed(ones[which] * v_scales[which], twos[which] * v_scales[which], dtype, COMPILED)
+        weights = transposed(given, COMPILED)
+        rights += ((tl.where(eighth < 4, weights, 0), tl.where(eighth < 4, 0, weights)),)  # type: ignore[assignment]
+    mixed = _mixed(mixed, read, rights, (low, high), BITS, dtype, COMPILED)
     return (low_peak, high_peak), (low_total, high_total), mixed
 
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, position, length,
-    sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token, v_batch, v_token,
-    ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
+    room, sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token,
+    v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
     K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_CHUNKS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
     V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_CHUNKS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
     QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
-    ADDED: tl.constexpr, HELD: tl.constexpr, WARPS: tl.constexpr, COMPILED: tl.constexpr,
+    ADDED: tl.constexpr, WARPS: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
@@ -188,15 +209,14 @@ def attend(  # type: ignore[no-untyped-def]
         keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
         norm, eps: of keys, of this KIND.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
-        k_eighths, v_eighths: of ranks.
+        k_eighths, v_eighths: of ranks. room: of each program, for its queries.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted in.
         K_CHUNKS: of 16 words of a token. V_CHUNKS: of 32. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head.
         ADDED: the mask is added to scores; else it says who is seen.
-        HELD: of how many tiles of features the second factor stays in registers.
     """
     dtype: tl.constexpr = query.dtype.element_ty
-    step: tl.constexpr = 16 * WARPS
+    step: tl.constexpr = 32 * WARPS
     k_halves: tl.constexpr = 2 if K_BITS == 4 else 1
     v_halves: tl.constexpr = 2 if V_BITS == 4 else 1
     matrices: tl.constexpr = 2 * k_halves * K_CHUNKS  # that make one feature of each pair
@@ -204,37 +224,38 @@ def attend(  # type: ignore[no-untyped-def]
     k_words = K_CHUNKS * 16 if K_EVEN else k_eighths * (4 // k_halves)
     v_words = V_CHUNKS * 32 if V_EVEN else v_eighths * (4 // v_halves)
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    program = (text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head
     there_are, begin, end = _part(length, tokens, step)
     thread = tl.arange(0, 32 * WARPS)
-    eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 16
+    eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 32
     keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
     values += text * v_batch * V_UNIT + head // V_SHARED * v_words
     k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
     factor_at = head * ((SIZE + 15) // 16 * matrices * 128) + thread % 32 * 4
-    queries, held, angles = (), (), ()
-    for four in tl.static_range(fours):
-        number = four * 4 + eighth % 4
-        query_at, real = query + text * q_batch + (head * QUERIES + number) * q_head, number < QUERIES
-        queries += (asked(query_at, real, factor, frequencies, eighth, quarter, SIZE, ROTATED, dtype, COMPILED),)  # type: ignore[assignment]
+    angles = ()
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin
         angles = turns_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
-    for of in tl.static_range(HELD):
-        held += (rights(factor + factor_at, of, matrices),)  # type: ignore[assignment]
+    asked_at = room + program * (fours * ((SIZE + 31) // 32 * 256)) + thread % 32 * 2
+    query += text * q_batch + head * QUERIES * q_head
+    leave_asked(
+        asked_at, query, q_head, factor, frequencies, thread, eighth, quarter, QUERIES, SIZE, ROTATED, dtype, COMPILED
+    )
     state = _none(fours, v_halves * V_CHUNKS * 4, tl.zeros(thread.shape, tl.float32))
-    ahead = tile(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
+    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
     for start in tl.range(begin, end, step):
         at = start + own + eighth
-        read = columns(values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN)
-        behind = tile(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
-        keep_order(thread, COMPILED)
         scales = (
             scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
         )  # fmt: skip
         score = scores(
-            ahead, scales, factor, factor_at, held, bias, head * SIZE, norm, eps, queries, angles, quarter,
-            SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
+            ahead, end >> 31, scales, factor, factor_at, bias, head * SIZE, norm, eps, asked_at, angles, quarter,
+            fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
         )  # fmt: skip
+        keep_order(thread, COMPILED)
+        read = columns(values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN)
+        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
+        keep_order(thread, COMPILED)
         token = tl.where(quarter < 2, at, at + 8)
         v_scale = scale_of(v_scales, v_scales_at, token, vs_token, end)
         seen_at = text * mask_batch + token.to(tl.int64) * mask_token
@@ -242,14 +263,15 @@ def attend(  # type: ignore[no-untyped-def]
         for four in tl.static_range(fours):
             found += (
                 _attended(
-                    state[four], score[four], read, scale, v_scale, token < end, mask, seen_at, eighth, quarter,
+                    state[four], (score[0][four], score[1][four]), read, scale, v_scale,
+                    (token < end, token + 16 < end), mask, (seen_at, seen_at + 16 * mask_token), eighth, quarter,
                     V_BITS, ADDED, dtype, COMPILED,
                 ),
             )  # type: ignore[assignment]  # fmt: skip
         state, ahead, angles = found, behind, turned_further(angles, turns, quarter)
     for four in tl.static_range(fours):
         which = four * 4 + tl.arange(0, 2)[:, None] * 2 + tl.arange(0, 2)[None, :]
-        left = ((text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head) * QUERIES + which
+        left = program * QUERIES + which
         _leave(sums, peaks, totals, left, which < QUERIES, state[four], v_eighths * 8, v_halves, V_CHUNKS)
 
 

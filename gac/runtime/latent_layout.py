@@ -11,8 +11,8 @@ from .gpu import ceil_div
 
 WARPS = 4
 """Of a program."""
-TILE = 16 * WARPS
-"""Tokens that a program reads at once."""
+TILE = 32 * WARPS
+"""Tokens that a program reads at once, a warp two tiles of 16."""
 PAIRS = 8
 """Of features, that a warp makes at once."""
 HALVES = 4

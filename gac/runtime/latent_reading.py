@@ -36,27 +36,38 @@ def _row(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tile(  # type: ignore[no-untyped-def]
+def tiles(  # type: ignore[no-untyped-def]
     keys, token, end, quarter, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Those of both tokens."""
-    first = _row(keys, token, end, quarter, stride, limit, UNIT, CHUNKS, EVEN)
-    return first, _row(keys, token + 8, end, quarter, stride, limit, UNIT, CHUNKS, EVEN)
+    """Of both tiles those of both tokens."""
+    return (
+        (
+            _row(keys, token, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
+            _row(keys, token + 8, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
+        ),
+        (
+            _row(keys, token + 16, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
+            _row(keys, token + 24, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
+        ),
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def columns(  # type: ignore[no-untyped-def]
     values, token, end, eighth, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Of values words of tokens 2j, 2j + 1, 2j + 8 and 2j + 9 of the tile, by chunk."""
+    """Of values words of tokens 2j, 2j + 1, 2j + 8 and 2j + 9 of both tiles, by tile and chunk."""
     found = ()
-    for chunk in tl.static_range(CHUNKS):
-        of_chunk = ()
-        for which in tl.static_range(4):
-            own = token + which % 2 + which // 2 * 8
-            rows = values + own.to(tl.int64) * stride * UNIT
-            of_chunk += (_words(rows, own < end, chunk * 32 + eighth * 4, limit, EVEN),)  # type: ignore[assignment]
-        found += (of_chunk,)  # type: ignore[assignment]
+    for tile in tl.static_range(2):
+        of_tile = ()
+        for chunk in tl.static_range(CHUNKS):
+            of_chunk = ()
+            for which in tl.static_range(4):
+                own = token + tile * 16 + which % 2 + which // 2 * 8
+                rows = values + own.to(tl.int64) * stride * UNIT
+                of_chunk += (_words(rows, own < end, chunk * 32 + eighth * 4, limit, EVEN),)  # type: ignore[assignment]
+            of_tile += (of_chunk,)  # type: ignore[assignment]
+        found += (of_tile,)  # type: ignore[assignment]
     return found
 
 
@@ -76,22 +87,29 @@ def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def left(read, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Latents of both tokens as left matrices of products, two of each chunk."""
+def left(read, nil, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Latents of both tokens as left matrices of products, two of each chunk.
+
+    Words of 16-bit numbers are used as they were read. nil is 0, which the assembler does not know: else it gathers the
+    four registers of a matrix anew, with four moves, for every product.
+    """
     found = ()
     for half in tl.static_range(2 if BITS == 4 else 1):
         for chunk in tl.static_range(len(read[0])):
             first = numbers(read[0][chunk], BITS, half, dtype, COMPILED)
             second = numbers(read[1][chunk], BITS, half, dtype, COMPILED)
-            found += ((first[0], second[0], first[1], second[1]),)  # type: ignore[assignment]
-            found += ((first[2], second[2], first[3], second[3]),)  # type: ignore[assignment]
+            found += ((first[0] | nil, second[0] | nil, first[1] | nil, second[1] | nil),)  # type: ignore[assignment]
+            found += ((first[2] | nil, second[2] | nil, first[3] | nil, second[3] | nil),)  # type: ignore[assignment]
     return found
 
 
 @triton.jit
 def scale_of(scales, start, token, stride, end):  # type: ignore[no-untyped-def]
-    """By which latents of a token are multiplied; 1 where they are not rounded."""
+    """By which latents of a token of each tile are multiplied; 1 where they are not rounded."""
     if scales is None:
-        return 1.0
+        return 1.0, 1.0
     else:  # noqa: RET505 - Triton compiles one branch alone
-        return tl.load(scales + start + token.to(tl.int64) * stride, mask=token < end, other=0.0).to(tl.float32)
+        scales += start + token.to(tl.int64) * stride
+        one = tl.load(scales, mask=token < end, other=0.0)
+        two = tl.load(scales + 16 * stride, mask=token + 16 < end, other=0.0)
+        return one.to(tl.float32), two.to(tl.float32)

@@ -1,9 +1,10 @@
 """Scores of a new token's queries with a tile of 16 cached keys, for Triton kernels, thread by thread (``fragments``).
 
 Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
-queries at once. Of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs 2 j and
-2 j + 1. Both keys are turned by the place of the first, and the queries of the second are turned back by 8 places
-before: of 8 columns of a product, four are queries of the first 8 tokens, and four the same queries of the others.
+queries at once. Of a tile of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs
+2 j and 2 j + 1. All keys of a thread are turned by the place of the first, and queries of the others are turned back
+before: by 8 places, and by 16 more in a second tile. Of 8 columns of a product, four are queries of the first 8 tokens,
+and four the same queries of the others.
 """
 
 try:
@@ -72,11 +73,14 @@ def turned_further(turns, step, quarter):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def asked(  # type: ignore[no-untyped-def]
-    query, real, factor, frequencies, eighth, quarter,
+def _asked(  # type: ignore[no-untyped-def]
+    query, real, factor, frequencies, eighth, quarter, BEHIND: tl.constexpr,
     SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Queries as right matrices; query points to each thread's own, and real says whether there is one."""
+    """Queries as right matrices; query points to each thread's own, and real says whether there is one.
+
+    BEHIND: by how many places they are turned back, besides.
+    """
     found = ()
     if factor is None:
         for at in tl.static_range((SIZE + 31) // 32 * 2):
@@ -85,7 +89,7 @@ def asked(  # type: ignore[no-untyped-def]
             words = _two(query, number, there, dtype, COMPILED), _two(query, number + 2, there, dtype, COMPILED)
             found += (words,)  # type: ignore[assignment]
     else:
-        behind = tl.where(eighth < 4, 0, 8).to(tl.float32)
+        behind = tl.where(eighth < 4, BEHIND, BEHIND + 8).to(tl.float32)
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
             low, high = real & inside[0], real & inside[1]
@@ -97,6 +101,30 @@ def asked(  # type: ignore[no-untyped-def]
                 three, four = _turned(three, four, angles[1], -angles[3])
             found += ((packed(one, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)),)  # type: ignore[assignment]
     return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def leave_asked(  # type: ignore[no-untyped-def]
+    to, query, stride, factor, frequencies, thread, eighth, quarter,
+    QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Write a head's queries as right matrices, by matrix, tile and four; a thread's place is 2 words of each 64.
+
+    From there every warp reads them for each product: in registers they would take those of another program.
+    """
+    fours: tl.constexpr = (QUERIES + 3) // 4
+    for tile in tl.static_range(2):
+        for four in tl.static_range(fours):
+            number = four * 4 + eighth % 4
+            found = _asked(
+                query + number * stride, number < QUERIES, factor, frequencies, eighth, quarter, 16 * tile,
+                SIZE, ROTATED, dtype, COMPILED,
+            )  # fmt: skip
+            for at in tl.static_range(len(found)):
+                place = to + ((at * 2 + tile) * fours + four) * 64
+                tl.store(place, found[at][0], mask=thread < 32)
+                tl.store(place + 1, found[at][1], mask=thread < 32)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -124,7 +152,7 @@ def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rights(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rights(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Those that make the first features of tile AT, and those that make the second ones."""
     return _right(factor, AT * COUNT, COUNT), _right(factor, AT * COUNT + COUNT // 2, COUNT)
 
@@ -137,6 +165,12 @@ def _of_pairs(numbers, start, feature, inside, like):  # type: ignore[no-untyped
     else:  # noqa: RET505 - Triton compiles one branch alone
         low, high = _number(numbers + start + feature[0], inside[0]), _number(numbers + start + feature[1], inside[1])
         return low, high, low, high
+
+
+@triton.jit
+def _of_both(numbers, start, first, second, inside, like):  # type: ignore[no-untyped-def]
+    """Those of first and of second features."""
+    return _of_pairs(numbers, start, first, inside, like), _of_pairs(numbers, start, second, inside, like)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -198,70 +232,105 @@ def _as_left(one, two, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ig
     )  # fmt: skip
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _keys(  # type: ignore[no-untyped-def]
+    latents, matrices, first_scale, second_scale, biases, squares, weights, turns, AT: tl.constexpr,
+    ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Of 8 pairs of features both tokens' keys, as a left matrix; and their sums of squares before the norm.
+
+    Args:
+        biases, weights: of first and of second features; weights of the norm; None: there is none.
+    """
+    scales = first_scale, second_scale
+    one = _made(latents, matrices[0], scales, biases[0], BITS, dtype, COMPILED)
+    two = _made(latents, matrices[1], scales, biases[1], BITS, dtype, COMPILED)
+    if weights is not None:
+        squares = _squares(squares, one, two)
+        one, two = _weighed(one, weights[0], KIND), _weighed(two, weights[1], KIND)
+    if ROTATED:
+        one, two = _turned_keys(one, two, turns[AT])
+    return _as_left(one, two, dtype, COMPILED), squares
+
+
 # --- scores ---
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scores(  # type: ignore[no-untyped-def]
-    read, scales, factor, factor_at, held, bias, bias_at, norm, eps, queries, turns, quarter,
-    SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    read, nil, scales, factor, factor_at, bias, bias_at, norm, eps, queries, turns, quarter,
+    FOURS: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
     dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Of each four queries what a product leaves in each thread: of the first token two, of the second two.
+    """By tile and four queries what a product leaves in each thread: of the first token two, of the second two.
+
+    A right matrix is read once for both tiles.
 
     Args:
-        read: ``latent_reading.tile``. scales: of both tokens.
+        read: ``latent_reading.tiles``. nil: as ``latent_reading.left`` takes it. scales: of both tokens, by tile.
         factor_at, bias_at: where each thread's part of the factor begins, and this head's bias.
-        held: right matrices of the first tiles of features, which stay in registers.
-        norm: the weight of the keys' norm.
+        norm: the weight of the keys' norm. queries: as ``leave_asked`` leaves them.
     """
-    latents = left(read, BITS, dtype, COMPILED)
     nothing = tl.zeros(quarter.shape, tl.float32)
-    sums, squares = (), (nothing, nothing)
-    for _ in tl.static_range(len(queries)):
+    latents = left(read[0], nil, BITS, dtype, COMPILED), left(read[1], nil, BITS, dtype, COMPILED)
+    low, high = (nothing, nothing), (nothing, nothing)
+    sums = ()
+    for _ in tl.static_range(2 * FOURS):
         sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
     if factor is None:
-        for at in tl.static_range(len(latents)):
-            sums = _added(latents[at], queries, at, sums, dtype, COMPILED)
+        for at in tl.static_range(len(latents[0])):
+            sums = _added((latents[0][at], latents[1][at]), queries, at, sums, FOURS, dtype, COMPILED)
     else:
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
-            matrices = held[at] if at < len(held) else rights(factor + factor_at, at, len(latents))
-            begun = _of_pairs(bias, bias_at, first, inside, nothing)
-            other = _of_pairs(bias, bias_at, second, inside, nothing)
-            one = _made(latents, matrices[0], scales, begun, BITS, dtype, COMPILED)
-            two = _made(latents, matrices[1], scales, other, BITS, dtype, COMPILED)
+            matrices = _rights(factor + factor_at, at, len(latents[0]))
+            biases = _of_both(bias, bias_at, first, second, inside, nothing)
+            weights = norm
             if norm is not None:
-                squares = _squares(squares, one, two)
-                one = _weighed(one, _of_pairs(norm, 0, first, inside, nothing), KIND)
-                two = _weighed(two, _of_pairs(norm, 0, second, inside, nothing), KIND)
-            if ROTATED:
-                one, two = _turned_keys(one, two, turns[at])
-            sums = _added(_as_left(one, two, dtype, COMPILED), queries, at, sums, dtype, COMPILED)
-    if norm is not None:
-        sums = _normed(sums, squares, eps, SIZE)
-    return sums
+                weights = _of_both(norm, 0, first, second, inside, nothing)
+            one, low = _keys(
+                latents[0], matrices, scales[0][0], scales[1][0], biases, low, weights, turns, at,
+                ROTATED, BITS, KIND, dtype, COMPILED,
+            )  # fmt: skip
+            two, high = _keys(
+                latents[1], matrices, scales[0][1], scales[1][1], biases, high, weights, turns, at,
+                ROTATED, BITS, KIND, dtype, COMPILED,
+            )  # fmt: skip
+            sums = _added((one, two), queries, at, sums, FOURS, dtype, COMPILED)
+    return _by_tile(sums, (low, high), norm, eps, FOURS, SIZE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _added(left, queries, AT: tl.constexpr, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums of all queries with one more product."""
+def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores of each tile, with keys that are normed where there is a norm."""
     found = ()
-    for which in tl.static_range(len(queries)):
-        found += (product(left, queries[which][AT], sums[which], dtype, COMPILED),)  # type: ignore[assignment]
+    for tile in tl.static_range(2):
+        of_tile = ()
+        for four in tl.static_range(FOURS):
+            score = sums[tile * FOURS + four]
+            of_tile += (score if norm is None else _normed(score, squares[tile], eps, SIZE),)  # type: ignore[assignment]
+        found += (of_tile,)  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _normed(sums, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _added(keys, queries, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums of all tiles and queries with one more product."""
+    found = ()
+    for tile in tl.static_range(len(keys)):
+        for four in tl.static_range(FOURS):
+            place = queries + ((AT * len(keys) + tile) * FOURS + four) * 64
+            asked = in_turn(tl.load(place[:, None] + tl.arange(0, 2)[None, :]))
+            found += (product(keys[tile], asked, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _normed(score, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores with keys over the root of the mean of their squares, of which each of four threads has a part."""
     first = tl.rsqrt(_of_four(squares[0]) / SIZE + eps)
     second = tl.rsqrt(_of_four(squares[1]) / SIZE + eps)
-    found = ()
-    for which in tl.static_range(len(sums)):
-        one, two, three, four = sums[which]
-        found += ((one * first, two * first, three * second, four * second),)  # type: ignore[assignment]
-    return found
+    return score[0] * first, score[1] * first, score[2] * second, score[3] * second
 
 
 @triton.jit

@@ -9,8 +9,8 @@ keys and values, multiples of 16, in groups of so many heads. Medians as ``gac p
 launch on another cache, L2 flushed. The dense cache is attended to by each backend of PyTorch, with the queries of a
 head as heads of their own and as tokens; ``ratio`` is the fastest of them over the kernel. ``bytes`` are of the latents
 and of the factors, ``share`` is what they would take at the bandwidth of a copy, over what the kernel takes. Error is
-against float32. ``--programs`` has other programs than the kernel chooses, as tokens, warps, stages and programs of an
-SM: ``64x4x3x2``. Rows are written one by one, and the same command goes on.
+against float32. ``--programs`` has other numbers of programs of an SM than the kernel chooses: ``2``. Rows are written
+one by one, and the same command goes on.
 """
 
 import json
@@ -157,7 +157,7 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
     try:
         if case["kind"] == "dense":
             return case | dense_row(clock, bandwidth, sizes)
-        how = None if case["program"] == "own" else Program(*map(int, case["program"].split("x")))
+        how = None if case["program"] == "own" else Program(int(case["program"]))
         row = row_of(clock, bandwidth, sizes, case["group"], case["rank"], how)
         return case | row | {"how": how and asdict(how), "ratio": dense[case["workload"]] / row["us"]}
     except Exception as failure:  # noqa: BLE001 - one that does not fit is a row too

@@ -229,10 +229,9 @@ def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
-@pytest.mark.parametrize("held", [0, 3])
 @pytest.mark.parametrize("crowd", [1, 8])
-def test_parts_of_other_sizes_and_factors_in_registers(held: int, crowd: int) -> None:
-    assert off(Case(tokens=150, batch=2).attention(), Program(crowd, held)) < 1e-3
+def test_parts_of_other_sizes(crowd: int) -> None:
+    assert off(Case(tokens=300, batch=2).attention(), Program(crowd)) < 1e-3
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
@@ -268,7 +267,7 @@ def test_tensors_may_lie_apart() -> None:
 def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: 132)
     device = torch.device(DEVICE)
-    for (tokens, programs), parts in {(32768, 8): 47, (8192, 128): 3, (64, 8): 1}.items():
+    for (tokens, programs), parts in {(32768, 8): 43, (8192, 128): 3, (128, 8): 1}.items():
         assert Program(crowd=3).parts(tokens, programs, device) == parts
 
 
@@ -276,7 +275,7 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
     ("case", "crowd"),
     [
         (Case(size=128, k_rank=64, v_rank=64), 3),
-        (Case(size=64, k_rank=32, v_rank=32, queries=3), 4),
+        (Case(size=64, k_rank=32, v_rank=32, queries=3), 3),
         (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), 2),
         (Case(size=256, k_rank=256, v_rank=256, queries=8), 2),
     ],
