@@ -33,11 +33,11 @@ SELF = "self"
 """What a text is called that the dense model writes."""
 WINDOWS = 512
 """How many are written where nothing is said."""
-AT_ONCE, AT_ONCE_GPU = 256, 2048
+AT_ONCE, AT_ONCE_GPU = 256, 4096
 """Windows that are written side by side at most, on a GPU more."""
 CACHED = 2**33
 """Bytes that they take at most on a CPU."""
-FREE = 0.4
+FREE = 0.7
 """The part of a GPU's free memory that they take at most."""
 COPIES = 3
 """Tensors of a step that are as large as its logits in float32: these, the probabilities and their sums."""
