@@ -15,6 +15,8 @@ from gac.forms.refit import Refits, WeightRefit, refit_whole
 from gac.linalg import unpacked
 from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Weight
+from gac.models.streaming import on_its_device
+from gac.runtime.modules import KINDS
 
 if TYPE_CHECKING:
     from gac.schemes import Scheme
@@ -166,6 +168,17 @@ class TensorForm(ABC):
     @abstractmethod
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
+
+    def module(self, work: SiteWork, weight: Weight, dim: int) -> nn.Module:
+        """The module that runs a weight at a dim, where the dense weight runs and in its dtype."""
+        spec = self.form.module(weight, dim)
+        with on_its_device(work.statistics.model.get_submodule(weight.name)):
+            linear, parameters = work.linear(weight), self.parameters(work, weight, dim)
+            assert parameters is not None, f"{weight.name} stays as it is"
+            where = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+            module = KINDS[spec.module][0](**spec.sizes, bias=linear.bias is not None, **where)
+            module.load_state_dict(parameters)
+        return module
 
     def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme", inputs: "Inputs") -> Floats | None:
         """What storing the weight in a scheme adds to the loss at every dim, nats a token, shape ``(full + 1,)``.

@@ -16,6 +16,7 @@ from gac.forms import form_named
 from gac.forms.latent.anchors import LARGEST_RATIO, anchor_ranks, anchored
 from gac.forms.latent.spec import Latent
 from gac.models.families import family_of
+from gac.models.streaming import streamed
 from gac.sensitivity.attended import held_out, seen_windows
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import LayerFit, stream_fits
@@ -164,6 +165,13 @@ def test_rounding_in_16_bits_is_no_loss(sharp: Any, prices: dict[str, Floats], m
     found = losses_of(fits_of(run_of(sharp.float()), "latent"))
     for name, price in prices.items():
         assert found[name][1] > 4 * price[1]
+
+
+def test_a_model_that_is_streamed_has_the_same_curves(sharp: Any, prices: dict[str, Floats]) -> None:
+    pytest.importorskip("accelerate")
+    first = losses_of(fits_of(run_of(sharp), "latent"))
+    again = losses_of(fits_of(run_of(streamed(sharp, "cpu")), "latent"))
+    assert all(np.array_equal(loss, again[name]) for name, loss in first.items())
 
 
 def test_methods_without_gradients_run_nothing(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> None:

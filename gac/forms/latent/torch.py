@@ -17,7 +17,6 @@ from gac.forms.metric import Metric
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
-from gac.runtime.modules import KINDS
 
 
 def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> tuple[list[Decomposition], LossCurve]:
@@ -76,19 +75,12 @@ class LatentTensors(TensorForm):
         work = SiteWork([weight], own, statistics)
 
         def lost(rank: int) -> float:
-            return runs.divergence({weight.name: self._module(work, weight, rank)})
+            return runs.divergence({weight.name: self.module(work, weight, rank)})
 
         ranks = anchor_ranks(price, [total / (2 * runs.layers) for total in self.form.anchors])
         coarse = torch.finfo(statistics.matrix(weight).dtype).bits < 32
         rounding = lost(len(price) - 1) if ranks and coarse else 0.0
         return anchored(price, {rank: lost(rank) - rounding for rank in ranks})
-
-    def _module(self, work: SiteWork, weight: Weight, dim: int) -> nn.Module:
-        linear, spec = work.linear(weight), self.form.module(weight, dim)
-        where = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        module = KINDS[spec.module][0](**spec.sizes, bias=linear.bias is not None, **where)
-        module.load_state_dict(self.parameters(work, weight, dim))
-        return module
 
     def _groups(self, weight: Weight) -> int:
         assert isinstance(self.form, Latent)
