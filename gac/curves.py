@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import exp, log
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,33 @@ class LossCurve:
         return len(self.loss) - 1
 
 
+@dataclass(frozen=True)
+class Whole:
+    """What weights in one form lose all together, beside the sum of what each loses alone.
+
+    Attributes:
+        form: the form whose curves are summed.
+        summed: sums, nats a token, ascending and above 0.
+        lost: what was measured with all of them together; it is above 0 and never falls.
+    """
+
+    form: str
+    summed: tuple[float, ...]
+    lost: tuple[float, ...]
+
+    def ratio(self, total: float) -> float:
+        """Of what is lost together to a sum: its logarithm is linear in the sum's, and constant beyond both ends.
+
+        So what is lost together never falls as the sum grows.
+        """
+        ratios = np.log(np.array(self.lost) / np.array(self.summed))
+        return exp(np.interp(log(total), np.log(self.summed), ratios)) if total > 0 else 1.0
+
+    def scaled(self, share: float) -> "Whole":
+        """Where only a share of each loss is left, and of that of all together."""
+        return Whole(self.form, tuple(share * one for one in self.summed), tuple(share * one for one in self.lost))
+
+
 @dataclass(frozen=True, eq=False)
 class LossCurves:
     """The loss curves of a model, by form, scheme and weight.
@@ -42,11 +70,13 @@ class LossCurves:
         pairs: what two of them, each a form and a weight's name, lose at dim 0 beyond the sum of both, nats a token.
         on_text: what text loses with one of them at dim 0, where that was measured too: their curves say how far the
             model diverges, which is more, and what the choice counts.
+        wholes: what all weights in a form lose together, by the names of that form and of those that rest upon it.
     """
 
     by_key: Mapping[tuple[str, str, str], LossCurve]
     pairs: Mapping[frozenset[tuple[str, str]], float] = field(default_factory=dict)
     on_text: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    wholes: Mapping[str, Whole] = field(default_factory=dict)
 
     def of(self, form: "Form", weight: Weight, scheme: str = DEFAULT_SCHEME) -> LossCurve | None:
         """The curve of a form for a weight; None where it was not measured."""
@@ -68,31 +98,47 @@ class LossCurves:
             left = own.get(form, share) * exact + share * rounded * (curve.loss - exact)
             curves[form, scheme, name] = LossCurve(left)
         pairs = {pair: own.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
-        return LossCurves(curves, pairs, {one: on_text * lost for one, lost in self.on_text.items()})
+        wholes = {form: whole.scaled(own.get(whole.form, share)) for form, whole in self.wholes.items()}
+        return LossCurves(curves, pairs, {one: on_text * lost for one, lost in self.on_text.items()}, wholes)
 
     def multiplied(self, part: Callable[[str, str, str], float], rest: float) -> "LossCurves":
         """Where only a part of each loss is left.
 
         Args:
             part: of a curve, by its form, its scheme and the weight's name.
-            rest: that of what pairs and text lose.
+            rest: that of what pairs, text and all weights of a form together lose.
         """
         curves = {key: LossCurve(part(*key) * curve.loss) for key, curve in self.by_key.items()}
         pairs = {pair: rest * lost for pair, lost in self.pairs.items()}
-        return LossCurves(curves, pairs, {one: rest * lost for one, lost in self.on_text.items()})
+        wholes = {form: whole.scaled(rest) for form, whole in self.wholes.items()}
+        return LossCurves(curves, pairs, {one: rest * lost for one, lost in self.on_text.items()}, wholes)
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
         """What text loses with choices, each a form, a weight's name and a dim, beyond their sum, nats a token.
 
-        It is below 0 where text loses less than the model diverges.
+        It is below 0 where text loses less than the model diverges, or a whole less than its weights one by one.
         """
+        chosen = list(chosen)
         changed = {(form, name) for form, name, dim in chosen if dim == 0}
         alone = (
             lost - float(self.by_key[form, DEFAULT_SCHEME, name].loss[0])
             for (form, name), lost in self.on_text.items()
             if (form, name) in changed
         )
-        return sum(lost for pair, lost in self.pairs.items() if pair <= changed) + sum(alone)
+        return sum(lost for pair, lost in self.pairs.items() if pair <= changed) + sum(alone) + self._wholes_of(chosen)
+
+    def _wholes_of(self, chosen: Iterable[tuple[str, str, int]]) -> float:
+        """What forms that were measured as a whole lose beyond their sum; several of them count as one whole.
+
+        What rounding adds is in no whole: it was not measured there.
+        """
+        exact = [
+            (whole, float(self.by_key[whole.form, DEFAULT_SCHEME, name].loss[dim]))
+            for form, name, dim in chosen
+            if (whole := self.wholes.get(form))
+        ]
+        total = sum(loss for _, loss in exact)
+        return sum((whole.ratio(total) - 1) * loss for whole, loss in exact)
 
     def with_scheme(
         self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, Floats]

@@ -99,8 +99,8 @@ class Prediction:
     """What the plan promises: ``loss`` nats a token more than dense.
 
     ``dense_perplexity`` and ``perplexity`` are on the calibration text. ``together`` is the part of the loss beyond the
-    sum over the sites: what was measured of pairs of choices, and of some choices on text. ``head`` is the part that
-    rounding embedding and head loses, which no choice changes.
+    sum over the sites: what was measured of pairs of choices, of all latents together, and of some choices on text.
+    ``head`` is the part that rounding embedding and head loses, which no choice changes.
     """
 
     loss: float

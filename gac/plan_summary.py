@@ -91,7 +91,7 @@ def _loss(plan: "Plan") -> list[str]:
     found, measured = plan.prediction, plan.measured
     if not measured.predicted:
         return ["loss         unknown: what others pruned was not measured (gac eval measures it)"]
-    beyond = f"{found.summed:.4f} counted by the choice, {found.together:+.4f} measured in pairs and on text"
+    beyond = f"{found.summed:.4f} counted by the choice, {found.together:+.4f} measured of several together, or on text"
     return [
         f"loss         +{found.loss:.4f} nats a token predicted{measured.give_or_take()}",
         *([f"             {beyond}"] if found.together else []),

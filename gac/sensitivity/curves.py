@@ -17,6 +17,7 @@ from torch import Tensor
 from gac.arrays import Floats
 from gac.curves import LossCurve, LossCurves
 from gac.display import about
+from gac.distributed.ranks import ALONE
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.by_runs import RunForm
 from gac.forms.metric import Moments
@@ -32,6 +33,7 @@ from gac.sensitivity.pairs import with_pairs
 from gac.sensitivity.prices import prices_of
 from gac.sensitivity.runs import ModelRuns
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
+from gac.sensitivity.wholes import with_wholes
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +177,9 @@ def measure_curves(
         by_key |= _curves(layers[layer], fit, parts).by_key
     curves = LossCurves(by_key)
     weights = {layer: _weights_of(group) for layer, group in layers.items()}
-    curves = with_pairs(run, weights, [form for part in parts for form in part.forms], curves)
+    measured = [form for part in parts for form in part.forms]
+    curves = with_pairs(run, weights, measured, curves)
+    curves = with_wholes(run, weights, measured, curves, partial(_whole_kept, replace(run, ranks=ALONE), sites))
     return ModelCurves(curves, dense_loss)
 
 
@@ -256,6 +260,11 @@ def stream_kept(
 ) -> Iterator[tuple[int, Kept]]:
     """What compressing needs of each layer; arguments as for ``stream_fits``."""
     return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
+
+
+def _whole_kept(run: CalibrationRun, sites: Sequence[Site], form: Form) -> Kept:
+    """What a form needs of all layers."""
+    return _chained(*(kept for _, kept in stream_kept(run, sites, [form.name])))
 
 
 def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:

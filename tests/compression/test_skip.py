@@ -216,7 +216,7 @@ def test_allocate_compress_save_and_load(model: Any, text: str, tiny_tokenizer: 
     assert gone
     assert all(choice.params == 0 for choice in gone)
     assert plan.prediction.loss == pytest.approx(sum(site.loss for site in plan.sites) + plan.prediction.together)
-    assert f"{plan.prediction.together:+.4f} measured in pairs and on text" in plan.summary()
+    assert f"{plan.prediction.together:+.4f} measured of several together, or on text" in plan.summary()
     small = gac.compress(model, plan, **asked)
     gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
     again = gac.load(tmp_path / "small", verify=True)

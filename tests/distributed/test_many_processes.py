@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def check_alike(ours: list[Path], theirs: list[Path]) -> None:
         assert own.keys() == other.keys()
         for name, losses in own.items():
             assert losses == pytest.approx(other[name], rel=1e-4, abs=1e-9)
+
+
+def test_two_processes_find_what_latents_lose_together(text: Path, tmp_path: Path) -> None:
+    found = []
+    for count in (1, 2):
+        home = tmp_path / f"home-{count}"
+        ended = together(count, work.plan_latents, home, text, tmp_path)
+        assert ended == Ended([0] * count, [""] * count, [""] * count)
+        found.append(sorted(next((home / "statistics").iterdir()).glob("whole-*.safetensors")))
+    check_alike(*found)
+    assert all(len(read_arrays(path)["summed"]) for path in chain(*found))
+    lead, other = (gac.Plan.load(tmp_path / f"plan-{rank}.json") for rank in range(2))
+    assert other == lead
+    assert lead.prediction.together
 
 
 def test_two_processes_make_the_plan_of_one(both: tuple[Left, Left]) -> None:

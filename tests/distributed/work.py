@@ -14,6 +14,7 @@ import torch
 import gac
 from gac.distributed import launch
 from gac.errors import ModelError
+from gac.forms.latent.spec import Latent
 from gac.healing import heal as of_healing
 from gac.healing import healing, state
 from gac.models.loading import bytes_of
@@ -92,6 +93,13 @@ def _healed(found: Trained, small: Any, path: Path) -> None:
 def plan(text: Path, folder: Path) -> None:
     _keep_boundaries_alone()
     gac.allocate(llama(), 0.7, **options(text)).save(folder / f"plan-{launch.rank()}.json")
+
+
+def plan_latents(text: Path, folder: Path) -> None:
+    """A plan of a smaller cache, of a model that loses so little that it is measured where next to nothing is lost."""
+    with patch.object(Latent, "anchors", (1e-6, 1e-5)):
+        asked = options(text) | {"forms": ("latent",), "kv_cache": 0.5, "refit": "none"}
+        gac.allocate(llama(), 1.0, **asked).save(folder / f"plan-{launch.rank()}.json")
 
 
 def die(text: Path, rank: int) -> None:
