@@ -152,7 +152,7 @@ _LIMITED = (
         type=float,
         metavar="F",
         help="Of the choices that lose at most this fraction more than the least, take the fastest. "
-        "Default: 0.01, and 0 with a limit of latency.",
+        "Default: 0.003, and 0 with a limit of latency.",
     ),
     click.option(
         "--kv-cache",
