@@ -46,7 +46,7 @@ class Whole:
     lost: tuple[float, ...]
 
     def ratio(self, total: float) -> float:
-        """Of what is lost together to a sum: its logarithm is linear in the sum's, and constant beyond both ends.
+        """What is lost together, over the sum. Its logarithm is linear in that of the sum, constant beyond its ends.
 
         So what is lost together never falls as the sum grows.
         """
@@ -106,11 +106,14 @@ class LossCurves:
 
         Args:
             part: of a curve, by its form, its scheme and the weight's name.
-            rest: that of what pairs, text and all weights of a form together lose.
+            rest: that of what pairs and text lose. All weights of a form together keep the mean part of theirs.
         """
         curves = {key: LossCurve(part(*key) * curve.loss) for key, curve in self.by_key.items()}
         pairs = {pair: rest * lost for pair, lost in self.pairs.items()}
-        wholes = {form: whole.scaled(rest) for form, whole in self.wholes.items()}
+        wholes = {}
+        for form, whole in self.wholes.items():
+            parts = [part(*key) for key in curves if key[:2] == (whole.form, DEFAULT_SCHEME)]
+            wholes[form] = whole.scaled(exp(np.log(parts).mean()))
         return LossCurves(curves, pairs, {one: rest * lost for one, lost in self.on_text.items()}, wholes)
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:

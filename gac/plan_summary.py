@@ -139,7 +139,7 @@ def latencies(plan: "Plan") -> list[str]:
 
 
 def over_fused(workload: "WorkloadLatency") -> float | None:
-    """What the plan takes over the dense model with shared GEMMs; None where that is unknown, or the dense time."""
+    """What the plan takes over the dense model with shared GEMMs; None where that is unknown, or as long as dense."""
     plan, fused = workload.plan_ns, workload.fused_ns
     return None if plan is None or fused is None or fused == workload.dense_ns else plan / fused
 

@@ -181,12 +181,7 @@ def _plan(
 ) -> Plan:
     """The plan of a choice that keeps every limit."""
     sites, recipe, dense = problem.sites, problem.recipe, (problem.dense_ns, problem.fused_ns)
-    together = problem.curves.beyond_sum(
-        (form, weight.name, dim)
-        for site, one in zip(sites, chosen, strict=True)
-        for weight, form, dim in zip(site.weights, one.forms, one.dims, strict=True)
-    )
-    measured = problem.evidence(chosen)
+    measured, together = problem.evidence(chosen), problem.together(chosen)
     plan = assemble(sites, chosen, dense, recipe, measured, certificate, alternatives, speed, together)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return plan

@@ -127,7 +127,8 @@ class Frontier(Shown, Record):
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
 
-        It has no alternatives: a frontier keeps only the candidates that some point chooses.
+        It has no alternatives: a frontier keeps only the candidates that some point chooses. Its prediction is the sum
+        of losses, without what choices lose together.
 
         Raises:
             PlanError: there is no such point.

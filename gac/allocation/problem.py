@@ -138,6 +138,14 @@ class Problem:
     def _summed_ns(self, sets: Sequence[CandidateSet]) -> list[int | None]:
         return [total(sets, ns_of(workload)) for workload in self.workloads]
 
+    def together(self, chosen: Sequence[Candidate]) -> float:
+        """What these candidates, one a site, lose beyond the sum of their losses, nats a token."""
+        return self.curves.beyond_sum(
+            (form, weight.name, dim)
+            for site, one in zip(self.sites, chosen, strict=True)
+            for weight, form, dim in zip(site.weights, one.forms, one.dims, strict=True)
+        )
+
     def evidence(self, chosen: Iterable[Candidate]) -> Measured:
         """What plans of these candidates rest on: where latencies are modelled, also how far such ones are off.
 

@@ -142,7 +142,8 @@ class WeightRule(Rule):
         proof = _certificate(self.name, chosen, solution)
         rows = [one.candidate(0) for one in chosen]
         dense = problem.dense_ns, problem.fused_ns
-        plan = assemble(problem.sites, rows, dense, recipe, problem.evidence(rows), proof)
+        together = problem.together(rows)
+        plan = assemble(problem.sites, rows, dense, recipe, problem.evidence(rows), proof, together=together)
         return Decision(plan, instance, solution)
 
 

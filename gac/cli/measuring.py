@@ -275,7 +275,7 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     held = len(held_out(text.windows, text.length)) if attended else 0
     asked = {one.name: one for form in map(form_named, own) for one in (form.upon or form,) if one.anchors and held}
     for form in asked.values():
-        runs = len(form.anchors) * (sum(map(form.takes, weights)) + 1)  # each alone, and all together
+        runs = (len(form.anchors) + 1) * (sum(map(form.takes, weights)) + 1)  # each alone, and all together; of 16 bits
         note(
             f"form {form.name}: the model is run up to {runs} times on {held * text.length} tokens that are held out, "
             "from the layer that changes on"

@@ -67,8 +67,7 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     left = share / unfitted
     forms = [*map(form_named, recipe.space.forms)]
     by_runs = {form.name: own.run[refit] for form in forms if form.runs}
-    measured = [one for form in forms for one in (form, form.upon) if one is not None and one.attended]
-    by_runs |= {form.name: left for form in measured if method.two_sided}
+    by_runs |= {name: left for form, whole in curves.wholes.items() for name in (form, whole.form)}
     found = curves.scaled(share, own.rounded[refit], by_runs, on_text=left)
     return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
 

@@ -90,8 +90,8 @@ def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, 
 def left(read, nil, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Latents of both tokens as left matrices of products, two of each chunk.
 
-    Words of 16-bit numbers are used as they were read. nil is 0, which the assembler does not know: else it gathers the
-    four registers of a matrix anew, with four moves, for every product.
+    nil is always 0, but the assembler cannot know that. With a plain 0 it would copy the four registers of a matrix for
+    every product.
     """
     found = ()
     for half in tl.static_range(2 if BITS == 4 else 1):

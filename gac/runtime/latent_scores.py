@@ -1,4 +1,4 @@
-"""Scores of a new token's queries with a tile of 16 cached keys, for Triton kernels, thread by thread (``fragments``).
+"""Scores of a new token's queries with two tiles of 16 cached keys, thread by thread in Triton (``fragments``).
 
 Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
 queries at once. Of a tile of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs

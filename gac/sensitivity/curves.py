@@ -31,7 +31,7 @@ from gac.sensitivity.calibration import ATTENDED, CalibrationRun, LayerMoments, 
 from gac.sensitivity.methods import Method
 from gac.sensitivity.pairs import with_pairs
 from gac.sensitivity.prices import prices_of
-from gac.sensitivity.runs import ModelRuns
+from gac.sensitivity.runs import ModelRuns, unseen
 from gac.sensitivity.store import TensorFile, background_writer, read_arrays, write_tensors
 from gac.sensitivity.wholes import with_wholes
 
@@ -129,13 +129,9 @@ def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms:
     Raises:
         ModelError: a loss is not finite.
     """
-    fits = list(_fits(Statistics(runs.model, _unseen, method, Kept({}), runs), weights, forms))
+    fits = list(_fits(Statistics(runs.model, unseen, method, Kept({}), runs), weights, forms))
     losses = {f"{form.name}/{fit.weight.name}": fit.loss for form, fit in fits}
     return LayerFit(losses, Kept({name: tensor for form, fit in fits for name, tensor in _kept_of(form, fit).items()}))
-
-
-def _unseen(weight: Weight) -> Moments:
-    raise AssertionError(f"no moments of {weight.name} are at hand where the model is run")
 
 
 def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[Form]) -> Iterator[tuple[Form, Fit]]:
@@ -246,11 +242,13 @@ def stream_fits(
 
 def _from_the_first(run: CalibrationRun, layers: int) -> Callable[[float], None]:
     """Takes the seconds of each layer; says after the first one what all layers will take, calibration left out."""
-    own, untold = -(-layers // run.ranks.count), [run.progress]
+    own, told = -(-layers // run.ranks.count), not run.progress
 
     def tell(seconds: float) -> None:
-        if untold and untold.pop():
+        nonlocal told
+        if not told:
             logger.info("decomposing %d layers, in all their forms: %s", layers, about(own * seconds))
+        told = True
 
     return tell
 
@@ -339,9 +337,8 @@ def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -
 
     Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
     """
-    every, held_out = (
-        cache(partial(_runs_of, run, by_layer, windows)) for windows in (run.windows, run.windows[run.held_out])
-    )
+    every = cache(partial(_runs_of, run, by_layer, run.windows, False))
+    held_out = cache(partial(_runs_of, run, by_layer, run.windows[run.held_out], True))
 
     def runs_of(part: _Part) -> ModelRuns | None:
         if part.runs:
@@ -352,10 +349,10 @@ def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -
     return runs_of
 
 
-def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], windows: Tensor) -> ModelRuns:
-    """Runs of the model with these layers changed, on these windows."""
+def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], windows: Tensor, every: bool) -> ModelRuns:
+    """Runs of the model with these layers changed, on every one of these windows or on some."""
     weights = {layer: _weights_of(group) for layer, group in by_layer.items()}
-    return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())])
+    return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())], every)
 
 
 def _weights_of(sites: Sequence[Site]) -> list[Weight]:

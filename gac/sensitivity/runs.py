@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gac.forms.metric import Moments
 from gac.linalg import check_measured
 from gac.models.linears import read_weight
 from gac.models.modules import input_device, swapped
@@ -55,6 +56,11 @@ def diverged(dense: Tensor, changed: Tensor) -> Tensor:
     return found
 
 
+def unseen(weight: Weight) -> Moments:
+    """In place of moments, for what needs none."""
+    raise AssertionError(f"no moments of {weight.name} are at hand where the model is run")
+
+
 class ModelRuns:
     """A model that is run on a few windows of text, with some of its modules changed, from the first that is.
 
@@ -66,17 +72,23 @@ class ModelRuns:
         windows: calibration token ids, int64, shape ``(windows, tokens)``. ``TOKENS`` of them are kept ready, in even
             steps; the others are run where those do not tell enough.
         weights: those among them that write from a block have their mean outputs taken.
+        every: all windows are kept ready.
 
     Raises:
         ModelError: a layer is not called with hidden states first.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[nn.Module], windows: Tensor, weights: Sequence[Weight]
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        windows: Tensor,
+        weights: Sequence[Weight],
+        every: bool = False,
     ) -> None:
         self.model, self._stack = model, LayerStack(model, layers)
         self._layer_of = {module: at for at, layer in enumerate(layers) for module in layer.modules()}
-        self._windows, self._others = _parted(windows)
+        self._windows, self._others = (windows, windows[:0]) if every else _parted(windows)
         self._dense_losses: dict[int, float] = {}
         self._states: list[list[Tensor]] = [[] for _ in layers]
         self._means: dict[str, Tensor] = {}

@@ -15,17 +15,14 @@ import torch
 
 from gac.curves import LossCurve, LossCurves, Whole
 from gac.forms import Form
-from gac.forms.metric import Moments
+from gac.forms.latent.anchors import anchor_ranks, believed
 from gac.forms.tensors import Kept, SiteWork, Statistics
 from gac.models.linears import read_weight
 from gac.models.sites import Weight
 from gac.progress import progress_bar
 from gac.sensitivity.calibration import ATTENDED, CalibrationRun, decoder_layers
-from gac.sensitivity.runs import ModelRuns
+from gac.sensitivity.runs import ModelRuns, unseen
 from gac.sensitivity.store import read_arrays, write_tensors
-
-LARGEST_RATIO = 8.0
-"""The largest of what is lost together and the sum that is believed, either way."""
 
 Chosen = Mapping[Weight, int]
 KeptOf = Callable[[Form], Kept]
@@ -77,8 +74,8 @@ def _measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, kept: Kept
 ) -> Whole:
     taken = {weight: curve for weight in chain(*weights.values()) if (curve := curves.of(form, weight))}
-    work = SiteWork([*taken], kept, Statistics(run.model, _unseen, run.method, kept))
-    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows[run.held_out], [])
+    work = SiteWork([*taken], kept, Statistics(run.model, unseen, run.method, kept))
+    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows[run.held_out], [], every=True)
 
     def lost(ranks: Chosen) -> float:
         return runs.divergence({one.name: form.tensors.module(work, one, rank) for one, rank in ranks.items()})
@@ -91,14 +88,9 @@ def _measured(
     return _whole(form, [_summed(taken, ranks) for ranks in levels], measured)
 
 
-def _unseen(weight: Weight) -> Moments:
-    raise AssertionError(f"no moments of {weight.name} are at hand where the model is run")
-
-
 def _ranks(curves: Mapping[Weight, LossCurve], least: float) -> Chosen:
     """Of each weight the largest rank at which it loses so much; those that never do are left as they are."""
-    dear = {weight: int((curve.loss[1:] >= least).sum()) for weight, curve in curves.items()}
-    return {weight: rank for weight, rank in dear.items() if rank}
+    return {weight: rank for weight, curve in curves.items() for rank in anchor_ranks(curve.loss, [least])}
 
 
 def _summed(curves: Mapping[Weight, LossCurve], ranks: Chosen) -> float:
@@ -106,8 +98,7 @@ def _summed(curves: Mapping[Weight, LossCurve], ranks: Chosen) -> float:
 
 
 def _whole(form: Form, summed: Sequence[float], measured: Sequence[float]) -> Whole:
-    """Of sums in any order. What was measured has noise: a larger sum never loses less here."""
+    """Of sums in any order."""
     known = dict(sorted(zip(summed, measured, strict=True)))
-    sums = np.array([*known])
-    ratios = np.clip(np.array([*known.values()]) / sums, 1 / LARGEST_RATIO, LARGEST_RATIO)
-    return Whole(form.name, tuple(sums.tolist()), tuple(np.maximum.accumulate(ratios * sums).tolist()))
+    lost = believed(np.array([*known.values()]), np.array([*known]))
+    return Whole(form.name, tuple(known), tuple(lost.tolist()))

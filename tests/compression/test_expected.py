@@ -1,10 +1,12 @@
 """What is expected of measured losses, by the form, the scheme, the layout and the refit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, expected_curves, expected_error, expected_share
-from gac.curves import LossCurve, LossCurves
+from gac.curves import LossCurve, LossCurves, Whole
 from gac.evidence import Calibration
 from gac.models.families import Family, family_of
 from gac.recipe import Recipe
@@ -45,11 +47,13 @@ def test_each_kind_of_loss_has_its_share(family: Family) -> None:
 
 @pytest.mark.parametrize("family", [LLAMA, GEMMA], ids=["llama", "gemma3_text"])
 def test_of_a_price_that_runs_have_corrected_it_is_what_a_refit_leaves(family: Family) -> None:
-    curves = LossCurves({("latent", "bf16", "k"): LossCurve(np.array([3.0, 1.0, 0.0]))})
+    priced = LossCurves({("latent", "bf16", "k"): LossCurve(np.array([3.0, 1.0, 0.0]))})
+    corrected = replace(priced, wholes={"latent": Whole("latent", (1.0,), (1.2,))})
     for refit in ("none", "residual"):
-        found = expected_curves(curves, recipe(forms=("latent",), refit=refit), METHODS.get("kfac"), family)
-        left = own(family, "predicted", refit) / own(family, "predicted", "none")
-        assert found.by_key["latent", "bf16", "k"].loss.tolist() == pytest.approx([3 * left, left, 0])
+        share, alone = (own(family, "predicted", one) for one in (refit, "none"))
+        for curves, left in ((corrected, share / alone), (priced, share)):
+            found = expected_curves(curves, recipe(forms=("latent",), refit=refit), METHODS.get("kfac"), family)
+            assert found.by_key["latent", "bf16", "k"].loss.tolist() == pytest.approx([3 * left, left, 0])
 
 
 def own(family: Family, kind: str, refit: str = "residual") -> float:

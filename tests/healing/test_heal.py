@@ -233,7 +233,7 @@ def test_as_many_are_written_side_by_side_as_fit(tiny_model: Any, monkeypatch: p
     monkeypatch.setattr(own_text, "CACHED", 5 * (4 * numbers + logits) + 1)
     assert own_text.at_once(tiny_model, LENGTH) == 5
     monkeypatch.setattr(own_text, "input_device", lambda _model: torch.device("cuda"))
-    for free, count in ((1e12, 2048), (10.1 * (2 * numbers + logits) / 0.4, 10), (0, 1)):
+    for free, count in ((1e12, own_text.AT_ONCE_GPU), (10.1 * (2 * numbers + logits) / own_text.FREE, 10), (0, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (int(free), 0))
         assert own_text.at_once(tiny_model, LENGTH) == count
 

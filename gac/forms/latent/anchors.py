@@ -31,15 +31,20 @@ def anchor_ranks(price: Floats, prices: Sequence[float]) -> list[int]:
     return sorted({rank for rank in dear if rank}, reverse=True)
 
 
+def believed(measured: Floats, price: Floats) -> Floats:
+    """What is believed of measured losses, by rising prices: noise aside, what costs more never loses less."""
+    ratios = np.clip(measured / price, 1 / LARGEST_RATIO, LARGEST_RATIO)
+    found: Floats = np.maximum.accumulate(ratios * price)
+    return found
+
+
 def anchored(price: Floats, measured: Mapping[int, float]) -> Floats:
     """The curve through measured losses by rank; it never rises, as the price does not."""
     if not measured:
         return price
     ranks = sorted(measured, reverse=True)
     known = price[ranks]
-    ratios = np.clip(np.array([measured[rank] for rank in ranks]) / known, 1 / LARGEST_RATIO, LARGEST_RATIO)
-    # What was measured has noise: a smaller rank never loses less here.
-    losses = np.log(np.maximum.accumulate(ratios * known))
+    losses = np.log(believed(np.array([measured[rank] for rank in ranks]), known))
     known = np.log(known)
     given = np.log(np.maximum(price, np.finfo(float).tiny))
     inside = np.clip(given, known[0], known[-1])

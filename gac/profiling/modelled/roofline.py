@@ -13,7 +13,7 @@ TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
 _FEW_ROWS = 64
 _DEPTHS = (1024, 4096)
 _HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # of k at most, and bytes read while one k is summed
-_STEP, _OUTPUTS = 2048, 32  # of k, that a program sums at a time; of n, that the programs of one SM make at a time
+_STEP, _OUTPUTS = 2048, 32  # of k, and of n for each SM: what was found to take as long as a part of it does
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
 def row_terms(k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
     """The terms of one row times a weight of few bits, as GAC's own kernel multiplies (``gac.runtime.few_bits``).
 
-    Launch and bytes are as in ``gemm_terms``, and depth. A program takes a long k in steps, one after the other. A step
+    Launch and bytes are as in ``gemm_terms``, and depth. Programs take a long k in steps, one after the other. A step
     takes as long however little is left for it, and so does a wave of programs, however few there are: steps times
-    waves. What fits one step takes its part of it.
+    waves. What fits one step takes its part of it. How long steps are, and how wide waves, was found by fitting.
     """
     depth, width = k.astype(np.float64), n.astype(np.float64)
     moved = ITEM_BYTES[ACTIVATIONS] * (depth + width) + weight_bytes
