@@ -244,7 +244,7 @@ def _of_shapes(
 ) -> "Timed":
     """Refuse what cannot be planned; what is left to do needs a GPU."""
     from gac.evaluation.shapes import planner_of_shapes
-    from gac.evaluation.versions import cache_versions, check_cached
+    from gac.evaluation.versions import check_cached
     from gac.models.shapes import shapes_of
     from gac.sensitivity.curve_library import CurveLibrary
 
@@ -256,9 +256,7 @@ def _of_shapes(
     kept = budget if budget is not None else _KEPT if kv_cache is None else 1.0
     if kv_cache is not None:
         check_cached(planner, kept, kv_cache, forms)
-
-        def lists() -> "Lists":
-            return dict.fromkeys(workloads, cache_versions(planner, kept, kv_cache, forms))
+        lists = partial(_in_cache, planner, kept, workloads, kv_cache, forms)
     else:
         planner.problem_of(kept)
         lists = partial(_in_dims, planner, kept, workloads)
@@ -300,6 +298,14 @@ def _time_shapes(
     rows = [asdict(one) | {name: getattr(one, name) for name in found} for one in results]
     document = {"shapes": name, "curves": str(library), "params": planner.problem.params, "results": rows}
     return Answer(document, lambda: [latency_table(results, planner.problem.params), f"planned with {library}"])
+
+
+def _in_cache(
+    planner: "Planner", budget: float, workloads: "Sequence[Workload]", kv_cache: float, forms: Sequence[str]
+) -> "Lists":
+    from gac.evaluation.versions import cache_versions
+
+    return dict.fromkeys(workloads, cache_versions(planner, budget, kv_cache, forms))
 
 
 def _in_dims(planner: "Planner", budget: float, workloads: "Sequence[Workload]") -> "Lists":

@@ -14,7 +14,6 @@ from gac.forms.tensors import Kept, SiteWork, Statistics
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan import Plan, WeightChoice
-from gac.runtime.modules import KINDS
 from gac.runtime.one_launch import run_in_one_launch
 from gac.runtime.round_before import round_before
 from gac.runtime.shared_gemm import share_gemm
@@ -26,14 +25,8 @@ from gac.sensitivity.calibration import CalibrationRun
 
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-    """The module of a weight's form at its dim; its parameters are allocated, not initialised.
-
-    Args:
-        bias: whether it adds one, as the dense weight did.
-        device: where to put it; ``meta`` allocates nothing.
-    """
-    spec = form_named(choice.form).module(choice.weight, choice.dim)
-    return KINDS[spec.module][0](**spec.sizes, bias=bias, device=device, dtype=dtype)
+    """The module of a weight's form at its dim; arguments as for ``TensorForm.empty``."""
+    return form_named(choice.form).tensors.empty(choice.weight, choice.dim, bias, device, dtype)
 
 
 def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:

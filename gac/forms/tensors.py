@@ -169,14 +169,22 @@ class TensorForm(ABC):
     def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
 
+    def empty(self, weight: Weight, dim: int, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
+        """The module of a weight at a dim; its parameters are allocated, not initialised.
+
+        Args:
+            bias: whether it adds one, as the dense weight did.
+            device: where to put it; ``meta`` allocates nothing.
+        """
+        spec = self.form.module(weight, dim)
+        return KINDS[spec.module][0](**spec.sizes, bias=bias, device=device, dtype=dtype)
+
     def module(self, work: SiteWork, weight: Weight, dim: int) -> nn.Module:
         """The module that runs a weight at a dim, where the dense weight runs and in its dtype."""
-        spec = self.form.module(weight, dim)
         with on_its_device(work.statistics.model.get_submodule(weight.name)):
             linear, parameters = work.linear(weight), self.parameters(work, weight, dim)
             assert parameters is not None, f"{weight.name} stays as it is"
-            where = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-            module = KINDS[spec.module][0](**spec.sizes, bias=linear.bias is not None, **where)
+            module = self.empty(weight, dim, linear.bias is not None, linear.weight.device, linear.weight.dtype)
             module.load_state_dict(parameters)
         return module
 
