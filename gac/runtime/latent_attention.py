@@ -161,16 +161,16 @@ class Attention:
         batch = len(self.query)
         mask = None if self.mask is None else self.mask.expand(batch, 1, 1, self.keys.shape[1])
         last = None if self.last is None else self.last.expand(batch, 1)
-        keys, values = _words(self.keys), _words(self.values)
+        keys, values, sizes = _words(self.keys), _words(self.values), self._sizes()
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
                 self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
                 self.frequencies, self.turns, last, self.length, room, sums, peaks, totals, keys.shape[1], self.scale,
                 self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
-                *self.query.stride()[:2], *_units(keys), *_units(values),
+                *self.query.stride()[:2], *_apart(keys, sizes["K_UNIT"]), *_apart(values, sizes["V_UNIT"]),
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
-                ADDED=mask is not None and mask.dtype != torch.bool, **self._sizes(),
+                ADDED=mask is not None and mask.dtype != torch.bool, **sizes,
                 WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
                 maxnreg=how.registers,
             )  # fmt: skip
@@ -229,18 +229,19 @@ def _words(held: Tensor) -> Tensor:
 def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int, chunk: int) -> dict[str, int | bool]:
     """How keys or values are read, in chunks of so many words."""
     count = rank // 4 if bits == HALVES else rank // 2
-    read = {"BITS": bits or 0, "UNIT": _unit(words), "CHUNKS": ceil_div(count, chunk), "EVEN": count % chunk == 0}
-    return {f"{which}_{name}": value for name, value in (read | {"SHARED": shared}).items()}
+    unit, chunks = _unit(words, count), ceil_div(count, chunk)
+    read = {"BITS": bits or 0, "UNIT": unit, "CHUNKS": chunks, "EVEN": count % chunk == 0, "SHARED": shared}
+    return {f"{which}_{name}": value for name, value in read.items()}
 
 
-def _unit(words: Tensor) -> int:
-    """Of how many words strides are multiples: a power of two, of which so many are read at once."""
-    return gcd(_ALIGNED_BYTES // words.itemsize, *words.stride()[:2])
+def _unit(words: Tensor, count: int) -> int:
+    """Words that groups of so many begin at multiples of: a power of two, of which so many are read at once."""
+    return gcd(_ALIGNED_BYTES // words.itemsize, words.data_ptr() // words.itemsize, count, *words.stride()[:2])
 
 
-def _units(words: Tensor) -> tuple[int, int]:
+def _apart(words: Tensor, unit: int) -> tuple[int, int]:
     """From text to text, and from token to token, in units."""
-    batch, token = (stride // _unit(words) for stride in words.stride()[:2])
+    batch, token = (stride // unit for stride in words.stride()[:2])
     return batch, token
 
 

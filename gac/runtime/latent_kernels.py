@@ -15,7 +15,7 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import keep_order, packed, product, transposed
+    from .fragments import beside, keep_order, packed, product, transposed
     from .latent_reading import columns, numbers, scale_of, tiles
     from .latent_scores import leave_asked, scores, turned_further, turns_at
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
@@ -99,11 +99,9 @@ def _turned_over(read, BITS: tl.constexpr, half: tl.constexpr, dtype: tl.constex
     for which in tl.static_range(4):
         of_token += (numbers(read[which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
     for at in tl.static_range(4):
-        one, two, three, four = of_token[0][at], of_token[1][at], of_token[2][at], of_token[3][at]  # type: ignore[misc]
-        found += ((
-            (one & 0xFFFF) | (two << 16), ((one >> 16) & 0xFFFF) | (two & -0x10000),
-            (three & 0xFFFF) | (four << 16), ((three >> 16) & 0xFFFF) | (four & -0x10000),
-        ),)  # type: ignore[assignment]  # fmt: skip
+        near = beside(of_token[0][at], of_token[1][at], COMPILED)  # type: ignore[misc]
+        far = beside(of_token[2][at], of_token[3][at], COMPILED)  # type: ignore[misc]
+        found += ((near[0], near[1], far[0], far[1]),)  # type: ignore[assignment]
     return found
 
 
@@ -210,7 +208,8 @@ def attend(  # type: ignore[no-untyped-def]
         norm, eps: of keys, of this KIND.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
         k_eighths, v_eighths: of ranks. room: of each program, for its queries.
-        K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted in.
+        K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
+            in, and that the part of a group is a multiple of.
         K_CHUNKS: of 16 words of a token. V_CHUNKS: of 32. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head.
         ADDED: the mask is added to scores; else it says who is seen.
@@ -242,7 +241,7 @@ def attend(  # type: ignore[no-untyped-def]
         asked_at, query, q_head, factor, frequencies, thread, eighth, quarter, QUERIES, SIZE, ROTATED, dtype, COMPILED
     )
     state = _none(fours, v_halves * V_CHUNKS * 4, tl.zeros(thread.shape, tl.float32))
-    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
+    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
     for start in tl.range(begin, end, step):
         at = start + own + eighth
         scales = (
@@ -253,8 +252,10 @@ def attend(  # type: ignore[no-untyped-def]
             fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
         )  # fmt: skip
         keep_order(thread, COMPILED)
-        read = columns(values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN)
-        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN)
+        read = columns(
+            values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN, COMPILED
+        )
+        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
         keep_order(thread, COMPILED)
         token = tl.where(quarter < 2, at, at + 8)
         v_scale = scale_of(v_scales, v_scales_at, token, vs_token, end)
@@ -268,7 +269,7 @@ def attend(  # type: ignore[no-untyped-def]
                     V_BITS, ADDED, dtype, COMPILED,
                 ),
             )  # type: ignore[assignment]  # fmt: skip
-        state, ahead, angles = found, behind, turned_further(angles, turns, quarter)
+        state, ahead, angles = found, behind, turned_further(angles, turns, quarter, COMPILED)
     for four in tl.static_range(fours):
         which = four * 4 + tl.arange(0, 2)[:, None] * 2 + tl.arange(0, 2)[None, :]
         left = program * QUERIES + which

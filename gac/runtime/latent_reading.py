@@ -8,55 +8,70 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import in_turn, packed
+    from .fragments import packed
+    from .word_loads import further, neighbours
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _words(rows, there, at, limit, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Four neighbouring words of each thread's row, from its place on; zeros from limit on. EVEN: no row ends there."""
-    four = at[:, None] + tl.arange(0, 4)[None, :]
-    here = there[:, None]
-    if not EVEN:
-        here = here & (four < limit)
-    return in_turn(tl.load(rows[:, None] + four, mask=here, other=0))
+def _words(  # type: ignore[no-untyped-def]
+    row, at, own, limit, UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr
+):  # fmt: skip
+    """Four neighbouring words of each thread's row, zeros from limit on. EVEN: no row ends there.
+
+    Args:
+        row: where each thread's first words lie. at: how many words further. own: where its first ones lie in the row.
+        UNIT: words that rows, and where they end, are multiples of.
+    """
+    piece: tl.constexpr = min(UNIT, 4)
+    if EVEN:
+        return neighbours(row + at, None, 4, piece, COMPILED)
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        found = ()
+        for start in tl.static_range(0, 4, piece):
+            found += neighbours(row + (at + start), at + own + start < limit, piece, piece, COMPILED)
+        return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _row(  # type: ignore[no-untyped-def]
-    keys, token, end, quarter, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
-):
-    """The words of one token that each thread takes to make keys."""
-    rows, there = keys + token.to(tl.int64) * stride * UNIT, token < end
+    keys, token, end, quarter, stride, limit,
+    UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The words of one token that each thread takes to make keys; from end on those of the last token before it."""
+    row = further(keys + quarter * 4, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
     found = ()
     for chunk in tl.static_range(CHUNKS):
-        found += (_words(rows, there, chunk * 16 + quarter * 4, limit, EVEN),)  # type: ignore[assignment]
+        found += (_words(row, chunk * 16, quarter * 4, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def tiles(  # type: ignore[no-untyped-def]
-    keys, token, end, quarter, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
-):
+    keys, token, end, quarter, stride, limit,
+    UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
     """Of both tiles those of both tokens."""
-    return (
-        (
-            _row(keys, token, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
-            _row(keys, token + 8, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
-        ),
-        (
-            _row(keys, token + 16, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
-            _row(keys, token + 24, end, quarter, stride, limit, UNIT, CHUNKS, EVEN),
-        ),
-    )
+    found = ()
+    for tile in tl.static_range(2):
+        of_tile = ()
+        for which in tl.static_range(2):
+            own = token + tile * 16 + which * 8
+            of_tile += (_row(keys, own, end, quarter, stride, limit, UNIT, CHUNKS, EVEN, COMPILED),)  # type: ignore[assignment]
+        found += (of_tile,)  # type: ignore[assignment]
+    return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def columns(  # type: ignore[no-untyped-def]
-    values, token, end, eighth, stride, limit, UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr
-):
-    """Of values words of tokens 2j, 2j + 1, 2j + 8 and 2j + 9 of both tiles, by tile and chunk."""
+    values, token, end, eighth, stride, limit,
+    UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Of values words of tokens 2j, 2j + 1, 2j + 8 and 2j + 9 of both tiles, by tile and chunk.
+
+    From end on those of the last token before it, so that numbers are finite: their weight is 0.
+    """
     found = ()
     for tile in tl.static_range(2):
         of_tile = ()
@@ -64,8 +79,9 @@ def columns(  # type: ignore[no-untyped-def]
             of_chunk = ()
             for which in tl.static_range(4):
                 own = token + tile * 16 + which % 2 + which // 2 * 8
-                rows = values + own.to(tl.int64) * stride * UNIT
-                of_chunk += (_words(rows, own < end, chunk * 32 + eighth * 4, limit, EVEN),)  # type: ignore[assignment]
+                row = further(values + eighth * 4, tl.minimum(own, end - 1), stride * UNIT, COMPILED)
+                read = _words(row, chunk * 32, eighth * 4, limit, UNIT, EVEN, COMPILED)
+                of_chunk += (read,)  # type: ignore[assignment]
             of_tile += (of_chunk,)  # type: ignore[assignment]
         found += (of_tile,)  # type: ignore[assignment]
     return found
@@ -80,8 +96,7 @@ def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, 
         up: tl.constexpr = 32 - BITS - 4 * HALF
         found = ()
         for at in tl.static_range(4):
-            word = words[at].to(tl.int32)
-            low, high = (word << up) >> (32 - BITS), (word << (up - 8)) >> (32 - BITS)
+            low, high = (words[at] << up) >> (32 - BITS), (words[at] << (up - 8)) >> (32 - BITS)
             found += (packed(low.to(tl.float32), high.to(tl.float32), dtype, COMPILED),)  # type: ignore[assignment]
         return found
 

@@ -11,8 +11,9 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import cosine_and_sine, in_turn, packed, product
+    from .fragments import cosine_and_sine, packed, product
     from .latent_reading import left
+    from .word_loads import neighbours
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -44,8 +45,8 @@ def _turned(one, two, cosine, sine):  # type: ignore[no-untyped-def]
 def _angles(frequencies, place, AT: tl.constexpr, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Cosines of each thread's two pairs, and their sines; pairs past those that turn stay where they are."""
     pair = 8 * AT + 2 * quarter
-    low = tl.load(frequencies + pair, mask=pair < ROTATED // 2, other=0.0)
-    high = tl.load(frequencies + pair + 1, mask=pair + 1 < ROTATED // 2, other=0.0)
+    low = _number(frequencies + pair, pair < ROTATED // 2, COMPILED)
+    high = _number(frequencies + pair + 1, pair + 1 < ROTATED // 2, COMPILED)
     one, two = cosine_and_sine(place * low, COMPILED), cosine_and_sine(place * high, COMPILED)
     return one[0], two[0], one[1], two[1]
 
@@ -61,13 +62,18 @@ def turns_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.conste
 
 
 @triton.jit
-def turned_further(turns, step, quarter):  # type: ignore[no-untyped-def]
+def _float(word):  # type: ignore[no-untyped-def]
+    return word.to(tl.float32, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def turned_further(turns, step, quarter, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Angles that are a step further; step is ``latent_layout.turns_of``."""
     found = ()
     for at in tl.static_range(len(turns)):
-        by = in_turn(tl.load(step + quarter[:, None] * 4 + (at * 16 + tl.arange(0, 4))[None, :]))
-        one, two = _turned(turns[at][0], turns[at][2], by[0], by[2])
-        three, four = _turned(turns[at][1], turns[at][3], by[1], by[3])
+        by = neighbours(step.to(tl.pointer_type(tl.int32), bitcast=True) + quarter * 4 + at * 16, None, 4, 4, COMPILED)
+        one, two = _turned(turns[at][0], turns[at][2], _float(by[0]), _float(by[2]))
+        three, four = _turned(turns[at][1], turns[at][3], _float(by[1]), _float(by[3]))
         found += ((one, three, two, four),)  # type: ignore[assignment]
     return found
 
@@ -93,8 +99,8 @@ def _asked(  # type: ignore[no-untyped-def]
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
             low, high = real & inside[0], real & inside[1]
-            one, two = _number(query + first[0], low), _number(query + second[0], low)
-            three, four = _number(query + first[1], high), _number(query + second[1], high)
+            one, two = _number(query + first[0], low, COMPILED), _number(query + second[0], low, COMPILED)
+            three, four = _number(query + first[1], high, COMPILED), _number(query + second[1], high, COMPILED)
             if ROTATED:
                 angles = _angles(frequencies, behind, at, quarter, ROTATED, COMPILED)
                 one, two = _turned(one, two, angles[0], -angles[2])
@@ -127,50 +133,57 @@ def leave_asked(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
 
 
-@triton.jit
-def _number(at, there):  # type: ignore[no-untyped-def]
-    return tl.load(at, mask=there, other=0.0).to(tl.float32)
+@triton.jit  # type: ignore[untyped-decorator]
+def _number(at, there, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    held: tl.constexpr = at.dtype.element_ty
+    if held == tl.float32:
+        return _float(neighbours(at.to(tl.pointer_type(tl.int32), bitcast=True), there, 1, 1, COMPILED)[0])
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        word = neighbours(at.to(tl.pointer_type(tl.int16), bitcast=True), there, 1, 1, COMPILED)[0]
+        return word.to(tl.int16).to(held, bitcast=True).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _two(query, at, there, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """A number and the next."""
-    return packed(_number(query + at, there), _number(query + at + 1, there), dtype, COMPILED)
+    return packed(_number(query + at, there, COMPILED), _number(query + at + 1, there, COMPILED), dtype, COMPILED)
 
 
 # --- keys ---
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """COUNT right matrices from chunk AT on, two of each chunk, as ``latent_layout.arranged`` lays them."""
     found = ()
     for chunk in tl.static_range(COUNT // 2):
-        four = in_turn(tl.load(factor[:, None] + ((AT + chunk) * 128 + tl.arange(0, 4))[None, :]))
+        four = neighbours(factor + (AT + chunk) * 128, None, 4, 4, COMPILED)
         found += ((four[0], four[1]), (four[2], four[3]))  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rights(factor, AT: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rights(factor, AT: tl.constexpr, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Those that make the first features of tile AT, and those that make the second ones."""
-    return _right(factor, AT * COUNT, COUNT), _right(factor, AT * COUNT + COUNT // 2, COUNT)
+    return _right(factor, AT * COUNT, COUNT, COMPILED), _right(factor, AT * COUNT + COUNT // 2, COUNT, COMPILED)
 
 
-@triton.jit
-def _of_pairs(numbers, start, feature, inside, like):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_pairs(numbers, start, feature, inside, like, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Numbers of both pairs, as a product has them: for the first token and for the second. None: zeros."""
     if numbers is None:
         return like, like, like, like
     else:  # noqa: RET505 - Triton compiles one branch alone
-        low, high = _number(numbers + start + feature[0], inside[0]), _number(numbers + start + feature[1], inside[1])
+        low = _number(numbers + start + feature[0], inside[0], COMPILED)
+        high = _number(numbers + start + feature[1], inside[1], COMPILED)
         return low, high, low, high
 
 
-@triton.jit
-def _of_both(numbers, start, first, second, inside, like):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_both(numbers, start, first, second, inside, like, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Those of first and of second features."""
-    return _of_pairs(numbers, start, first, inside, like), _of_pairs(numbers, start, second, inside, like)
+    one = _of_pairs(numbers, start, first, inside, like, COMPILED)
+    return one, _of_pairs(numbers, start, second, inside, like, COMPILED)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -283,11 +296,11 @@ def scores(  # type: ignore[no-untyped-def]
     else:
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
-            matrices = _rights(factor + factor_at, at, len(latents[0]))
-            biases = _of_both(bias, bias_at, first, second, inside, nothing)
+            matrices = _rights(factor + factor_at, at, len(latents[0]), COMPILED)
+            biases = _of_both(bias, bias_at, first, second, inside, nothing, COMPILED)
             weights = norm
             if norm is not None:
-                weights = _of_both(norm, 0, first, second, inside, nothing)
+                weights = _of_both(norm, 0, first, second, inside, nothing, COMPILED)
             one, low = _keys(
                 latents[0], matrices, scales[0][0], scales[1][0], biases, low, weights, turns, at,
                 ROTATED, BITS, KIND, dtype, COMPILED,
@@ -319,8 +332,7 @@ def _added(keys, queries, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl
     found = ()
     for tile in tl.static_range(len(keys)):
         for four in tl.static_range(FOURS):
-            place = queries + ((AT * len(keys) + tile) * FOURS + four) * 64
-            asked = in_turn(tl.load(place[:, None] + tl.arange(0, 2)[None, :]))
+            asked = neighbours(queries + ((AT * len(keys) + tile) * FOURS + four) * 64, None, 2, 2, COMPILED)
             found += (product(keys[tile], asked, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
     return found
 
