@@ -30,42 +30,32 @@ _WAVES = 4  # of programs, at most, where a context is cut
 _BEFORE = 2  # tiles that a program could have read before it begins
 _ALIGNED_BYTES = 16
 _NUMBERS = 4096  # what the second launch adds up, and multiplies, at once
-_REGISTERS, _WORKING = 2**16, 56  # of an SM; of a thread, for what it works with
+_CROWD = 2  # programs of an SM; 3 and 4 were no faster
+_REGISTERS, _WORKING = 255, 72  # of a thread: that there are, and what it works with
 
 
-@dataclass(frozen=True)
-class Program:
-    """How programs share the context.
+def early(sizes: Mapping[str, Any]) -> bool:
+    """Whether values are asked for before the keys of their tokens are scored: where registers are enough for it.
 
-    Attributes:
-        crowd: programs that an SM has registers for.
+    Args:
+        sizes: what the kernel is compiled for. A thread holds what is added up here, as ptxas counted it.
     """
+    tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
+    keys, angles = 16 * sizes["K_CHUNKS"], 4 * tiles_of if sizes["ROTATED"] else 0
+    values = 16 * sizes["V_CHUNKS"] * (4 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
+    held: int = keys + angles + values + _WORKING
+    return held <= _REGISTERS
 
-    crowd: int
 
-    @staticmethod
-    def of(sizes: Mapping[str, Any]) -> "Program":
-        """As many as find room, from what the kernel is compiled for: of what a thread holds, as ptxas counted it."""
-        tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
-        values = 16 * sizes["V_CHUNKS"] * (2 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
-        angles = 4 * tiles_of if sizes["ROTATED"] else 0
-        registers = 16 * sizes["K_CHUNKS"] + values + angles + _WORKING
-        return Program(max(2, min(4, _REGISTERS // (32 * WARPS * registers))))
-
-    @property
-    def registers(self) -> int | None:
-        """That a thread may have, so that so many programs find room; None: as many as there are for two."""
-        return None if self.crowd <= 2 else _REGISTERS // (32 * WARPS * self.crowd) // 8 * 8
-
-    def parts(self, tokens: int, programs: int, device: torch.device) -> int:
-        """Into how many parts so many tokens are cut, where there are so many programs for each part."""
-        count, slots = ceil_div(tokens, TILE), self.crowd * tiles._processors(device)
-        most = min(count, _MOST_PARTS)
-        waves = {max(1, min(most, wave * slots // programs)) for wave in range(1, _WAVES + 1)}
-        fastest = min(
-            sorted(waves), key=lambda parts: ceil_div(parts * programs, slots) * (ceil_div(count, parts) + _BEFORE)
-        )
-        return ceil_div(count, ceil_div(count, fastest))
+def parts_of(tokens: int, programs: int, device: torch.device) -> int:
+    """Into how many parts so many tokens are cut, where there are so many programs for each part."""
+    count, slots = ceil_div(tokens, TILE), _CROWD * tiles._processors(device)
+    most = min(count, _MOST_PARTS)
+    waves = {max(1, min(most, wave * slots // programs)) for wave in range(1, _WAVES + 1)}
+    fastest = min(
+        sorted(waves), key=lambda parts: ceil_div(parts * programs, slots) * (ceil_div(count, parts) + _BEFORE)
+    )
+    return ceil_div(count, ceil_div(count, fastest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,20 +132,25 @@ class Attention:
         """Of a rounded number of keys, and of values; None: they are not rounded."""
         return _bits(self.keys, self.k_scales, self.k_rank), _bits(self.values, self.v_scales, self.v_rank)
 
-    def run(self, how: Program | None = None) -> Tensor:
-        """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
-        how = how or Program.of(self._sizes())
+    def run(self, sooner: bool | None = None) -> Tensor:
+        """What it mixed, ``(batch, 1, heads, length of a value)``: two launches.
+
+        Args:
+            sooner: whether values are asked for early; None: as ``early`` says.
+        """
         batch, count = self.query.shape[:2]
-        parts = how.parts(self.keys.shape[1], batch * self.heads, self.query.device)
+        parts = parts_of(self.keys.shape[1], batch * self.heads, self.query.device)
         left = batch, parts, count
         sums = self.query.new_empty(*left, self.v_rank, dtype=torch.float32)
         peaks, totals = self.query.new_empty(2, *left, dtype=torch.float32)
-        words = ceil_div(self.queries, 4) * ceil_div(self.size, 32) * 256
+        words = 0 if self.query.is_cuda else ceil_div(self.queries, 4) * ceil_div(self.size, 32) * 256
         room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
-        self._attend(how, parts, room, sums, peaks, totals)
+        self._attend(sooner, parts, room, sums, peaks, totals)
         return self._joined(parts, sums, peaks, totals)
 
-    def _attend(self, how: Program, parts: int, room: Tensor, sums: Tensor, peaks: Tensor, totals: Tensor) -> None:
+    def _attend(
+        self, sooner: bool | None, parts: int, room: Tensor, sums: Tensor, peaks: Tensor, totals: Tensor
+    ) -> None:
         from .latent_kernels import attend
 
         batch = len(self.query)
@@ -171,8 +166,8 @@ class Attention:
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 ADDED=mask is not None and mask.dtype != torch.bool, **sizes,
-                WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
-                maxnreg=how.registers,
+                WARPS=WARPS, EARLY=early(sizes) if sooner is None else sooner, COMPILED=self.query.is_cuda,
+                num_warps=WARPS,
             )  # fmt: skip
 
     @property

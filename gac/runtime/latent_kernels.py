@@ -3,9 +3,9 @@
 A program takes a head of keys and values with all queries of it, and a part of the context. Each of its warps works by
 itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
 are read straight into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and
-scored (``latent_scores``). What is read for both, the second factor of the keys and the queries, comes from the L1
-cache. Values stay latents: a second kernel adds the parts up, and multiplies the sum of all tokens by the second
-factor.
+scored (``latent_scores``). What is read for both, the second factor of the keys and the queries, lies in shared memory,
+the factor only where it finds room. Values stay latents: a second kernel adds the parts up, and multiplies the sum of
+all tokens by the second factor.
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.
@@ -18,6 +18,7 @@ try:
     from .fragments import beside, keep_order, packed, product, transposed
     from .latent_reading import columns, numbers, scale_of, tiles
     from .latent_scores import leave_asked, scores, turned_further, turns_at
+    from .shared_words import ROOM, all_copied, copied, reserved
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -189,6 +190,30 @@ def _attended(  # type: ignore[no-untyped-def]
     return (low_peak, high_peak), (low_total, high_total), mixed
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _kept(  # type: ignore[no-untyped-def]
+    room, program, factor, head, thread, FOURS: tl.constexpr, MATRICES: tl.constexpr, SIZE: tl.constexpr,
+    WARPS: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Where each thread's queries will lie, and its part of the head's factor; that is copied if it finds room."""
+    asked: tl.constexpr = FOURS * ((SIZE + 31) // 32 * 256)  # words, as those of the factor are
+    made_of: tl.constexpr = (SIZE + 15) // 16 * MATRICES * 128
+    lane, factor_at = thread % 32, None
+    if COMPILED:
+        room_at = reserved(thread)
+        asked_at = room_at + lane * 8
+    else:
+        asked_at = room + program * asked + lane * 2
+    if factor is not None:
+        factor += head * made_of
+        if COMPILED and 4 * (asked + made_of) <= ROOM:
+            copied(room_at + 4 * asked, factor, thread, made_of, 32 * WARPS)
+            factor_at = room_at + 4 * asked + lane * 16
+        else:
+            factor_at = factor + lane * 4
+    return asked_at, factor_at
+
+
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, position, length,
@@ -197,7 +222,7 @@ def attend(  # type: ignore[no-untyped-def]
     K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_CHUNKS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
     V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_CHUNKS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
     QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
-    ADDED: tl.constexpr, WARPS: tl.constexpr, COMPILED: tl.constexpr,
+    ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
@@ -207,12 +232,13 @@ def attend(  # type: ignore[no-untyped-def]
         keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
         norm, eps: of keys, of this KIND.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
-        k_eighths, v_eighths: of ranks. room: of each program, for its queries.
+        k_eighths, v_eighths: of ranks. room: of each program, for its queries, where they are not in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.
         K_CHUNKS: of 16 words of a token. V_CHUNKS: of 32. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head.
         ADDED: the mask is added to scores; else it says who is seen.
+        EARLY: values are asked for before the keys of their tokens are scored.
     """
     dtype: tl.constexpr = query.dtype.element_ty
     step: tl.constexpr = 32 * WARPS
@@ -230,31 +256,38 @@ def attend(  # type: ignore[no-untyped-def]
     keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
     values += text * v_batch * V_UNIT + head // V_SHARED * v_words
     k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
-    factor_at = head * ((SIZE + 15) // 16 * matrices * 128) + thread % 32 * 4
+    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
+    asked_at, factor_at = _kept(room, program, factor, head, thread, fours, matrices, SIZE, WARPS, COMPILED)
     angles = ()
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin
         angles = turns_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
-    asked_at = room + program * (fours * ((SIZE + 31) // 32 * 256)) + thread % 32 * 2
     query += text * q_batch + head * QUERIES * q_head
     leave_asked(
-        asked_at, query, q_head, factor, frequencies, thread, eighth, quarter, QUERIES, SIZE, ROTATED, dtype, COMPILED
-    )
+        asked_at, query, q_head, factor, frequencies, thread // 32, eighth, quarter, WARPS,
+        QUERIES, SIZE, ROTATED, dtype, COMPILED,
+    )  # fmt: skip
+    all_copied(thread, COMPILED)
     state = _none(fours, v_halves * V_CHUNKS * 4, tl.zeros(thread.shape, tl.float32))
-    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
     for start in tl.range(begin, end, step):
         at = start + own + eighth
+        if EARLY:
+            read = columns(
+                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN, COMPILED
+            )
+            keep_order(thread, COMPILED)
         scales = (
             scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
         )  # fmt: skip
         score = scores(
-            ahead, end >> 31, scales, factor, factor_at, bias, head * SIZE, norm, eps, asked_at, angles, quarter,
+            ahead, end >> 31, scales, factor_at, bias, head * SIZE, norm, eps, asked_at, angles, quarter,
             fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
         )  # fmt: skip
         keep_order(thread, COMPILED)
-        read = columns(
-            values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN, COMPILED
-        )
+        if not EARLY:
+            read = columns(
+                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN, COMPILED
+            )
         behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
         keep_order(thread, COMPILED)
         token = tl.where(quarter < 2, at, at + 8)
@@ -276,6 +309,13 @@ def attend(  # type: ignore[no-untyped-def]
         _leave(sums, peaks, totals, left, which < QUERIES, state[four], v_eighths * 8, v_halves, V_CHUNKS)
 
 
+@triton.jit
+def _some_rows(factor, row, size, column, rank):  # type: ignore[no-untyped-def]
+    """Some rows of a head's factor, in float32."""
+    there = (row < size)[:, None] & (column < rank)[None, :]
+    return tl.load(factor + row[:, None] * rank + column[None, :], mask=there, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["parts", "eighths"])  # type: ignore[untyped-decorator]
 def join(  # type: ignore[no-untyped-def]
     sums, peaks, totals, factor, bias, out, parts, eighths,
@@ -285,40 +325,39 @@ def join(  # type: ignore[no-untyped-def]
     """A program adds up what all parts left of a query, and multiplies it by its head's factor, if there is one.
 
     eighths: of the rank, which WIDE is a power of two for. SHARED: queries of a head. PARTS: as many are added at once;
-    FEATURES are made at once.
+    FEATURES are made at once, and the first of them read before all else.
     """
     head, text = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at, column = tl.arange(0, PARTS), tl.arange(0, WIDE)
+    at, column, feature = tl.arange(0, PARTS), tl.arange(0, WIDE), tl.arange(0, FEATURES)
     rank = eighths * 8
-    inside = column < rank
-    peak = tl.full((PARTS,), float("-inf"), tl.float32)
-    for start in range(0, parts, PARTS):
-        own = (text * parts + start + at) * HEADS + head
-        peak = tl.maximum(peak, tl.load(peaks + own, mask=start + at < parts, other=float("-inf")))
-    highest = tl.max(peak, axis=0)
-    highest = tl.where(highest == float("-inf"), 0.0, highest)
-    total = tl.zeros((PARTS,), tl.float32)
+    of_head = head // SHARED * SIZE
+    if factor is not None:
+        factor += of_head * rank
+        read = _some_rows(factor, feature, SIZE, column, rank)
+    highest, total = float("-inf"), 0.0
     mixed = tl.zeros((WIDE,), tl.float32)
     for start in range(0, parts, PARTS):
         there = start + at < parts
         own = (text * parts + start + at) * HEADS + head
-        share = tl.exp2(tl.load(peaks + own, mask=there, other=float("-inf")) - highest)
-        total += tl.load(totals + own, mask=there, other=0.0) * share
+        peak = tl.load(peaks + own, mask=there, other=float("-inf"))
+        weight = tl.load(totals + own, mask=there, other=0.0)
         left = sums + own[:, None] * rank + column[None, :]
-        found = tl.load(left, mask=there[:, None] & inside[None, :], other=0.0)
-        mixed += tl.sum(found * share[:, None], axis=0)
-    mixed = mixed / tl.sum(total, axis=0)
+        found = tl.load(left, mask=there[:, None] & (column < rank)[None, :], other=0.0)
+        higher = tl.maximum(highest, tl.max(peak, axis=0))
+        share, fade = tl.exp2(peak - _level(higher)), tl.exp2(highest - _level(higher))
+        total = total * fade + tl.sum(weight * share, axis=0)
+        mixed = mixed * fade + tl.sum(found * share[:, None], axis=0)
+        highest = higher
+    mixed = mixed / total
     to = out + (text * HEADS + head) * SIZE
     if factor is None:
-        tl.store(to + column, mixed.to(out.dtype.element_ty), mask=inside)
+        tl.store(to + column, mixed.to(out.dtype.element_ty), mask=column < rank)
     else:
-        of_head = head // SHARED * SIZE
         for start in range(0, SIZE, FEATURES):
-            feature = start + tl.arange(0, FEATURES)
-            here = feature < SIZE
-            weight = factor + (of_head + feature)[:, None] * rank + column[None, :]
-            read = tl.load(weight, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
+            row = start + feature
+            if start > 0:
+                read = _some_rows(factor, row, SIZE, column, rank)
             made = tl.sum(read * mixed[None, :], axis=1)
             if bias is not None:
-                made += tl.load(bias + of_head + feature, mask=here, other=0.0).to(tl.float32)
-            tl.store(to + feature, made.to(out.dtype.element_ty), mask=here)
+                made += tl.load(bias + of_head + row, mask=row < SIZE, other=0.0).to(tl.float32)
+            tl.store(to + row, made.to(out.dtype.element_ty), mask=row < SIZE)

@@ -13,6 +13,7 @@ try:
 
     from .fragments import cosine_and_sine, packed, product
     from .latent_reading import left
+    from .shared_words import held, leave_two
     from .word_loads import neighbours
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
@@ -28,9 +29,9 @@ def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _features(AT: tl.constexpr, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _features(at, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the first and second features of each thread's two pairs lie, and whether they are there."""
-    low, high = 8 * AT + 2 * quarter, 8 * AT + 2 * quarter + 1
+    low, high = 8 * at + 2 * quarter, 8 * at + 2 * quarter + 1
     first, second = _places(low, SIZE, ROTATED)
     third, fourth = _places(high, SIZE, ROTATED)
     return (first, third), (second, fourth), (low < SIZE // 2, high < SIZE // 2)
@@ -42,9 +43,9 @@ def _turned(one, two, cosine, sine):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _angles(frequencies, place, AT: tl.constexpr, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _angles(frequencies, place, at, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Cosines of each thread's two pairs, and their sines; pairs past those that turn stay where they are."""
-    pair = 8 * AT + 2 * quarter
+    pair = 8 * at + 2 * quarter
     low = _number(frequencies + pair, pair < ROTATED // 2, COMPILED)
     high = _number(frequencies + pair + 1, pair + 1 < ROTATED // 2, COMPILED)
     one, two = cosine_and_sine(place * low, COMPILED), cosine_and_sine(place * high, COMPILED)
@@ -79,58 +80,60 @@ def turned_further(turns, step, quarter, COMPILED: tl.constexpr):  # type: ignor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _asked(  # type: ignore[no-untyped-def]
-    query, real, factor, frequencies, eighth, quarter, BEHIND: tl.constexpr,
-    SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Queries as right matrices; query points to each thread's own, and real says whether there is one.
+def _pairs_asked(query, there, at, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """First and second features of each thread's two pairs of its query."""
+    first, second, inside = _features(at, quarter, SIZE, ROTATED)
+    low, high = there & inside[0], there & inside[1]
+    one, two = _number(query + first[0], low, COMPILED), _number(query + second[0], low, COMPILED)
+    return one, two, _number(query + first[1], high, COMPILED), _number(query + second[1], high, COMPILED)
 
-    BEHIND: by how many places they are turned back, besides.
-    """
-    found = ()
-    if factor is None:
-        for at in tl.static_range((SIZE + 31) // 32 * 2):
-            number = at // 2 * 32 + 8 * quarter + at % 2 * 4
-            there = real & (number < SIZE)
-            words = _two(query, number, there, dtype, COMPILED), _two(query, number + 2, there, dtype, COMPILED)
-            found += (words,)  # type: ignore[assignment]
-    else:
-        behind = tl.where(eighth < 4, BEHIND, BEHIND + 8).to(tl.float32)
-        for at in tl.static_range((SIZE + 15) // 16):
-            first, second, inside = _features(at, quarter, SIZE, ROTATED)
-            low, high = real & inside[0], real & inside[1]
-            one, two = _number(query + first[0], low, COMPILED), _number(query + second[0], low, COMPILED)
-            three, four = _number(query + first[1], high, COMPILED), _number(query + second[1], high, COMPILED)
-            if ROTATED:
-                angles = _angles(frequencies, behind, at, quarter, ROTATED, COMPILED)
-                one, two = _turned(one, two, angles[0], -angles[2])
-                three, four = _turned(three, four, angles[1], -angles[3])
-            found += ((packed(one, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)),)  # type: ignore[assignment]
-    return found
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned_back(pairs, angles, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both pairs as a right matrix; angles None: as they are."""
+    one, two, three, four = pairs
+    if angles is not None:
+        one, two = _turned(one, two, angles[0], -angles[2])
+        three, four = _turned(three, four, angles[1], -angles[3])
+    return packed(one, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def leave_asked(  # type: ignore[no-untyped-def]
-    to, query, stride, factor, frequencies, thread, eighth, quarter,
+    to, query, stride, factor, frequencies, warp, eighth, quarter, WARPS: tl.constexpr,
     QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Write a head's queries as right matrices, by matrix, tile and four; a thread's place is 2 words of each 64.
 
-    From there every warp reads them for each product: in registers they would take those of another program.
+    Every warp makes some of the matrices, and later reads all of them for each product: in registers they would take
+    those of another program. Queries of the second tile are turned back by 16 places, of the second 8 tokens by 8 more.
     """
     fours: tl.constexpr = (QUERIES + 3) // 4
-    for tile in tl.static_range(2):
+    matrices: tl.constexpr = (SIZE + 31) // 32 * 2 if factor is None else (SIZE + 15) // 16
+    each: tl.constexpr = (matrices + WARPS - 1) // WARPS
+    behind = tl.where(eighth < 4, 0, 8).to(tl.float32)
+    for which in tl.static_range(each):
+        at = warp * each + which
+        angles = (None, None)
+        if factor is not None and ROTATED:
+            angles = (
+                _angles(frequencies, behind, at, quarter, ROTATED, COMPILED),
+                _angles(frequencies, behind + 16, at, quarter, ROTATED, COMPILED),
+            )
         for four in tl.static_range(fours):
             number = four * 4 + eighth % 4
-            found = _asked(
-                query + number * stride, number < QUERIES, factor, frequencies, eighth, quarter, 16 * tile,
-                SIZE, ROTATED, dtype, COMPILED,
-            )  # fmt: skip
-            for at in tl.static_range(len(found)):
-                place = to + ((at * 2 + tile) * fours + four) * 64
-                tl.store(place, found[at][0], mask=thread < 32)
-                tl.store(place + 1, found[at][1], mask=thread < 32)
-    tl.debug_barrier()
+            own, there = query + number * stride, (number < QUERIES) & (at < matrices)
+            for tile in tl.static_range(2):
+                if factor is None:
+                    first = at // 2 * 32 + 8 * quarter + at % 2 * 4
+                    made = (
+                        _two(own, first, there, SIZE, dtype, COMPILED),
+                        _two(own, first + 2, there, SIZE, dtype, COMPILED),
+                    )
+                else:
+                    pairs = _pairs_asked(own, there, at, quarter, SIZE, ROTATED, COMPILED)
+                    made = _turned_back(pairs, angles[tile], dtype, COMPILED)
+                leave_two(to, ((at * 2 + tile) * fours + four) * 64, made[0], made[1], at < matrices)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -144,9 +147,10 @@ def _number(at, there, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _two(query, at, there, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _two(query, at, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """A number and the next."""
-    return packed(_number(query + at, there, COMPILED), _number(query + at + 1, there, COMPILED), dtype, COMPILED)
+    here = there & (at < SIZE)
+    return packed(_number(query + at, here, COMPILED), _number(query + at + 1, here, COMPILED), dtype, COMPILED)
 
 
 # --- keys ---
@@ -157,7 +161,7 @@ def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr, COMPILED: tl.constexpr
     """COUNT right matrices from chunk AT on, two of each chunk, as ``latent_layout.arranged`` lays them."""
     found = ()
     for chunk in tl.static_range(COUNT // 2):
-        four = neighbours(factor + (AT + chunk) * 128, None, 4, 4, COMPILED)
+        four = held(factor, (AT + chunk) * 128, 4, COMPILED)
         found += ((four[0], four[1]), (four[2], four[3]))  # type: ignore[assignment]
     return found
 
@@ -271,7 +275,7 @@ def _keys(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scores(  # type: ignore[no-untyped-def]
-    read, nil, scales, factor, factor_at, bias, bias_at, norm, eps, queries, turns, quarter,
+    read, nil, scales, factor, bias, bias_at, norm, eps, queries, turns, quarter,
     FOURS: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
     dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -281,7 +285,7 @@ def scores(  # type: ignore[no-untyped-def]
 
     Args:
         read: ``latent_reading.tiles``. nil: as ``latent_reading.left`` takes it. scales: of both tokens, by tile.
-        factor_at, bias_at: where each thread's part of the factor begins, and this head's bias.
+        factor: where each thread's part of it begins. bias_at: where this head's bias does.
         norm: the weight of the keys' norm. queries: as ``leave_asked`` leaves them.
     """
     nothing = tl.zeros(quarter.shape, tl.float32)
@@ -296,7 +300,7 @@ def scores(  # type: ignore[no-untyped-def]
     else:
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
-            matrices = _rights(factor + factor_at, at, len(latents[0]), COMPILED)
+            matrices = _rights(factor, at, len(latents[0]), COMPILED)
             biases = _of_both(bias, bias_at, first, second, inside, nothing, COMPILED)
             weights = norm
             if norm is not None:
@@ -332,7 +336,7 @@ def _added(keys, queries, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl
     found = ()
     for tile in tl.static_range(len(keys)):
         for four in tl.static_range(FOURS):
-            asked = neighbours(queries + ((AT * len(keys) + tile) * FOURS + four) * 64, None, 2, 2, COMPILED)
+            asked = held(queries, ((AT * len(keys) + tile) * FOURS + four) * 64, 2, COMPILED)
             found += (product(keys[tile], asked, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
     return found
 

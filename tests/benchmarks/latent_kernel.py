@@ -9,15 +9,15 @@ keys and values, multiples of 16, in groups of so many heads. Medians as ``gac p
 launch on another cache, L2 flushed. The dense cache is attended to by each backend of PyTorch, with the queries of a
 head as heads of their own and as tokens; ``ratio`` is the fastest of them over the kernel. ``bytes`` are of the latents
 and of the factors, ``share`` is what they would take at the bandwidth of a copy, over what the kernel takes. Error is
-against float32. ``--programs`` has other numbers of programs of an SM than the kernel chooses: ``2``. Rows are written
-one by one, and the same command goes on.
+against float32. ``--values early late`` times both orders in which values can be asked for. Rows are written one by
+one, and the same command goes on.
 """
 
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from gac.runtime import tiles
-from gac.runtime.latent_attention import Attention, Program
+from gac.runtime.latent_attention import Attention
 from gac.runtime.latent_layout import turns_of
 from gac.runtime.rows import plainly_rotated
 from tests.benchmarks.harness import machine, options, write
@@ -42,6 +42,7 @@ BACKENDS = {
 }
 SETTINGS = ("heads", "kv_heads", "size", "device")
 ALIGNED = 16
+ORDERS = {"own": None, "early": True, "late": False}
 Calls = Callable[[int], Sequence[Callable[[], object]]]
 
 
@@ -78,10 +79,10 @@ class Sizes:
         return Attention(query, *given, None, frequencies, turns, last, None, self.size**-0.5)
 
 
-def latent_calls(given: Attention, how: Program | None, count: int) -> list[Callable[[], object]]:
+def latent_calls(given: Attention, sooner: bool | None, count: int) -> list[Callable[[], object]]:
     """Each on a cache of its own."""
     sets = [given, *(replace(given, keys=given.keys.clone(), values=given.values.clone()) for _ in range(count - 1))]
-    return [partial(one.run, how) for one in sets]
+    return [partial(one.run, sooner) for one in sets]
 
 
 def dense_calls(given: tuple[Tensor, Tensor, Tensor], backend: str, count: int) -> list[Callable[[], object]]:
@@ -115,14 +116,14 @@ def expected(given: Attention, text: int) -> Tensor:
     return (scores.softmax(-1) @ made(given.values, given.v_factor)).flatten(0, 1)
 
 
-def row_of(clock: Any, bandwidth: float, sizes: Sizes, group: int, rank: int, how: Program | None) -> dict[str, Any]:
+def row_of(clock: Any, bandwidth: float, sizes: Sizes, group: int, rank: int, sooner: bool | None) -> dict[str, Any]:
     """What the kernel takes."""
     given = sizes.latent(group, rank)
-    wanted, found = expected(given, sizes.batch - 1), given.run(how)[-1, 0].float()
+    wanted, found = expected(given, sizes.batch - 1), given.run(sooner)[-1, 0].float()
     error = float((found - wanted).norm() / wanted.norm())
     tensors = (given.keys, given.values, given.k_factor, given.v_factor)
     size = sum(one.numel() * one.element_size() for one in tensors if one is not None)
-    row = clock.time(partial(latent_calls, given, how), size)
+    row = clock.time(partial(latent_calls, given, sooner), size)
     return row | {"error": error, "bytes": size, "share": size / bandwidth / (1000 * row["us"])}
 
 
@@ -145,8 +146,8 @@ def cases(asked: Namespace) -> Iterator[dict[str, Any]]:
         for share in asked.shares:
             for group in asked.groups:
                 rank = max(ALIGNED, round(share * group * asked.size / ALIGNED) * ALIGNED)
-                for program in asked.programs:
-                    named = {"kind": "latent", "group": group, "rank": rank, "program": program}
+                for values in asked.values:
+                    named = {"kind": "latent", "group": group, "rank": rank, "values": values}
                     yield {"workload": workload} | named | {"cache": rank / (group * asked.size)}
 
 
@@ -157,9 +158,8 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
     try:
         if case["kind"] == "dense":
             return case | dense_row(clock, bandwidth, sizes)
-        how = None if case["program"] == "own" else Program(int(case["program"]))
-        row = row_of(clock, bandwidth, sizes, case["group"], case["rank"], how)
-        return case | row | {"how": how and asdict(how), "ratio": dense[case["workload"]] / row["us"]}
+        row = row_of(clock, bandwidth, sizes, case["group"], case["rank"], ORDERS[case["values"]])
+        return case | row | {"ratio": dense[case["workload"]] / row["us"]}
     except Exception as failure:  # noqa: BLE001 - one that does not fit is a row too
         return case | {"failed": f"{type(failure).__name__}: {failure}".splitlines()[0][:200]}
 
@@ -167,7 +167,8 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
 def told(row: dict[str, Any]) -> str:
     head = f"{row['workload']:10} {row['kind']:6}"
     if row["kind"] == "latent":
-        head += f" {row['cache']:.3f} of the cache, groups of {row['group']}, rank {row['rank']:3}, {row['program']:10}"
+        head += f" {row['cache']:.3f} of the cache, groups of {row['group']}, rank {row['rank']:3}"
+        head += f", values {row['values']:5}"
     if "failed" in row:
         return f"{head} {row['failed']}"
     figures = f"{head} {row['us']:8.1f} us, {100 * row['share']:3.0f} % of what its bytes allow"
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=("1@32768", "16@8192", "1@131072"))
     parser.add_argument("--shares", nargs="+", type=float, default=(0.5, 0.35))
     parser.add_argument("--groups", nargs="+", type=int, default=(1, 2, 4), help="heads of a group")
-    parser.add_argument("--programs", nargs="+", default=("own",))
+    parser.add_argument("--values", nargs="+", choices=ORDERS, default=("own",))
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--size", type=int, default=128, help="of a head")

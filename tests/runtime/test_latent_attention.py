@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from gac.runtime import gpu, kernel_limits, latent_decoding, latent_layout, tiles
-from gac.runtime.latent_attention import Attention, Program
+from gac.runtime.latent_attention import Attention, early, parts_of
 from gac.runtime.latent_layout import TILE, turns_of
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
@@ -159,9 +159,9 @@ def values_of(numbers: Tensor, scales: Tensor, groups: int, rank: int, dtype: to
     return RoundedLatents(words, groups, rank, 8 * numbers.shape[-1] // (groups * rank)).values(dtype)
 
 
-def off(given: Attention, how: Program | None = None) -> float:
+def off(given: Attention, sooner: bool | None = None) -> float:
     """How far what the kernels find is off, over its size."""
-    found, due = given.run(how), expected(given)
+    found, due = given.run(sooner), expected(given)
     assert (found.shape, found.dtype) == (due.shape, given.query.dtype)
     return float((found - due).norm() / due.norm())
 
@@ -229,9 +229,11 @@ def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
-@pytest.mark.parametrize("crowd", [1, 8])
-def test_parts_of_other_sizes(crowd: int) -> None:
-    assert off(Case(tokens=300, batch=2).attention(), Program(crowd)) < 1e-3
+@pytest.mark.parametrize("sooner", [False, True])
+@pytest.mark.parametrize("processors", [1, 32])
+def test_parts_of_other_sizes(processors: int, sooner: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "_processors", lambda device: processors)
+    assert off(Case(tokens=300, batch=2).attention(), sooner) < 1e-3
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
@@ -267,21 +269,21 @@ def test_tensors_may_lie_apart() -> None:
 def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: 132)
     device = torch.device(DEVICE)
-    for (tokens, programs), parts in {(32768, 8): 43, (8192, 128): 3, (128, 8): 1}.items():
-        assert Program(crowd=3).parts(tokens, programs, device) == parts
+    for (tokens, programs), parts in {(32768, 8): 32, (8192, 128): 2, (128, 8): 1}.items():
+        assert parts_of(tokens, programs, device) == parts
 
 
 @pytest.mark.parametrize(
-    ("case", "crowd"),
+    ("case", "sooner"),
     [
-        (Case(size=128, k_rank=64, v_rank=64), 3),
-        (Case(size=64, k_rank=32, v_rank=32, queries=3), 3),
-        (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), 2),
-        (Case(size=256, k_rank=256, v_rank=256, queries=8), 2),
+        (Case(size=128, k_rank=64, v_rank=64), True),
+        (Case(size=64, k_rank=32, v_rank=32, queries=3), True),
+        (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), False),
+        (Case(size=256, k_rank=256, v_rank=256, queries=8), False),
     ],
 )
-def test_as_many_programs_share_an_sm_as_its_registers_are_enough_for(case: Case, crowd: int) -> None:
-    assert Program.of(case.attention()._sizes()).crowd == crowd
+def test_values_are_asked_for_early_where_registers_are_enough(case: Case, sooner: bool) -> None:
+    assert early(case.attention()._sizes()) == sooner
 
 
 def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
