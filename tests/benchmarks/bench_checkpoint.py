@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are loaded to")
     parser.add_argument("--read", action="store_true", help="read every number once it is loaded")
     parser.add_argument("--loads", type=int, default=9, help="of each kind, first and again")
+    parser.add_argument("--plans", nargs="+", choices=("plan", "pairs", "stored"), default=("plan", "pairs", "stored"))
     parser.add_argument("--when", nargs="+", choices=("checks", "first", "again"), default=("checks", "first", "again"))
     asked = parser.parse_args()
     workloads = [Workload.parse(name) for name in DEFAULT_WORKLOADS]
@@ -101,20 +102,22 @@ def main() -> None:
     plans = {"plan": plan, "pairs": pairs_only(plan), "stored": stored}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = dense_model(asked.shapes, asked.layers)
+        model = dense_model(asked.shapes, asked.layers, asked.device)
         model.save_pretrained(folder / "dense")
-        for place, made in plans.items():
+        for place in {*asked.plans, *(("plan",) if "checks" in asked.when else ())}:
+            made = plans[place]
             compressed = variant(model, made.weights)
             attach_plan(compressed, made)
             compressed.save_pretrained(folder / place)
-        shutil.copytree(folder / "plan", folder / "undigested")
-        (folder / "undigested" / DIGESTS).unlink()
+        if "checks" in asked.when:
+            shutil.copytree(folder / "plan", folder / "undigested")
+            (folder / "undigested" / DIGESTS).unlink()
         os.sync()  # what is not yet on the disk stays in the page cache
         run = partial(in_a_process, folder, asked.device, asked.read)
         found = checks(run, asked.loads) if "checks" in asked.when else {}
         turns = {"first": first, "again": again}
-        times = {when: of(run, [*plans], asked.loads) for when, of in turns.items() if when in asked.when}
-        sizes = {place: bytes_of(folder / place) for place in ("dense", *plans)}
+        times = {when: of(run, [*asked.plans], asked.loads) for when, of in turns.items() if when in asked.when}
+        sizes = {place: bytes_of(folder / place) for place in ("dense", *asked.plans)}
     write(asked.output, checks=found, bytes=sizes, **times)
     print("bytes over dense", {place: round(size / sizes["dense"], 3) for place, size in sizes.items()})
     for where, rows in found.items():
@@ -129,14 +132,15 @@ def bytes_of(place: Path) -> int:
     return sum(file.stat().st_size for file in place.glob("*.safetensors"))
 
 
-def dense_model(name: str, layers: int | None) -> Any:
-    """Random weights of a known model's shapes, with SmolLM2's vocabulary."""
+def dense_model(name: str, layers: int | None, device: str) -> Any:
+    """Random weights of a known model's shapes, with SmolLM2's vocabulary; made on the device."""
     shapes = SHAPES[name]
     sizes = asdict(shapes) | {"vocab_size": 49152, "tie_word_embeddings": True, "dtype": torch.bfloat16}
     sizes["num_hidden_layers"] = layers or shapes.num_hidden_layers
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**sizes)
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def pairs_only(plan: Plan) -> Plan:
