@@ -22,7 +22,7 @@ from torch import Tensor
 from . import tiles
 from .gpu import ceil_div, launching_on, make_operator
 from .kernel_limits import ALIGNED
-from .latent_layout import HALVES, PAIRS, TILE, WARPS, kept
+from .latent_layout import HALVES, PAIRS, ROOM, TILE, WARPS, asked_words, kept
 from .rows import power_of_two
 
 _MOST_PARTS = 128
@@ -143,7 +143,9 @@ class Attention:
         left = batch, parts, count
         sums = self.query.new_empty(*left, self.v_rank, dtype=torch.float32)
         peaks, totals = self.query.new_empty(2, *left, dtype=torch.float32)
-        words = 0 if self.query.is_cuda else ceil_div(self.queries, 4) * ceil_div(self.size, 32) * 256
+        words = asked_words(self.queries, self.size)
+        if self.query.is_cuda and 4 * words <= ROOM:
+            words = 0  # they lie in shared memory
         room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
         self._attend(sooner, parts, room, sums, peaks, totals)
         return self._joined(parts, sums, peaks, totals)

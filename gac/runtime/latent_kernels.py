@@ -16,13 +16,15 @@ try:
     import triton.language as tl
 
     from .fragments import beside, keep_order, packed, product, transposed
+    from .latent_layout import ROOM
     from .latent_reading import columns, numbers, scale_of, tiles
     from .latent_scores import leave_asked, scores, turned_further, turns_at
-    from .shared_words import ROOM, all_copied, copied, reserved
+    from .shared_words import all_copied, copied, reserved
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
 _LOG2E = tl.constexpr(1.4426950408889634)
+_ROOM = tl.constexpr(ROOM)
 _ANY = [
     *("tokens", "k_eighths", "v_eighths", "k_batch", "k_token", "v_batch", "v_token"),
     *("ks_batch", "ks_token", "vs_batch", "vs_token", "mask_batch", "mask_token", "position_batch"),
@@ -195,18 +197,21 @@ def _kept(  # type: ignore[no-untyped-def]
     room, program, factor, head, thread, FOURS: tl.constexpr, MATRICES: tl.constexpr, SIZE: tl.constexpr,
     WARPS: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Where each thread's queries will lie, and its part of the head's factor; that is copied if it finds room."""
+    """Where each thread's queries will lie, and its part of the head's factor: in shared memory if both find room.
+
+    The factor, which is copied there, stays where it is if the queries alone find room.
+    """
     asked: tl.constexpr = FOURS * ((SIZE + 31) // 32 * 256)  # words, as those of the factor are
     made_of: tl.constexpr = (SIZE + 15) // 16 * MATRICES * 128
     lane, factor_at = thread % 32, None
-    if COMPILED:
+    if COMPILED and 4 * asked <= _ROOM:
         room_at = reserved(thread)
         asked_at = room_at + lane * 8
     else:
         asked_at = room + program * asked + lane * 2
     if factor is not None:
         factor += head * made_of
-        if COMPILED and 4 * (asked + made_of) <= ROOM:
+        if COMPILED and 4 * (asked + made_of) <= _ROOM:
             copied(room_at + 4 * asked, factor, thread, made_of, 32 * WARPS)
             factor_at = room_at + 4 * asked + lane * 16
         else:

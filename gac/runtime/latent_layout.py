@@ -11,6 +11,8 @@ from .gpu import ceil_div
 
 WARPS = 4
 """Of a program."""
+ROOM = 40 * 2**10
+"""Bytes of a program in shared memory; with what Triton takes itself they are within the 48 KiB that each may have."""
 TILE = 32 * WARPS
 """Tokens that a program reads at once, a warp two tiles of 16."""
 PAIRS = 8
@@ -43,6 +45,11 @@ def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tenso
     heads, _, pairs, numbers = both.shape
     laid = both.view(heads, 2, pairs // PAIRS, PAIRS, numbers // (4 * _PIECE), 4, _PIECE)
     return laid.permute(0, 2, 1, 4, 3, 5, 6).contiguous()
+
+
+def asked_words(queries: int, size: int) -> int:
+    """Words that the queries of a head fill, as warps read them."""
+    return ceil_div(queries, 4) * ceil_div(size, 2 * PAIRS * 2) * 256
 
 
 def turns_of(frequencies: Tensor, size: int) -> Tensor:

@@ -138,12 +138,12 @@ def leave_asked(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _number(at, there, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    held: tl.constexpr = at.dtype.element_ty
-    if held == tl.float32:
+    kind: tl.constexpr = at.dtype.element_ty
+    if kind == tl.float32:
         return _float(neighbours(at.to(tl.pointer_type(tl.int32), bitcast=True), there, 1, 1, COMPILED)[0])
     else:  # noqa: RET505 - Triton compiles one branch alone
         word = neighbours(at.to(tl.pointer_type(tl.int16), bitcast=True), there, 1, 1, COMPILED)[0]
-        return word.to(tl.int16).to(held, bitcast=True).to(tl.float32)
+        return word.to(tl.int16).to(kind, bitcast=True).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -9,14 +9,15 @@ try:
     import triton
     import triton.language as tl
 
+    from .latent_layout import ROOM
     from .word_loads import neighbours
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
-ROOM = tl.constexpr(40 * 2**10)
-"""Bytes of a program; with what Triton takes itself they are within the 48 KiB that every kernel may have."""
-_RESERVE = tl.constexpr(f".shared .align 16 .b8 gac_words[{ROOM.value}]; mov.u32 $0, gac_words;")
-_COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16; mov.b32 $0, 0;")
+_RESERVE = tl.constexpr(f".shared .align 16 .b8 gac_words[{ROOM}]; mov.u32 $0, gac_words;")
+_COPY = tl.constexpr(
+    "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.b32 $0, 0; }"
+)
 _WAIT = tl.constexpr("cp.async.wait_all; mov.b32 $0, $1;")
 _LEAVE = tl.constexpr("{ .reg .pred p; setp.ne.s32 p, $4, 0; @p st.shared.v2.b32 [$1], {$2, $3}; mov.b32 $0, 0; }")
 _FOUR = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
@@ -34,7 +35,10 @@ def copied(place, at, thread, WORDS: tl.constexpr, THREADS: tl.constexpr):  # ty
     """Begin to copy so many words from memory, four of each thread at a time."""
     for start in tl.static_range(0, WORDS, 4 * THREADS):
         word = start + thread * 4
-        tl.inline_asm_elementwise(_COPY, "=r,r,l", [place + 4 * word, at + word], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            _COPY, "=r,r,l,r", [place + 4 * word, at + word, (word < WORDS).to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]

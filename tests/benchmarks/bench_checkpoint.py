@@ -6,11 +6,11 @@ Random weights of SmolLM2's shapes in bf16 (``--shapes llama-3-8b --layers 4`` t
 imports not counted. Models end in host memory, where files are mapped and not read unless ``--read`` has every number
 read once, as a model that runs does; or on a GPU (``--device cuda``).
 Directories: ``plan``, what a plan for 0.8 makes of the model, ``pairs``, in which each weight is a low-rank pair, and
-``stored``, in which all weights are dense and in one scheme. ``first``: each load in a process of its own. ``again``:
-dense and compressed in turns in one process, each right after a load of the same directory that does not count
-(transformers keeps some of what it made for the last names that it met) and whose garbage is collected. ``checks``: the
-first load of ``plan`` without digests, with them, and with ``verify=True``, in turns, from the page cache and from the
-disk (files are dropped from the page cache before each).
+``stored``, in which all weights are dense and in one scheme; ``--plans`` takes some of them. ``first``: each load in a
+process of its own. ``again``: dense and compressed in turns in one process, each right after a load of the same
+directory that does not count (transformers keeps some of what it made for the last names that it met) and whose
+garbage is collected. ``checks``: the first load of ``plan`` without digests, with them, and with ``verify=True``, in
+turns, from the page cache and from the disk (files are dropped from the page cache before each).
 Python keeps the bytecode of what it imports, as it does unless it is told not to. Beside the seconds that passed are
 those of the processor, which other work on the machine changes less. ``bytes``: of the weights' files.
 """
@@ -104,11 +104,13 @@ def main() -> None:
         folder = Path(name)
         model = dense_model(asked.shapes, asked.layers, asked.device)
         model.save_pretrained(folder / "dense")
-        for place in {*asked.plans, *(("plan",) if "checks" in asked.when else ())}:
+        wanted = {*asked.plans, *(("plan",) if "checks" in asked.when else ())}
+        for place in [one for one in plans if one in wanted]:
             made = plans[place]
             compressed = variant(model, made.weights)
             attach_plan(compressed, made)
             compressed.save_pretrained(folder / place)
+        del model, compressed
         if "checks" in asked.when:
             shutil.copytree(folder / "plan", folder / "undigested")
             (folder / "undigested" / DIGESTS).unlink()

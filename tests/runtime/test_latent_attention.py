@@ -25,8 +25,6 @@ from tests.models.small import small_config
 from tests.runtime.interpreted import DEVICE, operators
 from tests.runtime.test_latents import LEFT, MakePlan, apart, changes, generated, latent_model, numbers, steps
 
-PARTS = (1, 3)
-
 
 @pytest.fixture(autouse=True)
 def an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
