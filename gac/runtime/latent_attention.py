@@ -34,7 +34,7 @@ _CROWD = 2  # programs of an SM; 3 and 4 were no faster
 _REGISTERS, _WORKING = 255, 72  # of a thread: that there are, and what it works with
 
 
-def early(sizes: Mapping[str, Any]) -> bool:
+def asks_early(sizes: Mapping[str, Any]) -> bool:
     """Whether values are asked for before the keys of their tokens are scored: where registers are enough for it.
 
     Args:
@@ -132,26 +132,25 @@ class Attention:
         """Of a rounded number of keys, and of values; None: they are not rounded."""
         return _bits(self.keys, self.k_scales, self.k_rank), _bits(self.values, self.v_scales, self.v_rank)
 
-    def run(self, sooner: bool | None = None) -> Tensor:
+    def run(self, early: bool | None = None) -> Tensor:
         """What it mixed, ``(batch, 1, heads, length of a value)``: two launches.
 
         Args:
-            sooner: whether values are asked for early; None: as ``early`` says.
+            early: whether values are asked for before keys are scored; None: as ``asks_early`` says.
         """
         batch, count = self.query.shape[:2]
         parts = parts_of(self.keys.shape[1], batch * self.heads, self.query.device)
         left = batch, parts, count
         sums = self.query.new_empty(*left, self.v_rank, dtype=torch.float32)
         peaks, totals = self.query.new_empty(2, *left, dtype=torch.float32)
-        words = asked_words(self.queries, self.size)
-        if self.query.is_cuda and 4 * words <= ROOM:
-            words = 0  # they lie in shared memory
-        room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
-        self._attend(sooner, parts, room, sums, peaks, totals)
+        room, words = None, asked_words(self.queries, self.size)
+        if not self.query.is_cuda or 4 * words > ROOM:
+            room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
+        self._attend(early, parts, room, sums, peaks, totals)
         return self._joined(parts, sums, peaks, totals)
 
     def _attend(
-        self, sooner: bool | None, parts: int, room: Tensor, sums: Tensor, peaks: Tensor, totals: Tensor
+        self, early: bool | None, parts: int, room: Tensor | None, sums: Tensor, peaks: Tensor, totals: Tensor
     ) -> None:
         from .latent_kernels import attend
 
@@ -168,7 +167,7 @@ class Attention:
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 ADDED=mask is not None and mask.dtype != torch.bool, **sizes,
-                WARPS=WARPS, EARLY=early(sizes) if sooner is None else sooner, COMPILED=self.query.is_cuda,
+                WARPS=WARPS, EARLY=asks_early(sizes) if early is None else early, COMPILED=self.query.is_cuda,
                 num_warps=WARPS,
             )  # fmt: skip
 
@@ -190,7 +189,8 @@ class Attention:
         return {
             **_read("K", _words(self.keys), self.k_rank or self.size, k_bits, k_shared, 16),
             **_read("V", _words(self.values), self.v_rank, v_bits, v_shared, 32),
-            "QUERIES": self.queries, "SIZE": self.size, "ROTATED": self._rotated, "KIND": self.kind,
+            "QUERIES": self.queries, "ASKED": asked_words(self.queries, self.size),
+            "SIZE": self.size, "ROTATED": self._rotated, "KIND": self.kind,
         }  # fmt: skip
 
     def _joined(self, parts: int, sums: Tensor, peaks: Tensor, totals: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int, c
 
 
 def _unit(words: Tensor, count: int) -> int:
-    """Words that groups of so many begin at multiples of: a power of two, of which so many are read at once."""
+    """The largest power of two that every group of so many words begins at a multiple of: as many are read at once."""
     return gcd(_ALIGNED_BYTES // words.itemsize, words.data_ptr() // words.itemsize, count, *words.stride()[:2])
 
 

@@ -194,26 +194,24 @@ def _attended(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _kept(  # type: ignore[no-untyped-def]
-    room, program, factor, head, thread, FOURS: tl.constexpr, MATRICES: tl.constexpr, SIZE: tl.constexpr,
-    WARPS: tl.constexpr, COMPILED: tl.constexpr,
+    room, program, factor, head, thread, ASKED: tl.constexpr, MADE_OF: tl.constexpr, WARPS: tl.constexpr
 ):  # fmt: skip
-    """Where each thread's queries will lie, and its part of the head's factor: in shared memory if both find room.
+    """Where each thread's queries will lie, and its part of the head's factor, which is copied to where it finds room.
 
-    The factor, which is copied there, stays where it is if the queries alone find room.
+    Args:
+        room: None: shared memory. ASKED, MADE_OF: words of the queries, and of a head's factor.
     """
-    asked: tl.constexpr = FOURS * ((SIZE + 31) // 32 * 256)  # words, as those of the factor are
-    made_of: tl.constexpr = (SIZE + 15) // 16 * MATRICES * 128
     lane, factor_at = thread % 32, None
-    if COMPILED and 4 * asked <= _ROOM:
+    if room is None:
         room_at = reserved(thread)
         asked_at = room_at + lane * 8
     else:
-        asked_at = room + program * asked + lane * 2
+        asked_at = room + program * ASKED + lane * 2
     if factor is not None:
-        factor += head * made_of
-        if COMPILED and 4 * (asked + made_of) <= _ROOM:
-            copied(room_at + 4 * asked, factor, thread, made_of, 32 * WARPS)
-            factor_at = room_at + 4 * asked + lane * 16
+        factor += head * MADE_OF
+        if room is None and 4 * (ASKED + MADE_OF) <= _ROOM:
+            copied(room_at + 4 * ASKED, factor, thread, MADE_OF, 32 * WARPS)
+            factor_at = room_at + 4 * ASKED + lane * 16
         else:
             factor_at = factor + lane * 4
     return asked_at, factor_at
@@ -226,7 +224,7 @@ def attend(  # type: ignore[no-untyped-def]
     v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
     K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_CHUNKS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
     V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_CHUNKS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
-    QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
+    QUERIES: tl.constexpr, ASKED: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
     ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
@@ -237,11 +235,11 @@ def attend(  # type: ignore[no-untyped-def]
         keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
         norm, eps: of keys, of this KIND.
         position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
-        k_eighths, v_eighths: of ranks. room: of each program, for its queries, where they are not in shared memory.
+        k_eighths, v_eighths: of ranks. room: of each program, for its queries; None: they lie in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.
         K_CHUNKS: of 16 words of a token. V_CHUNKS: of 32. K_EVEN, V_EVEN: all are whole.
-        K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head.
+        K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head. ASKED: words that they fill.
         ADDED: the mask is added to scores; else it says who is seen.
         EARLY: values are asked for before the keys of their tokens are scored.
     """
@@ -262,7 +260,8 @@ def attend(  # type: ignore[no-untyped-def]
     values += text * v_batch * V_UNIT + head // V_SHARED * v_words
     k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
     ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
-    asked_at, factor_at = _kept(room, program, factor, head, thread, fours, matrices, SIZE, WARPS, COMPILED)
+    made_of: tl.constexpr = (SIZE + 15) // 16 * matrices * 128
+    asked_at, factor_at = _kept(room, program, factor, head, thread, ASKED, made_of, WARPS)
     angles = ()
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin

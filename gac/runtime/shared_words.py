@@ -64,7 +64,7 @@ def leave_two(place, words, one, two, there):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def held(place, words, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """2 or 4 words, so many words past each place, which are multiples of COUNT."""
+    """2 or 4 words of each thread, so many words past its place, which is a multiple of COUNT words."""
     if place.dtype.is_ptr():
         return neighbours(place + words, None, COUNT, COUNT, COMPILED)
     elif COUNT == 2:  # noqa: RET505 - Triton compiles one branch alone

@@ -79,10 +79,10 @@ class Sizes:
         return Attention(query, *given, None, frequencies, turns, last, None, self.size**-0.5)
 
 
-def latent_calls(given: Attention, sooner: bool | None, count: int) -> list[Callable[[], object]]:
+def latent_calls(given: Attention, early: bool | None, count: int) -> list[Callable[[], object]]:
     """Each on a cache of its own."""
     sets = [given, *(replace(given, keys=given.keys.clone(), values=given.values.clone()) for _ in range(count - 1))]
-    return [partial(one.run, sooner) for one in sets]
+    return [partial(one.run, early) for one in sets]
 
 
 def dense_calls(given: tuple[Tensor, Tensor, Tensor], backend: str, count: int) -> list[Callable[[], object]]:
@@ -116,14 +116,14 @@ def expected(given: Attention, text: int) -> Tensor:
     return (scores.softmax(-1) @ made(given.values, given.v_factor)).flatten(0, 1)
 
 
-def row_of(clock: Any, bandwidth: float, sizes: Sizes, group: int, rank: int, sooner: bool | None) -> dict[str, Any]:
+def row_of(clock: Any, bandwidth: float, sizes: Sizes, group: int, rank: int, early: bool | None) -> dict[str, Any]:
     """What the kernel takes."""
     given = sizes.latent(group, rank)
-    wanted, found = expected(given, sizes.batch - 1), given.run(sooner)[-1, 0].float()
+    wanted, found = expected(given, sizes.batch - 1), given.run(early)[-1, 0].float()
     error = float((found - wanted).norm() / wanted.norm())
     tensors = (given.keys, given.values, given.k_factor, given.v_factor)
     size = sum(one.numel() * one.element_size() for one in tensors if one is not None)
-    row = clock.time(partial(latent_calls, given, sooner), size)
+    row = clock.time(partial(latent_calls, given, early), size)
     return row | {"error": error, "bytes": size, "share": size / bandwidth / (1000 * row["us"])}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from gac.runtime import gpu, kernel_limits, latent_decoding, latent_layout, tiles
-from gac.runtime.latent_attention import Attention, early, parts_of
+from gac.runtime.latent_attention import Attention, asks_early, parts_of
 from gac.runtime.latent_layout import TILE, turns_of
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
@@ -157,9 +157,9 @@ def values_of(numbers: Tensor, scales: Tensor, groups: int, rank: int, dtype: to
     return RoundedLatents(words, groups, rank, 8 * numbers.shape[-1] // (groups * rank)).values(dtype)
 
 
-def off(given: Attention, sooner: bool | None = None) -> float:
+def off(given: Attention, early: bool | None = None) -> float:
     """How far what the kernels find is off, over its size."""
-    found, due = given.run(sooner), expected(given)
+    found, due = given.run(early), expected(given)
     assert (found.shape, found.dtype) == (due.shape, given.query.dtype)
     return float((found - due).norm() / due.norm())
 
@@ -227,11 +227,11 @@ def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
-@pytest.mark.parametrize("sooner", [False, True])
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("processors", [1, 32])
-def test_parts_of_other_sizes(processors: int, sooner: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_other_sizes(processors: int, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: processors)
-    assert off(Case(tokens=300, batch=2).attention(), sooner) < 1e-3
+    assert off(Case(tokens=300, batch=2).attention(), early) < 1e-3
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
@@ -272,7 +272,7 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("case", "sooner"),
+    ("case", "early"),
     [
         (Case(size=128, k_rank=64, v_rank=64), True),
         (Case(size=64, k_rank=32, v_rank=32, queries=3), True),
@@ -280,8 +280,8 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
         (Case(size=256, k_rank=256, v_rank=256, queries=8), False),
     ],
 )
-def test_values_are_asked_for_early_where_registers_are_enough(case: Case, sooner: bool) -> None:
-    assert early(case.attention()._sizes()) == sooner
+def test_values_are_asked_for_early_where_registers_are_enough(case: Case, early: bool) -> None:
+    assert asks_early(case.attention()._sizes()) == early
 
 
 def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
