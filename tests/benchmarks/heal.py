@@ -112,7 +112,7 @@ class Healings(Study):
         model, begun = found.compressed(), time.monotonic()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        curve = _Curve(lambda points: write(self._asked.output, **self.record, under_way=case | {"curve": points}))
+        curve = _Curve(lambda points: write(self._asked.output, **self.record | {"under_way": case | {"curve": points}}))
         healing = logging.getLogger("gac.healing.healing")
         healing.addHandler(curve)
         healing.setLevel(logging.DEBUG)
