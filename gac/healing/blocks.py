@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.healing.descent import Descent, scheduled
+from gac.healing.gradients import Gradients
 from gac.healing.text import order
 from gac.healing.work import Span
 from gac.models.modules import input_device
@@ -68,12 +69,14 @@ class LayerSteps:
         pairs: what it reads, and what it is to make of that, of this process.
         seed: of their order.
         count: processes that take part.
+        captures: whether they are captured in a CUDA graph.
     """
 
     run_layer: Callable[[Tensor], Tensor]
     pairs: Sequence[tuple[Tensor, Tensor]]
     seed: int
     count: int = 1
+    captures: bool = False
 
     def run(self, descent: Descent, span: Span, where: str) -> int:
         """Take them until the span is over; returns the tokens that were read, by all processes.
@@ -85,17 +88,21 @@ class LayerSteps:
             HealingError: a loss is not finite.
         """
         read = step = 0
+        gradients = Gradients(self._loss, descent.parameters, self.captures)
         while (progress := span.progress()) < 1:
             turn, place = divmod(step, len(self.pairs))
             hidden, due = self.pairs[int(order(len(self.pairs), self.seed, turn)[place])]
-            loss = relative_error(self.run_layer(hidden), due)
-            loss.backward()  # type: ignore[no-untyped-call]
+            gradients.begin()
+            loss = gradients.add(hidden, due)
             step += 1
             descent.step(loss, scheduled(progress), f"step {step} of {where}")
             batch = due.shape[0] * due.shape[1] * self.count
             span.read(batch)
             read += batch
         return read
+
+    def _loss(self, hidden: Tensor, due: Tensor) -> Tensor:
+        return relative_error(self.run_layer(hidden), due)
 
 
 def on_host(model: Any, tokens: int) -> bool:

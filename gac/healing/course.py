@@ -13,6 +13,7 @@ import torch
 from gac.errors import HealingError
 from gac.healing.healing import Healing, trainables
 from gac.healing.layers import heal_layers
+from gac.healing.norms import in_one_kernel
 from gac.healing.shards import waiting
 from gac.healing.whole import heal_whole
 from gac.reporting.figures.healing import LossPoint
@@ -76,7 +77,7 @@ def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> End
 
 def trained(healing: Healing) -> Ended:
     """Train; nothing is said of the state that the model is in then."""
-    with repeatable(healing.model.device):
+    with repeatable(healing.model.device), in_one_kernel(healing.model, healing.dense):
         return _ended(healing)
 
 

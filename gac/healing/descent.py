@@ -49,6 +49,11 @@ class Descent:
         fused = all(one.is_cuda for one in parameters.values())
         self._optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=fused)
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is moved."""
+        return [*self._parameters.values()]
+
     def step(self, loss: Tensor, part: float, where: str) -> float:
         """Move the parameters against their gradients, which are taken from them.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
+from gac.healing.gradients import can_be_captured
 from gac.healing.healing import Healing
 from gac.healing.text import order
 from gac.healing.trainables import learning, values_of
@@ -120,7 +121,9 @@ class _Layer:
         span = Span(ranks, seconds, tokens)
         descent = Descent(own, self.healing.given, work.learning_rate, ranks)
         pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
-        steps = LayerSteps(partial(self.ours.run, self.layer), pairs, work.seed + 1 + self.layer, ranks.count)
+        captures = can_be_captured(self.healing.model)
+        run, seed = partial(self.ours.run, self.layer), work.seed + 1 + self.layer
+        steps = LayerSteps(run, pairs, seed, ranks.count, captures)
         with learning(own):
             return steps.run(descent, span, f"layer {self.layer}{self.healing.rate}")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div
 
 from gac.models.modules import input_device
 from gac.runtime.stored import count_parameters
@@ -15,6 +14,8 @@ LOGITS = 2**28
 """Logits that are made at a time: 1 GB in float32; of small models on a GPU more."""
 SHARE = 80
 """Bytes of a GPU's memory for each logit that a small model makes at a time: in float32 they take 5 % of it."""
+IN_FLOAT32 = 2**25
+"""Logits whose probabilities are in float32 at a time."""
 CHECKPOINTED = 1_000_000_000
 """Parameters from which on a model is not small: activations are computed again and not kept."""
 
@@ -34,6 +35,33 @@ def windows_at_once(model: Any, length: int) -> int:
     return max(1, most // (int(model.config.vocab_size) * length))
 
 
+class _Divergence(torch.autograd.Function):
+    """KL(due || found) of logits ``(tokens, vocabulary)``, summed; the gradient is made at once, some tokens at a time.
+
+    So no more than those tokens' probabilities are in float32 in memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, due: Tensor) -> Tensor:
+        sums = found.new_zeros((), dtype=torch.float32)
+        gradient = torch.empty_like(found) if ctx.needs_input_grad[0] else None
+        rows = max(1, IN_FLOAT32 // found.shape[-1])
+        for at in range(0, len(found), rows):
+            part = slice(at, at + rows)
+            own, other = (one[part].float().log_softmax(-1) for one in (found, due))
+            chances = other.exp()
+            sums += other.sub_(own).mul_(chances).sum()
+            if gradient is not None:
+                gradient[part] = own.exp_().sub_(chances)
+        ctx.save_for_backward(gradient)
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, *by: Any) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return gradient.mul_(by[0].to(gradient.dtype)), None
+
+
 def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:
     """KL(dense || model) over the tokens of windows, summed, nats, float32; gradients reach the model alone.
 
@@ -41,14 +69,15 @@ def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:
         ids: shape ``(windows, tokens)``.
     """
     with torch.no_grad():
-        due = _chances(dense, ids)
-    found = _chances(model, ids)
-    return kl_div(found, due.to(found.device), log_target=True, reduction="sum")
+        due = _logits(dense, ids)
+    found = _logits(model, ids)
+    summed: Tensor = _Divergence.apply(found, due.to(found.device))  # type: ignore[no-untyped-call]
+    return summed
 
 
-def _chances(model: Any, ids: Tensor) -> Tensor:
+def _logits(model: Any, ids: Tensor) -> Tensor:
     logits: Tensor = model(input_ids=ids.to(input_device(model)), use_cache=False).logits
-    return logits.float().log_softmax(-1)
+    return logits.flatten(0, 1)
 
 
 @torch.no_grad()

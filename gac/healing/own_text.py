@@ -176,14 +176,19 @@ def _drawn(model: Any, writers: Sequence[Writer], numbers: Tensor, bar: Any) -> 
 
 
 class _Roomy(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values that have room for so many tokens from the first on: nothing is copied as they grow."""
+    """Keys and values that have room for so many tokens from the first on: nothing is copied as they grow.
+
+    They are held in the dtype in which attention reads them; rotated keys come in float32 where others are autocast.
+    """
 
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tokens = tokens
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
-        new = key_states, value_states
+        kind = key_states.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else key_states.dtype
+        new = key_states.to(dtype), value_states.to(dtype)
         if not self.is_initialized:
             self.lazy_initialization(*new)
             self._room = [one.new_empty(*one.shape[:2], self._tokens, one.shape[3]) for one in new]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gac.healing.descent import COOLING, Descent, cooled, scheduled
+from gac.healing.gradients import Gradients, can_be_captured
 from gac.healing.healing import Healing
 from gac.healing.logits import recomputing, summed_divergence
 from gac.healing.text import order
@@ -58,6 +59,8 @@ class _Steps:
 
     def __init__(self, healing: Healing, seconds: float | None, tokens: int | None) -> None:
         self._healing, count = healing, healing.ranks.count
+        captures = can_be_captured(healing.model, healing.dense)
+        self._gradients = Gradients(self._loss, healing.trained.parameters.values(), captures)
         if seconds is None:
             fits = (tokens or 0) // healing.length
         else:
@@ -80,7 +83,8 @@ class _Steps:
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
-                value = descent.step(self._gradients(), self._part(progress), where)
+                mine = self._batch()[healing.ranks.own :: healing.ranks.count]
+                value = descent.step(self._add_gradients(mine), self._part(progress), where)
                 span.read(read)
                 self._count(read, value)
                 progress = span.progress()
@@ -124,16 +128,17 @@ class _Steps:
             reached, steps=reached.steps + 1, tokens=reached.tokens + read, losses=(*reached.losses, loss)
         )
 
-    def _gradients(self) -> Tensor:
-        """Those of the mean divergence over this process's share of a batch, which is returned."""
-        healing, losses = self._healing, []
-        mine = self._batch()[healing.ranks.own :: healing.ranks.count]
-        for part in torch.tensor_split(mine, -(-len(mine) // healing.at_once)):
-            with healing.autocast():
-                loss = summed_divergence(healing.model, healing.dense, part) / mine.numel()
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        return torch.stack(losses).sum()
+    def _add_gradients(self, windows: Tensor) -> Tensor:
+        """Those of the mean divergence over windows, which is returned."""
+        tokens = torch.tensor(windows.numel())
+        parts = torch.tensor_split(windows, -(-len(windows) // self._healing.at_once))
+        self._gradients.begin()
+        return torch.stack([self._gradients.add(part, tokens) for part in parts]).sum()
+
+    def _loss(self, windows: Tensor, tokens: Tensor) -> Tensor:
+        """Their part of the mean divergence of a batch of so many tokens."""
+        with self._healing.autocast():
+            return summed_divergence(self._healing.model, self._healing.dense, windows) / tokens
 
     def _batch(self) -> Tensor:
         """The next windows of an endless sequence, in which all come in another order each time."""
@@ -142,17 +147,13 @@ class _Steps:
         return train[[int(order(len(train), self._healing.work.seed, turn)[at]) for turn, at in turns]]
 
     def _seconds_of_a_window(self) -> float:
-        """Of training: the second of two runs, for the first one also sets up what it needs."""
-        healing = self._healing
-        part = healing.text.train[: healing.at_once]
+        """Of training: the second of two batches, for the first one also sets up what it needs."""
+        part = self._healing.text.train[: max(1, BATCH // self._healing.length)]
         for _ in range(2):
             begun = time.monotonic()
-            with healing.autocast():
-                loss = summed_divergence(healing.model, healing.dense, part)
-            loss.backward()  # type: ignore[no-untyped-call]
-            float(loss.detach())
+            float(self._add_gradients(part))
         seconds = time.monotonic() - begun
-        for one in healing.trained.parameters.values():
+        for one in self._healing.trained.parameters.values():
             one.grad = None
         return seconds / len(part)
 

@@ -112,7 +112,7 @@ class Healings(Study):
         model, begun = found.compressed(), time.monotonic()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        curve = _Curve(lambda points: write(self._asked.output, **self.record | {"under_way": case | {"curve": points}}))
+        curve = _Curve(lambda points: self._under_way(case | {"curve": points}))
         healing = logging.getLogger("gac.healing.healing")
         healing.addHandler(curve)
         healing.setLevel(logging.DEBUG)
@@ -121,6 +121,9 @@ class Healings(Study):
         seconds = {"seconds": time.monotonic() - begun, "planning": self._planning}
         peak = {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
         self.keep(case | what | self._row(model) | seconds | peak | {"curve": curve.points})
+
+    def _under_way(self, row: dict[str, Any]) -> None:
+        write(self._asked.output, **self.record | {"under_way": row})
 
     def _refitted(self, model: Any, _case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return model, {}

@@ -1,0 +1,126 @@
+"""Gradients of a loss: made with it, captured where a GPU can, and of norms that run in one kernel."""
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+from trained import Trained
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gac.healing import gradients
+from gac.healing import logits as logits_of
+from gac.healing.gradients import Gradients, can_be_captured
+from gac.healing.norms import in_one_kernel
+from gac.testing.models import tiny_config
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_the_gradient_that_is_made_with_a_divergence_is_its_own(rows: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(logits_of, "IN_FLOAT32", rows * 20)
+    found, due = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
+    exact, made = (found.clone().requires_grad_() for _ in range(2))
+    divergence = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="sum")
+    (divergence / 3).backward()
+    summed = logits_of._Divergence.apply(made, due)
+    (summed / 3).backward()
+    assert summed.item() == pytest.approx(divergence.item(), rel=1e-5)
+    torch.testing.assert_close(made.grad, exact.grad)
+    assert logits_of._Divergence.apply(found, due).item() == pytest.approx(divergence.item(), rel=1e-5)
+
+
+def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:
+    weight = nn.Parameter(torch.linspace(-1, 1, 12, device=device).view(3, 4))
+
+    def loss(x: Tensor, by: Tensor) -> Tensor:
+        return (x @ weight).tanh().square().sum() / by
+
+    return weight, loss
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_gradients_of_several_parts_add_up(captures: bool, caplog: Any) -> None:
+    weight, loss = weight_and_loss()
+    found = Gradients(loss, [weight], captures)  # True: there is no GPU to capture on, so they run as they are
+    with caplog.at_level(logging.INFO):
+        for step in (1.0, 2.0):
+            found.begin()
+            sums = sum(float(found.add(torch.full((2, 3), at), torch.tensor(4.0))) for at in (step, step + 1))
+            other, same = weight_and_loss()
+            due = same(torch.full((2, 3), step), 4) + same(torch.full((2, 3), step + 1), 4)
+            due.backward()
+            assert sums == pytest.approx(due.item())
+            torch.testing.assert_close(weight.grad, other.grad)
+            weight.grad = None
+    assert caplog.text.count("steps are not captured in a CUDA graph: ") == captures
+
+
+def test_what_is_captured_adds_nothing_by_being_captured(monkeypatch: Any) -> None:
+    weight, loss = weight_and_loss()
+
+    class Captured:
+        def __init__(self, run: Any, given: Any) -> None:
+            self.run = lambda given: run(*given)
+            run(*given)  # as the runs that warm up do
+
+    monkeypatch.setattr(gradients, "_Captured", Captured)
+    found = Gradients(loss, [weight], captures=True)
+    found.begin()
+    held = weight.grad
+    for rows in (2, 3):  # two shapes, each captured when it is met
+        found.add(torch.ones(rows, 3), torch.tensor(1.0))
+    other, same = weight_and_loss()
+    (same(torch.ones(2, 3), 1) + same(torch.ones(3, 3), 1)).backward()
+    torch.testing.assert_close(weight.grad, other.grad)
+    assert weight.grad is held
+    found.begin()
+    assert weight.grad is held
+    assert not held.any()
+
+
+def test_large_models_and_those_without_a_gpu_are_not_captured(tiny_model: Any, monkeypatch: Any) -> None:
+    assert not can_be_captured(tiny_model)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert can_be_captured(tiny_model, copy.deepcopy(tiny_model))
+    monkeypatch.setattr(gradients, "CHECKPOINTED", 1000)
+    assert not can_be_captured(tiny_model)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_healing_is_the_same_whether_its_steps_are_captured(learned: Trained, monkeypatch: Any) -> None:
+    states = []
+    for captured in (True, True, False):
+        if not captured:
+            monkeypatch.setattr(gradients, "can_be_captured", lambda *_models: False)
+            monkeypatch.setattr("gac.healing.whole.can_be_captured", lambda *_models: False)
+            monkeypatch.setattr("gac.healing.layers.can_be_captured", lambda *_models: False)
+        small = learned.heal(learned.compressed().cuda(), against=copy.deepcopy(learned.model).cuda())
+        states.append({name: one.cpu() for name, one in small.state_dict().items()})
+    for other in states[1:]:
+        assert all(torch.equal(one, other[name]) for name, one in states[0].items())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_norms_in_one_kernel_find_what_they_find_and_are_put_back(model_type: str) -> None:
+    sizes = tiny_config().to_dict() | {"head_dim": 16, "layer_types": None, "rope_parameters": None}
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    named = {name: sizes[name] for name in (*kept, "num_key_value_heads", "head_dim")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **named)).eval()
+    for one in model.parameters():
+        if one.dim() == 1:
+            nn.init.normal_(one, 1.0, 0.3)
+    norms = [one for name, one in model.named_modules() if name.endswith("norm")]
+    norms[0].forward = own = norms[0].forward
+    ids = torch.arange(12).view(1, 12)
+    due = model(ids).logits
+    with in_one_kernel(model):
+        assert all("forward" in vars(one) and one.forward is not own for one in norms)
+        found = model(ids).logits
+        found.sum().backward()
+    torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-5)
+    assert all(one.weight.grad is not None for one in norms)
+    assert norms[0].forward is own
+    assert not any("forward" in vars(one) for one in norms[1:])
