@@ -93,7 +93,7 @@ def heal_model(
     with in_basis(plan.recipe, loaded, given):
         dense = loaded.model
         before = _divergence(model, dense, found)
-        state = StateFile(key_of(model, digest, {"train": found.train, "held": found.held}, work))
+        state = StateFile(key_of(model, digest, {"train": found.train, "read": found.read, "held": found.held}, work))
         fixed: dict[str, Any] = {"state": state, "ranks": ranks, "begun": begun, "progress": progress}
         healing = partial(Healing, plan=plan, text=found, work=work, **fixed)
         numbers = sum(one.params for one in plan.weights if work.dense or one.changed)

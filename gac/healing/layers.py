@@ -14,7 +14,6 @@ from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
 from gac.healing.gradients import can_be_captured
 from gac.healing.healing import Healing
-from gac.healing.text import order
 from gac.healing.trainables import learning, values_of
 from gac.healing.work import Span
 from gac.progress import progress_bar
@@ -71,16 +70,16 @@ def _train(healing: Healing, seconds: float | None) -> None:
 
 def _batches(healing: Healing, seconds: float | None) -> tuple[list[Tensor], list[Tensor]]:
     """The windows that layers learn from, in batches of this process, and what is held out."""
-    train, held, count = healing.text.train, healing.text.held, healing.ranks.count
+    text, held, count = healing.text, healing.text.held, healing.ranks.count
     if seconds is None:
         windows = int(healing.work.blocks * (healing.work.tokens or 0)) // healing.length
     else:
         fits = PASSING * seconds * len(held) / max(healing.looking, 1e-9)
         windows = healing.ranks.once(lambda: int(fits))
-    windows = max(min(windows, len(train)), min(STEPS * count, len(train)))
+    most = len(text.read)
+    windows = max(min(windows, most), min(STEPS * count, most))
     size = max(1, min(BATCH // healing.length, windows // (STEPS * count)))
-    drawn = order(len(train), healing.work.seed, 0)[:windows]
-    mine = train[drawn[healing.ranks.own :: count][: windows // count]]
+    mine = text.drawn(0, windows, healing.work.seed)[healing.ranks.own :: count][: windows // count]
     return [*torch.split(mine, size)], [*torch.split(held, size)]
 
 

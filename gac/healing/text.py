@@ -43,6 +43,7 @@ class HealingText:
     Attributes:
         names: of the texts, as the plan calls them, and ``gac heal`` takes.
         train: to train on.
+        read: which of these are read in a turn, ``(count,)``: those of small texts several times.
         held: in even steps among them, never trained on.
         bos: whether every window begins with BOS.
         documents: the digests of those that were given in memory.
@@ -50,9 +51,15 @@ class HealingText:
 
     names: tuple[str, ...]
     train: Tensor
+    read: Tensor
     held: Tensor
     bos: bool
     documents: tuple[str, ...] = ()
+
+    def drawn(self, first: int, count: int, seed: int) -> Tensor:
+        """So many windows from a place on in an endless sequence, in which all come in another order each turn."""
+        places = (divmod(at, len(self.read)) for at in range(first, first + count))
+        return self.train[[int(self.read[order(len(self.read), seed, turn)[at]]) for turn, at in places]]
 
 
 def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, written: Written) -> HealingText:
@@ -70,14 +77,32 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     planned = plan.measured.calibration
     asked = _asked(given, plan)
     texts = Texts(tuple(one.part for one in asked))  # refuses what does not go together, before anything is written
-    bos = planned.bos if plan.measured.predicted else None
-    cut = [one.cut(loaded.tokenizer, bos, written) for one in asked]
+    begins = planned.bos if plan.measured.predicted else None
+    cut = [one.cut(loaded.tokenizer, begins, written) for one in asked]
     embedding: Any = loaded.model.get_input_embeddings()
     for windows in cut:
         check_vocabulary(windows, embedding.num_embeddings)
     names = tuple(one.name for one in asked)
-    train, held = parted(" and ".join(names), torch.cat([windows.ids for windows in cut]))
-    return HealingText(names, train, held, all(windows.bos == "windows" for windows in cut), texts.documents)
+    joined = " and ".join(names)
+    train, held = parted(joined, torch.cat([windows.ids for windows in cut]))
+    of_text, _ = parted(joined, torch.cat([torch.full((len(one.ids), 1), at) for at, one in enumerate(cut)]))
+    bos = all(windows.bos == "windows" for windows in cut)
+    return HealingText(names, train, in_a_turn(of_text.flatten()), held, bos, texts.documents)
+
+
+def in_a_turn(of_text: Tensor) -> Tensor:
+    """Which windows are read in a turn, by the number of the text that each is of, ``(windows,)``.
+
+    A text has a share in proportion to the root of how many windows it has (arXiv 1901.07291, section 3.1, with
+    alpha = 0.5), as nearly as whole numbers of turns allow. So little text of the kind that matters is not lost in much
+    that the model writes.
+
+    >>> in_a_turn(torch.tensor([0, 1, 1, 1, 1])).tolist()
+    [0, 0, 1, 2, 3, 4]
+    """
+    counts = of_text.bincount()
+    times = (counts.max() / counts).sqrt().round().long()
+    return torch.arange(len(of_text)).repeat_interleave(times[of_text])
 
 
 def check_names(names: Iterable[str]) -> None:

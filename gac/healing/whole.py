@@ -13,7 +13,6 @@ from gac.healing.descent import COOLING, Descent, cooled, scheduled
 from gac.healing.gradients import Gradients, can_be_captured
 from gac.healing.healing import Healing
 from gac.healing.logits import recomputing, summed_divergence
-from gac.healing.text import order
 from gac.healing.trainables import learning
 from gac.healing.work import Span
 from gac.progress import progress_bar
@@ -83,7 +82,8 @@ class _Steps:
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
-                mine = self._batch()[healing.ranks.own :: healing.ranks.count]
+                first, seed = healing.reached.steps * self._windows, healing.work.seed
+                mine = healing.text.drawn(first, self._windows, seed)[healing.ranks.own :: healing.ranks.count]
                 value = descent.step(self._add_gradients(mine), self._part(progress), where)
                 span.read(read)
                 self._count(read, value)
@@ -139,12 +139,6 @@ class _Steps:
         """Their part of the mean divergence of a batch of so many tokens."""
         with self._healing.autocast():
             return summed_divergence(self._healing.model, self._healing.dense, windows) / tokens
-
-    def _batch(self) -> Tensor:
-        """The next windows of an endless sequence, in which all come in another order each time."""
-        train, first = self._healing.text.train, self._healing.reached.steps * self._windows
-        turns = [divmod(at, len(train)) for at in range(first, first + self._windows)]
-        return train[[int(order(len(train), self._healing.work.seed, turn)[at]) for turn, at in turns]]
 
     def _seconds_of_a_window(self) -> float:
         """Of training: the second of two batches, for the first one also sets up what it needs."""

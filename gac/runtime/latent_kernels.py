@@ -201,19 +201,19 @@ def _kept(  # type: ignore[no-untyped-def]
     Args:
         room: None: shared memory. ASKED, MADE_OF: words of the queries, and of a head's factor.
     """
-    lane, factor_at = thread % 32, None
+    lane = thread % 32
+    factor_at = lane  # where there is no factor: Triton returns no None
+    if factor is not None:
+        factor += head * MADE_OF
+        factor_at = factor + lane * 4
     if room is None:
         room_at = reserved(thread)
         asked_at = room_at + lane * 8
-    else:
-        asked_at = room + program * ASKED + lane * 2
-    if factor is not None:
-        factor += head * MADE_OF
-        if room is None and 4 * (ASKED + MADE_OF) <= _ROOM:
+        if factor is not None and 4 * (ASKED + MADE_OF) <= _ROOM:
             copied(room_at + 4 * ASKED, factor, thread, MADE_OF, 32 * WARPS)
             factor_at = room_at + 4 * ASKED + lane * 16
-        else:
-            factor_at = factor + lane * 4
+    else:
+        asked_at = room + program * ASKED + lane * 2
     return asked_at, factor_at
 
 
@@ -262,6 +262,8 @@ def attend(  # type: ignore[no-untyped-def]
     ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
     made_of: tl.constexpr = (SIZE + 15) // 16 * matrices * 128
     asked_at, factor_at = _kept(room, program, factor, head, thread, ASKED, made_of, WARPS)
+    if factor is None:
+        factor_at = None
     angles = ()
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin

@@ -57,7 +57,8 @@ def measured(asked: Namespace) -> dict[str, Any]:
     dense: Any = model_of_shapes(asked.shapes, device=device, layers=asked.layers)
     small: Any = copy.deepcopy(variant(dense, plan.weights))
     ids = torch.randint(dense.config.vocab_size, (WINDOWS, asked.length), generator=torch.Generator().manual_seed(0))
-    text = HealingText(("random",), *parted("random tokens", ids), bos=False)
+    train, held = parted("random tokens", ids)
+    text = HealingText(("random",), train, torch.arange(len(train)), held, bos=False)
     trained = sum(one.params for one in plan.weights if one.changed)
     parts = ranks.count > 1 and (asked.parts or wanted(small, trained, ranks))
     state.EVERY = math.inf

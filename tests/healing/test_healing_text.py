@@ -56,6 +56,20 @@ def test_own_text_without_a_size_has_the_windows_of_the_plan(learned: Trained, o
     assert written == 512
 
 
+def test_a_small_text_is_read_more_often_than_a_large_one(learned: Trained, other: str) -> None:
+    found = text_of([f"{other}:20x{LENGTH}", f"self:180x{LENGTH}"], learned)
+    own = found.train[:, 1] == 7
+    assert len(found.read) == 3 * int((~own).sum()) + int(own.sum())  # the root of 9
+    drawn = found.drawn(0, 2 * len(found.read), seed=0)
+    for turn in drawn.chunk(2):
+        assert (turn[:, 1] != 7).sum() == 3 * (~own).sum()
+        assert {tuple(row) for row in turn.tolist()} == {tuple(row) for row in found.train.tolist()}
+    assert not torch.equal(*drawn.chunk(2))
+    assert torch.equal(found.drawn(5, 7, seed=0), drawn[5:12])
+    assert not torch.equal(found.drawn(0, 12, seed=1), drawn[:12])
+    assert torch.equal(text_of(other, learned).read, torch.arange(len(text_of(other, learned).train)))
+
+
 @pytest.mark.parametrize("given", [["one", "two words " * 1200], ["self: I am " * 1200, "a document"]])
 def test_strings_none_of_which_is_a_text_are_documents(given: Sequence[str], learned: Trained) -> None:
     found = text_of(given, learned)
