@@ -7,14 +7,14 @@ RMSNorm reads tokens whatever their size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gac.healing.descent import Descent, scheduled
-from gac.healing.gradients import Gradients
+from gac.healing.gradients import Captures, Gradients
 from gac.healing.text import order
 from gac.healing.work import Span
 from gac.models.modules import input_device
@@ -76,7 +76,7 @@ class LayerSteps:
     pairs: Sequence[tuple[Tensor, Tensor]]
     seed: int
     count: int = 1
-    captures: bool = False
+    captures: Captures = field(default_factory=Captures)
 
     def run(self, descent: Descent, span: Span, where: str) -> int:
         """Take them until the span is over; returns the tokens that were read, by all processes.

@@ -6,6 +6,7 @@ run. Replayed, they are the same kernels on the same numbers.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,17 @@ Loss = Callable[..., Tensor]
 """Of some tensors."""
 
 
+@dataclass
+class Captures:
+    """Whether runs of a healing are captured; what cannot be is not tried again.
+
+    Attributes:
+        on: whether they are.
+    """
+
+    on: bool = False
+
+
 class Gradients:
     """Those of a loss, left at parameters.
 
@@ -31,14 +43,14 @@ class Gradients:
         captures: whether its runs are captured, once for all tensors of a shape.
     """
 
-    def __init__(self, loss: Loss, parameters: Iterable[nn.Parameter], captures: bool) -> None:
+    def __init__(self, loss: Loss, parameters: Iterable[nn.Parameter], captures: Captures) -> None:
         self._loss, self._parameters, self._captures = loss, [*parameters], captures
         self._captured: dict[tuple[torch.Size, ...], _Captured] = {}
         self._held: list[Tensor] = []
 
     def begin(self) -> None:
         """Let there be none; captured runs add them to the same tensors every time."""
-        if not self._captures:
+        if not self._captures.on:
             return
         self._held = self._held or [torch.zeros_like(one) for one in self._parameters]
         for one, held in zip(self._parameters, self._held, strict=True):
@@ -48,7 +60,7 @@ class Gradients:
     def add(self, *given: Tensor) -> Tensor:
         """Those of the loss of these tensors, which is returned."""
         shapes = tuple(one.shape for one in given)
-        if self._captures and shapes not in self._captured:
+        if self._captures.on and shapes not in self._captured:
             self._capture(given, shapes)
         captured = self._captured.get(shapes)
         return self._run(*given) if captured is None else captured.run(given)
@@ -59,8 +71,9 @@ class Gradients:
         try:
             self._captured[shapes] = _Captured(self._run, [one.to(device, copy=True) for one in given])
         except RuntimeError as failure:  # what PyTorch raises where a model waits for what its GPU finds, say
-            logger.info("steps are not captured in a CUDA graph: %s", str(failure).splitlines()[0])
-            self._captures = False
+            why = str(failure).partition("\n")[0] or type(failure).__name__
+            logger.info("steps are not captured in a CUDA graph, and take longer: %s", why)
+            self._captures.on = False
             self._captured.clear()
         torch._foreach_copy_(self._held, before)
 
@@ -78,21 +91,23 @@ class _Captured:
     """
 
     def __init__(self, run: Loss, given: Sequence[Tensor]) -> None:
-        self._given, self._graph = given, torch.cuda.CUDAGraph()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM):
-                run(*given)
-        torch.cuda.current_stream().wait_stream(aside)
-        with torch.cuda.graph(self._graph):
-            self._found = run(*given)
+        self._given, self._device, self._graph = given, given[0].device, torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM):
+                    run(*given)
+            torch.cuda.current_stream().wait_stream(aside)
+            with torch.cuda.graph(self._graph):
+                self._found = run(*given)
 
     def run(self, given: Sequence[Tensor]) -> Tensor:
         """With other tensors of the same shapes."""
         for held, one in zip(self._given, given, strict=True):
             held.copy_(one)
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self._found.clone()
 
 

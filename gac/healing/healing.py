@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gac.distributed.ranks import Ranks
+from gac.healing.gradients import Captures, can_be_captured
 from gac.healing.logits import in_training, mean_divergence, windows_at_once
 from gac.healing.shards import shard
 from gac.healing.state import Reached, StateFile
@@ -47,6 +48,7 @@ class Healing:
         looking: seconds that one look at what is held out takes.
         names: of the decoder layers, in order.
         at_once: windows whose logits are made at a time.
+        captures: whether steps are captured in CUDA graphs.
     """
 
     reached: Reached
@@ -72,12 +74,14 @@ class Healing:
         self.at_once = windows_at_once(model, self.length)
         self.trained = trainables(model, plan, work)
         self.given, self.best, self.moments = self.trained.values(), {}, {}
+        self.captures = Captures(can_be_captured(model, dense))
 
     def divide(self, mesh: DeviceMesh) -> None:
         """Leave to every process its part of both models, which are in host memory."""
         for model in (self.model, self.dense):
             shard(model, self.layers(model), mesh)
         self.trained.found_again()
+        self.captures.on = False
 
     def resume_or_start(self) -> None:
         """Look at what is held out, and take up what a run that was stopped had reached."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
-from gac.healing.gradients import can_be_captured
 from gac.healing.healing import Healing
 from gac.healing.trainables import learning, values_of
 from gac.healing.work import Span
@@ -120,9 +119,8 @@ class _Layer:
         span = Span(ranks, seconds, tokens)
         descent = Descent(own, self.healing.given, work.learning_rate, ranks)
         pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
-        captures = can_be_captured(self.healing.model)
         run, seed = partial(self.ours.run, self.layer), work.seed + 1 + self.layer
-        steps = LayerSteps(run, pairs, seed, ranks.count, captures)
+        steps = LayerSteps(run, pairs, seed, ranks.count, self.healing.captures)
         with learning(own):
             return steps.run(descent, span, f"layer {self.layer}{self.healing.rate}")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gac.models.modules import input_device
 from gac.runtime.stored import count_parameters
@@ -57,6 +58,7 @@ class _Divergence(torch.autograd.Function):
         return sums
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *by: Any) -> Any:
         (gradient,) = ctx.saved_tensors
         return gradient.mul_(by[0].to(gradient.dtype)), None

@@ -1,17 +1,18 @@
-"""RMSNorms that PyTorch runs in one kernel, and backwards in two: as transformers writes them they are 6 and 12."""
+"""RMSNorms of float32 states that PyTorch runs in one kernel, which are 6 as transformers writes them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.runtime.one_launch import eps_of, norm_of
+from gac.runtime.one_launch import Norm, eps_of, norm_of
 from gac.runtime.replaced import Forward
 
 
 class _InOneKernel(Forward):
-    """An RMSNorm of this kind; its weight is read in the dtype of what is normed."""
+    """An RMSNorm of this kind. States in 16 bits are rounded between its steps, and run as before."""
 
     def __init__(self, norm: nn.Module, kind: str) -> None:
         super().__init__(norm)
@@ -20,14 +21,19 @@ class _InOneKernel(Forward):
     def __call__(self, hidden_states: Tensor) -> Tensor:
         weight = self.module.weight
         assert isinstance(weight, Tensor)
-        gain = (weight + self._more if self._more else weight).to(hidden_states.dtype)
+        if (hidden_states.dtype, weight.dtype) != (torch.float32, torch.float32):
+            y: Tensor = self.plain(hidden_states)
+            return y
+        gain = weight + self._more if self._more else weight
         return functional.rms_norm(hidden_states, gain.shape, gain, self._eps)
 
 
 @contextmanager
 def in_one_kernel(*models: nn.Module) -> Iterator[None]:
-    """With all RMSNorms of the models run so; they are as they were on exit."""
-    found = [(module, kind) for model in models for module in model.modules() if (kind := norm_of(module))]
+    """With the RMSNorms of the models run so, but for those with a ``forward`` of others; as they were on exit."""
+    modules = {id(module): module for model in models for module in model.modules()}.values()
+    own = [one for one in modules if isinstance(vars(one).get("forward"), Norm | None)]
+    found = [(module, kind) for module in own if (kind := norm_of(module))]
     before = [vars(module).get("forward") for module, _ in found]
     try:
         for module, kind in found:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gac.healing.descent import COOLING, Descent, cooled, scheduled
-from gac.healing.gradients import Gradients, can_be_captured
+from gac.healing.gradients import Gradients
 from gac.healing.healing import Healing
 from gac.healing.logits import recomputing, summed_divergence
 from gac.healing.trainables import learning
@@ -46,6 +46,7 @@ def heal_whole(healing: Healing) -> None:
         if (tokens or 0) <= 0 and (seconds or 0) <= 0:
             return
         steps = _Steps(healing, seconds, tokens)
+        seconds = None if healing.left is None else healing.left - 3 * healing.looking  # timing took some
         steps.run(Span(healing.ranks, None if seconds is None else seconds + spent, tokens, spent))
 
 
@@ -58,8 +59,7 @@ class _Steps:
 
     def __init__(self, healing: Healing, seconds: float | None, tokens: int | None) -> None:
         self._healing, count = healing, healing.ranks.count
-        captures = can_be_captured(healing.model, healing.dense)
-        self._gradients = Gradients(self._loss, healing.trained.parameters.values(), captures)
+        self._gradients = self._none_yet()
         if seconds is None:
             fits = (tokens or 0) // healing.length
         else:
@@ -128,6 +128,9 @@ class _Steps:
             reached, steps=reached.steps + 1, tokens=reached.tokens + read, losses=(*reached.losses, loss)
         )
 
+    def _none_yet(self) -> Gradients:
+        return Gradients(self._loss, self._healing.trained.parameters.values(), self._healing.captures)
+
     def _add_gradients(self, windows: Tensor) -> Tensor:
         """Those of the mean divergence over windows, which is returned."""
         tokens = torch.tensor(windows.numel())
@@ -141,14 +144,17 @@ class _Steps:
             return summed_divergence(self._healing.model, self._healing.dense, windows) / tokens
 
     def _seconds_of_a_window(self) -> float:
-        """Of training: the second of two batches, for the first one also sets up what it needs."""
-        part = self._healing.text.train[: max(1, BATCH // self._healing.length)]
+        """Of training: the second of two runs, for the first one also sets up what it needs."""
+        healing = self._healing
+        count = max(1, BATCH // healing.length) if healing.captures.on else healing.at_once
+        part = healing.text.train[:count]
         for _ in range(2):
             begun = time.monotonic()
             float(self._add_gradients(part))
         seconds = time.monotonic() - begun
-        for one in self._healing.trained.parameters.values():
+        for one in healing.trained.parameters.values():
             one.grad = None
+        self._gradients = self._none_yet()  # steps may be smaller, and what was captured would keep its memory
         return seconds / len(part)
 
 

@@ -35,7 +35,7 @@ import torch
 
 import gac
 from gac.healing.heal import healing_windows, origin_digest
-from gac.healing.text import order
+from gac.healing.text import HealingText
 from gac.io import atomic_path
 from gac.plan import Plan
 from gac.reporting.figures.healing import LossPoint
@@ -143,8 +143,8 @@ class Healings(Study):
 
     def _lora(self, model: Any, _case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         digest = origin_digest(model.gac_plan, self.loaded)
-        train = healing_windows(self._asked.healing_text, model.gac_plan, self.loaded, digest, 0).train
-        return trained_adapters(model, train, 60 * self._asked.minutes, self._asked.tokens)
+        text = healing_windows(self._asked.healing_text, model.gac_plan, self.loaded, digest, 0)
+        return trained_adapters(model, text, 60 * self._asked.minutes, self._asked.tokens)
 
     def _row(self, model: Any) -> dict[str, Any]:
         """Perplexity as a multiple of the dense model's, and its logarithm on every text."""
@@ -207,8 +207,8 @@ def text_named(name: str, folder: Path) -> str:
     return str(news()) if name == "prose" else name
 
 
-def trained_adapters(model: Any, train: torch.Tensor, seconds: float, tokens: int | None) -> tuple[Any, dict[str, Any]]:
-    """The model with LoRA adapters merged into it that were trained on the labels of windows ``(windows, tokens)``.
+def trained_adapters(model: Any, text: HealingText, seconds: float, tokens: int | None) -> tuple[Any, dict[str, Any]]:
+    """The model with LoRA adapters merged into it that were trained on the labels of what is healed on.
 
     Args:
         seconds: that are trained for, unless ``tokens`` are given.
@@ -223,8 +223,7 @@ def trained_adapters(model: Any, train: torch.Tensor, seconds: float, tokens: in
         done = read / tokens if tokens else (time.monotonic() - begun) / seconds
         if done >= 1:
             break
-        turns = [divmod(at, len(train)) for at in range(step * LORA_WINDOWS, (step + 1) * LORA_WINDOWS)]
-        ids = train[[int(order(len(train), 0, turn)[at]) for turn, at in turns]].to(model.device)
+        ids = text.drawn(step * LORA_WINDOWS, LORA_WINDOWS, seed=0).to(model.device)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
             loss = adapted(input_ids=ids, labels=ids).loss
         loss.backward()

@@ -11,10 +11,11 @@ from torch.nn.functional import kl_div
 from trained import Trained
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gac.healing import gradients
+from gac.healing import gradients, healing
 from gac.healing import logits as logits_of
-from gac.healing.gradients import Gradients, can_be_captured
+from gac.healing.gradients import Captures, Gradients, can_be_captured
 from gac.healing.norms import in_one_kernel
+from gac.runtime.one_launch import Norm
 from gac.testing.models import tiny_config
 
 
@@ -42,9 +43,14 @@ def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_gradients_of_several_parts_add_up(captures: bool, caplog: Any) -> None:
+def test_gradients_of_several_parts_add_up(captures: bool, caplog: Any, monkeypatch: Any) -> None:
+    def refused(run: Any, given: Any) -> None:
+        run(*given)
+        raise NotImplementedError
+
+    monkeypatch.setattr(gradients, "_Captured", refused)  # then they run as they are
     weight, loss = weight_and_loss()
-    found = Gradients(loss, [weight], captures)  # True: there is no GPU to capture on, so they run as they are
+    found = Gradients(loss, [weight], Captures(captures))
     with caplog.at_level(logging.INFO):
         for step in (1.0, 2.0):
             found.begin()
@@ -55,7 +61,7 @@ def test_gradients_of_several_parts_add_up(captures: bool, caplog: Any) -> None:
             assert sums == pytest.approx(due.item())
             torch.testing.assert_close(weight.grad, other.grad)
             weight.grad = None
-    assert caplog.text.count("steps are not captured in a CUDA graph: ") == captures
+    assert caplog.text.count("steps are not captured in a CUDA graph, and take longer: NotImplementedError") == captures
 
 
 def test_what_is_captured_adds_nothing_by_being_captured(monkeypatch: Any) -> None:
@@ -67,7 +73,7 @@ def test_what_is_captured_adds_nothing_by_being_captured(monkeypatch: Any) -> No
             run(*given)  # as the runs that warm up do
 
     monkeypatch.setattr(gradients, "_Captured", Captured)
-    found = Gradients(loss, [weight], captures=True)
+    found = Gradients(loss, [weight], Captures(True))
     found.begin()
     held = weight.grad
     for rows in (2, 3):  # two shapes, each captured when it is met
@@ -89,18 +95,36 @@ def test_large_models_and_those_without_a_gpu_are_not_captured(tiny_model: Any, 
     assert not can_be_captured(tiny_model)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_gpu
 def test_a_healing_is_the_same_whether_its_steps_are_captured(learned: Trained, monkeypatch: Any) -> None:
     states = []
     for captured in (True, True, False):
-        if not captured:
-            monkeypatch.setattr(gradients, "can_be_captured", lambda *_models: False)
-            monkeypatch.setattr("gac.healing.whole.can_be_captured", lambda *_models: False)
-            monkeypatch.setattr("gac.healing.layers.can_be_captured", lambda *_models: False)
+        monkeypatch.setattr(healing, "can_be_captured", can_be_captured if captured else lambda *_models: False)
         small = learned.heal(learned.compressed().cuda(), against=copy.deepcopy(learned.model).cuda())
         states.append({name: one.cpu() for name, one in small.state_dict().items()})
     for other in states[1:]:
         assert all(torch.equal(one, other[name]) for name, one in states[0].items())
+
+
+@on_gpu
+@pytest.mark.parametrize("device", range(torch.cuda.device_count()))
+def test_a_run_that_waits_for_its_gpu_is_not_captured_and_goes_on(device: int) -> None:
+    weight, loss = weight_and_loss(f"cuda:{device}")
+    given = torch.ones(2, 3, device=weight.device), torch.tensor(2.0)
+    found, waits = [], Captures(True)
+    for run, captures in ((loss, Captures(True)), (lambda *one: loss(*one) * float(weight.sum() + 1), waits)):
+        made = Gradients(run, [weight], captures)
+        made.begin()
+        found.append((float(made.add(*given)), weight.grad.clone()))
+        weight.grad = None
+    loss(*given).backward()
+    assert not waits.on
+    assert found[0][0] > 0
+    assert torch.equal(found[0][1], weight.grad)
+    torch.testing.assert_close(found[1][1], weight.grad)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
@@ -113,14 +137,20 @@ def test_norms_in_one_kernel_find_what_they_find_and_are_put_back(model_type: st
         if one.dim() == 1:
             nn.init.normal_(one, 1.0, 0.3)
     norms = [one for name, one in model.named_modules() if name.endswith("norm")]
-    norms[0].forward = own = norms[0].forward
+    norms[0].forward = own = Norm(norms[0], model_type.partition("3")[0])
+    norms[1].forward = others = norms[1].forward  # as a hook of accelerate
     ids = torch.arange(12).view(1, 12)
     due = model(ids).logits
-    with in_one_kernel(model):
-        assert all("forward" in vars(one) and one.forward is not own for one in norms)
+    with in_one_kernel(model, model):  # each is met twice
+        assert all("forward" in vars(one) for one in norms)
+        assert norms[0].forward is not own
+        assert norms[1].forward is others
         found = model(ids).logits
         found.sum().backward()
+        states = torch.randn(2, norms[0].weight.numel()).bfloat16()
+        assert torch.equal(norms[0].forward(states), own(states))
     torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-5)
     assert all(one.weight.grad is not None for one in norms)
     assert norms[0].forward is own
-    assert not any("forward" in vars(one) for one in norms[1:])
+    assert norms[1].forward is others
+    assert not any("forward" in vars(one) for one in norms[2:])
