@@ -82,9 +82,7 @@ class _Steps:
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
-                first, seed = healing.reached.steps * self._windows, healing.work.seed
-                mine = healing.text.drawn(first, self._windows, seed)[healing.ranks.own :: healing.ranks.count]
-                value = descent.step(self._add_gradients(mine), self._part(progress), where)
+                value = descent.step(self._add_gradients(self._mine()), self._part(progress), where)
                 span.read(read)
                 self._count(read, value)
                 progress = span.progress()
@@ -127,6 +125,12 @@ class _Steps:
         self._healing.reached = replace(
             reached, steps=reached.steps + 1, tokens=reached.tokens + read, losses=(*reached.losses, loss)
         )
+
+    def _mine(self) -> Tensor:
+        """This process's share of the next windows."""
+        healing = self._healing
+        batch = healing.text.drawn(healing.reached.steps * self._windows, self._windows, healing.work.seed)
+        return batch[healing.ranks.own :: healing.ranks.count]
 
     def _none_yet(self) -> Gradients:
         return Gradients(self._loss, self._healing.trained.parameters.values(), self._healing.captures)
