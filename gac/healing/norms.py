@@ -31,16 +31,15 @@ class _InOneKernel(Forward):
 @contextmanager
 def in_one_kernel(*models: nn.Module) -> Iterator[None]:
     """With the RMSNorms of the models run so, but for those with a ``forward`` of others; as they were on exit."""
-    modules = {id(module): module for model in models for module in model.modules()}.values()
-    own = [one for one in modules if isinstance(vars(one).get("forward"), Norm | None)]
-    found = [(module, kind) for module in own if (kind := norm_of(module))]
-    before = [vars(module).get("forward") for module, _ in found]
+    modules = {module for model in models for module in model.modules()}
+    own = {one: before for one in modules if isinstance(before := vars(one).get("forward"), Norm | None)}
+    found = {module: kind for module in own if (kind := norm_of(module))}
     try:
-        for module, kind in found:
+        for module, kind in found.items():
             module.forward = _InOneKernel(module, kind)
         yield
     finally:
-        for (module, _), forward in zip(found, before, strict=True):
+        for module in found:
             del module.forward
-            if forward is not None:
-                module.forward = forward
+            if (before := own[module]) is not None:
+                module.forward = before

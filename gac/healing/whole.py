@@ -40,14 +40,20 @@ def heal_whole(healing: Healing) -> None:
     """
     params, layers = count_parameters(healing.model), healing.layers(healing.model)
     with recomputing(healing.model, layers, params), learning(healing.trained.parameters):
-        work, left, spent = healing.work, healing.left, healing.reached.span
+        work, spent = healing.work, healing.reached.span
         tokens = None if work.tokens is None else work.tokens - int(work.blocks * work.tokens)
-        seconds = None if left is None else left - 3 * healing.looking  # before the last look, and after
+        seconds = _seconds_left(healing)
         if (tokens or 0) <= 0 and (seconds or 0) <= 0:
             return
         steps = _Steps(healing, seconds, tokens)
-        seconds = None if healing.left is None else healing.left - 3 * healing.looking  # timing took some
+        seconds = _seconds_left(healing)  # timing took some
         steps.run(Span(healing.ranks, None if seconds is None else seconds + spent, tokens, spent))
+
+
+def _seconds_left(healing: Healing) -> float | None:
+    """For steps: looks come at the end, and after it; None where tokens are counted."""
+    left = healing.left
+    return None if left is None else left - 3 * healing.looking
 
 
 class _Steps:
