@@ -423,7 +423,7 @@ def test_the_command(learned: Trained, dense: Path, tmp_path: Path, monkeypatch:
     assert healed.gac_plan.healed[0].tokens == found["healed"]["tokens"]
     assert "divergence from the dense model" in healed.gac_plan.summary()
     assert run("verify", tmp_path / "healed").exit_code == 0
-    said = refused(*asked[:-1], 0.9, "-o", tmp_path / "worse")
+    said = refused(*asked[:-1], 0.2, "-o", tmp_path / "worse")
     assert "Error: divergence on text held out that went from" in said
     assert not (tmp_path / "worse").exists()
     diverging(monkeypatch, first=30)
