@@ -22,7 +22,7 @@ from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
-from gac.costs import COUNTED, PARAMS
+from gac.costs import COUNTED, KV_NUMBERS, PARAMS
 from gac.distributed.run import on_every_rank, this_run
 from gac.errors import CheckpointError, GacError
 from gac.forms.planned_sites import as_planned
@@ -130,7 +130,8 @@ def frontier(
     Args:
         points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
             left out.
-        limit: ``params`` or ``bytes``, or the one of the workloads whose latency is limited instead.
+        limit: ``params``, ``bytes``, or ``kv_numbers`` (what the KV cache keeps of a token), or the one of the workloads
+            whose latency is limited instead. Methods whose budget is of the KV cache have ``kv_numbers`` alone.
         model, recipe, tokenizer, progress, options: as for ``allocate``; the budget is what is gone through, and there
             is no other limit.
 
@@ -142,16 +143,15 @@ def frontier(
             model, profile, text or an argument is not usable.
     """
     asked = Asked.of(recipe, None if recipe else 1.0, options)
-    method = METHODS.get(asked.recipe.measure.method)
-    if method.forms:
-        raise GacError(
-            f"a frontier of method {method.name}, whose budget is of the KV cache",
-            "a method for any form",
-            f"Plan {', '.join(method.forms)} with gac.allocate.",
-        )
-    check_asked(points, limit, asked.recipe)
-    limits = replace(asked.recipe.limits, params=1.0, latency={})
-    asked = replace(asked, recipe=replace(asked.recipe, limits=limits, slack=0.0))
+    method, limits = METHODS.get(asked.recipe.measure.method), asked.recipe.limits
+    if method.forms:  # whose budget is of the KV cache
+        if limit != KV_NUMBERS:
+            given = f"a frontier of method {method.name} over {limit!r}"
+            raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
+        limits = replace(limits, kv_cache=None if limits.kv_cache == 1 else limits.kv_cache)
+    recipe = replace(asked.recipe, limits=limits)
+    check_asked(points, limit, recipe)
+    asked = replace(asked, recipe=replace(recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0))
     if limit not in COUNTED:
         config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)

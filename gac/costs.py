@@ -23,7 +23,7 @@ COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyTy
 keeps of a token, in numbers of 16 bits. Latencies are looked up, see ``gac.allocation.latencies``."""
 
 
-COUNTED = PARAMS, BYTES
+COUNTED = PARAMS, BYTES, KV_NUMBERS
 """Costs that a frontier may limit besides latencies: they follow from dims and schemes alone."""
 
 

@@ -307,9 +307,16 @@ def test_more_of_the_cache_than_the_rule_was_allowed_is_said(small: Small) -> No
     assert "KV cache     64 of 128 numbers a token: 0.5000 kept, 51 allowed, overshot by 13" in plan.summary()
 
 
-def test_there_is_no_frontier_of_palu(small: Small) -> None:
-    with pytest.raises(GacError, match="a frontier of method palu"):
-        small.frontier(method="palu")
+def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
+    with pytest.raises(GacError, match=r"a frontier of method palu:1 over 'params'; .* Limit kv_numbers\."):
+        small.frontier(method="palu:1")
+    found = small.frontier(method="palu:1", limit="kv_numbers", points=4, align=False)
+    for at, point in enumerate(found.points):
+        plan = small.allocate(point.asked, method="palu:1", align=False)
+        assert found.plan(at).recipe.limits == plan.recipe.limits
+        assert found.plan(at).prediction == plan.prediction
+    with pytest.raises(BudgetError, match=r"limits\.kv_cache=0\.5"):
+        small.frontier(method="palu:1", limit="kv_numbers", kv_cache=0.5)
 
 
 @pytest.mark.parametrize(

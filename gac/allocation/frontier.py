@@ -1,6 +1,6 @@
 """The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,12 +8,11 @@ import numpy as np
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
-from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.allocation.latencies import UNKNOWN
+from gac.allocation.knapsack import Solution
 from gac.allocation.pareto import front
-from gac.allocation.problem import Problem, dense_total, name_of
+from gac.allocation.problem import Problem, as_knapsack, dense_total
 from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.costs import BYTES, COUNTED, PARAMS, column_of, floored, ns_of
+from gac.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored, ns_of
 from gac.errors import BudgetError, GacError
 from gac.models.sites import Site
 from gac.profiling.table import Profile
@@ -23,7 +22,7 @@ from gac.version import __version__
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
 
 _STEPS = 10**6
-_CALLED = {"memory": BYTES, "budget": PARAMS}
+_CALLED = {"memory": BYTES, "budget": PARAMS, "kv_cache": KV_NUMBERS}
 """What limits of plans are called by, and the columns that they limit."""
 
 
@@ -33,11 +32,12 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     The steps are even, and end at the smallest limit beyond which nothing is gained (normally everything dense). The
     candidates are made once, and reduced to those that matter under this one limit. A limit whose best choice loses no
     less than that of a smaller limit gets no point: the earlier choice is as good there. So there may be fewer points
-    than asked for, and the loss falls strictly from point to point.
+    than asked for, and the sum of losses falls strictly from point to point.
 
     Args:
         points: how many limits, at least 2; each is a whole number of millionths of the dense amount.
-        limit: ``params`` or ``bytes``, or the workload whose latency is limited (parameters are then not).
+        limit: ``params``, ``bytes``, ``kv_numbers``, or the workload whose latency is limited. Of parameters any number
+            up to the dense model's is then allowed.
 
     Raises:
         BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
@@ -46,8 +46,10 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     check_asked(points, limit, problem.recipe)
     column = column_of(limit)
     dense = dense_total(problem.dense, column)
-    sets = [_that_matter(rows, column) for rows in problem.candidates([column])]
-    solved = list(_solve(sets, column, dense, points))
+    besides = {PARAMS: problem.params} if problem.may_outgrow and column != PARAMS else {}
+    columns = [*besides, column]
+    sets = [_that_matter(rows, columns) for rows in problem.candidates(columns)]
+    solved = list(_solve(sets, besides, column, dense, points))
     sites, options = [], []
     for at, (site, whole, rows) in enumerate(zip(problem.sites, problem.dense, sets, strict=True)):
         picked = [solution.choice[at] for _, _, solution in solved]
@@ -57,9 +59,11 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     made = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
         taken = [site.options[at] for site, at in zip(sites, choice, strict=True)]
-        params, loss, latency = sums(taken, problem.measured)
+        together = problem.together(taken)
+        params, loss, latency = sums(taken, problem.measured, together)
         perplexity = problem.measured.perplexity(loss)
-        made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, solution.certificate))
+        proof = solution.certificate
+        made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, proof, together))
     measured = problem.evidence([option for site in sites for option in site.options])
     fused = tuple(problem.fused_ns)
     return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(made), fused)
@@ -69,8 +73,8 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
     """Refuse what no frontier can be made for, before anything is measured.
 
     Raises:
-        BudgetError: fewer than 2 points, a limit that is none of ``params``, ``bytes`` and the workloads, or a recipe
-            that limits something else besides.
+        BudgetError: fewer than 2 points, a limit that is none of ``params``, ``bytes``, ``kv_numbers`` and the
+            workloads, or a recipe that limits something else besides.
         GacError: a recipe whose rule is not ``loss``.
     """
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
@@ -104,25 +108,33 @@ def check_profiled(sites: Sequence[Site], profile: Profile, recipe: Recipe, limi
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 
 
-def _that_matter(rows: CandidateSet, column: str) -> CandidateSet:
-    """The candidates that no other one beats or equals in cost and loss; of equals the first."""
-    known = rows.at(rows.cost(column) != UNKNOWN)
-    return known.at(front(np.column_stack([known.cost(column), known.loss])))
+def _that_matter(rows: CandidateSet, columns: Sequence[str]) -> CandidateSet:
+    """The candidates that no other one beats or equals in costs and loss; of equals the first."""
+    known = rows.at(rows.known(columns))
+    return known.at(front(np.column_stack([*map(known.cost, columns), known.loss])))
 
 
-def _solve(sets: Sequence[CandidateSet], column: str, dense: int, points: int) -> Iterator[tuple[float, int, Solution]]:
+def _solve(
+    sets: Sequence[CandidateSet], besides: Mapping[str, int], column: str, dense: int, points: int
+) -> Iterator[tuple[float, int, Solution]]:
     """Each limit, as a fraction and as it is, with its exact choice, where that loses less than those before.
 
     Limits rise by even steps, in millionths, from the smallest sum of costs to that of every site at its smallest loss.
+
+    Args:
+        besides: limits that are always there, by cost column; they come before the one that rises.
+        dense: what the rising limit is a fraction of.
     """
-    groups = [Group(rows.site, rows.loss, rows.cost(column)[:, None]) for rows in sets]
-    smallest = sum(int(group.costs.min()) for group in groups)
-    largest = sum(int(group.costs[group.values.argmin(), 0]) for group in groups)
+    instance, start = as_knapsack(sets, {**besides, column: dense}), None
+    costs = [group.costs[:, -1] for group in instance.groups]
+    smallest = sum(int(cost.min()) for cost in costs)
+    largest = sum(int(cost[group.values.argmin()]) for cost, group in zip(costs, instance.groups, strict=True))
     first, last = (-(-cost * _STEPS // dense) for cost in (smallest, largest))
     before = np.inf
     for step in dict.fromkeys(first + (last - first) * at // (points - 1) for at in range(points)):
         limit = floored(step / _STEPS, dense)
-        solution = knapsack(groups, [limit], names=[name_of(column)])
+        solution = replace(instance, limits={**besides, column: limit}).solve(start)
+        start = solution.choice
         if solution.certificate.value < before:
             before = solution.certificate.value
             yield step / _STEPS, limit, solution

@@ -1,6 +1,6 @@
 """The record of a frontier: its points, and the candidates that they choose among; counted again when read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -8,7 +8,7 @@ from math import fsum, isclose
 
 from gac.allocation.decide import assemble, summed_latency
 from gac.arguments import checked
-from gac.costs import BYTES, COUNTED, PARAMS, column_of, floored
+from gac.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored
 from gac.display import Shown
 from gac.errors import PlanError
 from gac.io import Record
@@ -36,11 +36,12 @@ class FrontierPoint:
         asked: the limit as a fraction of the dense amount; ``gac.allocate`` takes it as it is.
         limit: ``floor(asked * dense amount)``, parameters, bytes or ns.
         params: parameters of the targeted weights.
-        loss: predicted nats a token more than dense.
+        loss: predicted nats a token more than dense, with what choices lose together.
         perplexity: predicted, on the calibration text; e**709 stands for anything larger.
         latency_ns: of the targeted weights, one a workload; None where the profile lacks a shape.
         choice: for each site the index of its option.
         certificate: the proof for this limit.
+        together: the part of the loss beyond the sum over the sites, as in ``gac.plan.Prediction``.
     """
 
     asked: float
@@ -51,6 +52,7 @@ class FrontierPoint:
     latency_ns: tuple[int | None, ...]
     choice: tuple[int, ...]
     certificate: Certificate
+    together: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,9 +62,11 @@ class Frontier(Shown, Record):
     Attributes:
         recipe: what was asked for, as for a plan; its limits are those of no point.
         measured: as for a plan.
-        limit: what is limited: ``params``, ``bytes``, or the one of the recipe's workloads whose latency is.
+        limit: what is limited: ``params``, ``bytes``, ``kv_numbers``, or the one of the recipe's workloads whose
+            latency is.
         sites: in model order.
-        points: limits rise and losses fall strictly. A limit that a smaller one's choice serves as well has no point.
+        points: limits rise and sums of losses fall strictly. A limit that a smaller one's choice serves as well has no
+            point.
         fused_ns: latency of the dense targeted weights with shared first GEMMs, one a workload; None where the profile
             lacks a shape; empty where a file does not say it.
     """
@@ -94,16 +98,28 @@ class Frontier(Shown, Record):
     @property
     def dense_bytes(self) -> int:
         """Bytes of the dense targeted weights in 16 bits."""
-        return sum(_bytes(one.site, one.dense) for one in self.sites)
+        return sum(_counted(one.site, one.dense)[BYTES] for one in self.sites)
+
+    @property
+    def dense_kv_numbers(self) -> int:
+        """Numbers of 16 bits that the dense model's KV cache keeps of a token."""
+        return sum(_counted(one.site, one.dense)[KV_NUMBERS] for one in self.sites)
 
     @cached_property
-    def _sizes(self) -> tuple[tuple[int, ...], ...]:
-        """Bytes of each site's options."""
-        return tuple(tuple(_bytes(one.site, option) for option in one.options) for one in self.sites)
+    def _sizes(self) -> tuple[tuple[Mapping[str, int], ...], ...]:
+        """What each site's options take, by cost column."""
+        return tuple(tuple(_counted(one.site, option) for option in one.options) for one in self.sites)
+
+    def _sum(self, point: FrontierPoint, column: str) -> int:
+        return sum(sizes[chosen][column] for sizes, chosen in zip(self._sizes, point.choice, strict=True))
 
     def bytes(self, point: FrontierPoint) -> int:
         """Bytes of the targeted weights as a point chooses, scales and zero points among them."""
-        return sum(sizes[chosen] for sizes, chosen in zip(self._sizes, point.choice, strict=True))
+        return self._sum(point, BYTES)
+
+    def kv_numbers(self, point: FrontierPoint) -> int:
+        """Numbers of 16 bits that the KV cache keeps of a token as a point chooses."""
+        return self._sum(point, KV_NUMBERS)
 
     def bits(self, point: FrontierPoint) -> float:
         """Those in bits, for each dense parameter."""
@@ -127,8 +143,7 @@ class Frontier(Shown, Record):
     def plan(self, index: int) -> Plan:
         """The plan of one point, as ``gac.allocate`` makes it for ``points[index].asked``.
 
-        It has no alternatives: a frontier keeps only the candidates that some point chooses. Its prediction is the sum
-        of losses, without what choices lose together.
+        It has no alternatives: a frontier keeps only the candidates that some point chooses.
 
         Raises:
             PlanError: there is no such point.
@@ -142,9 +157,11 @@ class Frontier(Shown, Record):
             limits = Limits(point.asked)
         elif self.limit == BYTES:
             limits = Limits(memory=point.asked, latency={})
+        elif self.limit == KV_NUMBERS:
+            limits = Limits(1.0, kv_cache=point.asked, latency={})
         else:
             limits = Limits(1.0, latency={self.limit: point.asked})
-        if not by_params:  # parameters are allowed in full, which costs nothing
+        if not by_params and len(proof.multipliers) == 1:  # no choice has more parameters than dense
             proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
             [one.site for one in self.sites],
@@ -153,17 +170,21 @@ class Frontier(Shown, Record):
             replace(self.recipe, limits=limits),
             self.measured,
             proof,
+            together=point.together,
         )
 
 
-def sums(options: Sequence[Candidate], measured: Measured) -> tuple[int, float, tuple[int | None, ...]]:
+def sums(
+    options: Sequence[Candidate], measured: Measured, together: float
+) -> tuple[int, float, tuple[int | None, ...]]:
     """Parameters, loss with that of embedding and head, and latency for each workload of one candidate a site."""
-    loss = fsum([*(one.loss for one in options), measured.lost_by_head])
+    loss = fsum([*(one.loss for one in options), measured.lost_by_head, together])
     return sum(one.params for one in options), loss, summed_latency(options)
 
 
-def _bytes(site: Site, option: Candidate) -> int:
-    return counted(option.choices(site.weights), BYTES)[0]
+def _counted(site: Site, option: Candidate) -> Mapping[str, int]:
+    choices = option.choices(site.weights)
+    return {column: counted(choices, column)[0] for column in (BYTES, KV_NUMBERS)}
 
 
 # --- checks: everything is counted again, in exact integers ---------------------------------------------------------
@@ -188,23 +209,28 @@ def _check(frontier: Frontier) -> None:
         f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}",
         "one at least, and no more than the model has",
     )
-    amount = _amounts(frontier, targeted, frontier.dense_bytes, frontier.dense_ns)[column_of(frontier.limit)]
+    dense = _amounts(frontier, targeted, frontier.dense_bytes, frontier.dense_kv_numbers, frontier.dense_ns)
+    amount = dense[column_of(frontier.limit)]
     given = f"frontier limits {frontier.limit}, whose dense latency is unknown"
     check(amount is not None, given, "a known latency")
     assert amount is not None
     for number, point in enumerate(frontier.points):
         _check_point(frontier, f"point {number}", point, amount)
     for before, after in pairwise(frontier.points):
+        summed = [point.certificate.value for point in (before, after)]
         check(
-            before.limit < after.limit and before.loss > after.loss,
-            f"points at {before.limit:,} and {after.limit:,} lose {before.loss:g} and {after.loss:g}",
-            "a larger limit, and a smaller loss, from point to point",
+            before.limit < after.limit and summed[0] > summed[1],
+            f"points at {before.limit:,} and {after.limit:,} lose {summed[0]:g} and {summed[1]:g}",
+            "a larger limit, and a smaller sum of losses, from point to point",
         )
 
 
-def _amounts(frontier: Frontier, params: int, size: int, latency: Sequence[int | None]) -> dict[str, int | None]:
+def _amounts(
+    frontier: Frontier, params: int, size: int, cached: int, latency: Sequence[int | None]
+) -> dict[str, int | None]:
     """What may be limited, by its cost column."""
-    return {PARAMS: params, BYTES: size, **dict(zip(map(column_of, frontier.workloads), latency, strict=True))}
+    known = dict(zip(map(column_of, frontier.workloads), latency, strict=True))
+    return {PARAMS: params, BYTES: size, KV_NUMBERS: cached, **known}
 
 
 def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: int) -> None:
@@ -212,7 +238,7 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
     there = [range(len(one.options)) for one in frontier.sites]
     chosen = len(point.choice) == len(there) and all(map(range.__contains__, there, point.choice))
     check(chosen, f"{name} chooses options that are not there", "one of each site's options")
-    params, loss, latency = sums(frontier.taken(point), frontier.measured)
+    params, loss, latency = sums(frontier.taken(point), frontier.measured, point.together)
     check(
         (point.params, point.loss, point.latency_ns) == (params, loss, latency),
         f"{name} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",
@@ -220,7 +246,8 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
     )
     check_fraction("asked", point.asked)
     limit = floored(point.asked, amount)
-    used = _amounts(frontier, params, frontier.bytes(point), latency)[column_of(frontier.limit)]
+    taken = _amounts(frontier, params, frontier.bytes(point), frontier.kv_numbers(point), latency)
+    used = taken[column_of(frontier.limit)]
     kept = point.limit == limit and used is not None and used <= limit
     check(kept, f"{name} states limit {point.limit} and uses {used}", f"at most {limit}")
     perplexity = frontier.measured.perplexity(loss)

@@ -17,6 +17,7 @@ from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError, ProfileError
+from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.plan import Candidate, Measured
@@ -108,6 +109,12 @@ class Problem:
         """Parameters of the dense sites together."""
         return sum(site.params for site in self.sites)
 
+    @cached_property
+    def may_outgrow(self) -> bool:
+        """Whether a candidate may have more parameters than the dense site: latents of high rank have."""
+        forms = map(form_named, self.recipe.space.forms)
+        return any(form.outgrows(weight) for form in forms for site in self.sites for weight in site.weights)
+
     @property
     def workloads(self) -> tuple[Workload, ...]:
         """What latency is looked up for."""
@@ -170,7 +177,7 @@ class Problem:
         alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
         if alike:
             columns = [PARAMS if column == BYTES else column for column in columns]
-        elif BYTES in columns and self.recipe.limits.budget == 1:  # no candidate has more parameters than dense
+        elif BYTES in columns and self.recipe.limits.params == 1 and not self.may_outgrow:
             columns = [column for column in columns if column != PARAMS]
         compared = tuple(dict.fromkeys(columns))
         needed = tuple(column for column in compared if column in limited)

@@ -68,8 +68,9 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     "--limit",
     default="params",
     show_default=True,
-    metavar="params|bytes|WORKLOAD",
-    help="What is limited: parameters, bytes (with --scheme), or the latency of one of the workloads.",
+    metavar="params|bytes|kv_numbers|WORKLOAD",
+    help="What is limited: parameters, bytes (with --scheme), the KV cache (with --form latent), or the latency of one "
+    "of the workloads.",
 )
 @recipe_options(limits=False)
 @output_option(_FRONTIER, "The frontier to write; an existing file is replaced.", default="frontier.json")
@@ -111,8 +112,8 @@ def _range(found: "Frontier") -> dict[str, Any]:
     for point, made in zip(document["points"], found.points, strict=True):
         del point["choice"]
         point["kept"] = point["params"] / found.dense_params
-        point |= {"bytes": found.bytes(made), "bits": found.bits(made)}
-    sizes = {"params": found.dense_params, "bytes": found.dense_bytes}
+        point |= {"bytes": found.bytes(made), "bits": found.bits(made), "kv_numbers": found.kv_numbers(made)}
+    sizes = {"params": found.dense_params, "bytes": found.dense_bytes, "kv_numbers": found.dense_kv_numbers}
     dense = sizes | {"perplexity": found.dense_perplexity, "latency_ns": found.dense_ns}
     return document | {"dense": dense}
 

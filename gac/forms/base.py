@@ -199,6 +199,10 @@ class Form(ABC):
         """The largest dim with fewer parameters than the dense weight."""
         return (weight.params - 1) // self.params(weight, 1)
 
+    def outgrows(self, weight: Weight) -> bool:
+        """Whether it may have more parameters than the dense weight."""
+        return self.takes(weight) and self.params(weight, self.largest_useful(weight)) > weight.params
+
 
 def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
     """What the weight may have where these forms are asked for."""

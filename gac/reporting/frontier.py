@@ -1,7 +1,7 @@
-"""A frontier as a table and as a figure: predicted perplexity against parameters and against latency."""
+"""A frontier as a table and as a figure: predicted perplexity against sizes and against latency."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import cycle
+from collections.abc import Iterator, Mapping
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from rich.console import Group
 
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
 from gac.arguments import checked
-from gac.costs import BYTES
+from gac.costs import BYTES, KV_NUMBERS
 from gac.errors import GacError, PlanError
 from gac.plan import Plan
 from gac.plan_summary import FUSED
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZES = {PARAMS: "parameters", BYTES: "bytes"}
+SIZES = {PARAMS: "parameters", BYTES: "bytes", KV_NUMBERS: "KV cache"}
 """What sizes are called, by their cost columns."""
 
+_COLUMNS = {BYTES: ("bytes", "bits"), KV_NUMBERS: ("cache",)}
+"""What the table says of a size besides, where it is drawn."""
 _ROWS = 12
 _READABLE = 20.0
 _COLOUR, _PLAN_COLOUR = COLOURS[:2]
@@ -41,7 +43,9 @@ def readable(frontier: Frontier) -> list[FrontierPoint]:
 
 
 def unit_of(against: str, dense: float) -> tuple[float, str]:
-    """What to divide parameters, bytes or ns by on an axis that reaches to the dense model, and the unit."""
+    """What to divide a size or ns by on an axis that reaches to the dense model, and the unit."""
+    if against == KV_NUMBERS:
+        return 1, "numbers a token"
     if against == BYTES:
         return (1e9, "GB") if dense >= 1e9 else (1e6, "MB")
     if against != PARAMS:
@@ -49,43 +53,47 @@ def unit_of(against: str, dense: float) -> tuple[float, str]:
     return (1e9, "billions") if dense >= 1e9 else (1e6, "millions")
 
 
+def label_of(against: str, unit: str) -> str:
+    """What an axis says of a size, or of a latency."""
+    if against == KV_NUMBERS:
+        return f"KV cache ({unit})"
+    return f"{SIZES.get(against, 'latency')} of the targeted weights ({unit})"
+
+
 def costs_of(plan: Plan) -> dict[str, int]:
-    """``params`` and ``bytes`` of a plan, and ns of each workload whose latency is known."""
-    workloads = plan.workloads
-    return _costs(
-        plan.budget.used, plan.bytes[0], [one.workload for one in workloads], [one.plan_ns for one in workloads]
-    )
+    """The sizes of a plan by cost column, and ns of each workload whose latency is known."""
+    sizes = {PARAMS: plan.budget.used, BYTES: plan.bytes[0], KV_NUMBERS: plan.kv_numbers[0]}
+    return sizes | {one.workload: one.plan_ns for one in plan.workloads if one.plan_ns is not None}
 
 
 def curve(frontier: Frontier, against: str) -> list[tuple[int, FrontierPoint]]:
-    """The readable points, each with its ``params``, ``bytes`` or ns of a workload; those where that is known."""
-    workloads = frontier.workloads
-    costs = [
-        (_costs(point.params, frontier.bytes(point), workloads, point.latency_ns), point)
-        for point in readable(frontier)
-    ]
-    return [(known[against], point) for known, point in costs if against in known]
+    """The readable points, each with its size or ns of a workload; those where that is known."""
+    known = ((_cost(frontier, point, against), point) for point in readable(frontier))
+    return [(cost, point) for cost, point in known if cost is not None]
+
+
+def _cost(frontier: Frontier, point: FrontierPoint, against: str) -> int | None:
+    if against in SIZES:
+        return {PARAMS: point.params, BYTES: frontier.bytes(point), KV_NUMBERS: frontier.kv_numbers(point)}[against]
+    return dict(zip(frontier.workloads, point.latency_ns, strict=True)).get(against)
 
 
 def axes_of(frontier: Frontier) -> dict[str, int]:
     """What it is drawn against, and how much of that the dense model takes.
 
-    Bytes are left out where all numbers have 16 bits: they are as parameters then. So are workloads of which one point
-    at most has a known latency.
+    Bytes are left out where all numbers have 16 bits: they are as parameters then. So are the KV cache where it is not
+    what is limited, and workloads of which one point at most has a known latency.
     """
     points, least = frontier.points, min(2, len(frontier.points))
     columns = zip(*(point.latency_ns for point in points), strict=True)
     unknown = [len(points) - column.count(None) < least for column in columns]
-    sizes = frontier.dense_params, frontier.dense_bytes
-    dense = [None if lacking else ns for lacking, ns in zip(unknown, frontier.dense_ns, strict=True)]
-    known = _costs(*sizes, frontier.workloads, dense)
-    rounded = frontier.limit == BYTES or frontier.recipe.space.schemes != (DEFAULT_SCHEME,)
-    return {against: dense for against, dense in known.items() if rounded or against != BYTES}
-
-
-def _costs(params: int, size: int, workloads: Iterable[str], latency_ns: Iterable[int | None]) -> dict[str, int]:
-    known = {name: ns for name, ns in zip(workloads, latency_ns, strict=True) if ns is not None}
-    return {PARAMS: params, BYTES: size, **known}
+    found: dict[str, int] = {PARAMS: frontier.dense_params}
+    if frontier.limit == BYTES or frontier.recipe.space.schemes != (DEFAULT_SCHEME,):
+        found[BYTES] = frontier.dense_bytes
+    if frontier.limit == KV_NUMBERS:
+        found[KV_NUMBERS] = frontier.dense_kv_numbers
+    dense = zip(frontier.workloads, frontier.dense_ns, unknown, strict=True)
+    return found | {name: ns for name, ns, lacking in dense if ns is not None and not lacking}
 
 
 def check_beside(frontier: Frontier, other: Plan | Frontier, name: str) -> None:
@@ -120,8 +128,8 @@ def _limited(frontier: Frontier) -> str:
 
 
 def frontier_table(frontier: Frontier) -> Group:
-    """A dozen readable points: kept fraction, parameters, bits, predicted perplexity, latency relative to dense."""
-    sizes = ["kept", "params", *(["bytes", "bits"] if BYTES in axes_of(frontier) else [])]
+    """A dozen readable points: kept fraction, sizes, bits, predicted perplexity, latency relative to dense."""
+    sizes = ["kept", "params", *chain(*(_COLUMNS.get(against, ()) for against in axes_of(frontier)))]
     columns = [*sizes, "loss", "perplexity", *frontier.workloads]
     table = new_table((column, ">") for column in columns)
     points = readable(frontier)
@@ -134,6 +142,7 @@ def frontier_table(frontier: Frontier) -> Group:
             "params": f"{point.params:,}",
             "bytes": f"{frontier.bytes(point):,}",
             "bits": f"{frontier.bits(point):.2f}",
+            "cache": f"{frontier.kv_numbers(point) / (frontier.dense_kv_numbers or 1):.4f}",
         }
         ratios = (
             "-" if ns is None or dense is None else f"{ns / dense:.3f}x"
@@ -149,6 +158,8 @@ def _notes(frontier: Frontier) -> Iterator[str]:
     yield f"{len(points)} points, {proved} of them proved to lose least for their {_limited(frontier)}"
     if BYTES in axes_of(frontier):
         yield "kept, params, bytes: of the targeted weights, with scales and zero points; bits for each dense parameter"
+    if KV_NUMBERS in axes_of(frontier):
+        yield f"cache: of the {frontier.dense_kv_numbers:,} numbers of 16 bits that the KV cache keeps of a token"
     yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
     if fused := list(_over_dense(frontier)):
         yield f"{FUSED}, which loses nothing: {', '.join(f'{ratio:.3f}x at {name}' for name, ratio in fused)}"
@@ -179,7 +190,9 @@ def figure_of_frontier(
     plans: Mapping[str, Plan | str | Path] | None = None,
     beside: Mapping[str, Frontier | str | Path] | None = None,
 ) -> "Figure":
-    """Perplexity against parameters, bytes where numbers are rounded, and the latency of each workload that is known.
+    """Perplexity against parameters, and the latency of each workload that is known.
+
+    Also against bytes where numbers are rounded, and against the KV cache where that is limited.
 
     Args:
         plans: plans to mark in every panel, by the name to show.
@@ -213,7 +226,7 @@ def plot_frontier(
     Args:
         plans: plans to mark, by the name to show; at most 6.
         beside: other frontiers of the same model, by the name to show; at most 6.
-        against: ``params``, ``bytes``, or one of the frontier's workloads.
+        against: ``params``, ``bytes``, ``kv_numbers``, or one of the frontier's workloads.
 
     Raises:
         PlanError: a plan or another frontier is for another model, or was calibrated on other text.
@@ -231,18 +244,17 @@ def plot_frontier(
     if against not in known:
         raise GacError(f"a frontier against {against!r}", f"one of {', '.join(known)}", "Name one of these.")
     if against in SIZES:
-        what, largest = SIZES[against], known[against]
-        lost = len(frontier.points) - len(readable(frontier))
-        title = what + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
+        lost, largest = len(frontier.points) - len(readable(frontier)), known[against]
+        title = SIZES[against] + (f" ({lost} points beyond {_READABLE:g}x dense not shown)" if lost else "")
     else:
-        what, title, largest = "latency", against, max(ns or 0 for ns in frontier.dense_ns)
+        title, largest = against, max(ns or 0 for ns in frontier.dense_ns)
     scale, unit = unit_of(against, largest)  # one for the whole figure
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, known[against], scale, plans)
         _plot_beside(ax, beside, against, scale)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)
         ax.set_title(title, pad=4)
-        ax.set_xlabel(f"{what} of the targeted weights ({unit})")
+        ax.set_xlabel(label_of(against, unit))
     return ax
 
 

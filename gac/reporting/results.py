@@ -168,6 +168,7 @@ def _(frontier: Frontier) -> Sequence[Row]:
             "kept": point.params / frontier.dense_params,
             "bytes": frontier.bytes(point),
             "bits": frontier.bits(point),
+            "kv_numbers": frontier.kv_numbers(point),
             **_fields(point, "loss", "perplexity"),
             **dict(zip(names, point.latency_ns, strict=True)),
             **_fields(point.certificate, "status", "gap"),

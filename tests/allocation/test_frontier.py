@@ -144,12 +144,12 @@ def test_a_limit_that_is_no_workload() -> None:
     with pytest.raises(BudgetError) as caught:
         frontier(TWO, limit="decode:8@8")
     assert str(caught.value) == (
-        "a frontier over 'decode:8@8'; expected params, bytes or one of the workloads (prefill:1x8, decode:1@8). "
-        "Name one of these, or add it to the workloads."
+        "a frontier over 'decode:8@8'; expected params, bytes, kv_numbers or one of the workloads (prefill:1x8, "
+        "decode:1@8). Name one of these, or add it to the workloads."
     )
 
 
-@pytest.mark.parametrize(("limit", "column"), [("memory", "bytes"), ("budget", "params")])
+@pytest.mark.parametrize(("limit", "column"), [("memory", "bytes"), ("budget", "params"), ("kv_cache", "kv_numbers")])
 def test_a_limit_by_the_name_that_plans_have_for_it(limit: str, column: str) -> None:
     with pytest.raises(BudgetError, match=rf"a frontier over '{limit}'; .* Did you mean '{column}'\?"):
         frontier(TWO, limit=limit)
@@ -188,7 +188,10 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
         (lambda d: d.pop("limit"), "limit: Field required"),
         (lambda d: d["points"][0].update(params="48"), "points.0.params: Input should be a valid integer"),
         (lambda d: d.update(schema_version=1), "frontier has schema version 1; expected version 2."),
-        (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'; expected params, bytes or one of its"),
+        (
+            lambda d: d.update(limit="decode:4@8"),
+            "frontier limits 'decode:4@8'; expected params, bytes, kv_numbers or one of its",
+        ),
         (lambda d: d.update(points=[]), "frontier has no points; expected one at least."),
         (lambda d: d["sites"][0]["options"][0].update(dims=[2]), "an option of site site0 states 24 parameters"),
         (

@@ -67,7 +67,7 @@ def test_it_says_what_it_costs_and_shows_some_points(directory: Path, text_file:
         (["--points", 1], "Error: 1 points; expected a whole number, 2 or more. Ask for 100 points.\n"),
         (
             ["--limit", "latency"],
-            "Error: a frontier over 'latency'; expected params, bytes or one of the workloads "
+            "Error: a frontier over 'latency'; expected params, bytes, kv_numbers or one of the workloads "
             "(prefill:1x1024, decode:1@1024). Name one of these, or add it to the workloads.\n",
         ),
         (
@@ -116,6 +116,8 @@ def test_a_saved_frontier_as_a_document(saved: Path) -> None:
         "kept": 48 / 288,
         "bytes": 96,
         "bits": 16 * 48 / 288,
+        "kv_numbers": 0,
+        "together": 0.0,
         "loss": 14.0,
         "perplexity": pytest.approx(8886110.5),
         "latency_ns": [20, 120],

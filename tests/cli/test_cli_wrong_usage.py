@@ -42,7 +42,7 @@ TABLE = [
         "Ask for a positive size, like wiki-sample:64x1024.",
     ),
     ("allocate MODEL --calibration Wiki-Sample", ERROR, "Did you mean 'wiki-sample'?"),
-    ("frontier MODEL --limit prefill:1x1", ERROR, "expected params, bytes or one of the workloads (prefill:1x1024, "),
+    ("frontier MODEL --limit prefill:1x1", ERROR, "expected params, bytes, kv_numbers or one of the workloads ("),
     ("frontier MODEL --plot range.gif", ERROR, "figure range.gif ends in '.gif'; expected one of .png, .pdf, .svg"),
     ("cliffs p --plot range.gif", ERROR, "figure range.gif ends in '.gif'"),
     ("plot atlas p -o range.gif", ERROR, "figure range.gif ends in '.gif'"),

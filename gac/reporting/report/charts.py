@@ -5,9 +5,9 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from gac.allocation.frontier import PARAMS
-from gac.costs import BYTES
+from gac.costs import BYTES, KV_NUMBERS
 from gac.plan_summary import FUSED, rounding_of
-from gac.reporting.frontier import SIZES, axes_of, costs_of, curve, unit_of
+from gac.reporting.frontier import SIZES, axes_of, costs_of, curve, label_of, unit_of
 from gac.reporting.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
@@ -51,10 +51,14 @@ class Chart(NamedTuple):
 
 
 def charts(sources: Sources) -> list[Chart]:
-    """One against the parameters, one against bytes where numbers are rounded, one a workload that the plan knows."""
-    known = (one.workload for one in sources.plan.workloads if one.dense_ns and one.plan_ns)
-    drawn = sources.frontier is not None and BYTES in axes_of(sources.frontier)
-    sizes = (PARAMS, BYTES) if drawn or rounding_of(sources.plan) else (PARAMS,)
+    """One against the parameters, and one a workload that the plan knows.
+
+    Also one against bytes where numbers are rounded, and one against the KV cache where that is limited.
+    """
+    plan, drawn = sources.plan, axes_of(sources.frontier) if sources.frontier is not None else {}
+    known = (one.workload for one in plan.workloads if one.dense_ns and one.plan_ns)
+    counted = {PARAMS: True, BYTES: rounding_of(plan), KV_NUMBERS: plan.limit(KV_NUMBERS) is not None}
+    sizes = [size for size, there in counted.items() if there or size in drawn]
     return [_chart(sources, against) for against in (*sizes, *known)]
 
 
@@ -64,9 +68,9 @@ def letter_of(at: int) -> str:
 
 
 def _chart(sources: Sources, against: str) -> Chart:
-    """Perplexity against ``params``, ``bytes``, or the latency of a workload."""
+    """Perplexity against a size, or the latency of a workload."""
     plan, frontier = sources.plan, sources.frontier
-    sizes = {PARAMS: plan.budget.total, BYTES: plan.bytes[1]}
+    sizes = {PARAMS: plan.budget.total, BYTES: plan.bytes[1], KV_NUMBERS: plan.kv_numbers[1]}
     dense = (sizes | {one.workload: one.dense_ns or 0 for one in plan.workloads})[against]
     scale, unit = unit_of(against, dense)
     plans = [(letter_of(at), *other) for at, other in enumerate(sources.against.items())]
@@ -83,7 +87,7 @@ def _chart(sources: Sources, against: str) -> Chart:
     y, y_ticks = _axis([*(height for *_, height in points), *(height for _, height in line)], BOTTOM, TOP, log=True)
     return Chart(
         f"Perplexity against {SIZES.get(against) or f'latency, {against}'}",
-        f"{f'{SIZES[against]} of the ' if against in SIZES else ''}targeted weights ({unit})",
+        label_of(against, unit),
         x_ticks,
         y_ticks,
         [(x(cost), y(height)) for cost, height in line],

@@ -1,0 +1,112 @@
+"""A frontier over the KV cache: latents at every rank, whose pairs may have more parameters than the dense weight."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gac.allocation.decide import decide
+from gac.allocation.frontier import Frontier, frontier
+from gac.allocation.problem import Problem
+from gac.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.curves import LossCurve, Whole
+from gac.errors import PlanError
+from gac.forms import form_named
+from gac.models.sites import Site, Weight
+from gac.recipe import Recipe
+from gac.reporting.frontier import axes_of, curve, plot_frontier
+from gac.reporting.results import rows_of
+from gac.schemes import scheme_named
+from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows
+from tests.allocation.test_frontier import bare
+
+LAYERS, OUT, HIDDEN = 3, 24, 40
+
+
+def problem() -> Problem:
+    """Keys and values of some layers, each of two heads in one group, and what all of them lose together."""
+    weights = [Weight(f"{at}.{kind}", OUT, HIDDEN, heads=2, cached=True) for at in range(LAYERS) for kind in "kv"]
+    sites = tuple(Site(weight.name, at // 2, weight.name[-1], (weight,)) for at, weight in enumerate(weights))
+    ranks = np.arange(OUT + 1)
+    latent = {one.name: LossCurve(3.0 ** (at - 5) * 0.9**ranks * (ranks < OUT)) for at, one in enumerate(weights)}
+    curves = replace(curves_by(latent=latent), wholes={"latent": Whole("latent", (0.1, 1.0), (0.1, 1.5))})
+    recipe = Recipe.of(forms=["latent"], workloads=[], align=False, refit="none")
+    return Problem(sites, curves, profile(rows(8, [10] * 6)), recipe, MEASURED)
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Frontier:
+    frontier(problem(), points=9, limit=KV_NUMBERS).save(tmp_path / "frontier.json")
+    return Frontier.load(tmp_path / "frontier.json")
+
+
+def test_every_point_is_the_plan_of_its_limit(found: Frontier) -> None:
+    assert len(found.points) == 9
+    assert {point.certificate.status for point in found.points} == {"optimal"}
+    assert any(point.together > 0.05 for point in found.points)
+    for at, point in enumerate(found.points):
+        plan = found.plan(at)
+        decided = bare(decide(asking(problem(), 1.0, kv_cache=point.asked, latency={})).plan)
+        assert plan == replace(decided, certificate=plan.certificate)
+        assert plan.prediction.loss == pytest.approx(point.loss, rel=1e-14)
+        assert plan.prediction.together == point.together
+        assert plan.kv_numbers == (found.kv_numbers(point), LAYERS * 2 * OUT)
+        assert plan.kv_numbers[0] <= point.limit
+        assert len(plan.certificate.multipliers) == len(plan.limits) == 2
+
+
+def test_no_point_has_more_parameters_than_the_dense_model(found: Frontier) -> None:
+    of = problem()
+    assert of.may_outgrow
+    assert form_named("latent").outgrows(of.sites[0].weights[0])
+    assert not form_named("low_rank").outgrows(of.sites[0].weights[0])
+    assert any(option.params > site.site.params for site in found.sites for option in site.options)
+    assert max(point.params for point in found.points) <= found.dense_params
+
+
+def test_over_parameters_a_point_says_what_is_lost_together_too() -> None:
+    found = frontier(problem(), points=9)
+    for at, point in enumerate(found.points):
+        plan = decide(asking(problem(), point.asked, latency={})).plan
+        assert plan.prediction == found.plan(at).prediction
+        assert point.loss == pytest.approx(plan.prediction.loss, rel=1e-14)
+    assert any(point.together for point in found.points)
+
+
+def test_candidates_with_more_parameters_are_compared_by_them_where_bytes_are_limited() -> None:
+    of, price = problem(), np.array(0.01)
+    weights = [site.weights[0] for site in of.sites]
+    curves = of.curves.with_scheme(
+        scheme_named("w4a16:8"),
+        weights,
+        [form_named("dense"), form_named("latent")],
+        dict.fromkeys([one.name for one in weights], price),
+    )
+    rounded = replace(asking(of, 1.0, schemes=["bf16", "w4a16:8"]), curves=curves)
+    found, less = (asking(rounded, budget).candidates([PARAMS, BYTES]) for budget in (1.0, 0.99))
+    assert [rows.params.tolist() for rows in found] == [rows.params.tolist() for rows in less]
+    assert any((rows.params > site.params).any() for rows, site in zip(found, of.sites, strict=True))
+
+
+def test_it_is_drawn_and_told_by_its_cache(found: Frontier) -> None:
+    assert axes_of(found) == {PARAMS: found.dense_params, KV_NUMBERS: found.dense_kv_numbers}
+    ax = plot_frontier(found, against=KV_NUMBERS)
+    assert ax.get_xlabel() == "KV cache (numbers a token)"
+    drawn = ax.lines[0].get_xdata()
+    assert list(drawn) == [cost for cost, _ in curve(found, KV_NUMBERS)]
+    assert drawn[-1] == found.dense_kv_numbers
+    assert [row["kv_numbers"] for row in rows_of(found)] == [found.kv_numbers(point) for point in found.points]
+    assert all(one < other for one, other in pairwise(point.limit for point in found.points))
+
+
+def test_what_was_edited_is_refused(found: Frontier, tmp_path: Path) -> None:
+    found.save(tmp_path / "edited.json")
+    document = json.loads((tmp_path / "edited.json").read_text())
+    at = next(at for at, point in enumerate(found.points) if point.together)
+    document["points"][at]["together"] += 1
+    (tmp_path / "edited.json").write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=f"point {at} states"):
+        Frontier.load(tmp_path / "edited.json")
