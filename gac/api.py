@@ -10,7 +10,7 @@ from typing import Unpack
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import check_installed, verified
-from gac.allocation.frontier import Frontier, check_asked, check_profiled
+from gac.allocation.frontier import Frontier, check_asked, check_limited
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
@@ -22,7 +22,7 @@ from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
-from gac.costs import COUNTED, KV_NUMBERS, PARAMS
+from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.distributed.run import on_every_rank, this_run
 from gac.errors import CheckpointError, GacError
 from gac.forms.planned_sites import as_planned
@@ -130,7 +130,7 @@ def frontier(
     Args:
         points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
             left out.
-        limit: ``params``, ``bytes``, or ``kv_numbers`` (what the KV cache keeps of a token), or the one of the workloads
+        limit: ``params``, ``bytes``, ``kv_numbers`` (what the KV cache keeps of a token), or the one of the workloads
             whose latency is limited instead. Methods whose budget is of the KV cache have ``kv_numbers`` alone.
         model, recipe, tokenizer, progress, options: as for ``allocate``; the budget is what is gone through, and there
             is no other limit.
@@ -152,10 +152,10 @@ def frontier(
     recipe = replace(asked.recipe, limits=limits)
     check_asked(points, limit, recipe)
     asked = replace(asked, recipe=replace(recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0))
-    if limit not in COUNTED:
+    if limit not in (PARAMS, BYTES):
         config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)
-        check_profiled(sites, select_profile(asked.profile)[0], asked.recipe, limit)
+        check_limited(sites, select_profile(asked.profile)[0], asked.recipe, limit)
     problem = measure_problem(model, asked, tokenizer, after_healing=prices_after_healing, progress=progress)
     return this_run().once(lambda: whole_range(problem, points=points, limit=limit))
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
+from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
 from gac.allocation.knapsack import Solution
 from gac.allocation.pareto import front
@@ -19,7 +20,7 @@ from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.version import __version__
 
-__all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_profiled", "frontier"]
+__all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_limited", "frontier"]
 
 _STEPS = 10**6
 _CALLED = {"memory": BYTES, "budget": PARAMS, "kv_cache": KV_NUMBERS}
@@ -96,12 +97,15 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
         raise GacError(f"a frontier by rule {recipe.rule}", "rule loss", "Use gac.allocate for the other rules.")
 
 
-def check_profiled(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:
-    """Refuse a frontier over a latency that the profile does not know for the dense sites.
+def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:
+    """Refuse a frontier over a latency that the profile does not know for the dense sites, or over a cache that stays.
 
     Raises:
+        BudgetError: no form makes the KV cache smaller, which is limited.
         ProfileError: names the first site that lacks it, or the collectives of a split model.
     """
+    if limit == KV_NUMBERS:
+        check_shrinks_cache(sites, recipe)
     if limit not in COUNTED:
         check_collectives(profile, recipe.deployment, sites)
         timing = replace(timing_of(profile, recipe.deployment), triton=False)

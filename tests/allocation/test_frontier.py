@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gac.allocation.decide import decide
-from gac.allocation.frontier import Frontier, check_profiled, frontier
+from gac.allocation.frontier import Frontier, check_limited, frontier
 from gac.allocation.problem import Problem
 from gac.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site, Weight
@@ -157,10 +157,10 @@ def test_a_limit_by_the_name_that_plans_have_for_it(limit: str, column: str) -> 
 
 def test_a_latency_that_the_profile_lacks() -> None:
     lacking = problem([[1.0] * 5], [1] * 6, ["decode:4@8"])
-    check_profiled(lacking.sites, lacking.profile, lacking.recipe, "params")
+    check_limited(lacking.sites, lacking.profile, lacking.recipe, "params")
     for refused in (
         lambda: frontier(lacking, limit="decode:4@8"),
-        lambda: check_profiled(lacking.sites, lacking.profile, lacking.recipe, "decode:4@8"),
+        lambda: check_limited(lacking.sites, lacking.profile, lacking.recipe, "decode:4@8"),
     ):
         with pytest.raises(ProfileError) as caught:
             refused()
