@@ -315,7 +315,7 @@ def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
         plan = small.allocate(point.asked, method="palu:1", align=False)
         assert found.plan(at).recipe.limits == plan.recipe.limits
         assert found.plan(at).prediction == plan.prediction
-    with pytest.raises(BudgetError, match="over kv_numbers with forms low_rank; .* or add the form latent, which rea"):
+    with pytest.raises(BudgetError, match=r"over kv_numbers with forms low_rank; .* or add the form latent, which re"):
         small.frontier(forms=["low_rank"], limit="kv_numbers")
     with pytest.raises(BudgetError, match=r"limits\.kv_cache=0\.5"):
         small.frontier(method="palu:1", limit="kv_numbers", kv_cache=0.5)
