@@ -139,8 +139,8 @@ def frontier(
         The frontier; ``frontier.plan(index)`` is the plan of a point.
 
     Raises:
-        GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, or the
-            model, profile, text or an argument is not usable.
+        GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, no form
+            that makes the limited cache smaller, or the model, profile, text or an argument is not usable.
     """
     asked = Asked.of(recipe, None if recipe else 1.0, options)
     method, limits = METHODS.get(asked.recipe.measure.method), asked.recipe.limits
@@ -148,7 +148,7 @@ def frontier(
         if limit != KV_NUMBERS:
             given = f"a frontier of method {method.name} over {limit!r}"
             raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
-        limits = replace(limits, kv_cache=None if limits.kv_cache == 1 else limits.kv_cache)
+        limits = replace(limits, kv_cache=None)
     recipe = replace(asked.recipe, limits=limits)
     check_asked(points, limit, recipe)
     asked = replace(asked, recipe=replace(recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0))

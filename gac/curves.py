@@ -141,7 +141,7 @@ class LossCurves:
             if (whole := self.wholes.get(form))
         ]
         total = sum(loss for _, loss in exact)
-        return sum((whole.ratio(total) - 1) * loss for whole, loss in exact)
+        return sum(((whole.ratio(total) - 1) * loss for whole, loss in exact), 0.0)
 
     def with_scheme(
         self, scheme: Scheme, weights: Iterable[Weight], forms: "Iterable[Form]", price: Mapping[str, Floats]

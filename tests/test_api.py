@@ -317,8 +317,10 @@ def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
         assert found.plan(at).prediction == plan.prediction
     with pytest.raises(BudgetError, match=r"over kv_numbers with forms low_rank; .* or add the form latent, which re"):
         small.frontier(forms=["low_rank"], limit="kv_numbers")
-    with pytest.raises(BudgetError, match=r"limits\.kv_cache=0\.5"):
-        small.frontier(method="palu:1", limit="kv_numbers", kv_cache=0.5)
+    how = {name: small.options[name] for name in ("calibration", "profile")}
+    recipe = gac.Recipe.of(method="palu:1", align=False, **how)
+    again = gac.frontier(small.model, recipe=recipe, limit="kv_numbers", points=4, tokenizer=small.tokenizer)
+    assert again.points == found.points
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof."""
+"""The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof.
+
+What is least is the sum of the losses, as in a plan. What choices lose together is in the prediction of each.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +12,7 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
-from gac.allocation.knapsack import Solution
+from gac.allocation.knapsack import Group, Solution
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem, as_knapsack, dense_total
 from gac.allocation.split_latencies import check_collectives, timing_of
@@ -41,13 +44,16 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
             up to the dense model's is then allowed.
 
     Raises:
-        BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
+        BudgetError: fewer than 2 points, a limit on something that is none of the workloads, or no form makes the KV
+            cache smaller, which is limited.
         ProfileError: a latency is limited, and the profile lacks it.
     """
     check_asked(points, limit, problem.recipe)
+    if limit == KV_NUMBERS:
+        check_shrinks_cache(problem.sites, problem.recipe)
     column = column_of(limit)
     dense = dense_total(problem.dense, column)
-    besides = {PARAMS: problem.params} if problem.may_outgrow and column != PARAMS else {}
+    besides = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*besides, column]
     sets = [_that_matter(rows, columns) for rows in problem.candidates(columns)]
     solved = list(_solve(sets, besides, column, dense, points))
@@ -98,10 +104,10 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
 
 
 def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:
-    """Refuse a frontier over a latency that the profile does not know for the dense sites, or over a cache that stays.
+    """Refuse a frontier over a latency that the profile does not know, or over a cache that no form makes smaller.
 
     Raises:
-        BudgetError: no form makes the KV cache smaller, which is limited.
+        BudgetError: no form makes the KV cache smaller.
         ProfileError: names the first site that lacks it, or the collectives of a split model.
     """
     if limit == KV_NUMBERS:
@@ -123,16 +129,14 @@ def _solve(
 ) -> Iterator[tuple[float, int, Solution]]:
     """Each limit, as a fraction and as it is, with its exact choice, where that loses less than those before.
 
-    Limits rise by even steps, in millionths, from the smallest sum of costs to that of every site at its smallest loss.
+    Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss.
 
     Args:
         besides: limits that are always there, by cost column; they come before the one that rises.
         dense: what the rising limit is a fraction of.
     """
     instance, start = as_knapsack(sets, {**besides, column: dense}), None
-    costs = [group.costs[:, -1] for group in instance.groups]
-    smallest = sum(int(cost.min()) for cost in costs)
-    largest = sum(int(cost[group.values.argmin()]) for cost, group in zip(costs, instance.groups, strict=True))
+    smallest, largest = _ends(sets, besides, column)
     first, last = (-(-cost * _STEPS // dense) for cost in (smallest, largest))
     before = np.inf
     for step in dict.fromkeys(first + (last - first) * at // (points - 1) for at in range(points)):
@@ -142,3 +146,20 @@ def _solve(
         if solution.certificate.value < before:
             before = solution.certificate.value
             yield step / _STEPS, limit, solution
+
+
+def _ends(sets: Sequence[CandidateSet], besides: Mapping[str, int], column: str) -> tuple[int, int]:
+    """What the cheapest choice takes of a cost column, and the one of least loss; both keep the limits besides."""
+    costs = [rows.cost(column) for rows in sets]
+    choices: Sequence[Sequence[int]]
+    if besides:
+        instance = as_knapsack(sets, besides)
+        cheap = [
+            Group(one.name, cost.astype(np.float64), one.costs)
+            for cost, one in zip(costs, instance.groups, strict=True)
+        ]
+        choices = [replace(instance, groups=tuple(groups)).solve().choice for groups in (cheap, instance.groups)]
+    else:
+        choices = [[int(cost.argmin()) for cost in costs], [int(rows.loss.argmin()) for rows in sets]]
+    smallest, largest = (sum(int(cost[at]) for cost, at in zip(costs, one, strict=True)) for one in choices)
+    return smallest, largest

@@ -30,7 +30,7 @@ class SiteOptions:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The choice that loses least within one limit.
+    """The choice whose sum of losses is least within one limit.
 
     Attributes:
         asked: the limit as a fraction of the dense amount; ``gac.allocate`` takes it as it is.
@@ -216,6 +216,7 @@ def _check(frontier: Frontier) -> None:
     assert amount is not None
     for number, point in enumerate(frontier.points):
         _check_point(frontier, f"point {number}", point, amount)
+        _check_proof(frontier, f"point {number}", point)
     for before, after in pairwise(frontier.points):
         summed = [point.certificate.value for point in (before, after)]
         check(
@@ -253,3 +254,16 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
     perplexity = frontier.measured.perplexity(loss)
     close = isclose(point.perplexity, perplexity)
     check(close, f"{name} states perplexity {point.perplexity:g}", f"{perplexity:g}")
+
+
+def _check_proof(frontier: Frontier, name: str, point: FrontierPoint) -> None:
+    """What it is a proof of, and that parameters are within the dense model's where something else is limited."""
+    proof, summed = point.certificate, fsum(option.loss for option in frontier.taken(point))
+    given = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
+    proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in (
+        1,
+        1 + (frontier.limit != PARAMS),
+    )
+    check(proved, given, f"{summed!r}, the sum of its options, and one for each limit")
+    fits = point.params <= frontier.dense_params
+    check(fits, f"{name} has {point.params:,} parameters", f"at most {frontier.dense_params:,}")

@@ -17,7 +17,7 @@ from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.curves import LossCurves
 from gac.errors import BudgetError, ProfileError
-from gac.forms import form_named
+from gac.forms import form_named, variants_of
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
 from gac.plan import Candidate, Measured
@@ -112,8 +112,9 @@ class Problem:
     @cached_property
     def may_outgrow(self) -> bool:
         """Whether a candidate may have more parameters than the dense site: latents of high rank have."""
-        forms = map(form_named, self.recipe.space.forms)
-        return any(form.outgrows(weight) for form in forms for site in self.sites for weight in site.weights)
+        forms = [form_named(name) for name in self.recipe.space.forms]
+        weights = (weight for site in self.sites for weight in site.weights)
+        return any(form.outgrows(weight) for weight in weights for form in variants_of(forms, weight))
 
     @property
     def workloads(self) -> tuple[Workload, ...]:

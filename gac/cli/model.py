@@ -69,12 +69,12 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     default="params",
     show_default=True,
     metavar="params|bytes|kv_numbers|WORKLOAD",
-    help="What is limited: parameters, bytes (with --scheme), the KV cache (with --form latent), or the latency of one "
-    "of the workloads.",
+    help="What is limited: parameters, bytes (with --scheme), the KV cache (with a form such as latent), or the "
+    "latency of one of the workloads.",
 )
 @recipe_options(limits=False)
 @output_option(_FRONTIER, "The frontier to write; an existing file is replaced.", default="frontier.json")
-@plot_option("Draw perplexity against parameters and latency")
+@plot_option("Draw perplexity against sizes and latency")
 def frontier(
     source: str, plot: Path | None, output: Path, asked: Callable[[str], dict[str, Any]], **steps: Any
 ) -> Answer:

@@ -187,7 +187,7 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
     help="Another frontier of the same model, such as one without schemes. Repeatable.",
 )
 def frontier(file: Path, plans: tuple[Path, ...], beside: tuple[Path, ...]) -> "Page":
-    """Predicted perplexity against parameters and latency for every budget, with plans and other frontiers beside."""
+    """Predicted perplexity against sizes and latency for every budget, with plans and other frontiers beside."""
     return gac.plots.figure_of_frontier(gac.Frontier.load(file), dict(named_plans(plans)), named(beside))
 
 

@@ -169,8 +169,10 @@ def _notes(frontier: Frontier) -> Iterator[str]:
     if unknown:
         yield f"-: the profile lacks shapes for {' and '.join(unknown)} (gac profile --model ... measures them)"
     elif any(None in point.latency_ns for point in points):
-        used = {scheme for one in frontier.sites for option in one.options for scheme in option.schemes}
-        yield f"-: the profile has no {', '.join(sorted(used - {DEFAULT_SCHEME}))}"
+        untimed = [option for one in frontier.sites for option in one.options if None in option.latency_ns]
+        schemes = {scheme for option in untimed for scheme in option.schemes} - {DEFAULT_SCHEME}
+        forms = {form for option in untimed for form in option.forms} - {"dense"}
+        yield f"-: the profile has no {', '.join(sorted(schemes or forms))}"
 
 
 def _over_dense(frontier: Frontier) -> Iterator[tuple[str, float]]:
@@ -221,7 +223,7 @@ def plot_frontier(
     against: str = PARAMS,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Predicted perplexity of every point against its parameters, or its latency, with chosen plans among them.
+    """Predicted perplexity of every point against a size or its latency, with chosen plans among them.
 
     Args:
         plans: plans to mark, by the name to show; at most 6.

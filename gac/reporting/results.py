@@ -169,7 +169,7 @@ def _(frontier: Frontier) -> Sequence[Row]:
             "bytes": frontier.bytes(point),
             "bits": frontier.bits(point),
             "kv_numbers": frontier.kv_numbers(point),
-            **_fields(point, "loss", "perplexity"),
+            **_fields(point, "loss", "together", "perplexity"),
             **dict(zip(names, point.latency_ns, strict=True)),
             **_fields(point.certificate, "status", "gap"),
         }

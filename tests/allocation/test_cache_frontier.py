@@ -4,24 +4,28 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import gac
 from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, Whole
-from gac.errors import PlanError
+from gac.errors import BudgetError, PlanError
 from gac.forms import form_named
 from gac.models.sites import Site, Weight
+from gac.operations import batched_gemm
 from gac.recipe import Recipe
-from gac.reporting.frontier import axes_of, curve, plot_frontier
+from gac.reporting.frontier import axes_of, curve, frontier_table, plot_frontier
 from gac.reporting.results import rows_of
 from gac.schemes import scheme_named
-from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows
+from tests.allocation.small_problems import MEASURED, PREFILL, asking, curves_by, measured, profile, rows
 from tests.allocation.test_frontier import bare
+from tests.reporting.rendering import shown
 
 LAYERS, OUT, HIDDEN = 3, 24, 40
 
@@ -91,6 +95,20 @@ def test_candidates_with_more_parameters_are_compared_by_them_where_bytes_are_li
     assert any((rows.params > site.params).any() for rows, site in zip(found, of.sites, strict=True))
 
 
+def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> None:
+    lines = shown(frontier_table(frontier(asking(problem(), 1.0, workloads=["prefill:3x5"]), limit=KV_NUMBERS)))
+    assert lines[0] == "kept params cache loss perplexity prefill:3x5"
+    assert lines[2].split()[:3] == ["1.0000", "5,760", "1.0000"]
+    assert "cache: of the 144 numbers of 16 bits that the KV cache keeps of a token" in lines
+    timed = [measured("linear", 100, m=8, k=HIDDEN, n=OUT)]
+    lines = shown(
+        frontier_table(
+            frontier(replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed)), limit=KV_NUMBERS)
+        )
+    )
+    assert lines[-1] == "-: the profile has no latent"
+
+
 def test_it_is_drawn_and_told_by_its_cache(found: Frontier) -> None:
     assert axes_of(found) == {PARAMS: found.dense_params, KV_NUMBERS: found.dense_kv_numbers}
     ax = plot_frontier(found, against=KV_NUMBERS)
@@ -110,3 +128,62 @@ def test_what_was_edited_is_refused(found: Frontier, tmp_path: Path) -> None:
     (tmp_path / "edited.json").write_text(json.dumps(document))
     with pytest.raises(PlanError, match=f"point {at} states"):
         Frontier.load(tmp_path / "edited.json")
+
+
+def test_a_limit_of_latency_beside_the_parameters_can_be_met_at_every_point() -> None:
+    """The fastest latents have more parameters than the dense weights, so that not all weights can have them."""
+    timed = [measured("linear", 100, m=8, k=HIDDEN, n=OUT)]
+    for rank in range(1, OUT):
+        ns, second = (10 if rank > 19 else 40 if rank < 4 else 200), batched_gemm(1, 8, rank, OUT)
+        timed += [measured("linear", ns, m=8, k=HIDDEN, n=rank), measured(second.operator, ns, **second.axes)]
+    found = frontier(replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed)), limit=PREFILL)
+    assert found.points[-1].loss < found.points[0].loss
+    for at, point in enumerate(found.points):
+        assert point.params <= found.dense_params
+        assert found.plan(at).certificate.status == "optimal"
+
+
+def test_a_form_with_a_width_is_asked_for_each_of_them() -> None:
+    weights = (
+        Weight("gate", 24, 12, neurons="out", reads="x"),
+        Weight("up", 24, 12, neurons="out", reads="x"),
+        Weight("down", 12, 24, neurons="in", writes=True),
+    )
+    recipe = Recipe.of(forms=["narrow", "narrow_pair"], memory=0.7, workloads=[], align=False, refit="none", latency={})
+    curves = curves_by(narrow={"down": LossCurve(0.9 ** np.arange(25) * (np.arange(25) < 24))})
+    of = Problem((Site("mlp", 0, "mlp", weights),), curves, profile(rows(8, [10] * 6)), recipe, MEASURED)
+    assert not of.may_outgrow
+    assert decide(of).plan.size.used <= decide(of).plan.size.limit
+    assert frontier(asking(of, 1.0, memory=None), limit=BYTES).points[-1].loss == 0
+
+
+def test_a_cache_that_no_form_makes_smaller() -> None:
+    expected = "a frontier over kv_numbers with forms low_rank; expected a form that makes the KV cache smaller"
+    with pytest.raises(BudgetError, match=expected):
+        frontier(asking(problem(), 1.0, forms=["low_rank"]), limit=KV_NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"value": 7.0}, "states a proof of 7.0 with 2 multipliers; expected"),
+        ({"multipliers": [0.0, 0.0, 0.0]}, "with 3 multipliers; expected"),
+    ],
+)
+def test_another_proof_than_of_its_choice_is_refused(
+    changed: dict[str, Any], message: str, found: Frontier, tmp_path: Path
+) -> None:
+    found.save(tmp_path / "edited.json")
+    document = json.loads((tmp_path / "edited.json").read_text())
+    document["points"][0]["certificate"] |= changed
+    (tmp_path / "edited.json").write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=message):
+        Frontier.load(tmp_path / "edited.json")
+
+
+def test_a_page_says_what_the_dots_are(found: Frontier, tmp_path: Path) -> None:
+    gac.report(found.plan(4), tmp_path / "plan.html", frontier=found)
+    page = (tmp_path / "plan.html").read_text("utf-8")
+    assert "whose sum of losses is least within one limit on the KV cache" in page
+    assert "Perplexity against KV cache" in page
+    assert "KV cache (numbers a token)" in page

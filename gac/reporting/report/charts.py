@@ -38,7 +38,7 @@ class Chart(NamedTuple):
     Attributes:
         unit: of the cost, in the axis label.
         line: points of the frontier, ``x,y`` pairs; empty where there is none.
-        joined: whether the frontier limits this cost, so that its points bound everything below them.
+        joined: whether the frontier limits this cost, so that no choice has a smaller sum of losses for as little.
     """
 
     title: str
