@@ -38,7 +38,8 @@ def test_every_notebook_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_runs(name: str) -> None:
+def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what it makes goes away with the test
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     if name == WITH_SMOLLM2:
         notebook.cells.insert(0, nbformat.v4.new_code_cell(TWO_LAYERS))
