@@ -40,17 +40,14 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
 
     Args:
         points: how many limits, at least 2; each is a whole number of millionths of the dense amount.
-        limit: ``params``, ``bytes``, ``kv_numbers``, or the workload whose latency is limited. Of parameters any number
-            up to the dense model's is then allowed.
+        limit: ``params``, ``bytes``, ``kv_numbers`` (some form has to make it smaller, see ``check_limited``), or
+            the workload whose latency is limited. A choice never has more parameters than the dense model.
 
     Raises:
-        BudgetError: fewer than 2 points, a limit on something that is none of the workloads, or no form makes the KV
-            cache smaller, which is limited.
+        BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
         ProfileError: a latency is limited, and the profile lacks it.
     """
     check_asked(points, limit, problem.recipe)
-    if limit == KV_NUMBERS:
-        check_shrinks_cache(problem.sites, problem.recipe)
     column = column_of(limit)
     dense = dense_total(problem.dense, column)
     besides = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}

@@ -34,7 +34,7 @@ class FrontierPoint:
 
     Attributes:
         asked: the limit as a fraction of the dense amount; ``gac.allocate`` takes it as it is.
-        limit: ``floor(asked * dense amount)``, parameters, bytes or ns.
+        limit: ``floor(asked * dense amount)``, in parameters, bytes, numbers in the KV cache, or ns.
         params: parameters of the targeted weights.
         loss: predicted nats a token more than dense, with what choices lose together.
         perplexity: predicted, on the calibration text; e**709 stands for anything larger.
@@ -257,13 +257,11 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
 
 
 def _check_proof(frontier: Frontier, name: str, point: FrontierPoint) -> None:
-    """What it is a proof of, and that parameters are within the dense model's where something else is limited."""
+    """That the proof is of this choice, and that parameters are within the dense model's."""
     proof, summed = point.certificate, fsum(option.loss for option in frontier.taken(point))
+    limits = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited beside it
+    proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in limits
     given = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
-    proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in (
-        1,
-        1 + (frontier.limit != PARAMS),
-    )
     check(proved, given, f"{summed!r}, the sum of its options, and one for each limit")
     fits = point.params <= frontier.dense_params
     check(fits, f"{name} has {point.params:,} parameters", f"at most {frontier.dense_params:,}")

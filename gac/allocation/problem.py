@@ -178,7 +178,7 @@ class Problem:
         alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
         if alike:
             columns = [PARAMS if column == BYTES else column for column in columns]
-        elif BYTES in columns and self.recipe.limits.params == 1 and not self.may_outgrow:
+        elif BYTES in columns and self.recipe.limits.budget == 1 and not self.may_outgrow:
             columns = [column for column in columns if column != PARAMS]
         compared = tuple(dict.fromkeys(columns))
         needed = tuple(column for column in compared if column in limited)

@@ -82,12 +82,11 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     embedding: Any = loaded.model.get_input_embeddings()
     for windows in cut:
         check_vocabulary(windows, embedding.num_embeddings)
-    names = tuple(one.name for one in asked)
-    joined = " and ".join(names)
-    train, held = parted(joined, torch.cat([windows.ids for windows in cut]))
-    of_text, _ = parted(joined, torch.cat([torch.full((len(one.ids), 1), at) for at, one in enumerate(cut)]))
+    names, ids = tuple(one.name for one in asked), torch.cat([windows.ids for windows in cut])
+    of_text = torch.arange(len(cut)).repeat_interleave(torch.tensor([len(windows.ids) for windows in cut]))
+    out = held_out(" and ".join(names), *ids.shape)
     bos = all(windows.bos == "windows" for windows in cut)
-    return HealingText(names, train, in_a_turn(of_text.flatten()), held, bos, texts.documents)
+    return HealingText(names, ids[~out], in_a_turn(of_text[~out]), ids[out], bos, texts.documents)
 
 
 def in_a_turn(of_text: Tensor) -> Tensor:
@@ -124,16 +123,22 @@ def parted(name: str, ids: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         TextError: there are too few.
     """
-    if len(ids) < LEAST:
+    out = held_out(name, *ids.shape)
+    return ids[~out], ids[out]
+
+
+def held_out(name: str, windows: int, length: int) -> Tensor:
+    """Which of so many windows of so many tokens are held out, ``(windows,)``; as for ``parted``."""
+    if windows < LEAST:
         raise TextError(
-            f"{name} has {len(ids)} windows of {ids.shape[1]} tokens to heal on",
+            f"{name} has {windows} windows of {length} tokens to heal on",
             f"at least {LEAST}, some of which are held out",
             "Use a longer text, shorter windows, or text='self', which the dense model writes.",
         )
-    held = min(MOST_HELD, len(ids) // HELD)
-    out = torch.zeros(len(ids), dtype=torch.bool)
-    out[torch.arange(held) * len(ids) // held + len(ids) // (2 * held)] = True
-    return ids[~out], ids[out]
+    held = min(MOST_HELD, windows // HELD)
+    out = torch.zeros(windows, dtype=torch.bool)
+    out[torch.arange(held) * windows // held + windows // (2 * held)] = True
+    return out
 
 
 @cache

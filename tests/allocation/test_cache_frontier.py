@@ -11,7 +11,7 @@ import pytest
 
 import gac
 from gac.allocation.decide import decide
-from gac.allocation.frontier import Frontier, frontier
+from gac.allocation.frontier import Frontier, check_limited, frontier
 from gac.allocation.problem import Problem
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.curves import LossCurve, Whole
@@ -159,8 +159,9 @@ def test_a_form_with_a_width_is_asked_for_each_of_them() -> None:
 
 def test_a_cache_that_no_form_makes_smaller() -> None:
     expected = "a frontier over kv_numbers with forms low_rank; expected a form that makes the KV cache smaller"
+    of = asking(problem(), 1.0, forms=["low_rank"])
     with pytest.raises(BudgetError, match=expected):
-        frontier(asking(problem(), 1.0, forms=["low_rank"]), limit=KV_NUMBERS)
+        check_limited(of.sites, of.profile, of.recipe, KV_NUMBERS)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gac.io import whole_file
 from gac.plan import Plan
 from gac.plan_summary import what_is_kept
 from gac.profiling.table import Profile
+from gac.reporting.frontier import SIZES
 from gac.reporting.report import reasons, summary, tables
 from gac.reporting.report import tokens as of_tokens
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
@@ -118,6 +119,7 @@ def _content(sources: Sources) -> dict[str, Any]:
         "stayed": tables.stayed_dense(plan),
         "about_dense": tables.about_dense(plan),
         "charts": drawn,
+        "called": {column: f"the {name}" for column, name in SIZES.items()},
         "fused": any(mark.letter == "F" for chart in drawn for mark in chart.marks),
         "size": (WIDTH, HEIGHT),
         "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
