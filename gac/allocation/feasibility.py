@@ -132,7 +132,7 @@ def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:
         raise BudgetError(
             f"a KV-cache limit of {fraction:g}",
             f"at least {smallest / total:.4f}, the smallest that forms {_named(recipe)} can reach",
-            f"Allow more{_smaller_cache(sites, recipe, smallest, total)}.",
+            _smaller_cache(sites, recipe, smallest, total),
         )
 
 
@@ -140,14 +140,15 @@ def check_shrinks_cache(sites: Sequence[Site], recipe: Recipe) -> None:
     """Refuse forms that leave the KV cache as it is, where all of its sizes are gone through.
 
     Raises:
-        BudgetError: with the form that makes it smallest.
+        BudgetError: with the forms that make it smaller.
     """
     total = _least_cached(sites, (), recipe)
     if _least_cached(sites, recipe.space.forms, recipe) == total:
+        others = [one.name for one in FORMS if _least_cached(sites, (one.name,), recipe) < total]
         raise BudgetError(
             f"a frontier over {KV_NUMBERS} with forms {_named(recipe)}",
-            "a form that makes the KV cache smaller",
-            f"Limit parameters{_smaller_cache(sites, recipe, total, total)}.",
+            f"a form that makes the KV cache smaller ({', '.join(others) or 'none does'})",
+            "Add one of these, or limit parameters." if others else "Limit parameters.",
         )
 
 
@@ -164,13 +165,13 @@ def _least_cached(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -
 
 
 def _smaller_cache(sites: Sequence[Site], recipe: Recipe, smallest: int, total: int) -> str:
-    """What else to do where the forms reach no smaller cache than that: name the one that would, with them."""
+    """What to do where the forms reach no smaller cache than that: name the one that would, with them."""
     forms = recipe.space.forms
     others = {one.name: _least_cached(sites, (*forms, one.name), recipe) for one in FORMS if one.name not in forms}
     name = min(others, key=lambda other: others[other], default="")
     if not name or others[name] >= smallest:
-        return ""
-    return f", or add the form {name}, which reaches {others[name] / total:.4f}"
+        return "Allow more."
+    return f"Allow more, or add the form {name}, which reaches {others[name] / total:.4f}."
 
 
 def _named(recipe: Recipe) -> str:
