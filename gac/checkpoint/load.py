@@ -16,6 +16,7 @@ from gac.checkpoint.verify import verify as verify_checkpoint
 from gac.errors import CheckpointError
 from gac.io import check_inside
 from gac.models.loading import quiet_transformers, usable_device
+from gac.models.moving import moved
 from gac.models.threads import LOADING
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
@@ -64,7 +65,7 @@ def load(
     with LOADING, uncollected():
         model = _load(Path(directory), dtype or "auto", {"tp_plan": tp_plan} if tp_plan else {})
     if tp_plan is None and model.device != place:  # a move looks at every parameter
-        model = model.to(place)
+        model = moved(model, place)
     loaded: PlannedModel = model
     return loaded
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
 from gac.models.families import check_layers
+from gac.models.moving import moved
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed
@@ -91,7 +92,7 @@ def load_model(
         with LOADING:
             loaded: Any = _read(name, dtype).eval()
         where = torch.device(device or default_device())
-        loaded = placed(loaded, where) if stream else loaded.to(where)
+        loaded = placed(loaded, where) if stream else moved(loaded, where)
     else:
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gac.errors import ModelError
+from gac.models.moving import moved
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def placed(model: Any, device: torch.device) -> Any:
     """
     size = sum(values.numel() * values.element_size() for values in model.parameters())
     if device.type != "cuda" or size <= SHARE * torch.cuda.mem_get_info(device)[0]:
-        return model.to(device)
+        return moved(model, device)
     logger.info("weights of %.0f GB stay in host memory; each layer comes to %s as it runs", size / 1e9, device)
     return streamed(model, device)
 

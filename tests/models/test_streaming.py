@@ -50,7 +50,7 @@ def test_a_file_that_is_mapped_is_not_copied(directory: Path) -> None:
 
 def test_weights_that_leave_no_room_are_streamed(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(4 * values.numel() for values in tiny_model.parameters())
-    monkeypatch.setattr(tiny_model, "to", lambda device: ("whole", device))
+    monkeypatch.setattr(streaming, "moved", lambda model, device: ("whole", device))
     monkeypatch.setattr(streaming, "streamed", lambda model, device: ("streamed", device))
     for free, how in ((2 * size, "whole"), (size, "streamed")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, 10 * size))

@@ -1,0 +1,43 @@
+"""Models on their way to a device."""
+
+import pytest
+import torch
+from torch import nn
+
+from gac.models import moving
+from gac.models.moving import moved
+
+
+def tied() -> nn.Module:
+    """Large and small weights, one of them held twice, a buffer, one turned round, and one without numbers."""
+    model = nn.Module()
+    model.one, model.other, model.small = nn.Linear(600, 700), nn.Linear(700, 600), nn.Linear(3, 5)
+    model.again = nn.Linear(600, 700)
+    model.again.weight = model.one.weight
+    model.turned = nn.Parameter(torch.randn(700, 600).T, requires_grad=False)
+    model.register_buffer("packed", torch.randint(-9, 9, (600, 601), dtype=torch.int32))
+    model.register_buffer("none", torch.empty(0, 4))
+    return model.to(torch.bfloat16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gets_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "LARGE", 1 << 10)
+    monkeypatch.setattr(moving, "CHUNK", 1 << 16)
+    model = tied()
+    before = {name: held.clone() for name, held in model.state_dict().items()}
+    there = moved(model, "cuda")
+    assert there is model
+    assert model.again.weight is model.one.weight
+    assert not model.turned.requires_grad
+    for name, held in model.state_dict().items():
+        assert held.device.type == "cuda"
+        assert torch.equal(held.cpu(), before[name])
+        assert held.dtype == before[name].dtype
+
+
+def test_a_cpu_keeps_them() -> None:
+    model = tied()
+    held = [one.data_ptr() for one in model.parameters()]
+    assert moved(model, "cpu") is model
+    assert [one.data_ptr() for one in model.parameters()] == held
