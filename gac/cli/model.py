@@ -172,9 +172,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     "--blocks",
     type=float,
     metavar="F",
-    default=0.3,
-    show_default=True,
-    help="The part of the work that goes to decoder layers by themselves.",
+    help="The part of the work that goes to decoder layers by themselves; 0.1 by default.",
 )
 @click.option("--dense", is_flag=True, help="Train the weights, too, that the plan leaves dense.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the text, and of MODEL's own.")
@@ -203,8 +201,9 @@ def heal(
     check_names(texts)
     small = gac.load(directory)
     given = small.gac_plan.healed
+    asked = {name: value for name, value in how.items() if value is not None}
     try:
-        gac.heal(small, against=against, text=texts or None, tokenizer=tokenizer, **how)
+        gac.heal(small, against=against, text=texts or None, tokenizer=tokenizer, **asked)
     finally:
         if small.gac_plan.healed != given:  # also where a loss was not finite, in the best state before that
             gac.save(small, output, tokenizer=load_tokenizer(tokenizer or against), overwrite=overwrite)

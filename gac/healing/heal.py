@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
 from gac.distributed.ranks import ALONE, Ranks
@@ -59,8 +61,8 @@ def healing_windows(
         GacError: the text cannot be used.
     """
 
-    def written(windows: int, length: int) -> Windows:
-        return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, ranks, progress)
+    def written(windows: int, length: int, beside: Tensor | None) -> Windows:
+        return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, beside, ranks, progress)
 
     return healing_text(text, plan, loaded, written)
 

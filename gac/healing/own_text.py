@@ -1,17 +1,19 @@
 """Text that the dense model writes itself: what it says by itself is what it is to go on saying.
 
 No data is needed, and no source is overfitted (LLM-QAT, arXiv 2305.17888). Windows begin with BOS. Where there is a
-chat template, the second half of them begins with all that stands in it before a user's first word; what a user says is
-then answered (Magpie, arXiv 2406.08464). Every token is drawn at temperature 1 from all tokens. It has a random number
-of its own, so what is drawn does not depend on how many windows are written side by side. Behind an EOS another
-document begins, in the same window and in the same way. The text is kept on disk.
+chat template, every second one begins with all that stands in it before a user's first word; what a user says is then
+answered (Magpie, arXiv 2406.08464). Beside other texts, all windows go on from pieces of these, so that the model is
+heard on what matters. Every token is drawn at temperature 1 from all tokens. It has a random number of its own, so what
+is drawn does not depend on how many windows are written side by side. Behind an EOS another document begins in the same
+window. The text is kept on disk.
 """
 
 import hashlib
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -41,7 +43,9 @@ FREE = 0.7
 """The part of a GPU's free memory that they take at most."""
 COPIES = 3
 """Tensors of a step that are as large as its logits in float32: these, the probabilities and their sums."""
-DRAW = 2
+PIECES = 16
+"""How many pieces a window of another text makes to go on from."""
+DRAW = 3
 """The version of how tokens are drawn: text that was kept by another one is not read."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
@@ -62,7 +66,15 @@ class Start:
 
 
 def own_windows(
-    model: Any, tokenizer: Any, digest: str, windows: int, length: int, seed: int, ranks: Ranks, progress: bool
+    model: Any,
+    tokenizer: Any,
+    digest: str,
+    windows: int,
+    length: int,
+    seed: int,
+    beside: Tensor | None,
+    ranks: Ranks,
+    progress: bool,
 ) -> Windows:
     """So many windows of text by the model, written now or read from disk; BOS is at their heads as in any text.
 
@@ -70,16 +82,18 @@ def own_windows(
         model: the dense one.
         digest: of its weights.
         seed: of the draw.
+        beside: the windows of other texts that are trained on too, ``(windows, tokens)``.
 
     Raises:
         TextError: the tokenizer has nothing to begin a text with, or the model ends all documents at once.
         StatisticsError: the text cannot be kept, or read.
     """
-    starts = starts_of(tokenizer)
+    head = bos_of(tokenizer)
+    starts = starts_of(tokenizer) if beside is None else pieces_of(beside, head)
     settings = json.dumps([DRAW, digest, windows, length, seed, [asdict(one) for one in starts]])
     path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
-        write_tensors(path, {"ids": _written(model, starts, windows, length, seed, bos_of(tokenizer), progress)})
+        write_tensors(path, {"ids": _written(model, starts, windows, length, seed, head, progress)})
     ranks.once(lambda: None)  # the others wait
     try:
         ids = read_tensors(path, torch.device("cpu"))["ids"]
@@ -112,16 +126,31 @@ def starts_of(tokenizer: Any) -> list[Start]:
     return [one for one in found if one.ids]
 
 
+def pieces_of(windows: Tensor, head: int | None) -> list[Start]:
+    """What documents begin with that go on from windows, ``(windows, tokens)``: pieces of them, each behind its BOS.
+
+    Args:
+        head: the BOS, which every window begins with; None where there is none.
+    """
+    said, begin = (windows, []) if head is None else (windows[:, 1:], [head])
+    size = max(1, said.shape[1] // PIECES)
+    pieces = said[:, : said.shape[1] // size * size].reshape(-1, size)
+    return [Start((*begin, *piece)) for piece in pieces.tolist()]
+
+
 class Writer:
     """One window that is being written: which token comes next.
+
+    Args:
+        starts: what its documents begin with, one after the other.
 
     Attributes:
         documents: that have ended.
     """
 
-    def __init__(self, start: Start) -> None:
-        self._start, self._answers, self._due = start, False, deque(start.ids)
-        self.documents = 0
+    def __init__(self, starts: Iterator[Start]) -> None:
+        self._starts, self._start, self._answers, self.documents = starts, next(starts), False, 0
+        self._due = deque(self._start.ids)
 
     def after(self, drawn: int, ends: Sequence[int]) -> int:
         """The next token, where the model has drawn this one: that one, unless others are due.
@@ -133,8 +162,11 @@ class Writer:
             return self._due.popleft()
         if drawn in ends:
             self._answers = bool(self._start.reply) and not self._answers
-            self._due.extend(self._start.reply if self._answers else (drawn, *self._start.ids))
-            self.documents += not self._answers
+            if self._answers:
+                self._due.extend(self._start.reply)
+            else:
+                self._start, self.documents = next(self._starts), self.documents + 1
+                self._due.extend((drawn, *self._start.ids))
             return self._due.popleft()
         return drawn
 
@@ -142,9 +174,13 @@ class Writer:
 def _written(
     model: Any, starts: Sequence[Start], windows: int, length: int, seed: int, head: int | None, progress: bool
 ) -> Tensor:
-    """So many windows one after the other, int64; ``head``, which is put before each of them later, has its place."""
+    """So many windows one after the other, int64; ``head``, which is put before each of them later, has its place.
+
+    Args:
+        starts: what documents begin with; the first document of each window takes the next of them, and so on.
+    """
     bar = progress_bar("writing text", "token", total=windows * length, shown=progress)
-    writers = [Writer(starts[at * len(starts) // windows]) for at in range(windows)]
+    writers = [Writer(starts[turn % len(starts)] for turn in count(at, windows)) for at in range(windows)]
     numbers = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed))
     size = at_once(model, length)
     with bar, frozen(model), in_training(model):

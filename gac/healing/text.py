@@ -31,8 +31,8 @@ LEAST = 10
 HELD, MOST_HELD = 10, 16
 """One of so many windows is held out, and so many at most."""
 
-Written = Callable[[int, int], Windows]
-"""So many windows of so many tokens that the dense model writes itself."""
+Written = Callable[[int, int, Tensor | None], Windows]
+"""So many windows of so many tokens that the dense model writes itself, beside windows of other texts."""
 _OWN = re.compile(rf"{SELF}(:\S+)?")
 
 
@@ -78,14 +78,19 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     asked = _asked(given, plan)
     texts = Texts(tuple(one.part for one in asked))  # refuses what does not go together, before anything is written
     begins = planned.bos if plan.measured.predicted else None
-    cut = [one.cut(loaded.tokenizer, begins, written) for one in asked]
+    cut = [one.cut(loaded.tokenizer, begins) for one in asked]
+    counts = [len(one.ids) if one else wanted.part.windows for one, wanted in zip(cut, asked, strict=True)]
+    names, length = tuple(one.name for one in asked), asked[0].part.length
+    out = held_out(" and ".join(names), sum(counts), length)
+    shown = [one.ids[~held] for one, held in zip(cut, torch.split(out, counts), strict=True) if one]
+    beside = torch.cat(shown) if shown else None
+    whole = [one or written(count, length, beside) for one, count in zip(cut, counts, strict=True)]
     embedding: Any = loaded.model.get_input_embeddings()
-    for windows in cut:
+    for windows in whole:
         check_vocabulary(windows, embedding.num_embeddings)
-    names, ids = tuple(one.name for one in asked), torch.cat([windows.ids for windows in cut])
-    of_text = torch.arange(len(cut)).repeat_interleave(torch.tensor([len(windows.ids) for windows in cut]))
-    out = held_out(" and ".join(names), *ids.shape)
-    bos = all(windows.bos == "windows" for windows in cut)
+    ids = torch.cat([one.ids for one in whole])
+    of_text = torch.arange(len(whole)).repeat_interleave(torch.tensor(counts))
+    bos = all(one.bos == "windows" for one in whole)
     return HealingText(names, ids[~out], in_a_turn(of_text[~out]), ids[out], bos, texts.documents)
 
 
@@ -183,13 +188,13 @@ class _Asked:
             check_text(spec.name)
         return cls(name, spec, whole=not sized)
 
-    def cut(self, tokenizer: Any, bos: bool | None, written: Written) -> Windows:
-        """Its windows; ``bos`` says for a named text without a size whether they begin with BOS."""
+    def cut(self, tokenizer: Any, bos: bool | None) -> Windows | None:
+        """Its windows, None of what is to be written; ``bos`` says for a text without a size whether they begin so."""
         part = self.part
         if isinstance(part, Documents):
             return every_window(part, tokenizer, part.length)
         if part.name == SELF:
-            return written(part.windows, part.length)
+            return None
         if self.whole:
             return every_window(part.name, tokenizer, part.length, bos)
         return calibration_windows(part, tokenizer)

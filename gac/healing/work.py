@@ -9,7 +9,7 @@ from gac.errors import GacError
 
 MINUTES = 5.0
 """What healing takes where nothing is said."""
-BLOCKS = 0.3
+BLOCKS = 0.1
 """The part of the work that goes to decoder layers by themselves."""
 RATE, AT = 1e-3, 1.35e8
 """The learning rate of a model of so many parameters; of others it falls with the fourth root of their number."""

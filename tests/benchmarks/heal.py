@@ -36,6 +36,7 @@ import torch
 import gac
 from gac.healing.heal import healing_windows, origin_digest
 from gac.healing.text import HealingText
+from gac.healing.work import BLOCKS
 from gac.io import atomic_path
 from gac.plan import Plan
 from gac.reporting.figures.healing import LossPoint
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="instead of a time")
     parser.add_argument("--healing-text", nargs="*", default=[], help="the plan's where not given; self; several")
     parser.add_argument("--rates", type=float, nargs="*", default=[None])
-    parser.add_argument("--blocks", type=float, nargs="*", default=[0.3])
+    parser.add_argument("--blocks", type=float, nargs="*", default=[BLOCKS])
     parser.add_argument("--dense", action="store_true", help="train the weights, too, that plans leave dense")
     parser.add_argument("--healed-prices", action="store_true", help="plan with what healing leaves of each loss")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=["refitted", "healed"])

@@ -1,6 +1,7 @@
 """A healed model is nearer to the dense one; what it consists of is as it was, and its plan says what was done."""
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_what_a_user_says_is_answered_where_there_is_a_chat_template(learned: Tr
         (bos, [*bos.ids, 7, end, *bos.ids, 8, end, *bos.ids, 9, end]),
         (chat, [*question, 7, end, *answer, 8, end, *question, 9, end]),
     ):
-        writer = own_text.Writer(start)
+        writer = own_text.Writer(itertools.repeat(start))
         assert [writer.after(token, [end]) for token in drawn] == due
         assert writer.documents == {bos: 3, chat: 1}[start]
 
@@ -329,7 +330,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GacError], str]] = {
     "all of it and more": (
         {"blocks": 1.5},
         GacError,
-        "blocks=1.5; expected the part of the work that goes to single layers, from 0 to 1. Try 0.3.",
+        "blocks=1.5; expected the part of the work that goes to single layers, from 0 to 1. Try 0.1.",
     ),
     "a short text": (
         {"text": gac.Documents(["word " * 100], length=LENGTH)},

@@ -9,20 +9,48 @@ import torch
 from trained import LENGTH, Trained
 
 import gac
+from gac.healing.own_text import _written, pieces_of
 from gac.healing.text import HealingText, healing_text, parted
 from gac.models.loading import Loaded
 from gac.sensitivity.text import TextSpec, Windows, windows_of
 
 
-def text_of(given: Any, learned: Trained) -> HealingText:
-    """Of a plan on windows of ``LENGTH``; what the model writes is of the token 7."""
+def text_of(given: Any, learned: Trained, seen: list[Any] | None = None) -> HealingText:
+    """Of a plan on windows of ``LENGTH``; what the model writes is of the token 7, beside what is ``seen``."""
     loaded = Loaded(learned.model, "learned", learned.tokenizer)
 
-    def written(windows: int, length: int) -> Windows:
+    def written(windows: int, length: int, beside: torch.Tensor | None) -> Windows:
+        if seen is not None:
+            seen.append(beside)
         ids = torch.full((windows * length,), 7)
         return windows_of("self", ids, learned.tokenizer, windows, length)
 
     return healing_text(given, learned.compressed().gac_plan, loaded, written)
+
+
+def test_own_text_is_written_beside_what_is_trained_on(learned: Trained, other: str) -> None:
+    """Not beside what is held out, nor where there is nothing else."""
+    seen: list[torch.Tensor | None] = []
+    found = text_of([f"self:24x{LENGTH}", f"{other}:20x{LENGTH}"], learned, seen)
+    assert text_of("self", learned, seen).names == ("self",)
+    beside, nothing = seen
+    assert nothing is None
+    assert beside is not None
+    of_other = found.train[:, 1] != 7
+    assert torch.equal(beside, found.train[of_other])
+    assert len(found.held[found.held[:, 1] != 7]) + len(beside) == 20
+
+
+def test_it_goes_on_from_pieces_of_the_others(tiny_model: Any) -> None:
+    """Each window from pieces of its own, until all have been taken."""
+    windows = torch.cat([torch.zeros(2, 1, dtype=torch.int64), torch.arange(1, 67).view(2, 33)], 1)
+    pieces = pieces_of(windows, 0)
+    assert [one.ids for one in pieces[:2]] == [(0, 1, 2), (0, 3, 4)]
+    assert (len(pieces), pieces[16].ids, {one.reply for one in pieces}) == (32, (0, 34, 35), {()})
+    assert pieces_of(windows, None)[0].ids == (0, 1)
+    tiny_model.generation_config.eos_token_id = [*range(tiny_model.config.vocab_size)]  # every token ends a document
+    found = _written(tiny_model, pieces[:3], 2, 12, 0, None, progress=False).view(2, 12)[:, [0, 1, 2, 4, 5, 6]]
+    assert found.tolist() == [[*pieces[0].ids, *pieces[2].ids], [*pieces[1].ids, *pieces[0].ids]]
 
 
 def rows(text: HealingText) -> set[tuple[int, ...]]:
