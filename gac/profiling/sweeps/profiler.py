@@ -136,15 +136,14 @@ def _measuring(points: Sequence[Point], header: Header, gpus: int) -> Iterator[t
         yield header, [GpuMeasurer(header)]
         return
     remote = [RemoteMeasurer(gpu) for gpu in range(gpus)]
-    try:
-        with ThreadPoolExecutor(gpus) as threads:
+    with ThreadPoolExecutor(gpus) as threads:
+        try:
             found = one_header([header, *list(threads.map(RemoteMeasurer.header, remote))[1:]])
             list(threads.map(lambda one: one.prepare(found), remote))
-        check_agree(points, remote)
-        yield found, remote
-    finally:
-        for one in remote:
-            one.close()
+            check_agree(points, remote)
+            yield found, remote
+        finally:
+            list(threads.map(RemoteMeasurer.close, remote))
 
 
 def _check_count(gpus: int) -> None:

@@ -23,6 +23,8 @@ _SENTINELS = 3
 _BATCH = 256
 _BATCHES = 4
 """How many batches there are for each of several measurers at least, so that none waits long for the others."""
+_ASKING = 2
+"""Threads that ask each of several measurers: what one of them asks waits there while the other's is measured."""
 
 
 class Measurer(Protocol):
@@ -65,7 +67,8 @@ def run_sweep(
 
     Args:
         seconds: stop after about this long; the next run goes on.
-        beside: measure at the same time, on GPUs of their own: each point is timed by whoever is free.
+        beside: measure at the same time, on GPUs of their own: each point is timed by whoever is free. They, and then
+            the first too, are asked by two threads at once.
 
     Returns:
         how many timings were taken.
@@ -152,8 +155,8 @@ class _Run:
         if lanes == 1:
             self._lane(batches, traced, 0)
             return
-        with ThreadPoolExecutor(lanes) as threads:
-            futures = [threads.submit(self._lane, batches, traced, lane) for lane in range(lanes)]
+        with ThreadPoolExecutor(_ASKING * lanes) as threads:
+            futures = [threads.submit(self._lane, batches, traced, lane) for lane in [*range(lanes)] * _ASKING]
             try:
                 for future in as_completed(futures):
                     future.result()
@@ -181,7 +184,7 @@ class _Run:
             row = self._measurers[lane].measure(point)
             self._by_itself(partial(self._keep, row, launches))
         self._by_itself(self._count)
-        if time.monotonic() - self._last[lane] >= SENTINEL_SECONDS:
+        if self._by_itself(partial(self._sentinels_due, lane)):
             self._time_sentinels(lane)
 
     def _failed(self, point: Point) -> bool:
@@ -198,6 +201,14 @@ class _Run:
         elif row.median_ns is not None:
             self._journal.add_again(row.point, row.median_ns)
 
+    def _sentinels_due(self, lane: int) -> bool:
+        """Whether they are to be timed now; the others that ask this measurer are told that they are."""
+        now = time.monotonic()
+        due = now - self._last[lane] >= SENTINEL_SECONDS
+        if due:
+            self._last[lane] = now
+        return due
+
     def _time_sentinels(self, lane: int) -> None:
         for point in self._sentinels:
             known = self._journal.find(point)
@@ -205,7 +216,6 @@ class _Run:
                 median = self._measurers[lane].measure(point).median_ns
                 if median is not None:
                     self._by_itself(partial(self._journal.add_sentinel, point, median))
-        self._last[lane] = time.monotonic()
 
     def _by_itself(self, act: Callable[[], T]) -> T:
         """One lane at a time."""
