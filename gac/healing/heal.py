@@ -2,11 +2,10 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
@@ -61,7 +60,7 @@ def healing_windows(
         GacError: the text cannot be used.
     """
 
-    def written(windows: int, length: int, beside: Tensor | None) -> Windows:
+    def written(windows: int, length: int, beside: Sequence[Windows]) -> Windows:
         return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, beside, ranks, progress)
 
     return healing_text(text, plan, loaded, written)

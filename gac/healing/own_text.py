@@ -1,11 +1,11 @@
 """Text that the dense model writes itself: what it says by itself is what it is to go on saying.
 
 No data is needed, and no source is overfitted (LLM-QAT, arXiv 2305.17888). Windows begin with BOS. Where there is a
-chat template, every second one begins with all that stands in it before a user's first word; what a user says is then
-answered (Magpie, arXiv 2406.08464). Beside other texts, all windows go on from pieces of these, so that the model is
-heard on what matters. Every token is drawn at temperature 1 from all tokens. It has a random number of its own, so what
-is drawn does not depend on how many windows are written side by side. Behind an EOS another document begins in the same
-window. The text is kept on disk.
+chat template, the second half of them begins with all that stands in it before a user's first word; what a user says is
+then answered (Magpie, arXiv 2406.08464). Beside other texts, all windows go on from pieces of these, so that the model
+is heard on what matters. Every token is drawn at temperature 1 from all tokens. It has a random number of its own, so
+what is drawn does not depend on how many windows are written side by side. Behind an EOS another document begins in the
+same window. The text is kept on disk.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ COPIES = 3
 """Tensors of a step that are as large as its logits in float32: these, the probabilities and their sums."""
 PIECES = 16
 """How many pieces a window of another text makes to go on from."""
-DRAW = 3
+DRAW = 4
 """The version of how tokens are drawn: text that was kept by another one is not read."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
@@ -72,7 +72,7 @@ def own_windows(
     windows: int,
     length: int,
     seed: int,
-    beside: Tensor | None,
+    beside: Sequence[Windows],
     ranks: Ranks,
     progress: bool,
 ) -> Windows:
@@ -82,14 +82,14 @@ def own_windows(
         model: the dense one.
         digest: of its weights.
         seed: of the draw.
-        beside: the windows of other texts that are trained on too, ``(windows, tokens)``.
+        beside: what of other texts is trained on too.
 
     Raises:
         TextError: the tokenizer has nothing to begin a text with, or the model ends all documents at once.
         StatisticsError: the text cannot be kept, or read.
     """
     head = bos_of(tokenizer)
-    starts = starts_of(tokenizer) if beside is None else pieces_of(beside, head)
+    starts = pieces_of(beside, head) or starts_of(tokenizer)
     settings = json.dumps([DRAW, digest, windows, length, seed, [asdict(one) for one in starts]])
     path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
     if not ranks.once(path.exists) and ranks.leads:
@@ -126,16 +126,19 @@ def starts_of(tokenizer: Any) -> list[Start]:
     return [one for one in found if one.ids]
 
 
-def pieces_of(windows: Tensor, head: int | None) -> list[Start]:
-    """What documents begin with that go on from windows, ``(windows, tokens)``: pieces of them, each behind its BOS.
+def pieces_of(texts: Sequence[Windows], head: int | None) -> list[Start]:
+    """What documents begin with that go on from texts: pieces of their windows, in order, each behind a BOS.
 
     Args:
-        head: the BOS, which every window begins with; None where there is none.
+        head: the BOS; None where there is none.
     """
-    said, begin = (windows, []) if head is None else (windows[:, 1:], [head])
-    size = max(1, said.shape[1] // PIECES)
-    pieces = said[:, : said.shape[1] // size * size].reshape(-1, size)
-    return [Start((*begin, *piece)) for piece in pieces.tolist()]
+    begin = () if head is None else (head,)
+    found = []
+    for text in texts:
+        said = text.ids[:, 1:] if text.bos == "windows" else text.ids
+        size = max(1, said.shape[1] // PIECES)
+        found += said[:, : said.shape[1] // size * size].reshape(-1, size).tolist()
+    return [Start((*begin, *piece)) for piece in found]
 
 
 class Writer:
@@ -177,10 +180,12 @@ def _written(
     """So many windows one after the other, int64; ``head``, which is put before each of them later, has its place.
 
     Args:
-        starts: what documents begin with; the first document of each window takes the next of them, and so on.
+        starts: what documents begin with. The first ones of the windows take them in even steps; each later one of a
+            window takes the next.
     """
     bar = progress_bar("writing text", "token", total=windows * length, shown=progress)
-    writers = [Writer(starts[turn % len(starts)] for turn in count(at, windows)) for at in range(windows)]
+    first = [at * len(starts) // windows for at in range(windows)]
+    writers = [Writer(starts[turn % len(starts)] for turn in count(at)) for at in first]
     numbers = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed))
     size = at_once(model, length)
     with bar, frozen(model), in_training(model):

@@ -1,8 +1,8 @@
 """What a model is healed on: windows of one text or several to train on, and some that are held out."""
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -31,8 +31,8 @@ LEAST = 10
 HELD, MOST_HELD = 10, 16
 """One of so many windows is held out, and so many at most."""
 
-Written = Callable[[int, int, Tensor | None], Windows]
-"""So many windows of so many tokens that the dense model writes itself, beside windows of other texts."""
+Written = Callable[[int, int, Sequence[Windows]], Windows]
+"""So many windows of so many tokens that the dense model writes itself, beside those of other texts."""
 _OWN = re.compile(rf"{SELF}(:\S+)?")
 
 
@@ -79,15 +79,16 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     texts = Texts(tuple(one.part for one in asked))  # refuses what does not go together, before anything is written
     begins = planned.bos if plan.measured.predicted else None
     cut = [one.cut(loaded.tokenizer, begins) for one in asked]
-    counts = [len(one.ids) if one else wanted.part.windows for one, wanted in zip(cut, asked, strict=True)]
+    embedding: Any = loaded.model.get_input_embeddings()
+    for windows in cut:
+        if windows is not None:
+            check_vocabulary(windows, embedding.num_embeddings)
+    counts = [wanted.part.windows if one is None else len(one) for one, wanted in zip(cut, asked, strict=True)]
     names, length = tuple(one.name for one in asked), asked[0].part.length
     out = held_out(" and ".join(names), sum(counts), length)
-    shown = [one.ids[~held] for one, held in zip(cut, torch.split(out, counts), strict=True) if one]
-    beside = torch.cat(shown) if shown else None
-    whole = [one or written(count, length, beside) for one, count in zip(cut, counts, strict=True)]
-    embedding: Any = loaded.model.get_input_embeddings()
-    for windows in whole:
-        check_vocabulary(windows, embedding.num_embeddings)
+    kept = zip(cut, torch.split(~out, counts), strict=True)
+    beside = [replace(one, ids=one.ids[rows]) for one, rows in kept if one is not None]
+    whole = [written(at, length, beside) if one is None else one for one, at in zip(cut, counts, strict=True)]
     ids = torch.cat([one.ids for one in whole])
     of_text = torch.arange(len(whole)).repeat_interleave(torch.tensor(counts))
     bos = all(one.bos == "windows" for one in whole)

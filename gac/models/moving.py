@@ -20,19 +20,20 @@ def moved(model: Any, device: torch.device | str) -> Any:
     To a GPU this is sooner: ``to`` has one thread read a mapped file, which is slower than the GPU takes it in.
     """
     place = torch.device(device)
-    if place.type == "cuda":
-        _send(_large(model), place)
+    if place.type == "cuda" and (large := _large(model)):
+        _send(large, place)
     return model.to(place)
 
 
 def _large(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers in host memory, each once."""
+    """Parameters and buffers in host memory, each once; none that is more than its numbers, one after the other."""
     held = {id(one): one for one in chain(model.parameters(), model.buffers())}.values()
-    return [one for one in held if one.device.type == "cpu" and one.nbytes >= LARGE and one.is_contiguous()]
+    plain = [one for one in held if type(one) in (Tensor, nn.Parameter) and one.layout is torch.strided]
+    return [one for one in plain if one.device.type == "cpu" and one.nbytes >= LARGE and one.is_contiguous()]
 
 
 def _send(tensors: list[Tensor], device: torch.device) -> None:
-    """Put each on the GPU in place, as ``nn.Module.to`` does."""
+    """Put the numbers of each on the GPU; the tensors themselves stay the same objects."""
     with torch.cuda.device(device):
         stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         sent = [_cuda.Event() for _ in stages]

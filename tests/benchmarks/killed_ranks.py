@@ -11,8 +11,7 @@ when it was killed the next runs left as they were. ``same`` says of the end whe
 of the undisturbed run, bit for bit.
 
 Processes have torchrun's environment, but are not started by it, since it would end the others itself: ``--torchrun``
-is for that. So that even a short run is killed between two of them, snapshots and states of
-healing are written without a pause between two.
+is for that. Snapshots and states of healing are written without a pause, so that a short run has some to go on from.
 """
 
 import importlib

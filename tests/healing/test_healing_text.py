@@ -1,6 +1,8 @@
 """What is healed on: one text or several, each as it is alone, with windows of every one held out."""
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import torch
 from trained import LENGTH, Trained
 
 import gac
-from gac.healing.own_text import _written, pieces_of
+from gac.errors import TextError
+from gac.healing.own_text import Start, _written, pieces_of
 from gac.healing.text import HealingText, healing_text, parted
 from gac.models.loading import Loaded
 from gac.sensitivity.text import TextSpec, Windows, windows_of
@@ -19,7 +22,7 @@ def text_of(given: Any, learned: Trained, seen: list[Any] | None = None) -> Heal
     """Of a plan on windows of ``LENGTH``; what the model writes is of the token 7, beside what is ``seen``."""
     loaded = Loaded(learned.model, "learned", learned.tokenizer)
 
-    def written(windows: int, length: int, beside: torch.Tensor | None) -> Windows:
+    def written(windows: int, length: int, beside: Sequence[Windows]) -> Windows:
         if seen is not None:
             seen.append(beside)
         ids = torch.full((windows * length,), 7)
@@ -30,27 +33,41 @@ def text_of(given: Any, learned: Trained, seen: list[Any] | None = None) -> Heal
 
 def test_own_text_is_written_beside_what_is_trained_on(learned: Trained, other: str) -> None:
     """Not beside what is held out, nor where there is nothing else."""
-    seen: list[torch.Tensor | None] = []
+    seen: list[Sequence[Windows]] = []
     found = text_of([f"self:24x{LENGTH}", f"{other}:20x{LENGTH}"], learned, seen)
     assert text_of("self", learned, seen).names == ("self",)
-    beside, nothing = seen
-    assert nothing is None
-    assert beside is not None
+    [beside], nothing = seen
+    assert len(nothing) == 0
     of_other = found.train[:, 1] != 7
-    assert torch.equal(beside, found.train[of_other])
+    assert torch.equal(beside.ids, found.train[of_other])
     assert len(found.held[found.held[:, 1] != 7]) + len(beside) == 20
 
 
-def test_it_goes_on_from_pieces_of_the_others(tiny_model: Any) -> None:
-    """Each window from pieces of its own, until all have been taken."""
-    windows = torch.cat([torch.zeros(2, 1, dtype=torch.int64), torch.arange(1, 67).view(2, 33)], 1)
-    pieces = pieces_of(windows, 0)
-    assert [one.ids for one in pieces[:2]] == [(0, 1, 2), (0, 3, 4)]
-    assert (len(pieces), pieces[16].ids, {one.reply for one in pieces}) == (32, (0, 34, 35), {()})
-    assert pieces_of(windows, None)[0].ids == (0, 1)
+def test_pieces_are_what_texts_say_behind_a_bos() -> None:
+    ids = torch.arange(68).view(2, 34)
+    with_bos, without = (Windows("a text", ids, "digest", bos=bos) for bos in ("windows", "none"))
+    pieces = pieces_of([with_bos, without], 99)
+    assert (len(pieces), {one.reply for one in pieces}) == (16 * 2 + 17 * 2, {()})
+    assert [pieces[at].ids for at in (0, 1, 16, 32)] == [(99, 1, 2), (99, 3, 4), (99, 35, 36), (99, 0, 1)]
+    assert [pieces_of([one], None)[0].ids for one in (with_bos, without)] == [(1, 2), (0, 1)]
+    assert pieces_of([], 99) == []
+
+
+def test_windows_begin_with_starts_in_even_steps_and_go_on_with_the_next(tiny_model: Any) -> None:
+    starts = [Start((at, at + 1)) for at in range(0, 12, 2)]
     tiny_model.generation_config.eos_token_id = [*range(tiny_model.config.vocab_size)]  # every token ends a document
-    found = _written(tiny_model, pieces[:3], 2, 12, 0, None, progress=False).view(2, 12)[:, [0, 1, 2, 4, 5, 6]]
-    assert found.tolist() == [[*pieces[0].ids, *pieces[2].ids], [*pieces[1].ids, *pieces[0].ids]]
+    found = _written(tiny_model, starts, 3, 12, 0, None, progress=False).view(3, 12)[:, [0, 1, 3, 4]]
+    assert found.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_tokens_that_the_model_lacks_are_refused_before_it_reads_them(learned: Trained, other: str) -> None:
+    seen: list[Sequence[Windows]] = []
+    learned.compressed()  # of the model as it is
+    small = copy.deepcopy(learned.model)
+    small.resize_token_embeddings(20)
+    with pytest.raises(TextError, match="the tokenizer gives token id"):
+        text_of([f"{other}:20x{LENGTH}", f"self:24x{LENGTH}"], replace(learned, model=small), seen)
+    assert seen == []
 
 
 def rows(text: HealingText) -> set[tuple[int, ...]]:

@@ -8,6 +8,10 @@ from gac.models import moving
 from gac.models.moving import moved
 
 
+class Other(nn.Parameter):
+    """A parameter that is more than its numbers."""
+
+
 def tied() -> nn.Module:
     """Large and small weights, one of them held twice, a buffer, one turned round, and one without numbers."""
     model = nn.Module()
@@ -41,3 +45,21 @@ def test_a_cpu_keeps_them() -> None:
     held = [one.data_ptr() for one in model.parameters()]
     assert moved(model, "cpu") is model
     assert [one.data_ptr() for one in model.parameters()] == held
+
+
+def test_large_numbers_that_lie_one_after_the_other_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "LARGE", 1 << 10)
+    model = tied()
+    model.register_buffer("sparse", torch.eye(600).to_sparse())
+    model.register_parameter("other_kind", Other(torch.zeros(600, 600)))
+    due = [model.one.weight, model.one.bias, model.other.weight, model.other.bias, model.again.bias, model.packed]
+    assert {id(one) for one in moving._large(model)} == {id(one) for one in due}
+    assert len(moving._large(model)) == len(due)
+
+
+def test_pieces_are_all_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "CHUNK", 1000)
+    values = torch.randn(17, 31)
+    pieces = moving._pieces(values)
+    assert [len(one) for one in pieces] == [1000, 1000, 108]
+    assert torch.equal(torch.cat(list(pieces)).view(torch.float32).view(17, 31), values)

@@ -22,7 +22,7 @@ SENTINEL_SECONDS = 15.0
 _SENTINELS = 3
 _BATCH = 256
 _BATCHES = 4
-"""How many batches there are for each of several measurers at least, so that none waits long for the others."""
+"""How many batches there are at least for each that asks one of several measurers: none waits long for the others."""
 _ASKING = 2
 """Threads that ask each of several measurers: what one of them asks waits there while the other's is measured."""
 
@@ -67,8 +67,8 @@ def run_sweep(
 
     Args:
         seconds: stop after about this long; the next run goes on.
-        beside: measure at the same time, on GPUs of their own: each point is timed by whoever is free. They, and then
-            the first too, are asked by two threads at once.
+        beside: measure at the same time, on GPUs of their own: each point is timed by whoever is free. Two threads then
+            ask each measurer.
 
     Returns:
         how many timings were taken.
@@ -149,7 +149,7 @@ class _Run:
             traced: also look up their kernels, some hundreds at a time.
         """
         lanes = len(self._measurers)
-        most = _BATCH if lanes == 1 else min(_BATCH, -(-len(points) // (_BATCHES * lanes)))
+        most = _BATCH if lanes == 1 else min(_BATCH, -(-len(points) // (_BATCHES * _ASKING * lanes)))
         size = max(most, 1) if traced else 1
         batches = iter([points[start : start + size] for start in range(0, len(points), size)])
         if lanes == 1:
@@ -218,6 +218,6 @@ class _Run:
                     self._by_itself(partial(self._journal.add_sentinel, point, median))
 
     def _by_itself(self, act: Callable[[], T]) -> T:
-        """One lane at a time."""
+        """One thread at a time."""
         with self._alone:
             return act()

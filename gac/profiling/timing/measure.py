@@ -48,7 +48,7 @@ class GpuMeasurer:
             free, _ = _cuda.mem_get_info()
             self._pools = Pools("cuda", min(ranks.gathered(int(_POOL_SHARE * free))))  # all get the same operands
             self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz, ranks)
-            trace([lambda: torch.cuda.synchronize], lambda _number, failure: failure)  # the first one takes seconds
+            torch.cuda.synchronize()
         except RuntimeError as failure:
             raise ProfileError(
                 f"the GPU cannot be prepared: {_first_line(failure)}",

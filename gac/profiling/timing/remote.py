@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from gac.errors import ProfileError
-from gac.profiling.records import Header, Launch, Measurement, Point
+from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer
 
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 _own: list[GpuMeasurer] = []
 """The measurer of such a process."""
+_lost: list[DeviceLostError] = []
+"""What has failed there; whatever is asked after that fails at the same point."""
 
 
 class RemoteMeasurer:
@@ -73,11 +75,22 @@ def _begin(gpu: int) -> None:
 
 def _prepare(header: Header) -> None:
     _own.append(GpuMeasurer(header))
+    _launches(())  # the first look at kernels loads what looks at them
 
 
 def _measure(point: Point) -> Measurement:
-    return _own[0].measure(point)
+    return _unless_lost(_own[0].measure, point)
 
 
 def _launches(points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-    return _own[0].launches(points)
+    return _unless_lost(_own[0].launches, points)
+
+
+def _unless_lost(act: Callable[..., T], *given: Any) -> T:
+    if _lost:
+        raise _lost[0]
+    try:
+        return act(*given)
+    except DeviceLostError as lost:
+        _lost.append(lost)
+        raise

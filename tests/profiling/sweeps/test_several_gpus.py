@@ -84,9 +84,25 @@ def host(monkeypatch: pytest.MonkeyPatch, header: Header) -> list[int]:
     monkeypatch.setattr(remote, "fingerprint", lambda: replace(header, device=f"gpu {number.gpu}"))
     monkeypatch.setattr(remote, "GpuMeasurer", lambda _header: gpu())
     monkeypatch.setattr(remote, "_own", [])
+    monkeypatch.setattr(remote, "_lost", [])
     monkeypatch.setattr(profiler, "fingerprint", lambda: replace(header, device="gpu 0"))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     return begun
+
+
+def test_what_is_asked_after_a_gpu_was_lost_fails_at_the_point_that_did_it(monkeypatch) -> None:
+    class Lost:
+        def measure(self, point: Point) -> Measurement:
+            raise DeviceLostError(Measurement.of(point, None, None, 0, None, False, error="fell off the bus"))
+
+        launches = measure
+
+    monkeypatch.setattr(remote, "_own", [Lost()])
+    monkeypatch.setattr(remote, "_lost", [])
+    for ask in (lambda: remote._measure(POINTS[3]), lambda: remote._measure(POINTS[0]), lambda: remote._launches(())):
+        with pytest.raises(DeviceLostError) as error:
+            ask()
+        assert error.value.row.point == POINTS[3]
 
 
 def test_gpus_of_a_host_measure_one_table(host, header, tmp_path) -> None:

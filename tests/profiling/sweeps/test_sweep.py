@@ -1,4 +1,6 @@
+import math
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -324,6 +326,14 @@ def test_several_measurers_share_a_sweep(path, header) -> None:
     assert len(measured) == len(set(measured)) == 399
     assert {len(one.passes) for one in Profile.load(path).measurements if not one.error} == {2}
     assert all(len(one.measured) > 3 for one in several)  # more than the sentinels
+
+
+def test_of_those_that_ask_a_measurer_one_times_the_sentinels(path, header, monkeypatch) -> None:
+    run = sweep._Run(POINTS, None, [FakeMeasurer(), FakeMeasurer()], math.inf, lambda: None)
+    assert [run._sentinels_due(lane) for lane in (0, 1)] == [False, False]
+    later = time.monotonic() + sweep.SENTINEL_SECONDS
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: later)
+    assert [run._sentinels_due(lane) for lane in (0, 0, 1, 1)] == [True, False, True, False]
 
 
 def test_one_of_several_that_fails_stops_the_others(path, header) -> None:
