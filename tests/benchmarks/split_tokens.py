@@ -3,9 +3,9 @@
     python tests/benchmarks/split_tokens.py --ranks 2 4 --output split-tokens.json
     python tests/benchmarks/split_tokens.py --ranks 2 --hidden 128 --output split-tokens-cpu.json
 
-Models of three families have random weights and every form in them, each family in three schemes; ``--checkpoints``
-names further ones that ``gac.compress`` made. The whole model continues 20 prompts of random tokens; then torchrun
-starts each number of processes once, with a GPU for each, or all on the CPU where there is none.
+Models of three families have random weights and every form in them, each family in three schemes. The whole model
+continues 20 prompts of random tokens; then torchrun starts each number of processes once, with a GPU for each, or all
+on the CPU where there is none.
 
 Sums in another order round otherwise, and two words that are nearly as likely change places. So the file has, of each
 prompt whose tokens part, the ``gap`` between the whole model's first two words there, in standard deviations of its
@@ -44,11 +44,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--hidden", type=int, default=1024, help="of the random models; dims follow it")
     parser.add_argument("--tokens", type=int, default=32, help="that each prompt is continued by")
-    parser.add_argument("--checkpoints", type=Path, nargs="*", default=[])
     asked = parser.parse_args()
     with TemporaryDirectory(prefix="gac-split-") as name:
         folder = Path(name)
-        checkpoints = [*made(folder, asked.hidden), *(path.resolve() for path in asked.checkpoints)]
+        checkpoints = [*made(folder, asked.hidden)]
         wholes = {path: whole(path, asked.tokens) for path in checkpoints}
         rows = []
         for count in asked.ranks:
@@ -95,7 +94,7 @@ def whole(path: Path, tokens: int) -> dict[str, Any]:
 def continued(model: Any, tokens: int) -> dict[str, Tensor]:
     """Tokens and gaps ``(prompts, tokens)``, and the prompts' first logits in standard deviations of each row."""
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, min(4096, model.config.vocab_size), (PROMPTS, LENGTH), generator=draw).to(model.device)
+    ids = torch.randint(0, model.config.vocab_size, (PROMPTS, LENGTH), generator=draw).to(model.device)
     asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "output_logits": True}
     with torch.no_grad():
         found = model.generate(ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, **asked)

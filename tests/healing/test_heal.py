@@ -413,6 +413,12 @@ def dense(learned: Trained, tmp_path: Path) -> Path:
     return tmp_path / "dense"
 
 
+def test_the_help_says_what_is_done_by_default() -> None:
+    said = " ".join(run("heal", "--help").output.split())
+    assert f"decoder layers by themselves; {work.BLOCKS:g} by default" in said
+    assert f"Wall-clock time, everything counted; {work.MINUTES:g} by default" in said
+
+
 def test_the_command(learned: Trained, dense: Path, tmp_path: Path, monkeypatch: Any) -> None:
     gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
     asked = ("heal", tmp_path / "small", "--against", dense, "--tokens", TOKENS, "--learning-rate", 0.001)
