@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from gac.errors import HealingError
+from gac.healing.attention import of_windows
 from gac.healing.healing import Healing, trainables
+from gac.healing.launches import in_one_launch
 from gac.healing.layers import heal_layers
-from gac.healing.norms import in_one_kernel
 from gac.healing.shards import waiting
 from gac.healing.whole import heal_whole
 from gac.reporting.figures.healing import LossPoint
@@ -77,7 +78,8 @@ def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> End
 
 def trained(healing: Healing) -> Ended:
     """Train; nothing is said of the state that the model is in then."""
-    with repeatable(healing.model.device), in_one_kernel(healing.model, healing.dense):
+    models = healing.model, healing.dense
+    with repeatable(healing.model.device), in_one_launch(*models), of_windows(*models):
         return _ended(healing)
 
 

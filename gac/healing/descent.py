@@ -71,8 +71,8 @@ class Descent:
         held = [one.grad for one in self._parameters.values() if one.grad is not None]
         mean = loss.detach().float().clone()
         self._ranks.average([*(one for one in held if not isinstance(one, DTensor)), mean])  # parts are means by now
-        value = float(mean)
-        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED)))
+        clipped = whole(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED))
+        value, norm = map(float, torch.stack([mean, clipped.to(mean)]).tolist())  # all that a step waits for
         if not (isfinite(value) and isfinite(norm)):
             what = f"a loss of {value:g}" if not isfinite(value) else f"gradients of norm {norm:g}"
             raise HealingError(

@@ -132,12 +132,10 @@ class Healing:
 
     def look(self) -> float:
         """Measure what is held out, nats a token, and keep the values where that is the least so far."""
-        loss, reached = self._divergence(), self.reached
-        if loss < reached.best:
+        loss = self._divergence()
+        if loss < self.reached.best:
             self.best = self.trained.values()
-            self.reached = replace(reached, best=loss, worse=0)
-        else:
-            self.reached = replace(reached, worse=reached.worse + 1)
+            self.reached = replace(self.reached, best=loss)
         return loss
 
     def point(self, phase: str, step: int, trained: float, held: float) -> None:

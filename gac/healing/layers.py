@@ -44,7 +44,7 @@ def heal_layers(healing: Healing) -> None:
                 *(healing.reached.start, loss),
             )
             healing.trained.restore(healing.given)
-    healing.reached = replace(healing.reached, layers=len(healing.names), worse=0)
+    healing.reached = replace(healing.reached, layers=len(healing.names))
 
 
 def _train(healing: Healing, seconds: float | None) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gac.models.modules import input_device
+from gac.runtime.gpu import HAS_TRITON
 from gac.runtime.stored import count_parameters
 
 LOGITS = 2**28
@@ -16,7 +17,7 @@ LOGITS = 2**28
 SHARE = 80
 """Bytes of a GPU's memory for each logit that a small model makes at a time: in float32 they take 5 % of it."""
 IN_FLOAT32 = 2**25
-"""Logits whose probabilities are in float32 at a time."""
+"""Logits whose probabilities are in float32 at a time, where no kernel keeps them on the chip."""
 CHECKPOINTED = 1_000_000_000
 """Parameters from which on a model is not small: activations are computed again and not kept."""
 
@@ -37,31 +38,38 @@ def windows_at_once(model: Any, length: int) -> int:
 
 
 class _Divergence(torch.autograd.Function):
-    """KL(due || found) of logits ``(tokens, vocabulary)``, summed; the gradient is made at once, some tokens at a time.
-
-    So no more than those tokens' probabilities are in float32 in memory.
-    """
+    """KL(due || found) of logits ``(tokens, vocabulary)``, summed; the gradient is made at once."""
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, due: Tensor) -> Tensor:
-        sums = found.new_zeros((), dtype=torch.float32)
-        gradient = torch.empty_like(found) if ctx.needs_input_grad[0] else None
-        rows = max(1, IN_FLOAT32 // found.shape[-1])
-        for at in range(0, len(found), rows):
-            part = slice(at, at + rows)
-            own, other = (one[part].float().log_softmax(-1) for one in (found, due))
-            chances = other.exp()
-            sums += other.sub_(own).mul_(chances).sum()
-            if gradient is not None:
-                gradient[part] = own.exp_().sub_(chances)
+        sums, gradient = _divergence(found, due, ctx.needs_input_grad[0])
         ctx.save_for_backward(gradient)
-        return sums
+        return sums.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *by: Any) -> Any:
         (gradient,) = ctx.saved_tensors
         return gradient.mul_(by[0].to(gradient.dtype)), None
+
+
+def _divergence(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """That of each token, float32 ``(tokens,)``, and the gradient of their sum, where it is wanted."""
+    if found.is_cuda and HAS_TRITON:
+        from gac.healing.divergence_kernel import divergence
+
+        return divergence(found, due, wanted)
+    sums = found.new_empty(len(found), dtype=torch.float32)
+    gradient = torch.empty_like(found) if wanted else None
+    rows = max(1, IN_FLOAT32 // found.shape[-1])  # no more probabilities are in memory
+    for at in range(0, len(found), rows):
+        part = slice(at, at + rows)
+        own, other = (one[part].float().log_softmax(-1) for one in (found, due))
+        chances = other.exp()
+        sums[part] = other.sub_(own).mul_(chances).sum(-1)
+        if gradient is not None:
+            gradient[part] = own.exp_().sub_(chances)
+    return sums, gradient
 
 
 def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -49,6 +50,8 @@ DRAW = 4
 """The version of how tokens are drawn: text that was kept by another one is not read."""
 MOST = 64
 """Documents for a window at most, before a model counts as one that says nothing."""
+ATTENTION = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""Kernels that tokens are written with: not cuDNN's, which plans anew for every length."""
 _MARK = "0f1e2d3c"
 
 
@@ -188,7 +191,7 @@ def _written(
     writers = [Writer(starts[turn % len(starts)] for turn in count(at)) for at in first]
     numbers = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed))
     size = at_once(model, length)
-    with bar, frozen(model), in_training(model):
+    with bar, frozen(model), in_training(model), sdpa_kernel(list(ATTENTION)):
         parts = [_drawn(model, writers[at : at + size], numbers[at : at + size], bar) for at in range(0, windows, size)]
     found = torch.cat(parts)
     if (ended := sum(one.documents for one in writers)) > MOST * windows:

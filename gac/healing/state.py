@@ -41,7 +41,6 @@ class Reached:
         tokens: read in training.
         seconds: spent.
         span: tokens or seconds of the whole model's part that are spent.
-        worse: how often in a row it was not lowered.
         cooling: the part of the whole model's work at which the rate began to fall to its end, where it did early.
         losses: of the steps since the last point.
         curve: what was measured.
@@ -55,7 +54,6 @@ class Reached:
     tokens: int = 0
     seconds: float = 0.0
     span: float = 0.0
-    worse: int = 0
     cooling: float | None = None
     losses: tuple[float, ...] = ()
     curve: tuple[LossPoint, ...] = ()

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -16,6 +17,7 @@ from gac.healing.logits import recomputing, summed_divergence
 from gac.healing.trainables import learning
 from gac.healing.work import Span
 from gac.progress import progress_bar
+from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ LOOKS = 20
 LOOKED = 0.3
 """Windows held out that are looked at for one that is trained on, at most."""
 PATIENCE = 4
-"""Looks in a row that may find nothing better, and looks as the rate falls then."""
+"""Looks that show a text to be overfitted, and looks as the rate falls then."""
 
 
 def heal_whole(healing: Healing) -> None:
@@ -48,6 +50,17 @@ def heal_whole(healing: Healing) -> None:
         steps = _Steps(healing, seconds, tokens)
         seconds = _seconds_left(healing)  # timing took some
         steps.run(Span(healing.ranks, None if seconds is None else seconds + spent, tokens, spent))
+
+
+def overfitted(curve: Sequence[LossPoint]) -> bool:
+    """Whether what is trained on was better than ever at ``PATIENCE`` looks since what is held out was best.
+
+    Steps that are merely too large for the moment make neither better.
+    """
+    looks = [one for one in curve if one.phase == "model"]
+    best = min(range(len(looks)), key=lambda at: looks[at].held, default=0)
+    better = [at for at in range(1, len(looks)) if looks[at].trained < min(one.trained for one in looks[:at])]
+    return sum(at > best for at in better) >= PATIENCE
 
 
 def _seconds_left(healing: Healing) -> float | None:
@@ -119,12 +132,12 @@ class _Steps:
         return self._healing.reached.cooling is not None and self._turn(progress) >= PATIENCE
 
     def _turn_back(self, progress: float) -> None:
-        """Go back to the best state, and let the rate fall from now on, where what is held out gets no better."""
+        """Go back to the best state, and let the rate fall from now on, where the text is overfitted."""
         healing, reached = self._healing, self._healing.reached
-        if reached.worse >= PATIENCE and reached.cooling is None:
-            logger.info("what is held out gets no better: back to where it was best, and to smaller steps")
+        if reached.cooling is None and overfitted(reached.curve):
+            logger.info("only what is trained on gets better: back to where what is held out was best")
             healing.trained.restore(healing.best or healing.given)
-            healing.reached = replace(reached, cooling=progress, worse=0)
+            healing.reached = replace(reached, cooling=progress)
 
     def _count(self, read: int, loss: float) -> None:
         reached = self._healing.reached

@@ -45,7 +45,7 @@ class Norm(Forward):
 
     def __init__(self, norm: nn.Module, kind: str) -> None:
         super().__init__(norm)
-        self._kind, self._eps = kind, eps_of(norm)
+        self.kind, self._eps = kind, eps_of(norm)
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         weight = self.module.weight
@@ -53,7 +53,7 @@ class Norm(Forward):
         if self.module.training or not can_run(hidden_states, weight):
             y: Tensor = self.plain(hidden_states)
             return y
-        return normed(hidden_states, weight, self._eps, self._kind)
+        return normed(hidden_states, weight, self._eps, self.kind)
 
 
 class Product(Forward):

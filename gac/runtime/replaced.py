@@ -10,14 +10,17 @@ from .gpu import lacking
 
 def can_run(*given: Tensor) -> bool:
     """Whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
+    return not torch.is_grad_enabled() and can_launch(*given) and all(one.dtype == given[0].dtype for one in given)
+
+
+def can_launch(*given: Tensor) -> bool:
+    """Whether a kernel can be launched on them: plain tensors of one GPU, the first in 16 bits, not compiled."""
     first = given[0]
     return (
-        not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and first.numel() > 0
         and lacking(first.device, first.dtype) is None
-        and all(type(one) in (Tensor, nn.Parameter) for one in given)
-        and all((one.dtype, one.device) == (first.dtype, first.device) for one in given)
+        and all(type(one) in (Tensor, nn.Parameter) and one.device == first.device for one in given)
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import StaticCache
 from transformers.cache_utils import StaticLayer
 
-from .replaced import Forward, can_run
+from .replaced import Forward, can_launch, can_run
 from .rows import plainly_rotated, rotated, write_to_cache
 
 _ROTARY = "apply_rotary_pos_emb"
@@ -99,13 +99,22 @@ def _in_one_launch(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
     def quick(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         fits = not args and not options and cos.shape[-1] == q.shape[-1]
-        if not now.rotating or not fits or not can_run(q, k, cos, sin):
+        if not now.rotating or not fits or not _can_rotate(q, k, cos, sin):
             found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
             return found
         return rotated(q, k, cos, sin)
 
     quick.in_one_launch = now  # type: ignore[attr-defined]
     return quick
+
+
+def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the kernel can run, with gradients too; what float32 angles rotate is read in 16 bits by autocast."""
+    if not can_launch(q, k, cos, sin) or k.dtype != q.dtype:
+        return False
+    kind, angles = q.device.type, {cos.dtype, sin.dtype}
+    narrowed = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == q.dtype
+    return angles == {q.dtype} or (narrowed and angles == {torch.float32})
 
 
 def _is_rotary(plain: Callable[..., Any]) -> bool:

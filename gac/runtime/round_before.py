@@ -79,7 +79,7 @@ class RoundedNorm(Norm):
         assert isinstance(weight, Tensor)
         if self.module.training or not given.can(hidden_states, weight):
             return super().__call__(hidden_states)
-        return given.give(*normed(hidden_states, weight, self._eps, self._kind, given.number, given.whole))
+        return given.give(*normed(hidden_states, weight, self._eps, self.kind, given.number, given.whole))
 
 
 def round_before(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> None:

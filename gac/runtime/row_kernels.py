@@ -61,21 +61,25 @@ def gate_rows(  # type: ignore[no-untyped-def]
 def _rotate(  # type: ignore[no-untyped-def]
     x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.constexpr, HALF: tl.constexpr
 ):
-    """Some heads of a token, in halves: x at the token's first number, cos and sin at the token's angles."""
+    """Some heads of a token, in halves: x at the token's first number, cos and sin at the token's angles.
+
+    Products are rounded to the dtype of the angles, as PyTorch does where that is x's or float32.
+    """
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     at = tl.arange(0, HALF)[None, :]
     half = size // 2
     there = (head < heads) & (at < half)
     narrow = x.dtype.element_ty
+    rounds = cos.dtype.element_ty
     one = tl.load(x + head * of_head + at, mask=there, other=0.0).to(tl.float32)
     two = tl.load(x + head * of_head + at + half, mask=there, other=0.0).to(tl.float32)
     for second in tl.static_range(2):
         beyond = at + second * half
         angle = tl.load(cos + beyond, mask=at < half, other=0.0).to(tl.float32)
         other = tl.load(sin + beyond, mask=at < half, other=0.0).to(tl.float32)
-        own = ((two if second else one) * angle).to(narrow).to(tl.float32)
-        plainly_rotated = ((one if second else -two) * other).to(narrow).to(tl.float32)
-        tl.store(out + (token * heads + head) * size + beyond, (own + plainly_rotated).to(narrow), mask=there)
+        own = ((two if second else one) * angle).to(rounds).to(tl.float32)
+        turned = ((one if second else -two) * other).to(rounds).to(tl.float32)
+        tl.store(out + (token * heads + head) * size + beyond, (own + turned).to(narrow), mask=there)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

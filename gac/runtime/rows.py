@@ -7,9 +7,11 @@ a norm's sums and the last bit of an exponential. Triton is imported when a kern
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .gpu import ceil_div, launching_on, make_operator
@@ -72,9 +74,26 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``plainly_rotated`` finds, to the last bit."""
-    found: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
+    """What ``plainly_rotated`` finds, to the last bit, in q's dtype, also of float32 angles, which get no gradients."""
+    run: Any = _Rotated.apply if torch.is_grad_enabled() else torch.ops.gac.rotate_heads
+    found: tuple[Tensor, Tensor] = run(q, k, cos, sin)
     return found
+
+
+class _Rotated(torch.autograd.Function):
+    """Rotated queries and keys, whose gradients are rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        found: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        cos, sin = ctx.saved_tensors
+        return *torch.ops.gac.rotate_heads(*gradients, cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
 
 
 def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
@@ -141,7 +160,7 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     with launching_on(q):
         rotate_heads[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
             q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
-            cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half,
+            cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half, enable_fp_fusion=False,
         )  # fmt: skip
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 

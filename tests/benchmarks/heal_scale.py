@@ -22,10 +22,10 @@ from gac.distributed.launch import local_rank
 from gac.distributed.run import on_every_rank, this_run
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
 from gac.healing import state
+from gac.healing.course import trained
 from gac.healing.healing import Healing
 from gac.healing.shards import wanted
 from gac.healing.text import HealingText, parted
-from gac.healing.whole import heal_whole
 from gac.healing.work import Work
 from gac.sensitivity.layerwise import frozen
 from tests.benchmarks.harness import options, write
@@ -59,8 +59,8 @@ def measured(asked: Namespace) -> dict[str, Any]:
     ids = torch.randint(dense.config.vocab_size, (WINDOWS, asked.length), generator=torch.Generator().manual_seed(0))
     train, held = parted("random tokens", ids)
     text = HealingText(("random",), train, torch.arange(len(train)), held, bos=False)
-    trained = sum(one.params for one in plan.weights if one.changed)
-    parts = ranks.count > 1 and (asked.parts or wanted(small, trained, ranks))
+    numbers = sum(one.params for one in plan.weights if one.changed)
+    parts = ranks.count > 1 and (asked.parts or wanted(small, numbers, ranks))
     state.EVERY = math.inf
     work = Work.of(None, asked.tokens, None, 0.0, False, 0, plan.measured.params)
     fixed: dict[str, Any] = {"state": state.StateFile("scale"), "ranks": ranks, "begun": time.monotonic()}
@@ -71,9 +71,10 @@ def measured(asked: Namespace) -> dict[str, Any]:
             healing.divide(ranks.mesh(asked.device))
         else:
             healing = healing_of(model=small, dense=dense)
-        healing.resume_or_start()
-        heal_whole(healing)
-    points = [one for one in healing.reached.curve if one.phase == "model"]
+        ended = trained(healing)
+    if ended.failure is not None:
+        raise ended.failure
+    points = [one for one in ended.curve if one.phase == "model"]
     read, seconds = (getattr(points[-1], name) - getattr(points[0], name) for name in ("tokens", "seconds"))
     peak = torch.cuda.max_memory_allocated() / 1e9 if asked.device == "cuda" else None
     return {

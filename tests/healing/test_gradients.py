@@ -14,9 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gac.healing import gradients, healing
 from gac.healing import logits as logits_of
 from gac.healing.gradients import Captures, Gradients, can_be_captured
-from gac.healing.norms import in_one_kernel
+from gac.healing.launches import in_one_launch
 from gac.runtime.one_launch import Norm
 from gac.testing.models import tiny_config
+from tests.runtime.interpreted import DEVICE
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -31,6 +32,22 @@ def test_the_gradient_that_is_made_with_a_divergence_is_its_own(rows: int, monke
     assert summed.item() == pytest.approx(divergence.item(), rel=1e-5)
     torch.testing.assert_close(made.grad, exact.grad)
     assert logits_of._Divergence.apply(found, due).item() == pytest.approx(divergence.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [20, 2048, 5000])
+def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
+    from gac.healing.divergence_kernel import divergence
+
+    draw = torch.Generator().manual_seed(0)
+    found, due = (4 * torch.randn(3, 2 * size, generator=draw)[:, :size].to(DEVICE) for _ in range(2))  # rows lie apart
+    exact = found.clone().requires_grad_()
+    expected = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+    expected.sum().backward()
+    for dtype, off in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
+        sums, gradient = divergence(found.to(dtype), due.to(dtype), wanted=True)
+        torch.testing.assert_close(sums, expected.detach(), rtol=off, atol=1e-6)
+        torch.testing.assert_close(gradient, exact.grad.to(dtype), rtol=20 * off, atol=off)
+        assert divergence(found.to(dtype), due.to(dtype), wanted=False)[1] is None
 
 
 def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:
@@ -141,7 +158,7 @@ def test_norms_in_one_kernel_find_what_they_find_and_are_put_back(model_type: st
     norms[1].forward = others = norms[1].forward  # as a hook of accelerate
     ids = torch.arange(12).view(1, 12)
     due = model(ids).logits
-    with in_one_kernel(model, model):  # each is met twice
+    with in_one_launch(model, model):  # each is met twice
         assert all("forward" in vars(one) for one in norms)
         assert norms[0].forward is not own
         assert norms[1].forward is others
@@ -154,3 +171,4 @@ def test_norms_in_one_kernel_find_what_they_find_and_are_put_back(model_type: st
     assert norms[0].forward is own
     assert norms[1].forward is others
     assert not any("forward" in vars(one) for one in norms[2:])
+    assert not any("forward" in vars(one) for one in (*model.model.layers[0].modules(),) if one not in norms)

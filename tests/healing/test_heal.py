@@ -20,6 +20,7 @@ from gac.healing import logits as logits_of
 from gac.healing.trainables import Trainables
 from gac.io import home
 from gac.plan_summary import apply_commands
+from gac.reporting.figures.healing import LossPoint
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits
 
@@ -114,7 +115,8 @@ def test_where_nothing_better_is_found_it_goes_back_and_ends_in_small_steps(lear
 
     def stepped(self: Any, loss: torch.Tensor, part: float, where: str) -> float:
         parts.append(part)
-        return step(self, loss, part, where)
+        step(self, loss, part, where)
+        return 1 / len(parts)  # what is trained on gets better all the time
 
     def looked(self: Any) -> float:
         states.append((len(parts), self.trained.values()))
@@ -134,6 +136,25 @@ def test_where_nothing_better_is_found_it_goes_back_and_ends_in_small_steps(lear
     moved = [sum(float((one - two).abs().sum()) for one, two in zip(a.values(), b.values(), strict=True))
              for (_, a), (_, b) in ((states[0], states[4]), (states[0], states[5]))]  # fmt: skip
     assert moved[1] < moved[0]  # it went back
+
+
+@pytest.mark.parametrize(
+    ("trained", "held", "expected"),
+    [
+        ("9 8 7 6 5", "9 5 6 6 6", False),  # three looks since the best
+        ("9 8 7 6 5 4", "9 5 6 6 6 6", True),
+        ("9 8 9 9 9 9", "9 5 6 6 6 6", False),  # steps are too large: nothing gets better
+        ("9 8 7 9 6 5 4", "9 5 6 6 6 6 6", True),
+        ("5 4 3 2 1 0", "9 8 7 6 5 4", False),
+        ("", "", False),
+    ],
+)
+def test_a_text_is_overfitted_where_only_what_is_trained_on_gets_better(
+    trained: str, held: str, expected: bool
+) -> None:
+    looks = zip(map(float, trained.split()), map(float, held.split()), strict=True)
+    curve = [LossPoint("layers", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *look) for look in looks)]
+    assert whole.overfitted(curve) == expected
 
 
 @pytest.mark.parametrize("blocks", [0.0, 1.0])

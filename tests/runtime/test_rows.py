@@ -82,6 +82,21 @@ def test_heads_are_rotated_as_by_pytorch_to_the_last_bit(heads: tuple[int, int],
         assert one.transpose(1, 2).is_contiguous()  # as the cache takes them
 
 
+def test_float32_angles_round_once_and_gradients_are_those_of_pytorch() -> None:
+    q, k = (random(2, heads, 3, 8, seed=heads).requires_grad_() for heads in (4, 2))
+    cos, sin = (random(1, 3, 8, seed=seed).float() / 8 for seed in (3, 4))
+    with operators(**running):
+        found = rotated(q, k, cos, sin)
+        by = [random(*one.shape, seed=5) for one in found]
+        gradients = torch.autograd.grad(found, (q, k), by)
+    wide = [one.detach().float().requires_grad_() for one in (q, k)]
+    expected = plainly_rotated(*wide, cos, sin)
+    due = torch.autograd.grad(expected, wide, [one.float() for one in by])
+    for one, other in zip((*found, *gradients), (*expected, *due), strict=True):
+        assert one.dtype == torch.float16
+        torch.testing.assert_close(one.float(), other, rtol=2**-11, atol=1e-6)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_new_tokens_go_behind_those_that_there_are(tokens: int) -> None:
     """Values are shorter than keys, and both are parts of one output."""

@@ -1,0 +1,112 @@
+"""Attention over whole windows on a GPU: without a mask, and with gradients that are added in one order.
+
+While a CUDA graph is captured transformers cannot see that windows are no packed sequences, and hands a mask to
+attention; PyTorch's kernels then read all of it, and attend to what it hides. Of their gradients those of cuDNN are
+added in another order every time. Those of FlashAttention are, too, unless deterministic algorithms are asked for
+strictly, which makes other kernels refuse to run. So they are asked for strictly around these alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from gac.runtime.gpu import SIXTEEN_BIT
+from gac.runtime.latents import caches_latents
+
+_NAME = "gac_windows"
+_MULTIPLE, _LARGEST = 8, 256
+"""Sizes of heads that FlashAttention takes: multiples of the one, up to the other."""
+_MORE = ("is_causal", "output_attentions", "position_bias", "softcap")
+"""Options that ask for another attention."""
+_PACKED = "find_packed_sequence_indices"
+"""Transformers' function that looks for packed sequences."""
+_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
+_flash_back: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward
+
+
+@contextmanager
+def of_windows(*models: Any) -> Iterator[None]:
+    """With the attention of models on GPUs that run PyTorch's; as it was on exit. Latents have one of their own."""
+    AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, _mask)
+    with ExitStack() as after:
+        for model in models:
+            if model.config._attn_implementation == "sdpa" and _has_flash(model.device) and not caches_latents(model):
+                after.callback(setattr, model.config, "_attn_implementation", "sdpa")
+                model.config._attn_implementation = _NAME
+        if hasattr(masking_utils, _PACKED):
+            after.callback(setattr, masking_utils, _PACKED, getattr(masking_utils, _PACKED))
+            setattr(masking_utils, _PACKED, lambda _positions: None)
+        yield
+
+
+def _has_flash(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def _mask(**given: Any) -> Tensor | None:
+    """No mask where each token attends to all before it and to itself, and transformers' own elsewhere."""
+    window = given.get("local_size")
+    causal = given.get("allow_is_causal_skip", True) and given.get("attention_mask") is None
+    whole = given["q_length"] == given["kv_length"] and (window is None or window > given["kv_length"])
+    return None if causal and whole else sdpa_mask(**given)
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls, ``(batch, heads, tokens, size)`` each; ``(batch, tokens, heads, size)`` of it."""
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    size = max(query.shape[-1], value.shape[-1])
+    plain = not options.get("dropout") and all(options.get(one) is None for one in _MORE)
+    causal = attention_mask is None and query.shape[2] == key.shape[2] and getattr(module, "is_causal", True)
+    if not (plain and causal and dtype in SIXTEEN_BIT and size <= _LARGEST):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    scale, wide = options.get("scaling") or query.shape[-1] ** -0.5, -(-size // _MULTIPLE) * _MULTIPLE
+    given = (functional.pad(one.to(dtype), (0, wide - one.shape[-1])) for one in (query, key, value))
+    found: Tensor = _InOneOrder.apply(*given, scale)  # type: ignore[no-untyped-call]
+    return found[..., : value.shape[-1]].transpose(1, 2).contiguous(), None
+
+
+class _InOneOrder(torch.autograd.Function):
+    """FlashAttention (arXiv 2307.08691), causal; heads of keys and values are shared where there are fewer."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        found, sums, *lengths, state, unused, _ = _flash(query, key, value, 0.0, True, scale=scale)
+        ctx.save_for_backward(query, key, value, found, sums, state, unused)
+        ctx.lengths, ctx.scale = lengths, scale
+        out: Tensor = found
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *by: Any) -> Any:
+        *held, state, unused = ctx.saved_tensors
+        with _strictly():
+            gradients = _flash_back(by[0], *held, *ctx.lengths, 0.0, True, state, unused, scale=ctx.scale)
+        return *gradients, None
+
+
+@contextmanager
+def _strictly() -> Iterator[None]:
+    """With deterministic algorithms alone, and errors where there is none."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,116 @@
+"""Attention in training: what PyTorch's finds, without masks, and the same bits every time."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import import_utils
+
+from gac.healing import attention
+from gac.healing.attention import of_windows
+from tests.models.small import small_config, small_model
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def given(device: str, tokens: int, value: int = 64) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((4, 9, tokens, 64), (4, 3, tokens, 64), (4, 3, tokens, value))
+    return [torch.randn(shape, generator=draw).bfloat16().to(device).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("window", [None, 5, 99])
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_mask_is_made_only_where_something_is_hidden(window: int | None, padding: bool) -> None:
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, :3] = not padding
+    sizes = {"batch_size": 2, "q_length": 12, "kv_length": 12, "local_size": window}
+    found = attention._mask(**sizes, attention_mask=mask if padding else None)
+    assert (found is None) == (not padding and window != 5)
+    assert attention._mask(**sizes | {"q_length": 1, "q_offset": 11}, allow_is_causal_skip=False) is not None
+
+
+def test_models_that_are_not_on_a_gpu_keep_theirs() -> None:
+    model = small_model(small_config("llama"))
+    with of_windows(model, model):
+        assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(("model_type", "hidden"), [("llama", 0), ("gemma3_text", 1)])
+def test_no_mask_is_made_while_a_graph_is_captured(
+    model_type: str, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a sliding window has one."""
+    masks = []
+
+    def attend(module: Any, *given: Any, **options: Any) -> Any:
+        masks.append(given[3])
+        return sdpa_attention_forward(module, *given, **options)
+
+    model = small_model(small_config(model_type, sliding_window=9, layer_types=["sliding_attention", "full_attention"]))
+    ids = torch.arange(20)[None]
+    expected, packed = model(ids, use_cache=False).logits, masking_utils.find_packed_sequence_indices
+    monkeypatch.setattr(attention, "_has_flash", lambda device: True)
+    monkeypatch.setattr(attention, "_attend", attend)
+    monkeypatch.setattr(import_utils, "is_cuda_stream_capturing", lambda: True)
+    with of_windows(model):
+        found = model(ids, use_cache=False).logits
+    assert [one is not None for one in masks] == [at < hidden for at in range(2)]
+    torch.testing.assert_close(found, expected)
+    assert masking_utils.find_packed_sequence_indices is packed
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_asked_for_besides_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_given, **options: asked.append(options))
+    query, key, value = given("cpu", 8)
+    for options in ({"softcap": 2.0}, {"dropout": 0.1}, {"is_causal": False}):
+        attention._attend(nn.Identity(), query, key, value, None, **options)
+    attention._attend(nn.Identity(), query, key, value, torch.ones(1, 1, 8, 8))
+    attention._attend(nn.Identity(), query[:, :, :1], key, value, None)
+    attention._attend(nn.Identity(), query.float(), key.float(), value.float(), None)
+    assert len(asked) == 6
+
+
+@on_gpu
+@pytest.mark.parametrize("value", [64, 40])
+def test_a_gpu_finds_what_pytorch_does_and_the_same_bits_every_time(value: int) -> None:
+    tensors = given("cuda", 700, value)
+    module, by = nn.Identity(), torch.randn(4, 700, 9, value, device="cuda").bfloat16()
+
+    def run() -> list[Tensor]:
+        found, _ = attention._attend(module, *tensors, None, scaling=0.1, sliding_window=None, position_ids=None)
+        return [found, *torch.autograd.grad(found, tensors, by)]
+
+    first = run()
+    for _ in range(8):
+        torch.randn(2048, 2048, device="cuda") @ torch.randn(2048, 2048, device="cuda")
+        assert all(map(torch.equal, run(), first))
+    wide = [one.detach().float().requires_grad_() for one in tensors]
+    expected = scaled_dot_product_attention(*wide, is_causal=True, scale=0.1, enable_gqa=True).transpose(1, 2)
+    for one, other in zip(first, (expected, *torch.autograd.grad(expected, wide, by.float())), strict=True):
+        assert float((one.float() - other).norm() / other.norm()) < 2e-2
+
+
+@on_gpu
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_a_model_runs_so_and_as_before_on_exit(model_type: str) -> None:
+    model: Any = small_model(small_config(model_type)).cuda()
+    ids = torch.arange(40, device="cuda").view(2, 20)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        expected = model(ids, use_cache=False).logits
+        with of_windows(model):
+            assert model.config._attn_implementation == "gac_windows"
+            found = model(ids, use_cache=False).logits
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = model(ids, use_cache=False).logits
+            graph.replay()
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(found, captured)
+    assert float((found - expected).norm() / expected.norm()) < 2e-2
