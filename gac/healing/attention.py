@@ -3,11 +3,13 @@
 While a CUDA graph is captured transformers cannot see that windows are no packed sequences, and hands a mask to
 attention; PyTorch's kernels then read all of it, and attend to what it hides. Of their gradients those of cuDNN are
 added in another order every time. Those of FlashAttention are, too, unless deterministic algorithms are asked for
-strictly, which makes other kernels refuse to run. So they are asked for strictly around these alone.
+strictly, which makes other kernels refuse to run. So they are asked for strictly around these alone. Layers with a
+window that is shorter than the text keep their mask, and run as before.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,35 +19,48 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.utils.import_utils import is_tracing
 
 from gac.runtime.gpu import SIXTEEN_BIT
-from gac.runtime.latents import caches_latents
 
 _NAME = "gac_windows"
-_MULTIPLE, _LARGEST = 8, 256
-"""Sizes of heads that FlashAttention takes: multiples of the one, up to the other."""
-_MORE = ("is_causal", "output_attentions", "position_bias", "softcap")
+_MULTIPLE, _LARGEST = 8, 192
+"""Sizes of heads that FlashAttention has gradients for on every GPU: multiples of the one, up to the other."""
+_MORE = ("dropout", "output_attentions", "position_bias", "softcap")
 """Options that ask for another attention."""
 _PACKED = "find_packed_sequence_indices"
 """Transformers' function that looks for packed sequences."""
+_strict = Lock()
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
 _flash_back: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
 
 @contextmanager
 def of_windows(*models: Any) -> Iterator[None]:
-    """With the attention of models on GPUs that run PyTorch's; as it was on exit. Latents have one of their own."""
+    """With the attention of models on GPUs that run PyTorch's; as it was on exit."""
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
     with ExitStack() as after:
         for model in models:
-            if model.config._attn_implementation == "sdpa" and _has_flash(model.device) and not caches_latents(model):
+            if model.config._attn_implementation == "sdpa" and _has_flash(model.device):
                 after.callback(setattr, model.config, "_attn_implementation", "sdpa")
                 model.config._attn_implementation = _NAME
-        if hasattr(masking_utils, _PACKED):
-            after.callback(setattr, masking_utils, _PACKED, getattr(masking_utils, _PACKED))
-            setattr(masking_utils, _PACKED, lambda _positions: None)
+                after.enter_context(_never_packed())
         yield
+
+
+@contextmanager
+def _never_packed() -> Iterator[None]:
+    """With no sequences found to be packed while a CUDA graph is captured, where transformers cannot look."""
+    look = getattr(masking_utils, _PACKED, None)
+    if look is None:
+        yield
+        return
+    setattr(masking_utils, _PACKED, lambda ids: None if is_tracing(ids) else look(ids))
+    try:
+        yield
+    finally:
+        setattr(masking_utils, _PACKED, look)
 
 
 def _has_flash(device: torch.device) -> bool:
@@ -60,7 +75,7 @@ def _mask(**given: Any) -> Tensor | None:
     """No mask where each token attends to all before it and to itself, and transformers' own elsewhere."""
     window = given.get("local_size")
     causal = given.get("allow_is_causal_skip", True) and given.get("attention_mask") is None
-    whole = given["q_length"] == given["kv_length"] and (window is None or window > given["kv_length"])
+    whole = given["q_length"] == given["kv_length"] and (window is None or window >= given["kv_length"])
     return None if causal and whole else sdpa_mask(**given)
 
 
@@ -71,14 +86,21 @@ def _attend(
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     size = max(query.shape[-1], value.shape[-1])
-    plain = not options.get("dropout") and all(options.get(one) is None for one in _MORE)
-    causal = attention_mask is None and query.shape[2] == key.shape[2] and getattr(module, "is_causal", True)
-    if not (plain and causal and dtype in SIXTEEN_BIT and size <= _LARGEST):
+    asked = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if asked is None else asked
+    causal = causal and attention_mask is None and query.shape[2] == key.shape[2]
+    runs = query.is_cuda and dtype in SIXTEEN_BIT and size <= _LARGEST
+    if not (runs and causal) or any(options.get(one) for one in _MORE):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     scale, wide = options.get("scaling") or query.shape[-1] ** -0.5, -(-size // _MULTIPLE) * _MULTIPLE
-    given = (functional.pad(one.to(dtype), (0, wide - one.shape[-1])) for one in (query, key, value))
+    given = (_widened(one.to(dtype), wide) for one in (query, key, value))
     found: Tensor = _InOneOrder.apply(*given, scale)  # type: ignore[no-untyped-call]
     return found[..., : value.shape[-1]].transpose(1, 2).contiguous(), None
+
+
+def _widened(heads: Tensor, size: int) -> Tensor:
+    """With zeros behind each vector, up to a size; as they are where they have it."""
+    return heads if heads.shape[-1] == size else functional.pad(heads, (0, size - heads.shape[-1]))
 
 
 class _InOneOrder(torch.autograd.Function):
@@ -96,7 +118,7 @@ class _InOneOrder(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *by: Any) -> Any:
         *held, state, unused = ctx.saved_tensors
-        with _strictly():
+        with _strict, _strictly():
             gradients = _flash_back(by[0], *held, *ctx.lengths, 0.0, True, state, unused, scale=ctx.scale)
         return *gradients, None
 

@@ -18,7 +18,7 @@ WARM_UP = 0.05
 LAST = 0.05
 """What the rate ends at, as a part of its highest."""
 COOLING = 0.1
-"""The part of the work in which the rate falls where what is held out gets no better."""
+"""The part of the work in which the rate falls where a text is overfitted."""
 BETAS = (0.9, 0.95)
 CLIPPED = 1.0
 """The largest norm of all gradients together."""

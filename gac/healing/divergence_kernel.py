@@ -62,10 +62,10 @@ def _rows(  # type: ignore[no-untyped-def]
 
 def divergence(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
     """KL(due || found) of logits ``(tokens, vocabulary)``: float32 ``(tokens,)``, and its gradient where wanted."""
-    found, due = found.contiguous(), due.contiguous()
+    found, due = (one if one.stride(1) == 1 else one.contiguous() for one in (found, due))
     rows, size = found.shape
     sums = found.new_empty(rows, dtype=torch.float32)
-    gradient = torch.empty_like(found) if wanted else None
+    gradient = found.new_empty(rows, size) if wanted else None
     with launching_on(found):
         _rows[(rows,)](
             found, due, sums, found if gradient is None else gradient, found.stride(0), due.stride(0), size,

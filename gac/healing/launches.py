@@ -1,4 +1,4 @@
-"""Norms, gated products and rotary embeddings that run in one launch each while a model is trained or teaches."""
+"""Norms and rotary embeddings in one launch each while a model is trained, and gated products of one that teaches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -55,7 +55,7 @@ class _Divergence(torch.autograd.Function):
 
 def _divergence(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
     """That of each token, float32 ``(tokens,)``, and the gradient of their sum, where it is wanted."""
-    if found.is_cuda and HAS_TRITON:
+    if found.is_cuda and HAS_TRITON and torch.cuda.get_device_capability(found.device) >= (8, 0):
         from gac.healing.divergence_kernel import divergence
 
         return divergence(found, due, wanted)

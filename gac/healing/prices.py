@@ -27,6 +27,7 @@ from gac.compression.apply import build_modules, planned_sites, runs
 from gac.compression.rounding import store_all
 from gac.distributed.ranks import ALONE
 from gac.forms import form_named
+from gac.healing.attention import of_windows
 from gac.healing.blocks import LayerSteps, Passage, on_host
 from gac.healing.course import repeatable
 from gac.healing.descent import Descent
@@ -133,7 +134,7 @@ def _left(problem: Problem, run: CalibrationRun) -> Left:
     by_site = [tuple(one for one in plan.weights if one.weight in site.weights) for site in problem.sites]
     taken = sample([one for one in by_site if any(map(_trained, one))], SAMPLED)
     found: dict[Key, list[float]] = defaultdict(list)
-    with repeatable(input_device(run.model)), frozen(run.model):
+    with repeatable(input_device(run.model)), of_windows(run.model), frozen(run.model):
         healings = _Sampled(run, plan, taken).healed()
         for site, part in progress_bar("healing sites", "site", len(taken), healings, run.progress):
             for key in set(_keys(site)) if part is not None else ():

@@ -106,10 +106,10 @@ class StateFile:
             with safe_open(self.path, framework="pt") as file:
                 text = file.metadata()["reached"]
                 held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        except (OSError, SafetensorError, KeyError, TypeError) as failure:
+            reached = from_json(Reached, text, f"the state of healing in {self.path}", StatisticsError)
+        except (OSError, SafetensorError, KeyError, TypeError, StatisticsError) as failure:
             logger.warning("the state of healing in %s cannot be read, so it begins again: %s", self.path, failure)
             return None
-        reached = from_json(Reached, text, f"the state of healing in {self.path}", StatisticsError)
         values: dict[str, Values] = {}
         for name, one in held.items():
             kind, _, own = name.partition(":")

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf, isfinite
 from statistics import mean
 from typing import Any
 
@@ -31,11 +32,11 @@ LOOKS = 20
 LOOKED = 0.3
 """Windows held out that are looked at for one that is trained on, at most."""
 PATIENCE = 4
-"""Looks that show a text to be overfitted, and looks as the rate falls then."""
+"""How many looks show that a text is overfitted; as many follow while the rate falls."""
 
 
 def heal_whole(healing: Healing) -> None:
-    """Train until the work is done, or what is held out gets no better, even in the smaller steps at the end.
+    """Train until the work is done, or the text is overfitted and the steps have become small.
 
     Raises:
         HealingError: a loss or a gradient is not finite; the step is not taken.
@@ -58,7 +59,7 @@ def overfitted(curve: Sequence[LossPoint]) -> bool:
     Steps that are merely too large for the moment make neither better.
     """
     looks = [one for one in curve if one.phase == "model"]
-    best = min(range(len(looks)), key=lambda at: looks[at].held, default=0)
+    best = min(range(len(looks)), key=lambda at: looks[at].held if isfinite(looks[at].held) else inf, default=0)
     better = [at for at in range(1, len(looks)) if looks[at].trained < min(one.trained for one in looks[:at])]
     return sum(at > best for at in better) >= PATIENCE
 

@@ -1,7 +1,8 @@
 """Norms, gated products and rotary embeddings of a model that run in one launch each, on a GPU and in 16 bits.
 
 They are found by running them, so it does not matter what an architecture calls them. Where no kernel can run, with
-gradients and in compiled code (which fuses them itself) their own ``forward`` runs. Modules and their names stay.
+gradients (but for rotary embeddings) and in compiled code (which fuses them itself) their own ``forward`` runs. Modules
+and their names stay.
 """
 
 import copy

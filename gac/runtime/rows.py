@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .gpu import ceil_div, launching_on, make_operator
@@ -74,7 +73,10 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``plainly_rotated`` finds, to the last bit, in q's dtype, also of float32 angles, which get no gradients."""
+    """What ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
+
+    Angles get no gradients.
+    """
     run: Any = _Rotated.apply if torch.is_grad_enabled() else torch.ops.gac.rotate_heads
     found: tuple[Tensor, Tensor] = run(q, k, cos, sin)
     return found
@@ -84,16 +86,18 @@ class _Rotated(torch.autograd.Function):
     """Rotated queries and keys, whose gradients are rotated back."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
+    def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
         return found
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        cos, sin = ctx.saved_tensors
-        return *torch.ops.gac.rotate_heads(*gradients, cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
+        (q, k), (cos, sin) = gradients, ctx.saved_tensors
+        return *rotated(q, k, cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
 
 
 def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:

@@ -12,6 +12,7 @@ from transformers.utils import import_utils
 
 from gac.healing import attention
 from gac.healing.attention import of_windows
+from gac.healing.launches import in_one_launch
 from tests.models.small import small_config, small_model
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -23,7 +24,7 @@ def given(device: str, tokens: int, value: int = 64) -> list[Tensor]:
     return [torch.randn(shape, generator=draw).bfloat16().to(device).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("window", [None, 5, 99])
+@pytest.mark.parametrize("window", [None, 5, 12, 99])
 @pytest.mark.parametrize("padding", [False, True])
 def test_a_mask_is_made_only_where_something_is_hidden(window: int | None, padding: bool) -> None:
     mask = torch.ones(2, 12, dtype=torch.bool)
@@ -67,14 +68,43 @@ def test_no_mask_is_made_while_a_graph_is_captured(
 
 def test_what_is_asked_for_besides_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_given, **options: asked.append(options))
+
+    def found(_module: nn.Module, *given: Tensor, **options: Any) -> None:
+        asked.append((*(one if one is None else tuple(one.shape) for one in given), options))
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", found)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
     query, key, value = given("cpu", 8)
-    for options in ({"softcap": 2.0}, {"dropout": 0.1}, {"is_causal": False}):
+    shapes, mask = tuple(tuple(one.shape) for one in (query, key, value)), torch.ones(1, 1, 8, 8)
+    others: list[dict[str, Any]] = [{"softcap": 2.0}, {"dropout": 0.1}, {"is_causal": False}]
+    for options in others:
         attention._attend(nn.Identity(), query, key, value, None, **options)
-    attention._attend(nn.Identity(), query, key, value, torch.ones(1, 1, 8, 8))
+    attention._attend(nn.Identity(), query, key, value, mask)
     attention._attend(nn.Identity(), query[:, :, :1], key, value, None)
     attention._attend(nn.Identity(), query.float(), key.float(), value.float(), None)
-    assert len(asked) == 6
+    assert asked[:3] == [(*shapes, None, options) for options in others]
+    assert asked[3:] == [
+        (*shapes, (1, 1, 8, 8), {}),
+        ((4, 9, 1, 64), *shapes[1:], None, {}),
+        (*shapes, None, {}),
+    ]
+
+
+def test_heads_are_widened_only_where_they_are_narrow() -> None:
+    heads = torch.randn(2, 3, 4, 5)
+    assert attention._widened(heads, 5) is heads
+    assert torch.equal(attention._widened(heads, 8)[..., :5], heads)
+    assert not attention._widened(heads, 8)[..., 5:].any()
+
+
+def test_what_fails_leaves_models_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_has_flash", lambda device: True)
+    model, packed = small_model(small_config("llama")), masking_utils.find_packed_sequence_indices
+    with pytest.raises(IndexError), of_windows(model, model), in_one_launch(model):
+        model(torch.tensor([[99999]]))
+    assert model.config._attn_implementation == "sdpa"
+    assert masking_utils.find_packed_sequence_indices is packed
+    assert not any("forward" in vars(one) for one in model.modules())
 
 
 @on_gpu

@@ -146,6 +146,7 @@ def test_where_nothing_better_is_found_it_goes_back_and_ends_in_small_steps(lear
         ("9 8 9 9 9 9", "9 5 6 6 6 6", False),  # steps are too large: nothing gets better
         ("9 8 7 9 6 5 4", "9 5 6 6 6 6 6", True),
         ("5 4 3 2 1 0", "9 8 7 6 5 4", False),
+        ("5 4 3 2 1 0", "nan 8 7 6 5 4", False),
         ("", "", False),
     ],
 )
