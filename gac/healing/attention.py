@@ -1,10 +1,10 @@
 """Attention over whole windows on a GPU: without a mask, and with gradients that are added in one order.
 
-While a CUDA graph is captured transformers cannot see that windows are no packed sequences, and hands a mask to
-attention; PyTorch's kernels then read all of it, and attend to what it hides. Of their gradients those of cuDNN are
-added in another order every time. Those of FlashAttention are, too, unless deterministic algorithms are asked for
-strictly, which makes other kernels refuse to run. So they are asked for strictly around these alone. Layers with a
-window that is shorter than the text keep their mask, and run as before.
+While a CUDA graph is captured, transformers cannot see that windows are no packed sequences. So it hands a mask to
+attention, and PyTorch's kernels are slower with one. The gradients of cuDNN's attention are added in another order
+every time. Those of FlashAttention are added in one order only where deterministic algorithms are an absolute demand,
+which makes other kernels refuse to run. So that is demanded around these gradients alone. Layers with a window that is
+shorter than the text keep their mask, and run as before.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from gac.healing.repeatable import deterministic
 from gac.runtime.gpu import SIXTEEN_BIT
 
 _NAME = "gac_windows"
@@ -30,7 +31,8 @@ _MORE = ("dropout", "output_attentions", "position_bias", "softcap")
 """Options that ask for another attention."""
 _PACKED = "find_packed_sequence_indices"
 """Transformers' function that looks for packed sequences."""
-_strict = Lock()
+_STRICT = Lock()
+"""Held by the thread that asks for deterministic algorithms alone."""
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
 _flash_back: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
@@ -118,17 +120,6 @@ class _InOneOrder(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *by: Any) -> Any:
         *held, state, unused = ctx.saved_tensors
-        with _strict, _strictly():
+        with _STRICT, deterministic(warn_only=False):
             gradients = _flash_back(by[0], *held, *ctx.lengths, 0.0, True, state, unused, scale=ctx.scale)
         return *gradients, None
-
-
-@contextmanager
-def _strictly() -> Iterator[None]:
-    """With deterministic algorithms alone, and errors where there is none."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,20 +1,16 @@
 """The course of a healing: layers by themselves, then the whole model; the model ends in its best state."""
 
-import os
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from gac.errors import HealingError
 from gac.healing.attention import of_windows
 from gac.healing.healing import Healing, trainables
 from gac.healing.launches import in_one_launch
 from gac.healing.layers import heal_layers
+from gac.healing.repeatable import repeatable
 from gac.healing.shards import waiting
 from gac.healing.whole import heal_whole
 from gac.reporting.figures.healing import LossPoint
@@ -93,23 +89,3 @@ def _ended(healing: Healing) -> Ended:
         failure = stopped
     found = healing.reached
     return Ended(found.start, found.best, found.tokens, found.curve, failure)
-
-
-@contextmanager
-def repeatable(device: torch.device) -> Iterator[None]:
-    """With the kernels that add in the same order every time, on a GPU; those of a CPU do."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*deterministic.*")
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, due: Tensor) -> Tensor:
-        sums, gradient = _divergence(found, due, ctx.needs_input_grad[0])
+        sums, gradient = _divergences(found, due, ctx.needs_input_grad[0])
         ctx.save_for_backward(gradient)
         return sums.sum()
 
@@ -53,7 +53,7 @@ class _Divergence(torch.autograd.Function):
         return gradient.mul_(by[0].to(gradient.dtype)), None
 
 
-def _divergence(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+def _divergences(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
     """That of each token, float32 ``(tokens,)``, and the gradient of their sum, where it is wanted."""
     if found.is_cuda and HAS_TRITON and torch.cuda.get_device_capability(found.device) >= (8, 0):
         from gac.healing.divergence_kernel import divergence

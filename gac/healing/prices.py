@@ -29,9 +29,9 @@ from gac.distributed.ranks import ALONE
 from gac.forms import form_named
 from gac.healing.attention import of_windows
 from gac.healing.blocks import LayerSteps, Passage, on_host
-from gac.healing.course import repeatable
 from gac.healing.descent import Descent
 from gac.healing.logits import in_training, mean_divergence, windows_at_once
+from gac.healing.repeatable import repeatable
 from gac.healing.text import parted
 from gac.healing.trainables import Trainables, learning
 from gac.healing.work import Span, rate_for

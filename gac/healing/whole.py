@@ -36,7 +36,7 @@ PATIENCE = 4
 
 
 def heal_whole(healing: Healing) -> None:
-    """Train until the work is done, or the text is overfitted and the steps have become small.
+    """Train until the work is done. Where the text is overfitted, that is soon: the rate then falls to its end.
 
     Raises:
         HealingError: a loss or a gradient is not finite; the step is not taken.
@@ -60,8 +60,8 @@ def overfitted(curve: Sequence[LossPoint]) -> bool:
     """
     looks = [one for one in curve if one.phase == "model"]
     best = min(range(len(looks)), key=lambda at: looks[at].held if isfinite(looks[at].held) else inf, default=0)
-    better = [at for at in range(1, len(looks)) if looks[at].trained < min(one.trained for one in looks[:at])]
-    return sum(at > best for at in better) >= PATIENCE
+    since = range(best + 1, len(looks))
+    return sum(looks[at].trained < min(one.trained for one in looks[:at]) for at in since) >= PATIENCE
 
 
 def _seconds_left(healing: Healing) -> float | None:
@@ -136,7 +136,7 @@ class _Steps:
         """Go back to the best state, and let the rate fall from now on, where the text is overfitted."""
         healing, reached = self._healing, self._healing.reached
         if reached.cooling is None and overfitted(reached.curve):
-            logger.info("only what is trained on gets better: back to where what is held out was best")
+            logger.info("the text is overfitted: back to the state with the least held-out loss, and to smaller steps")
             healing.trained.restore(healing.best or healing.given)
             healing.reached = replace(reached, cooling=progress)
 

@@ -161,7 +161,7 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     outs = [one.new_empty(batch, tokens, one.shape[1], size) for one in (q, k)]
     half = power_of_two(size // 2)
     heads = max(1, min(_NUMBERS // half, power_of_two(k_heads)))
-    with launching_on(q):
+    with launching_on(q):  # products are rounded before they are added, so nothing is fused
         rotate_heads[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
             q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
             cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half, enable_fp_fusion=False,

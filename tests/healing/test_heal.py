@@ -154,7 +154,7 @@ def test_a_text_is_overfitted_where_only_what_is_trained_on_gets_better(
     trained: str, held: str, expected: bool
 ) -> None:
     looks = zip(map(float, trained.split()), map(float, held.split()), strict=True)
-    curve = [LossPoint("layers", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *look) for look in looks)]
+    curve = [LossPoint("blocks", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *look) for look in looks)]
     assert whole.overfitted(curve) == expected
 
 
