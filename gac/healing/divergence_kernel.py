@@ -1,4 +1,4 @@
-"""A Triton kernel of KL(due || found) and its gradient: logits are read twice, and nothing is kept in float32."""
+"""Triton kernels of KL(due || found) and of its gradient: each reads all logits once; none are kept in float32."""
 
 try:
     import triton
@@ -9,7 +9,7 @@ except ImportError as failure:
 import torch
 from torch import Tensor
 
-from gac.runtime.gpu import launching_on
+from gac.runtime.gpu import ceil_div, launching_on
 
 _WIDE, _WARPS = 2048, 8
 _LOWEST = tl.constexpr(-1e30)  # finite, so that differences are
@@ -22,7 +22,7 @@ def _logits(at, there):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rows(  # type: ignore[no-untyped-def]
-    found, due, sums, gradient, of_found, of_due, size, WIDE: tl.constexpr, WANTED: tl.constexpr
+    found, due, sums, logs, of_found, of_due, size, WIDE: tl.constexpr
 ):
     """A program takes a row: sums of exponentials lane by lane, each below the largest logit that its lane has met."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
@@ -51,24 +51,46 @@ def _rows(  # type: ignore[no-untyped-def]
     whole = tl.sum(other_sum * weight, 0)
     other_log = most + tl.log(whole)
     tl.store(sums + row, tl.sum(apart * weight, 0) / whole - other_log + own_log)
-    if WANTED:
-        for begin in range(0, size, WIDE):
-            there = begin + at < size
-            x = _logits(own + begin + at, there)
-            y = _logits(other + begin + at, there)
-            change = tl.exp(x - own_log) - tl.exp(y - other_log)
-            tl.store(gradient + row * size + begin + at, change, mask=there)
+    tl.store(logs + 2 * row, own_log)
+    tl.store(logs + 2 * row + 1, other_log)
 
 
-def divergence(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
-    """KL(due || found) of logits ``(tokens, vocabulary)``: float32 ``(tokens,)``, and its gradient where wanted."""
-    found, due = (one if one.stride(1) == 1 else one.contiguous() for one in (found, due))
+@triton.jit  # type: ignore[untyped-decorator]
+def _changes(  # type: ignore[no-untyped-def]
+    found, due, logs, by, gradient, of_found, of_due, size, WIDE: tl.constexpr
+):
+    """A program takes WIDE logits of a row."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    there = at < size
+    own = tl.exp(_logits(found + row * of_found + at, there) - tl.load(logs + 2 * row))
+    other = tl.exp(_logits(due + row * of_due + at, there) - tl.load(logs + 2 * row + 1))
+    tl.store(gradient + row * size + at, (own - other) * tl.load(by), mask=there)
+
+
+def divergences(found: Tensor, due: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(due || found) of logits ``(tokens, vocabulary)``, float32 ``(tokens,)``.
+
+    Also the logarithms of both sums of exponentials, float32 ``(tokens, 2)``, which the gradient starts from.
+    """
+    found, due = map(_rowwise, (found, due))
     rows, size = found.shape
-    sums = found.new_empty(rows, dtype=torch.float32)
-    gradient = found.new_empty(rows, size) if wanted else None
+    sums, logs = (found.new_empty(shape, dtype=torch.float32) for shape in ((rows,), (rows, 2)))
     with launching_on(found):
-        _rows[(rows,)](
-            found, due, sums, found if gradient is None else gradient, found.stride(0), due.stride(0), size,
-            WIDE=_WIDE, WANTED=wanted, num_warps=_WARPS,
-        )  # fmt: skip
-    return sums, gradient
+        _rows[(rows,)](found, due, sums, logs, found.stride(0), due.stride(0), size, WIDE=_WIDE, num_warps=_WARPS)
+    return sums, logs
+
+
+def gradient(found: Tensor, due: Tensor, logs: Tensor, by: Tensor) -> Tensor:
+    """That of the divergences' sum by the logits that were found, times a float32 number, in their dtype."""
+    found, due = map(_rowwise, (found, due))
+    rows, size = found.shape
+    made = found.new_empty(rows, size)
+    with launching_on(found):
+        _changes[(rows, ceil_div(size, _WIDE))](
+            found, due, logs, by, made, found.stride(0), due.stride(0), size, WIDE=_WIDE, num_warps=_WARPS
+        )
+    return made
+
+
+def _rowwise(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()

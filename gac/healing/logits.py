@@ -16,8 +16,6 @@ LOGITS = 2**28
 """Logits that are made at a time: 1 GB in float32; of small models on a GPU more."""
 SHARE = 80
 """Bytes of a GPU's memory for each logit that a small model makes at a time: in float32 they take 5 % of it."""
-IN_FLOAT32 = 2**25
-"""Logits whose probabilities are in float32 at a time, where no kernel keeps them on the chip."""
 CHECKPOINTED = 1_000_000_000
 """Parameters from which on a model is not small: activations are computed again and not kept."""
 
@@ -38,38 +36,32 @@ def windows_at_once(model: Any, length: int) -> int:
 
 
 class _Divergence(torch.autograd.Function):
-    """KL(due || found) of logits ``(tokens, vocabulary)``, summed; the gradient is made at once."""
+    """KL(due || found) of logits ``(tokens, vocabulary)``, summed."""
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, due: Tensor) -> Tensor:
-        sums, gradient = _divergences(found, due, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradient)
-        return sums.sum()
+        sums, logs = _kernels(found).divergences(found, due)
+        ctx.save_for_backward(found, due, logs)
+        summed: Tensor = sums.sum()
+        return summed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *by: Any) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return gradient.mul_(by[0].to(gradient.dtype)), None
+        found, due, logs = ctx.saved_tensors
+        made: Tensor = _kernels(found).gradient(found, due, logs, by[0])
+        return made, None
 
 
-def _divergences(found: Tensor, due: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
-    """That of each token, float32 ``(tokens,)``, and the gradient of their sum, where it is wanted."""
-    if found.is_cuda and HAS_TRITON and torch.cuda.get_device_capability(found.device) >= (8, 0):
-        from gac.healing.divergence_kernel import divergence
+def _kernels(logits: Tensor) -> Any:
+    """The module of the two functions: in Triton where that runs, else in PyTorch."""
+    if logits.is_cuda and HAS_TRITON and torch.cuda.get_device_capability(logits.device) >= (8, 0):
+        from gac.healing import divergence_kernel
 
-        return divergence(found, due, wanted)
-    sums = found.new_empty(len(found), dtype=torch.float32)
-    gradient = torch.empty_like(found) if wanted else None
-    rows = max(1, IN_FLOAT32 // found.shape[-1])  # no more probabilities are in memory
-    for at in range(0, len(found), rows):
-        part = slice(at, at + rows)
-        own, other = (one[part].float().log_softmax(-1) for one in (found, due))
-        chances = other.exp()
-        sums[part] = other.sub_(own).mul_(chances).sum(-1)
-        if gradient is not None:
-            gradient[part] = own.exp_().sub_(chances)
-    return sums, gradient
+        return divergence_kernel
+    from gac.healing import plain_divergence
+
+    return plain_divergence
 
 
 def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from .gpu import ceil_div, launching_on, make_operator
 
 _NUMBERS = 2048  # a program takes about as many
+_OF_A_WARP = 512  # of them, where they are rotated
 
 
 def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -160,11 +161,12 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
     outs = [one.new_empty(batch, tokens, one.shape[1], size) for one in (q, k)]
     half = power_of_two(size // 2)
-    heads = max(1, min(_NUMBERS // half, power_of_two(k_heads)))
+    heads = max(1, min(_NUMBERS // half // 2, power_of_two(q_heads)))
     with launching_on(q):  # products are rounded before they are added, so nothing is fused
         rotate_heads[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
             q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
-            cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half, enable_fp_fusion=False,
+            cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half,
+            num_warps=max(1, heads * half * 2 // _OF_A_WARP), enable_fp_fusion=False,
         )  # fmt: skip
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 

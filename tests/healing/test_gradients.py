@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div
 from trained import Trained
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gac.healing import gradients, healing
+from gac.healing import gradients, healing, plain_divergence
 from gac.healing import logits as logits_of
 from gac.healing.gradients import Captures, Gradients, can_be_captured
 from gac.healing.launches import in_one_launch
@@ -21,8 +21,8 @@ from tests.runtime.interpreted import DEVICE
 
 
 @pytest.mark.parametrize("rows", [3, 64])
-def test_the_gradient_that_is_made_with_a_divergence_is_its_own(rows: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(logits_of, "IN_FLOAT32", rows * 20)
+def test_the_gradient_of_a_divergence_is_its_own(rows: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(plain_divergence, "IN_FLOAT32", rows * 20)
     found, due = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
     exact, made = (found.clone().requires_grad_() for _ in range(2))
     divergence = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="sum")
@@ -36,7 +36,7 @@ def test_the_gradient_that_is_made_with_a_divergence_is_its_own(rows: int, monke
 
 @pytest.mark.parametrize("size", [20, 2048, 5000])
 def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
-    from gac.healing.divergence_kernel import divergence
+    from gac.healing import divergence_kernel
 
     draw = torch.Generator().manual_seed(0)
     found, due = ((4 * torch.randn(3, 2 * size, generator=draw)).to(DEVICE) for _ in range(2))
@@ -45,10 +45,11 @@ def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
     expected = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="none").sum(-1)
     expected.sum().backward()
     for dtype, off in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
-        sums, gradient = divergence(found.to(dtype), due.to(dtype), wanted=True)
+        given, by = (found.to(dtype), due.to(dtype)), torch.tensor(0.5, device=DEVICE)
+        sums, logs = divergence_kernel.divergences(*given)
         torch.testing.assert_close(sums, expected.detach(), rtol=off, atol=1e-6)
-        torch.testing.assert_close(gradient, exact.grad.to(dtype), rtol=20 * off, atol=off)
-        assert divergence(found.to(dtype), due.to(dtype), wanted=False)[1] is None
+        gradient = divergence_kernel.gradient(*given, logs, by)
+        torch.testing.assert_close(gradient, (exact.grad / 2).to(dtype), rtol=20 * off, atol=off)
 
 
 def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:
