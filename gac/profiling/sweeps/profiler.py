@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,8 +62,7 @@ def estimate(
     Raises:
         ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
     """
-    if passes < 1:
-        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
+    _check_passes(passes)
     header = header or fingerprint()
     target = default_path(header.gpu) if path is None else Path(path)
     known: dict[Point, Measurement] = {}
@@ -102,12 +101,12 @@ def profile_gpu(
         ProfileError: there are not so many GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be
             resumed here.
     """
-    if gpus > 1:
-        _check_count(gpus)
-    ahead = estimate(points, path, passes, gpus=gpus)
-    logger.info("%s", ahead)
-    if ahead.remaining:
-        with _measuring(points, ahead.header, gpus) as (header, (measurer, *beside)):
+    _check_passes(passes)
+    with _measuring(points, gpus) as (header, ready):
+        ahead = estimate(points, path, passes, header, gpus)
+        logger.info("%s", ahead)
+        if ahead.remaining:
+            measurer, *beside = ready()
             say_shared(header)
             begun = time.monotonic()
             timed = run_sweep(points, ahead.path, measurer, header, passes, seconds, beside=beside)
@@ -123,27 +122,34 @@ def say_shared(header: Header) -> None:
 
 
 @contextmanager
-def _measuring(points: Sequence[Point], header: Header, gpus: int) -> Iterator[tuple[Header, Sequence[Measurer]]]:
-    """What measures on each GPU, and the header of all; several have a process each, and agree.
-
-    Args:
-        header: of the first GPU.
-    """
+def _measuring(points: Sequence[Point], gpus: int) -> Iterator[tuple[Header, Callable[[], Sequence[Measurer]]]]:
+    """The header, and what makes ready to measure: here, or in a process for each of several GPUs, which agree."""
     from gac.profiling.timing.measure import GpuMeasurer
     from gac.profiling.timing.remote import RemoteMeasurer
 
     if gpus == 1:
-        yield header, [GpuMeasurer(header)]
+        own = fingerprint()
+        yield own, lambda: [GpuMeasurer(own)]
         return
+    _check_count(gpus)
     remote = [RemoteMeasurer(gpu) for gpu in range(gpus)]
     with ThreadPoolExecutor(gpus) as threads:
         try:
-            found = one_header([header, *list(threads.map(RemoteMeasurer.header, remote))[1:]])
-            list(threads.map(lambda one: one.prepare(found), remote))
-            check_agree(points, remote)
-            yield found, remote
+            header = one_header(list(threads.map(RemoteMeasurer.header, remote)))
+
+            def ready() -> Sequence[Measurer]:
+                list(threads.map(lambda one: one.prepare(header), remote))
+                check_agree(points, remote)
+                return remote
+
+            yield header, ready
         finally:
             list(threads.map(RemoteMeasurer.close, remote))
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
 
 
 def _check_count(gpus: int) -> None:
