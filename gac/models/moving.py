@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 LARGE = 1 << 16
-"""Bytes from which a weight of a model goes that way; ``to`` sends the smaller ones."""
+"""Bytes from which a weight goes that way; smaller ones are sent as they are."""
 CHUNK = 32 << 20
 """Bytes of each of the two pinned buffers: one is filled while the other is sent."""
 _TURN = (
@@ -67,10 +67,14 @@ def _large(model: nn.Module) -> list[Tensor]:
 def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None = None) -> list[Tensor]:
     """The same numbers on the GPU; of what is sent when it is told to stop, nothing is of use."""
     found = [torch.empty_like(one, device=device, requires_grad=False) for one in tensors]
+    pairs = list(zip(tensors, found, strict=True))
+    large, small = ([pair for pair in pairs if (pair[0].nbytes >= LARGE) is is_large] for is_large in (True, False))
     with torch.cuda.device(device), torch.no_grad():
+        if small:
+            torch._foreach_copy_([there for _, there in small], [one for one, _ in small])
         stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         done = [_cuda.Event() for _ in stages]
-        for turn, (sources, targets) in enumerate(_batches(tensors, found)):
+        for turn, (sources, targets) in enumerate(_batches(large)):
             if stopped is not None and stopped.is_set():
                 break
             stage, event = stages[turn % 2], done[turn % 2]
@@ -84,12 +88,12 @@ def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None
     return found
 
 
-def _batches(tensors: Sequence[Tensor], found: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """The bytes of tensors and those of others in the same order, as many at a time as a buffer holds."""
+def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The bytes of tensors, and where each goes in those that they are sent to, as many at a time as a buffer holds."""
     sources: list[Tensor] = []
     targets: list[Tensor] = []
     room = CHUNK
-    for source, target in zip(tensors, found, strict=True):
+    for source, target in pairs:
         for piece, place in zip(_pieces(source), _pieces(target), strict=True):
             if len(piece) > room:
                 yield sources, targets
