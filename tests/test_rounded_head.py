@@ -15,10 +15,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 import gac
 from gac.allocation.frontier import Frontier
-from gac.checkpoint.attach import attach_plan
-from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends, swap_in_ends
+from gac.compression.ends import rounded_ends
 from gac.errors import CheckpointError, GacError, ModelError, PlanError
-from gac.evidence import RoundedHead
 from gac.measuring import planned_windows
 from gac.models.loading import load_model
 from gac.plan import Plan
@@ -31,6 +29,7 @@ from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
 from tests.cli.commands import answer, refused
 from tests.compression.applying import IDS, divergence, logits
+from tests.compression.ends import with_rounded_ends
 from tests.models.small import every_family, small_config, small_model
 from tests.small_pipeline import Small
 
@@ -180,27 +179,6 @@ def test_the_command_line(directory: Path, text_file: Path, tmp_path: Path) -> N
 
 
 # --- every family ---------------------------------------------------------------------------------------------------
-
-
-def with_rounded_ends(model: Any, make_plan: MakePlan) -> Any:
-    """The model with nothing else rounded, and the plan that says so."""
-    check_ends(model)
-    head = RoundedHead("w8a16", shapes_of_ends(model), 0.25)
-    plan = make_plan(model.config, {})
-    ends = {id(weight) for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
-    assert len(ends) == len(head.shapes)
-    plan = replace(
-        plan,
-        recipe=with_recipe_head(plan),
-        measured=replace(plan.measured, head=head, params=model.num_parameters(), family=model.config.model_type),
-        prediction=replace(plan.prediction, head=0.25),
-    )
-    swap_in_ends(model, rounded_ends(model, scheme_named("w8a16")))
-    return attach_plan(model, plan).eval()
-
-
-def with_recipe_head(plan: Plan) -> Any:
-    return replace(plan.recipe, space=replace(plan.recipe.space, head="w8a16"))
 
 
 @every_family

@@ -47,25 +47,20 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
     def gac_plan(self, plan: Plan) -> None:
         self._gac_plan = plan
 
-    @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any
-    ) -> Any:
-        """As for any transformers model.
+    def finish(self: Any, source: Any, *args: Any, **options: Any) -> None:
+        """As for any compressed model, with its plan.
 
         Raises:
             CheckpointError: the plan is missing, or not the one that the weights were saved with.
-            ValueError, OSError: as transformers does for what it cannot read.
         """
-        model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
-        text = model.gac_files.get("plan.json")
+        super().finish(source, *args, **options)
+        text = self.gac_files.get("plan.json")
         if text is None:
             raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
-        digest = model.config.gac.get("plan")
+        digest = self.config.gac.get("plan")
         if digest_of(text) != digest:
             given = f"plan.json has digest {digest_of(text)[:12]}"
             raise contradiction(source, given, f"{str(digest)[:12]}, as config.json says")
-        return (model, report) if output_loading_info else model
 
     def _write_companions(self, directory: Any) -> None:
         super()._write_companions(directory)

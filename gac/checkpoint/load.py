@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
+from gac.checkpoint.direct import empty_model, fill
 from gac.checkpoint.files import check_dtypes, described, open_tensors, plan_text, read_config, unread, weight_files
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
 from gac.checkpoint.verify import verify as verify_checkpoint
 from gac.errors import CheckpointError
 from gac.io import check_inside
 from gac.models.loading import quiet_transformers, usable_device
-from gac.models.moving import moved
+from gac.models.moving import moved, sending
 from gac.models.threads import LOADING
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
@@ -63,14 +65,12 @@ def load(
     if verify:
         verify_checkpoint(directory)
     with LOADING, uncollected():
-        model = _load(Path(directory), dtype or "auto", {"tp_plan": tp_plan} if tp_plan else {})
-    if tp_plan is None and model.device != place:  # a move looks at every parameter
-        model = moved(model, place)
+        model = _load(Path(directory), dtype or "auto", place, tp_plan)
     loaded: PlannedModel = model
     return loaded
 
 
-def _load(source: Path, dtype: torch.dtype | str, options: dict[str, str]) -> Any:
+def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan: str | None) -> Any:
     check_inside(source, CheckpointError)
     document, text = read_config(source), plan_text(source)
     config = described(document, source)
@@ -84,19 +84,39 @@ def _load(source: Path, dtype: torch.dtype | str, options: dict[str, str]) -> An
         check_config(document, digests, source)
         check_files([*_OTHERS, *([index] if index else [])], digests, source)
         check_tensors(tensors, digests, source)
-    model = _model(source, config, dtype, options)
-    if getattr(model, "hf_quantizer", None) is None:
-        check_dtypes(tensors, model, source)
+    is_plain = tp_plan is None and device.type in ("cpu", "cuda")
+    model = _filled(source, config, dtype, tensors, device) if is_plain else None
+    if model is None:
+        model = _by_transformers(source, config, dtype, tensors, {"tp_plan": tp_plan} if tp_plan else {})
+        if tp_plan is None and model.device != device:  # a move looks at every parameter
+            model = moved(model, device)
     if plan is not None:
         model.gac_plan = plan
     return model
 
 
-def _model(source: Path, config: Any, dtype: torch.dtype | str, options: dict[str, str]) -> Any:
-    classes = classes_of(config.model_type.removeprefix(COMPRESSED))
+def _filled(
+    source: Path, config: Any, dtype: torch.dtype | str, tensors: dict[str, Tensor], device: torch.device
+) -> Any:
+    """The model on the device, whose modules are made while the tensors go there; None: transformers has to load it."""
+    with sending(tensors, device) as arrived:
+        with unread(source):
+            model = empty_model(_class_of(config), config, dtype, tensors)
+        if model is None:
+            return None
+        there = arrived()
+    with unread(source):
+        fill(model, there, source)
+        model.finish(source)
+    return model
+
+
+def _by_transformers(
+    source: Path, config: Any, dtype: torch.dtype | str, tensors: dict[str, Tensor], options: dict[str, str]
+) -> Any:
     with unread(source), quiet_transformers():
         try:
-            model, report = classes.causal_lm.from_pretrained(
+            model, report = _class_of(config).from_pretrained(
                 source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
         except SplitError as failure:
@@ -104,4 +124,10 @@ def _model(source: Path, config: Any, dtype: torch.dtype | str, options: dict[st
     if names := sorted(map(str, report["unexpected_keys"])):
         given = f"{names[0]} is unexpected ({len(names)} in all)"
         raise contradiction(source, given, "the weights of the plan, each once")
+    if getattr(model, "hf_quantizer", None) is None:
+        check_dtypes(tensors, model, source)
     return model
+
+
+def _class_of(config: Any) -> Any:
+    return classes_of(config.model_type.removeprefix(COMPRESSED)).causal_lm

@@ -1,16 +1,23 @@
-"""Weights on their way to a GPU: large ones pass through pinned memory, which all threads fill."""
+"""Weights on their way to a GPU: they pass through pinned memory, which all threads of PyTorch fill."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
+from threading import Event
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-LARGE = 1 << 20
-"""Bytes from which a weight goes that way."""
+LARGE = 1 << 16
+"""Bytes from which a weight goes that way; smaller ones are sent as they are."""
 CHUNK = 32 << 20
 """Bytes of each of the two pinned buffers: one is filled while the other is sent."""
+_TURN = (
+    2e-4  # seconds of Python after which a thread lets the other go on; Python's own 5 ms would keep the GPU waiting
+)
 _cuda: Any = torch.cuda  # whose events have no annotations
 
 
@@ -21,8 +28,33 @@ def moved(model: Any, device: torch.device | str) -> Any:
     """
     place = torch.device(device)
     if place.type == "cuda" and (large := _large(model)):
-        _send(large, place)
+        for values, there in zip(large, _sent(large, place), strict=True):
+            values.data = there
     return model.to(place)
+
+
+@contextmanager
+def sending(tensors: Mapping[str, Tensor], device: torch.device) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Send tensors of host memory to a GPU, in a thread of their own, while something else is done.
+
+    Whatever ends the context, the thread ends with it.
+
+    Yields:
+        What waits for them, and returns them where they are then, or raises what failed in the thread. For any other
+        device there is no thread, and it returns them as they are.
+    """
+    if device.type != "cuda":
+        yield lambda: dict(tensors)
+        return
+    stopped, turn = Event(), sys.getswitchinterval()
+    with ThreadPoolExecutor(1, "gac-sending") as pool:
+        there = pool.submit(_sent, list(tensors.values()), device, stopped)
+        sys.setswitchinterval(_TURN)
+        try:
+            yield lambda: dict(zip(tensors, there.result(), strict=True))
+        finally:
+            sys.setswitchinterval(turn)
+            stopped.set()
 
 
 def _large(model: nn.Module) -> list[Tensor]:
@@ -32,22 +64,45 @@ def _large(model: nn.Module) -> list[Tensor]:
     return [one for one in plain if one.device.type == "cpu" and one.nbytes >= LARGE and one.is_contiguous()]
 
 
-def _send(tensors: list[Tensor], device: torch.device) -> None:
-    """Put the numbers of each on the GPU; the tensors themselves stay the same objects."""
-    with torch.cuda.device(device):
+def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None = None) -> list[Tensor]:
+    """The same numbers on the GPU; of what is sent when it is told to stop, nothing is of use."""
+    found = [torch.empty_like(one, device=device, requires_grad=False) for one in tensors]
+    pairs = list(zip(tensors, found, strict=True))
+    large, small = ([pair for pair in pairs if (pair[0].nbytes >= LARGE) is is_large] for is_large in (True, False))
+    with torch.cuda.device(device), torch.no_grad():
+        if small:
+            torch._foreach_copy_([there for _, there in small], [one for one, _ in small])
         stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        sent = [_cuda.Event() for _ in stages]
-        turn = 0
-        for values in tensors:
-            there = torch.empty_like(values, device=device)
-            for source, target in zip(_pieces(values), _pieces(there), strict=True):
-                sent[turn].synchronize()
-                stage = stages[turn][: len(source)].copy_(source)
-                target.copy_(stage, non_blocking=True)
-                sent[turn].record()
-                turn = 1 - turn
-            values.data = there
+        done = [_cuda.Event() for _ in stages]
+        for turn, (sources, targets) in enumerate(_batches(large)):
+            if stopped is not None and stopped.is_set():
+                break
+            stage, event = stages[turn % 2], done[turn % 2]
+            event.synchronize()
+            sizes = [len(one) for one in sources]
+            staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
+            torch._foreach_copy_(staged, sources)  # in one call, for Python goes on in other threads meanwhile
+            torch._foreach_copy_(targets, staged, non_blocking=True)
+            event.record()
         torch.cuda.synchronize()
+    return found
+
+
+def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The bytes of tensors, and where each goes in those that they are sent to, as many at a time as a buffer holds."""
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
+    room = CHUNK
+    for source, target in pairs:
+        for piece, place in zip(_pieces(source), _pieces(target), strict=True):
+            if len(piece) > room:
+                yield sources, targets
+                sources, targets, room = [], [], CHUNK
+            sources.append(piece)
+            targets.append(place)
+            room -= len(piece)
+    if sources:
+        yield sources, targets
 
 
 def _pieces(values: Tensor) -> Sequence[Tensor]:

@@ -117,19 +117,29 @@ class CompressedModel:
         options["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
         with uncollected():
             model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
-        _check_loaded(source, report)
-        _check_stored(source, model, report)
-        model.gac_files = _documents(source, {key: options[key] for key in _HUB_OPTIONS if key in options})
-        if ranks is not None:
-            _split(source, model, ranks)
-        _share_where_possible(model)
-        skip_blocks(model, skipped_blocks(model))
-        run_in_one_launch(model)
-        round_before(model, rounded_inputs(model))
-        cache_latents(model)
-        if header_value(model.config, "decode_kernel") == "triton":
-            use_decode_kernel(model)
+        _check_loaded(source, model, report)
+        model.finish(source, ranks, **{key: options[key] for key in _HUB_OPTIONS if key in options})
         return (model, report) if output_loading_info else model
+
+    def finish(self: Any, source: Any, ranks: Ranks | None = None, **hub: Any) -> None:
+        """Make a model that has its tensors ready to run: they are checked, and what its config describes begins.
+
+        Args:
+            source: the directory or hub id that it was read from.
+            ranks: the processes that it is split over; None: it is whole.
+            hub: options of ``from_pretrained`` that say where ``source`` is.
+        """
+        _check_stored(source, self)
+        self.gac_files = _documents(source, hub)
+        if ranks is not None:
+            _split(source, self, ranks)
+        _share_where_possible(self)
+        skip_blocks(self, skipped_blocks(self))
+        run_in_one_launch(self)
+        round_before(self, rounded_inputs(self))
+        cache_latents(self)
+        if header_value(self.config, "decode_kernel") == "triton":
+            use_decode_kernel(self)
 
     def resize_token_embeddings(self: Any, *args: Any, **options: Any) -> Any:
         """As for any transformers model, but where embedding and head are stored: they have no rows to add to."""
@@ -218,8 +228,8 @@ def _uninitialised() -> Iterator[None]:
         nn.Linear.reset_parameters = initialise  # type: ignore[method-assign]
 
 
-def _check_loaded(source: Any, report: Any) -> None:
-    """Refuse files that lack a weight; transformers would make up its values."""
+def _check_loaded(source: Any, model: Any, report: Any) -> None:
+    """Refuse files that lack a weight, whose values transformers would make up, or say something else of one too."""
     if names := sorted(map(str, report["missing_keys"])):
         raise ValueError(
             f"{source}: {names[0]} is missing ({len(names)} in all); expected every weight that config.json describes."
@@ -230,15 +240,15 @@ def _check_loaded(source: Any, report: Any) -> None:
             f"{source}: {name} has shape {tuple(found)} ({len(others)} such in all); expected {tuple(expected)}, as "
             "config.json describes it."
         )
-
-
-def _check_stored(source: Any, model: Any, report: Any) -> None:
-    """Refuse tensors of a storage that stand for no matrix, and others beside them, which would say something else."""
-    stored = stored_modules(model)
+    stored = stored_modules(model) if report["unexpected_keys"] else {}
     for key in sorted(map(str, report["unexpected_keys"])):
         if own_name(model, key).rpartition(".")[0] in stored:
             raise ValueError(f"{source}: {key} is unexpected; expected tensors as config.json describes the weight.")
-    for name, one in stored.items():
+
+
+def _check_stored(source: Any, model: Any) -> None:
+    """Refuse tensors of a storage that stand for no matrix."""
+    for name, one in stored_modules(model).items():
         if not any(held.is_meta for held in one.held.values()) and (said := one.storage.flaw(one.held, *one.matrix)):
             raise ValueError(f"{source}: {name}.{said}.")
 

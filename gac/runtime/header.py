@@ -114,7 +114,7 @@ def skipped_blocks(model: Any) -> list[dict[str, Any]]:
         ValueError: one of them is none, or its weights do something.
     """
     described = header_value(model.config, "skipped") or []
-    modules, found = dict(model.named_modules()), []
+    modules, found = dict(model.named_modules()) if described else {}, []
     for one in described if isinstance(described, list | tuple) else [described]:
         if not _is_skipped(model, modules, one):
             raise _wrong(

@@ -84,7 +84,7 @@ class Product(Forward):
 
 def norm_of(norm: Any) -> str | None:
     """Which of ``NORMS`` it is, found by running it with another weight; None: another one, or none."""
-    if [name for name, _ in norm.named_parameters()] != ["weight"] or (eps := eps_of(norm)) is None:
+    if (eps := eps_of(norm)) is None or [name for name, _ in norm.named_parameters()] != ["weight"]:
         return None
     size = norm.weight.numel()
     x = torch.randn(3, size, generator=torch.Generator().manual_seed(0), device="cpu").bfloat16()

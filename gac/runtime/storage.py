@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -18,9 +19,10 @@ Held = Mapping[str, Tensor]
 
 def not_scales(held: Held, name: str) -> str | None:
     """The flaw of a tensor that has numbers that are no scales: negative, zero or not finite; None where all are."""
-    sound = held[name].isfinite() & (held[name] > 0)
-    if bool(sound.all()):
+    least, most = torch.aminmax(held[name])  # NaN, where there is one
+    if least.item() > 0 and most.item() < inf:
         return None
+    sound = held[name].isfinite() & (held[name] > 0)
     return f"{name} holds {int((~sound).sum())} numbers that are no scales; expected finite ones above 0"
 
 

@@ -1,11 +1,15 @@
 """Models on their way to a device."""
 
+import sys
+from threading import Event
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from gac.models import moving
-from gac.models.moving import moved
+from gac.models.moving import moved, sending
 
 
 class Other(nn.Parameter):
@@ -63,3 +67,45 @@ def test_pieces_are_all_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = moving._pieces(values)
     assert [len(one) for one in pieces] == [1000, 1000, 108]
     assert torch.equal(torch.cat(list(pieces)).view(torch.float32).view(17, 31), values)
+
+
+def test_small_tensors_share_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "CHUNK", 1000)
+    held = [torch.randn(size) for size in (3, 0, 40, 500, 7, 200, 1)]
+    found = [torch.zeros_like(one) for one in held]
+    for sources, targets in moving._batches(list(zip(held, found, strict=True))):
+        assert 0 < sum(map(len, sources)) <= 1000
+        torch._foreach_copy_(targets, sources)
+    assert all(torch.equal(one, other) for one, other in zip(held, found, strict=True))
+    assert list(moving._batches([])) == []
+
+
+def test_what_stays_on_the_cpu_is_not_sent() -> None:
+    held = {"one": torch.randn(3)}
+    with sending(held, torch.device("cpu")) as arrived:
+        assert arrived()["one"] is held["one"]
+
+
+def test_threads_take_turns_as_before_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, turns = sys.getswitchinterval(), []
+
+    def sent(tensors: Any, device: torch.device, stopped: Event) -> Any:
+        return tensors
+
+    monkeypatch.setattr(moving, "_sent", sent)
+    with sending({"one": torch.ones(2)}, torch.device("cuda")) as arrived:
+        turns.append(sys.getswitchinterval())
+        assert arrived()["one"].tolist() == [1, 1]
+    assert turns[0] < before == sys.getswitchinterval()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gets_every_bit_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "CHUNK", 1 << 16)
+    held = tied().state_dict()
+    with sending(held, torch.device("cuda")) as arrived:
+        there = arrived()
+    assert there.keys() == held.keys()
+    for name, one in there.items():
+        assert one.device.type == "cuda"
+        assert torch.equal(one.cpu(), held[name])
