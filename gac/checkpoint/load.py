@@ -86,7 +86,10 @@ def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan:
         check_tensors(tensors, digests, source)
     is_plain = tp_plan is None and device.type in ("cpu", "cuda")
     model = _filled(source, config, dtype, tensors, device) if is_plain else None
-    if model is None:
+    if model is not None:
+        with unread(source):
+            model.finish(source)
+    else:
         model = _by_transformers(source, config, dtype, tensors, {"tp_plan": tp_plan} if tp_plan else {})
         if tp_plan is None and model.device != device:  # a move looks at every parameter
             model = moved(model, device)
@@ -98,7 +101,10 @@ def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan:
 def _filled(
     source: Path, config: Any, dtype: torch.dtype | str, tensors: dict[str, Tensor], device: torch.device
 ) -> Any:
-    """The model on the device, whose modules are made while the tensors go there; None: transformers has to load it."""
+    """The model on the device, whose modules are made while the tensors go there; None: transformers has to load it.
+
+    It alone holds them then: what is shared or split of it afterwards leaves room on a GPU.
+    """
     with sending(tensors, device) as arrived:
         with unread(source):
             model = empty_model(_class_of(config), config, dtype, tensors)
@@ -107,7 +113,6 @@ def _filled(
         there = arrived()
     with unread(source):
         fill(model, there, source)
-        model.finish(source)
     return model
 
 

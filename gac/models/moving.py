@@ -46,6 +46,8 @@ def sending(tensors: Mapping[str, Tensor], device: torch.device) -> Iterator[Cal
     if device.type != "cuda":
         yield lambda: dict(tensors)
         return
+    if device.index is None:  # each thread has a GPU of its own that is meant by this
+        device = torch.device("cuda", torch.cuda.current_device())
     stopped, turn = Event(), sys.getswitchinterval()
     with ThreadPoolExecutor(1, "gac-sending") as pool:
         there = pool.submit(_sent, list(tensors.values()), device, stopped)

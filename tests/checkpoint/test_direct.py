@@ -204,7 +204,7 @@ def as_if_to_a_gpu(sent: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     plain = moving.sending
     with monkeypatch.context() as patched:
         patched.setattr(moving, "_sent", sent)
-        patched.setattr(loading, "sending", lambda tensors, _: plain(tensors, torch.device("cuda")))
+        patched.setattr(loading, "sending", lambda tensors, _: plain(tensors, torch.device("cuda:0")))
         yield
     assert threading.active_count() == threads
 

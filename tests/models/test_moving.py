@@ -93,7 +93,7 @@ def test_threads_take_turns_as_before_once_all_is_sent(monkeypatch: pytest.Monke
         return tensors
 
     monkeypatch.setattr(moving, "_sent", sent)
-    with sending({"one": torch.ones(2)}, torch.device("cuda")) as arrived:
+    with sending({"one": torch.ones(2)}, torch.device("cuda:0")) as arrived:
         turns.append(sys.getswitchinterval())
         assert arrived()["one"].tolist() == [1, 1]
     assert turns[0] < before == sys.getswitchinterval()
@@ -109,3 +109,10 @@ def test_a_gpu_gets_every_bit_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> 
     for name, one in there.items():
         assert one.device.type == "cuda"
         assert torch.equal(one.cpu(), held[name])
+
+
+def test_the_thread_sends_to_the_gpu_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(moving, "_sent", lambda _, device, stopped: [device])
+    with sending({"one": torch.ones(2)}, torch.device("cuda")) as arrived:
+        assert arrived() == {"one": torch.device("cuda:3")}
