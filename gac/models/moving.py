@@ -15,9 +15,8 @@ LARGE = 1 << 16
 """Bytes from which a weight goes that way; smaller ones are sent as they are."""
 CHUNK = 32 << 20
 """Bytes of each of the two pinned buffers: one is filled while the other is sent."""
-_TURN = (
-    2e-4  # seconds of Python after which a thread lets the other go on; Python's own 5 ms would keep the GPU waiting
-)
+_TURN = 2e-4
+"""Seconds after which a thread lets another go on meanwhile: Python's own 0.005 would keep the GPU waiting."""
 _cuda: Any = torch.cuda  # whose events have no annotations
 
 
@@ -68,7 +67,7 @@ def _large(model: nn.Module) -> list[Tensor]:
 
 def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None = None) -> list[Tensor]:
     """The same numbers on the GPU; of what is sent when it is told to stop, nothing is of use."""
-    found = [torch.empty_like(one, device=device, requires_grad=False) for one in tensors]
+    found = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors]
     pairs = list(zip(tensors, found, strict=True))
     large, small = ([pair for pair in pairs if (pair[0].nbytes >= LARGE) is is_large] for is_large in (True, False))
     with torch.cuda.device(device), torch.no_grad():
