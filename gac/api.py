@@ -240,6 +240,7 @@ def heal(
     learning_rate: float | None = None,
     blocks: float = BLOCKS,
     dense: bool = False,
+    labels: float = 0.0,
     seed: int = 0,
     tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
     report: str | Path | None = None,
@@ -266,6 +267,8 @@ def heal(
         learning_rate: relative to the size of each weight; None has one that suits the size of the model.
         blocks: the part of the work that goes to layers by themselves, from 0 to 1.
         dense: train the weights, too, that the plan leaves dense.
+        labels: the part of the whole model's loss that is the text's own next tokens, from 0 up to below 1. So the
+            model also learns what the text is like, as it would by any training on it, and is less like the dense one.
         seed: of the order of the text, and of what the dense model writes.
         report: a figure of the loss curves to write (.png, .pdf or .svg).
 
@@ -284,7 +287,7 @@ def heal(
     small: PreTrainedModel = load(model) if isinstance(model, (str, Path)) else model
     plan = planned(small)
     check_in_memory(small, ", with heal", "where they are trained", "")
-    work = Work.of(minutes, tokens, learning_rate, blocks, dense, seed, plan.measured.params)
+    work = Work.of(minutes, tokens, learning_rate, blocks, dense, labels, seed, plan.measured.params)
     loaded = dense_model(against, tokenizer)
     healed, ended = heal_model(small, plan, loaded, against, text, work, ranks, begun, progress)
     if report is not None and ranks.leads:

@@ -297,7 +297,8 @@ def apply_commands(plan: "Plan", plan_file: str = "plan.json") -> list[str]:
         options = ["--against", model, *(word for text in one.texts for word in ("--text", text))]
         options += ["--tokens", str(one.tokens), "--seed", str(one.seed)]
         options += ["--learning-rate", f"{one.learning_rate:g}", "--blocks", f"{one.blocks:g}"]
-        found.append(join(["gac", "heal", made, *options, *(["--dense"] if one.dense else []), "-o", healed]))
+        options += (["--labels", f"{one.labels:g}"] if one.labels else []) + (["--dense"] if one.dense else [])
+        found.append(join(["gac", "heal", made, *options, "-o", healed]))
         made = healed
     return found
 

@@ -175,6 +175,12 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     help="The part of the work that goes to decoder layers by themselves; 0.1 by default.",
 )
 @click.option("--dense", is_flag=True, help="Train the weights, too, that the plan leaves dense.")
+@click.option(
+    "--labels",
+    type=float,
+    metavar="F",
+    help="The part of the loss that is the text's own next tokens; 0 by default: all of it is the dense model's.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the text, and of MODEL's own.")
 @click.option("--report", type=Figure(), metavar="FILE", help="Draw the loss curves (.png, .pdf or .svg).")
 @click.option("--overwrite", is_flag=True, help="Replace an existing compressed checkpoint.")

@@ -57,14 +57,16 @@ def _rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _changes(  # type: ignore[no-untyped-def]
-    found, due, logs, by, gradient, of_found, of_due, size, WIDE: tl.constexpr
+    found, due, logs, kept, labels, by, gradient, of_found, of_due, size, WIDE: tl.constexpr
 ):
-    """A program takes WIDE logits of a row."""
+    """A program takes WIDE logits of a row: what is due is so much of the due probabilities, and the label."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = at < size
     own = tl.exp(_logits(found + row * of_found + at, there) - tl.load(logs + 2 * row))
     other = tl.exp(_logits(due + row * of_due + at, there) - tl.load(logs + 2 * row + 1))
-    tl.store(gradient + row * size + at, (own - other) * tl.load(by), mask=there)
+    part = tl.load(kept + row)
+    wanted = part * other + tl.where(at == tl.load(labels + row), 1.0 - part, 0.0)
+    tl.store(gradient + row * size + at, (own - wanted) * tl.load(by), mask=there)
 
 
 def divergences(found: Tensor, due: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,14 +82,21 @@ def divergences(found: Tensor, due: Tensor) -> tuple[Tensor, Tensor]:
     return sums, logs
 
 
-def gradient(found: Tensor, due: Tensor, logs: Tensor, by: Tensor) -> Tensor:
-    """That of the divergences' sum by the logits that were found, times a float32 number, in their dtype."""
+def gradient(found: Tensor, due: Tensor, logs: Tensor, kept: Tensor, labels: Tensor, by: Tensor) -> Tensor:
+    """By the logits that were found, in their dtype, of so much of each divergence and -ln found[label] for the rest.
+
+    Args:
+        logs: from ``divergences``.
+        kept: float32 ``(tokens,)``.
+        labels: ``(tokens,)``.
+        by: float32, what the gradient is multiplied by.
+    """
     found, due = map(_rowwise, (found, due))
     rows, size = found.shape
     made = found.new_empty(rows, size)
     with launching_on(found):
         _changes[(rows, ceil_div(size, _WIDE))](
-            found, due, logs, by, made, found.stride(0), due.stride(0), size, WIDE=_WIDE, num_warps=_WARPS
+            found, due, logs, kept, labels, by, made, found.stride(0), due.stride(0), size, WIDE=_WIDE, num_warps=_WARPS
         )
     return made
 

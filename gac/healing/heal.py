@@ -14,7 +14,7 @@ from gac.errors import HealingError
 from gac.evaluation.protocol import check_positions
 from gac.healing.course import Ended, run, run_in_parts
 from gac.healing.healing import Healing
-from gac.healing.logits import mean_divergence, windows_at_once
+from gac.healing.logits import mean_loss, windows_at_once
 from gac.healing.own_text import own_windows
 from gac.healing.shards import wanted
 from gac.healing.state import StateFile, key_of
@@ -117,6 +117,7 @@ def heal_model(
         after=after,
         blocks=work.blocks,
         dense=work.dense,
+        labels=work.labels,
         documents=found.documents,
         bos=found.bos,
     )
@@ -126,7 +127,7 @@ def heal_model(
 
 def _divergence(model: Any, dense: Any, text: HealingText) -> float:
     with frozen(model), frozen(dense):
-        return mean_divergence(model, dense, text.held, windows_at_once(model, text.held.shape[1]))
+        return mean_loss(model, dense, text.held, windows_at_once(model, text.held.shape[1]))
 
 
 def _nothing_won(ended: Ended, work: Work) -> HealingError:

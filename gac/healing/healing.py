@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gac.distributed.ranks import Ranks
 from gac.healing.gradients import Captures, can_be_captured
-from gac.healing.logits import in_training, mean_divergence, windows_at_once
+from gac.healing.logits import in_training, mean_loss, windows_at_once
 from gac.healing.shards import shard
 from gac.healing.state import Reached, StateFile
 from gac.healing.text import HealingText
@@ -86,7 +86,7 @@ class Healing:
     def resume_or_start(self) -> None:
         """Look at what is held out, and take up what a run that was stopped had reached."""
         begun = time.monotonic()
-        loss = self._divergence()
+        loss = self._loss()
         self.looking = time.monotonic() - begun
         self.reached = Reached(loss, loss)
         if (found := self.state.read()) is not None:
@@ -97,7 +97,7 @@ class Healing:
             logger.info("healing goes on behind %d layers and %d steps", self.reached.layers, self.reached.steps)
             return
         logger.info(
-            "healing %s of %s parameters on %d windows of %s, %d more held out: divergence %.4f nats a token",
+            "healing %s of %s parameters on %d windows of %s, %d more held out: loss %.4f nats a token",
             f"{self.trained.count:,}",
             f"{count_parameters(self.model):,}",
             len(self.text.train),
@@ -132,7 +132,7 @@ class Healing:
 
     def look(self) -> float:
         """Measure what is held out, nats a token, and keep the values where that is the least so far."""
-        loss = self._divergence()
+        loss = self._loss()
         if loss < self.reached.best:
             self.best = self.trained.values()
             self.reached = replace(self.reached, best=loss)
@@ -163,7 +163,7 @@ class Healing:
     def _elapsed(self) -> float:
         return time.monotonic() - self._begun
 
-    def _divergence(self) -> float:
+    def _loss(self) -> float:
         with self.autocast():
-            found = mean_divergence(self.model, self.dense, self.text.held, self.at_once)
+            found = mean_loss(self.model, self.dense, self.text.held, self.at_once, self.work.labels)
         return self.ranks.once(lambda: found)

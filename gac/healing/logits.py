@@ -1,4 +1,4 @@
-"""Distillation of the whole model: the divergence of its next-token distributions from the dense model's."""
+"""What the whole model is trained towards: the dense model's next-token distributions, and the text's own tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,22 +35,22 @@ def windows_at_once(model: Any, length: int) -> int:
     return max(1, most // (int(model.config.vocab_size) * length))
 
 
-class _Divergence(torch.autograd.Function):
-    """KL(due || found) of logits ``(tokens, vocabulary)``, summed."""
+class _Loss(torch.autograd.Function):
+    """Of logits ``(tokens, vocabulary)``, summed: so much of KL(due || found), and for the rest -ln found[label]."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, due: Tensor) -> Tensor:
-        sums, logs = _kernels(found).divergences(found, due)
-        ctx.save_for_backward(found, due, logs)
-        summed: Tensor = sums.sum()
+    def forward(ctx: Any, found: Tensor, due: Tensor, kept: Tensor, labels: Tensor) -> Tensor:
+        losses, logs = _kernels(found).divergences(found, due)
+        missed = logs[:, 0] - found.gather(1, labels[:, None])[:, 0]
+        ctx.save_for_backward(found, due, logs, kept, labels)
+        summed: Tensor = torch.lerp(missed, losses, kept).sum()
         return summed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *by: Any) -> Any:
-        found, due, logs = ctx.saved_tensors
-        made: Tensor = _kernels(found).gradient(found, due, logs, by[0])
-        return made, None
+        found, due, logs, kept, labels = ctx.saved_tensors
+        return _kernels(found).gradient(found, due, logs, kept, labels, by[0]), None, None, None
 
 
 def _kernels(logits: Tensor) -> Any:
@@ -64,16 +64,21 @@ def _kernels(logits: Tensor) -> Any:
     return plain_divergence
 
 
-def summed_divergence(model: Any, dense: Any, ids: Tensor) -> Tensor:
+def summed_loss(model: Any, dense: Any, ids: Tensor, labels: float = 0.0) -> Tensor:
     """KL(dense || model) over the tokens of windows, summed, nats, float32; gradients reach the model alone.
 
     Args:
         ids: shape ``(windows, tokens)``.
+        labels: the part of the loss that is -ln of the text's own next token's probability (arXiv 1503.02531, section
+            2, at temperature 1); not of a window's last token, whose next is not known.
     """
     with torch.no_grad():
         due = _logits(dense, ids)
     found = _logits(model, ids)
-    summed: Tensor = _Divergence.apply(found, due.to(found.device))  # type: ignore[no-untyped-call]
+    kept = torch.full(ids.shape, 1 - labels, device=found.device)
+    kept[:, -1] = 1.0
+    following = ids.to(found.device).roll(-1, 1)
+    summed: Tensor = _Loss.apply(found, due.to(found.device), kept.flatten(), following.flatten())  # type: ignore[no-untyped-call]
     return summed
 
 
@@ -83,10 +88,10 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mean_divergence(model: Any, dense: Any, windows: Tensor, at_once: int) -> float:
-    """KL(dense || model), nats a token, over windows ``(windows, tokens)``."""
+def mean_loss(model: Any, dense: Any, windows: Tensor, at_once: int, labels: float = 0.0) -> float:
+    """That of windows ``(windows, tokens)``, nats a token."""
     parts = torch.split(windows, at_once)
-    total = torch.stack([summed_divergence(model, dense, ids).double().cpu() for ids in parts]).sum()
+    total = torch.stack([summed_loss(model, dense, ids, labels).double().cpu() for ids in parts]).sum()
     return float(total) / windows.numel()
 
 

@@ -20,12 +20,14 @@ def divergences(found: Tensor, due: Tensor) -> tuple[Tensor, Tensor]:
     return sums, logs
 
 
-def gradient(found: Tensor, due: Tensor, logs: Tensor, by: Tensor) -> Tensor:
+def gradient(found: Tensor, due: Tensor, logs: Tensor, kept: Tensor, labels: Tensor, by: Tensor) -> Tensor:
     """As the kernel's."""
     made = torch.empty_like(found)
     for part in _parts(found):
         own, other = found[part].float() - logs[part, :1], due[part].float() - logs[part, 1:]
-        made[part] = own.exp_().sub_(other.exp_()).mul_(by)
+        wanted, rest = other.exp_().mul_(kept[part, None]), 1 - kept[part, None]
+        wanted.scatter_add_(1, labels[part, None], rest)
+        made[part] = own.exp_().sub_(wanted).mul_(by)
     return made
 
 

@@ -30,7 +30,7 @@ from gac.forms import form_named
 from gac.healing.attention import of_windows
 from gac.healing.blocks import LayerSteps, Passage, on_host
 from gac.healing.descent import Descent
-from gac.healing.logits import in_training, mean_divergence, windows_at_once
+from gac.healing.logits import in_training, mean_loss, windows_at_once
 from gac.healing.repeatable import repeatable
 from gac.healing.text import parted
 from gac.healing.trainables import Trainables, learning
@@ -202,7 +202,7 @@ class _Sampled:
 
     def _divergence(self, small: Any) -> float:
         at_once = windows_at_once(small, int(self._held.shape[1]))
-        return mean_divergence(small, self._model, self._held, at_once)
+        return mean_loss(small, self._model, self._held, at_once)
 
     def _modules(self) -> dict[str, nn.Module]:
         """Those of the sampled sites, as they are before anything is fitted again."""

@@ -1,4 +1,4 @@
-"""The whole model trained towards the dense model's next-token distributions."""
+"""The whole model trained, step by step, towards what ``gac.healing.logits`` says."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from torch import Tensor
 from gac.healing.descent import COOLING, Descent, cooled, scheduled
 from gac.healing.gradients import Gradients
 from gac.healing.healing import Healing
-from gac.healing.logits import recomputing, summed_divergence
+from gac.healing.logits import recomputing, summed_loss
 from gac.healing.trainables import learning
 from gac.healing.work import Span
 from gac.progress import progress_bar
@@ -156,16 +156,17 @@ class _Steps:
         return Gradients(self._loss, self._healing.trained.parameters.values(), self._healing.captures)
 
     def _add_gradients(self, windows: Tensor) -> Tensor:
-        """Those of the mean divergence over windows, which is returned."""
+        """Those of the mean loss over windows, which is returned."""
         tokens = torch.tensor(windows.numel())
         parts = torch.tensor_split(windows, -(-len(windows) // self._healing.at_once))
         self._gradients.begin()
         return torch.stack([self._gradients.add(part, tokens) for part in parts]).sum()
 
     def _loss(self, windows: Tensor, tokens: Tensor) -> Tensor:
-        """Their part of the mean divergence of a batch of so many tokens."""
-        with self._healing.autocast():
-            return summed_divergence(self._healing.model, self._healing.dense, windows) / tokens
+        """Their part of the mean loss of a batch of so many tokens."""
+        healing = self._healing
+        with healing.autocast():
+            return summed_loss(healing.model, healing.dense, windows, healing.work.labels) / tokens
 
     def _seconds_of_a_window(self) -> float:
         """Of training: the second of two runs, for the first one also sets up what it needs."""

@@ -11,7 +11,7 @@ MINUTES = 5.0
 """What healing takes where nothing is said."""
 BLOCKS = 0.1
 """The part of the work that goes to decoder layers by themselves."""
-RATE, AT = 1e-3, 1.35e8
+RATE, AT = 2e-3, 1.35e8
 """The learning rate of a model of so many parameters; of others it falls with the fourth root of their number."""
 
 
@@ -26,6 +26,7 @@ class Work:
             (Adafactor, arXiv 1804.04235, section 8), so that one rate suits factors, norms and scales alike.
         blocks: the part that goes to decoder layers by themselves, from 0 to 1.
         dense: whether weights that the plan leaves dense are trained too.
+        labels: the part of the whole model's loss that is the text's own next tokens, from 0 up to below 1.
         seed: of the order of the text.
     """
 
@@ -34,6 +35,7 @@ class Work:
     learning_rate: float
     blocks: float
     dense: bool
+    labels: float
     seed: int
 
     @classmethod
@@ -44,6 +46,7 @@ class Work:
         learning_rate: float | None,
         blocks: float,
         dense: bool,
+        labels: float,
         seed: int,
         params: int,
     ) -> "Work":
@@ -66,7 +69,12 @@ class Work:
         if not 0 <= blocks <= 1:
             given = f"blocks={blocks:g}"
             raise GacError(given, "the part of the work that goes to single layers, from 0 to 1", f"Try {BLOCKS:g}.")
-        return cls(minutes, tokens, learning_rate or rate_for(params), blocks, dense, seed)
+        if not 0 <= labels < 1:
+            given = f"labels={labels:g}"
+            raise GacError(
+                given, "the part of the loss that is the text's own tokens, from 0 up to below 1", "Try 0.2."
+            )
+        return cls(minutes, tokens, learning_rate or rate_for(params), blocks, dense, labels, seed)
 
 
 def rate_for(params: int) -> float:

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -117,10 +117,12 @@ def main() -> None:
         os.sync()  # what is not yet on the disk stays in the page cache
         run = partial(in_a_process, folder, asked.device, asked.read)
         found = checks(run, asked.loads) if "checks" in asked.when else {}
-        turns = {"first": first, "again": again}
-        times = {when: of(run, [*asked.plans], asked.loads) for when, of in turns.items() if when in asked.when}
         sizes = {place: bytes_of(folder / place) for place in ("dense", *asked.plans)}
-    write(asked.output, checks=found, bytes=sizes, **times)
+        times: dict[str, Times] = {}
+        for when, of in (("first", first), ("again", again)):
+            for so_far in of(run, [*asked.plans], asked.loads) if when in asked.when else ():
+                times[when] = so_far
+                write(asked.output, checks=found, bytes=sizes, **times)
     print("bytes over dense", {place: round(size / sizes["dense"], 3) for place, size in sizes.items()})
     for where, rows in found.items():
         print("checks", where, {how: one["seconds"]["over_dense"] for how, one in rows.items()})
@@ -167,16 +169,21 @@ Run = Callable[..., list[Any]]
 """``in_a_process`` of a folder and a device."""
 
 
-def first(run: Run, places: list[str], loads: int) -> Times:
-    """Each in a process of its own, in turns; the first of each kind, which fills the page cache, does not count."""
+def first(run: Run, places: list[str], loads: int) -> Iterator[Times]:
+    """Each in a process of its own, in turns; the first of each kind, which fills the page cache, does not count.
+
+    Yields what has been found by then, after each turn.
+    """
     jobs = [("import gac", "dense"), *((way, place) for place in places for way in WAYS)]
     found: dict[tuple[str, str], list[Any]] = {job: [] for job in jobs}
     for load in range(loads + 1):
         for way, place in jobs[:: -1 if load % 2 else 1]:
             timed = run(way, [place], 1)
             found[way, place] += timed if load else []
-    dense = [row[2:] for row in found["import gac", "dense"]]
-    return {place: {way: beside(dense, [row[2:] for row in found[way, place]]) for way in WAYS} for place in places}
+        if load:
+            dense = [row[2:] for row in found["import gac", "dense"]]
+            ways = {place: {way: [row[2:] for row in found[way, place]] for way in WAYS} for place in places}
+            yield {place: {way: beside(dense, small) for way, small in rows.items()} for place, rows in ways.items()}
 
 
 CHECKS = {"none": ("gac.load", "undigested"), "default": ("gac.load", "plan"), "verify": ("verify", "plan")}
@@ -196,8 +203,8 @@ def checks(run: Run, loads: int) -> Times:
     return times
 
 
-def again(run: Run, places: list[str], loads: int) -> Times:
-    """All in one process a way; the first two turns do not count."""
+def again(run: Run, places: list[str], loads: int) -> Iterator[Times]:
+    """All in one process a way, found at once; the first two turns do not count."""
     times: Times = {place: {} for place in places}
     for way in WAYS:
         seconds: dict[str, list[Any]] = {place: [] for place in ("dense", *places)}
@@ -206,7 +213,7 @@ def again(run: Run, places: list[str], loads: int) -> Times:
                 seconds[Path(place).name].append(taken)
         for place in places:
             times[place][way] = beside(seconds["dense"], seconds[place])
-    return times
+    yield times
 
 
 def in_a_process(

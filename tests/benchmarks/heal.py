@@ -6,6 +6,7 @@
     python tests/benchmarks/heal.py --minutes 5 --rates 5e-4 1e-3 2e-3 4e-3 --budgets 0.8 --output rates.json
     python tests/benchmarks/heal.py --healing-text wiki-sample self --budgets 0.8 --output heal-two-texts.json
     python tests/benchmarks/heal.py --ways lora --output heal-lora.json
+    python tests/benchmarks/heal.py --labels 0 0.2 0.5 --budgets 0.8 --output heal-labels.json
     python tests/benchmarks/heal.py --ways healed --healed-prices --output heal-healed-prices.json
 
 ``batches/healing.json`` has them side by side. Every model is evaluated on all of its text's evaluation windows, and on
@@ -23,10 +24,10 @@ import logging
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import cached_property
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -43,6 +44,8 @@ from gac.reporting.figures.healing import LossPoint
 from tests.benchmarks.harness import BASIS, LEAST_LOSS, OF_A_STUDY, Study, news, options, write
 
 WAYS = ("refitted", "healed", "lora")
+SETTINGS = ("asked_rate", "blocks", "labels")
+"""Of a healing, of which several are tried."""
 LORA_RANK, LORA_RATE, LORA_WINDOWS = 16, 2e-4, 8
 """As peft's own examples train; so many windows a step. The rate falls to nothing, as transformers' trainer has it."""
 BITS = 16
@@ -58,6 +61,7 @@ def main() -> None:
     parser.add_argument("--healing-text", nargs="*", default=[], help="the plan's where not given; self; several")
     parser.add_argument("--rates", type=float, nargs="*", default=[None])
     parser.add_argument("--blocks", type=float, nargs="*", default=[BLOCKS])
+    parser.add_argument("--labels", type=float, nargs="*", default=[0.0], help="parts of the loss")
     parser.add_argument("--dense", action="store_true", help="train the weights, too, that plans leave dense")
     parser.add_argument("--healed-prices", action="store_true", help="plan with what healing leaves of each loss")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=["refitted", "healed"])
@@ -86,11 +90,11 @@ class Healings(Study):
         """All rows of one budget, or of so many bits."""
         found = _Limit(self, limit, None if self._asked.healed_prices else self._asked.models)
         for way in (one for one in WAYS if one in self._asked.ways):
-            settings = [(None, None)]
+            settings: Iterable[Any] = [(None, None, None)]
             if way == "healed":
-                settings = [(rate, blocks) for rate in self._asked.rates for blocks in self._asked.blocks]
-            for rate, blocks in settings:
-                case = {"limit": limit, "way": way, "asked_rate": rate, "blocks": blocks}
+                settings = product(self._asked.rates, self._asked.blocks, self._asked.labels)
+            for setting in settings:
+                case = {"limit": limit, "way": way, **dict(zip(SETTINGS, setting, strict=True))}
                 if not any(all(row.get(name) == value for name, value in case.items()) for row in self.rows):
                     self._measure(found, case)
 
@@ -132,7 +136,8 @@ class Healings(Study):
     def _healed(self, model: Any, case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         minutes = self._asked.minutes - self._planning / 60
         length = {"minutes": minutes} if self._asked.tokens is None else {"tokens": self._asked.tokens}
-        how = {"learning_rate": case["asked_rate"], "blocks": case["blocks"], "dense": self._asked.dense, **length}
+        how = {"learning_rate": case["asked_rate"], "blocks": case["blocks"], "labels": case["labels"]}
+        how |= {"dense": self._asked.dense, **length}
         try:
             text, tokenizer = self._asked.healing_text, self.loaded.tokenizer
             gac.heal(model, against=self.loaded.model, text=text, tokenizer=tokenizer, **how)

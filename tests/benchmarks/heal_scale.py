@@ -62,7 +62,7 @@ def measured(asked: Namespace) -> dict[str, Any]:
     numbers = sum(one.params for one in plan.weights if one.changed)
     parts = ranks.count > 1 and (asked.parts or wanted(small, numbers, ranks))
     state.EVERY = math.inf
-    work = Work.of(None, asked.tokens, None, 0.0, False, 0, plan.measured.params)
+    work = Work.of(None, asked.tokens, None, 0.0, False, 0.0, 0, plan.measured.params)
     fixed: dict[str, Any] = {"state": state.StateFile("scale"), "ranks": ranks, "begun": time.monotonic()}
     healing_of = partial(Healing, plan=plan, text=text, work=work, progress=False, **fixed)
     with frozen(dense), frozen(small):

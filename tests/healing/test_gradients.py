@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div
+from torch.nn.functional import cross_entropy, kl_div, one_hot
 from trained import Trained
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -27,11 +27,26 @@ def test_the_gradient_of_a_divergence_is_its_own(rows: int, monkeypatch: Any) ->
     exact, made = (found.clone().requires_grad_() for _ in range(2))
     divergence = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="sum")
     (divergence / 3).backward()
-    summed = logits_of._Divergence.apply(made, due)
+    summed = logits_of._Loss.apply(made, due, torch.ones(8), torch.zeros(8, dtype=torch.long))
     (summed / 3).backward()
     assert summed.item() == pytest.approx(divergence.item(), rel=1e-5)
     torch.testing.assert_close(made.grad, exact.grad)
-    assert logits_of._Divergence.apply(found, due).item() == pytest.approx(divergence.item(), rel=1e-5)
+
+
+def test_a_part_of_the_loss_is_the_next_token() -> None:
+    """But not behind a window's last token."""
+    dense, model = (AutoModelForCausalLM.from_config(tiny_config()).float() for _ in range(2))
+    ids = torch.randint(dense.config.vocab_size, (2, 6), generator=torch.Generator().manual_seed(0))
+    found, due = (one(input_ids=ids).logits.log_softmax(-1) for one in (model, dense))
+    divergence = kl_div(found, due, log_target=True, reduction="none").sum(-1)
+    missed = cross_entropy(found[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    expected = divergence[:, -1].sum() + (0.75 * divergence[:, :-1] + 0.25 * missed).sum()
+    weights = list(model.parameters())
+    exact = torch.autograd.grad(expected, weights)
+    summed = logits_of.summed_loss(model, dense, ids, 0.25)
+    assert summed.item() == pytest.approx(expected.item(), rel=1e-5)
+    for one, other in zip(torch.autograd.grad(summed, weights), exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [20, 2048, 5000])
@@ -48,8 +63,11 @@ def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
         given, by = (found.to(dtype), due.to(dtype)), torch.tensor(0.5, device=DEVICE)
         sums, logs = divergence_kernel.divergences(*given)
         torch.testing.assert_close(sums, expected.detach(), rtol=off, atol=1e-6)
-        gradient = divergence_kernel.gradient(*given, logs, by)
-        torch.testing.assert_close(gradient, (exact.grad / 2).to(dtype), rtol=20 * off, atol=off)
+        kept, labels = torch.tensor([1.0, 0.75, 0.0], device=DEVICE), torch.tensor([7, 11, 3], device=DEVICE)
+        rest = (1 - kept)[:, None] * (found.softmax(-1) - one_hot(labels, size))
+        gradient = divergence_kernel.gradient(*given, logs, kept, labels, by)
+        wanted = (kept[:, None] * exact.grad + rest) / 2
+        torch.testing.assert_close(gradient, wanted.to(dtype), rtol=20 * off, atol=off)
 
 
 def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:

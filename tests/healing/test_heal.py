@@ -122,7 +122,7 @@ def test_where_nothing_better_is_found_it_goes_back_and_ends_in_small_steps(lear
         states.append((len(parts), self.trained.values()))
         return look(self)
 
-    monkeypatch.setattr(healing.Healing, "_divergence", lambda _self: next(found))
+    monkeypatch.setattr(healing.Healing, "_loss", lambda _self: next(found))
     monkeypatch.setattr(descent.Descent, "step", stepped)
     monkeypatch.setattr(healing.Healing, "look", looked)
     monkeypatch.setattr(whole, "BATCH", LENGTH)
@@ -163,6 +163,19 @@ def test_each_part_wins_by_itself(blocks: float, learned: Trained) -> None:
     [record] = learned.heal(learned.compressed(), blocks=blocks).gac_plan.healed
     assert record.after < record.before
     assert record.blocks == blocks
+
+
+def test_labels_teach_the_text_and_are_said(learned: Trained) -> None:
+    """So the text's own tokens become likelier than by the dense model's words alone."""
+    words = learned.tokenizer(learned.text.read_text(), add_special_tokens=False)["input_ids"]
+    ids, found = torch.tensor(words[: len(words) // LENGTH * LENGTH]).view(-1, LENGTH), {}
+    for labels in (0.0, 0.5):
+        small = learned.heal(learned.compressed(), labels=labels)
+        [record] = small.gac_plan.healed
+        assert record.labels == labels
+        found[labels] = float(small(input_ids=ids, labels=ids).loss.detach()), record.after
+    assert found[0.5][0] < found[0.0][0]
+    assert found[0.5][1] > found[0.0][1]  # and it is less like the dense model
 
 
 class Clock:
@@ -306,12 +319,12 @@ def test_a_rate_that_is_too_high_is_refused_and_nothing_is_changed(learned: Trai
 
 def diverging(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Make the loss of the whole model infinite from a step on."""
-    exact, steps = whole.summed_divergence, iter(range(10**6))
+    exact, steps = whole.summed_loss, iter(range(10**6))
 
     def summed(*given: Any) -> Any:
         return exact(*given) * (math.inf if next(steps) >= first else 1.0)
 
-    monkeypatch.setattr(whole, "summed_divergence", summed)
+    monkeypatch.setattr(whole, "summed_loss", summed)
 
 
 def test_a_loss_that_is_not_finite_stops_it_in_the_best_state(learned: Trained, monkeypatch: Any) -> None:
@@ -347,12 +360,17 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GacError], str]] = {
     "no rate": (
         {"learning_rate": 0.0},
         GacError,
-        "learning_rate=0; expected a part of the weights' size, above 0 and below 1. Try 0.001, or leave it out.",
+        "learning_rate=0; expected a part of the weights' size, above 0 and below 1. Try 0.002, or leave it out.",
     ),
     "all of it and more": (
         {"blocks": 1.5},
         GacError,
         "blocks=1.5; expected the part of the work that goes to single layers, from 0 to 1. Try 0.1.",
+    ),
+    "labels alone": (
+        {"labels": 1},
+        GacError,
+        "labels=1; expected the part of the loss that is the text's own tokens, from 0 up to below 1. Try 0.2.",
     ),
     "a short text": (
         {"text": gac.Documents(["word " * 100], length=LENGTH)},
@@ -447,7 +465,7 @@ def test_the_command(learned: Trained, dense: Path, tmp_path: Path, monkeypatch:
     found = answer(*asked, "-o", tmp_path / "healed", "--report", tmp_path / "losses.svg")
     assert found["healed"]["after"] < found["healed"]["before"]
     assert found["directory"] == str(tmp_path / "healed")
-    assert "KL(dense || healed), nats a token" in (tmp_path / "losses.svg").read_text("utf-8")
+    assert "loss, nats a token" in (tmp_path / "losses.svg").read_text("utf-8")
     healed = gac.load(tmp_path / "healed", device="cpu")
     assert healed.gac_plan.healed[0].tokens == found["healed"]["tokens"]
     assert "divergence from the dense model" in healed.gac_plan.summary()

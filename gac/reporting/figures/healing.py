@@ -40,7 +40,7 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str) -> "
     """A panel for the layers by themselves and one for the whole model, those of them that there are.
 
     Args:
-        start: divergence on what is held out before anything was trained, nats a token.
+        start: the loss on what is held out before anything was trained, nats a token.
 
     Raises:
         GacError: matplotlib is missing.
@@ -64,7 +64,7 @@ def _whole(ax: "Axes", points: Sequence[LossPoint], start: float) -> None:
     ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
     _two_curves(ax, [one.tokens / 1e6 for one in points], points, ("trained on", "held out"))
     ax.set_xlabel("tokens read, millions")
-    ax.set_ylabel("KL(dense || healed), nats a token")
+    ax.set_ylabel("loss, nats a token")
     ax.set_title("whole model")
 
 
