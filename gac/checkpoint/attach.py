@@ -48,7 +48,7 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
         self._gac_plan = plan
 
     def finish(self: Any, source: Any, *args: Any, **options: Any) -> None:
-        """As for any compressed model, with its plan.
+        """As for any compressed model; its plan has to be the one that it was saved with.
 
         Raises:
             CheckpointError: the plan is missing, or not the one that the weights were saved with.

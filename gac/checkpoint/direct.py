@@ -40,19 +40,20 @@ def empty_model(model_class: Any, config: Any, dtype: torch.dtype | str, tensors
     return model.eval()
 
 
-def fill(model: Any, tensors: Mapping[str, Tensor], source: Path) -> None:
+def fill(model: Any, tensors: dict[str, Tensor], source: Path) -> None:
     """Give a model that ``empty_model`` made these tensors, all on one device; it is then as transformers loads it.
 
     Args:
+        tensors: they are taken out one by one, so that none is there in two dtypes for long.
         source: its directory, where its generation config is.
     """
+    device = next(iter(tensors.values())).device
     for name, (module, own) in _places(model).items():
-        given = tensors[name].to(getattr(module, own).dtype)
+        given = tensors.pop(name).to(getattr(module, own).dtype)
         if own in module._buffers:
             module._buffers[own] = given
         else:
             module._parameters[own] = nn.Parameter(given, given.is_floating_point())
-    device = next(iter(tensors.values())).device
     for module in model.modules():
         for own in _made(module):
             module._buffers[own] = module._buffers[own].to(device)

@@ -21,7 +21,7 @@ class Ended:
     """How a healing ended.
 
     Attributes:
-        start: divergence on what is held out before, nats a token.
+        start: the loss on what is held out before, nats a token.
         best: the least since.
         tokens: read in training.
         curve: what was measured.

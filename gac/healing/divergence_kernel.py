@@ -59,7 +59,7 @@ def _rows(  # type: ignore[no-untyped-def]
 def _changes(  # type: ignore[no-untyped-def]
     found, due, logs, kept, labels, by, gradient, of_found, of_due, size, WIDE: tl.constexpr
 ):
-    """A program takes WIDE logits of a row: what is due is so much of the due probabilities, and the label."""
+    """A program takes WIDE logits of a row: what is due is kept * probabilities, and 1 - kept of the label."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     there = at < size
     own = tl.exp(_logits(found + row * of_found + at, there) - tl.load(logs + 2 * row))
@@ -83,13 +83,16 @@ def divergences(found: Tensor, due: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gradient(found: Tensor, due: Tensor, logs: Tensor, kept: Tensor, labels: Tensor, by: Tensor) -> Tensor:
-    """By the logits that were found, in their dtype, of so much of each divergence and -ln found[label] for the rest.
+    """Of the sum of kept * KL(due || found) - (1 - kept) * ln found[label], by the logits that were found.
 
     Args:
         logs: from ``divergences``.
         kept: float32 ``(tokens,)``.
         labels: ``(tokens,)``.
         by: float32, what the gradient is multiplied by.
+
+    Returns:
+        In the dtype of the logits.
     """
     found, due = map(_rowwise, (found, due))
     rows, size = found.shape

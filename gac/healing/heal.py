@@ -134,8 +134,7 @@ def _nothing_won(ended: Ended, work: Work) -> HealingError:
     looked = [one.held for one in ended.curve if one.phase == "model"]
     least = f"{min(looked):.4f} nats a token at the least" if looked else "nothing that was measured"
     return HealingError(
-        f"divergence on text held out that went from {ended.start:.4f} to {least}, with "
-        f"learning_rate={work.learning_rate:g}",
+        f"loss on text held out that went from {ended.start:.4f} to {least}, with learning_rate={work.learning_rate:g}",
         "one that falls",
         f"Heal with learning_rate={work.learning_rate / 4:.2g}, for longer, or on more text.",
     )

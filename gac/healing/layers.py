@@ -14,7 +14,7 @@ from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
 from gac.healing.healing import Healing
 from gac.healing.trainables import learning, values_of
-from gac.healing.work import Span
+from gac.healing.work import Span, rate_of_steps
 from gac.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def heal_layers(healing: Healing) -> None:
         loss = healing.look()
         if loss > healing.reached.start:
             logger.warning(
-                "layers by themselves took the divergence from %.4f to %.4f nats a token: the whole model begins anew",
+                "layers by themselves took the loss held out from %.4f to %.4f nats a token: the model begins anew",
                 *(healing.reached.start, loss),
             )
             healing.trained.restore(healing.given)
@@ -117,7 +117,8 @@ class _Layer:
         work, ranks = self.healing.work, self.healing.ranks
         tokens = None if work.tokens is None else int(work.blocks * work.tokens)
         span = Span(ranks, seconds, tokens)
-        descent = Descent(own, self.healing.given, work.learning_rate, ranks)
+        rate = rate_of_steps(work.learning_rate, self.ours.states[0].shape[:2].numel(), BATCH)
+        descent = Descent(own, self.healing.given, rate, ranks)
         pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
         run, seed = partial(self.ours.run, self.layer), work.seed + 1 + self.layer
         steps = LayerSteps(run, pairs, seed, ranks.count, self.healing.captures)

@@ -36,14 +36,14 @@ def windows_at_once(model: Any, length: int) -> int:
 
 
 class _Loss(torch.autograd.Function):
-    """Of logits ``(tokens, vocabulary)``, summed: so much of KL(due || found), and for the rest -ln found[label]."""
+    """Of logits ``(tokens, vocabulary)``, summed: kept * KL(due || found) - (1 - kept) * ln found[label]."""
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, due: Tensor, kept: Tensor, labels: Tensor) -> Tensor:
         losses, logs = _kernels(found).divergences(found, due)
-        missed = logs[:, 0] - found.gather(1, labels[:, None])[:, 0]
+        missed = logs[:, 0] - found.gather(1, labels[:, None])[:, 0].float()
         ctx.save_for_backward(found, due, logs, kept, labels)
-        summed: Tensor = torch.lerp(missed, losses, kept).sum()
+        summed: Tensor = torch.where(kept == 1, losses, torch.lerp(missed, losses, kept)).sum()
         return summed
 
     @staticmethod
@@ -75,7 +75,7 @@ def summed_loss(model: Any, dense: Any, ids: Tensor, labels: float = 0.0) -> Ten
     with torch.no_grad():
         due = _logits(dense, ids)
     found = _logits(model, ids)
-    kept = torch.full(ids.shape, 1 - labels, device=found.device)
+    kept = torch.full(ids.shape, 1.0 - labels, dtype=torch.float32, device=found.device)
     kept[:, -1] = 1.0
     following = ids.to(found.device).roll(-1, 1)
     summed: Tensor = _Loss.apply(found, due.to(found.device), kept.flatten(), following.flatten())  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mean_loss(model: Any, dense: Any, windows: Tensor, at_once: int, labels: float = 0.0) -> float:
-    """That of windows ``(windows, tokens)``, nats a token."""
+    """The mean of that loss over windows ``(windows, tokens)``, nats a token."""
     parts = torch.split(windows, at_once)
     total = torch.stack([summed_loss(model, dense, ids, labels).double().cpu() for ids in parts]).sum()
     return float(total) / windows.numel()

@@ -26,7 +26,7 @@ def gradient(found: Tensor, due: Tensor, logs: Tensor, kept: Tensor, labels: Ten
     for part in _parts(found):
         own, other = found[part].float() - logs[part, :1], due[part].float() - logs[part, 1:]
         wanted, rest = other.exp_().mul_(kept[part, None]), 1 - kept[part, None]
-        wanted.scatter_add_(1, labels[part, None], rest)
+        wanted[torch.arange(len(wanted), device=wanted.device), labels[part]] += rest[:, 0]
         made[part] = own.exp_().sub_(wanted).mul_(by)
     return made
 

@@ -34,7 +34,7 @@ class Reached:
     """How far a healing has come.
 
     Attributes:
-        start: divergence on what is held out before anything was trained, nats a token.
+        start: the loss on what is held out before anything was trained, nats a token.
         best: the least since; its values are in the state, unless that is the start.
         layers: decoder layers that are trained.
         steps: of the whole model.

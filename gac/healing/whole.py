@@ -16,7 +16,7 @@ from gac.healing.gradients import Gradients
 from gac.healing.healing import Healing
 from gac.healing.logits import recomputing, summed_loss
 from gac.healing.trainables import learning
-from gac.healing.work import Span
+from gac.healing.work import Span, rate_of_steps
 from gac.progress import progress_bar
 from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
@@ -94,7 +94,8 @@ class _Steps:
     def run(self, span: Span) -> None:
         """Train for so long."""
         healing, read = self._healing, self._windows * self._healing.length
-        descent = Descent(healing.trained.parameters, healing.given, healing.work.learning_rate, healing.ranks)
+        rate = rate_of_steps(healing.work.learning_rate, read, BATCH)
+        descent = Descent(healing.trained.parameters, healing.given, rate, healing.ranks)
         progress = span.progress()
         if healing.moments:
             descent.restore(healing.moments)

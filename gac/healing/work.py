@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 from gac.distributed.ranks import Ranks
 from gac.errors import GacError
@@ -22,8 +22,9 @@ class Work:
     Attributes:
         minutes: of wall-clock time, everything counted; None where ``tokens`` are given.
         tokens: that are read in training; None where ``minutes`` are given.
-        learning_rate: relative: a step moves the entries of a weight by about this part of their root mean square
-            (Adafactor, arXiv 1804.04235, section 8), so that one rate suits factors, norms and scales alike.
+        learning_rate: of full steps, and relative: a step moves the entries of a weight by about this part of their
+            root mean square (Adafactor, arXiv 1804.04235, section 8), so that one rate suits factors, norms and
+            scales alike.
         blocks: the part that goes to decoder layers by themselves, from 0 to 1.
         dense: whether weights that the plan leaves dense are trained too.
         labels: the part of the whole model's loss that is the text's own next tokens, from 0 up to below 1.
@@ -80,6 +81,14 @@ class Work:
 def rate_for(params: int) -> float:
     """The learning rate of a model of so many parameters, where none is asked for."""
     return float(f"{RATE * (AT / max(params, AT)) ** 0.25:.2g}")
+
+
+def rate_of_steps(rate: float, tokens: int, due: int) -> float:
+    """The learning rate of steps of so many tokens, where it is meant for steps of ``due``.
+
+    Smaller ones take the root of their share of it: the square root scaling rule (arXiv 2205.10287).
+    """
+    return rate * sqrt(min(1.0, tokens / due))
 
 
 class Span:

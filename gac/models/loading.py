@@ -316,6 +316,8 @@ def reading(error: Callable[[str], GacError]) -> Iterator[None]:
         handler.addFilter(_escape)
     try:
         yield
+    except torch.OutOfMemoryError:  # which says nothing of the files
+        raise
     except UNREADABLE as failure:
         said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
         raise error(first_line(said or failure)) from failure

@@ -39,8 +39,8 @@ def sending(tensors: Mapping[str, Tensor], device: torch.device) -> Iterator[Cal
     Whatever ends the context, the thread ends with it.
 
     Yields:
-        What waits for them, and returns them where they are then, or raises what failed in the thread. For any other
-        device there is no thread, and it returns them as they are.
+        What waits for them, and hands them over where they are then, once, or raises what failed in the thread. For any
+        other device there is no thread, and it returns them as they are.
     """
     if device.type != "cuda":
         yield lambda: dict(tensors)
@@ -52,7 +52,7 @@ def sending(tensors: Mapping[str, Tensor], device: torch.device) -> Iterator[Cal
         there = pool.submit(_sent, list(tensors.values()), device, stopped)
         sys.setswitchinterval(_TURN)
         try:
-            yield lambda: dict(zip(tensors, there.result(), strict=True))
+            yield lambda: {name: there.result().pop(0) for name in tensors}  # nothing here holds them then
         finally:
             sys.setswitchinterval(turn)
             stopped.set()
@@ -73,20 +73,26 @@ def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None
     with torch.cuda.device(device), torch.no_grad():
         if small:
             torch._foreach_copy_([there for _, there in small], [one for one, _ in small])
-        stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        done = [_cuda.Event() for _ in stages]
-        for turn, (sources, targets) in enumerate(_batches(large)):
-            if stopped is not None and stopped.is_set():
-                break
-            stage, event = stages[turn % 2], done[turn % 2]
-            event.synchronize()
-            sizes = [len(one) for one in sources]
-            staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
-            torch._foreach_copy_(staged, sources)  # in one call, for Python goes on in other threads meanwhile
-            torch._foreach_copy_(targets, staged, non_blocking=True)
-            event.record()
+        if large:
+            _pass_through(large, stopped)
         torch.cuda.synchronize()
     return found
+
+
+def _pass_through(pairs: Sequence[tuple[Tensor, Tensor]], stopped: Event | None) -> None:
+    """Send the bytes of large tensors, as many at a time as a pinned buffer holds."""
+    stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    done = [_cuda.Event() for _ in stages]
+    for turn, (sources, targets) in enumerate(_batches(pairs)):
+        if stopped is not None and stopped.is_set():
+            break
+        stage, event = stages[turn % 2], done[turn % 2]
+        event.synchronize()
+        sizes = [len(one) for one in sources]
+        staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
+        torch._foreach_copy_(staged, sources)  # in one call, for Python goes on in other threads meanwhile
+        torch._foreach_copy_(targets, staged, non_blocking=True)
+        event.record()
 
 
 def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:

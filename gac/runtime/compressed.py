@@ -229,7 +229,7 @@ def _uninitialised() -> Iterator[None]:
 
 
 def _check_loaded(source: Any, model: Any, report: Any) -> None:
-    """Refuse files that lack a weight, whose values transformers would make up, or say something else of one too."""
+    """Refuse files that lack a weight, whose values transformers would make up, or hold a stored one twice."""
     if names := sorted(map(str, report["missing_keys"])):
         raise ValueError(
             f"{source}: {names[0]} is missing ({len(names)} in all); expected every weight that config.json describes."

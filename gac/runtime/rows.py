@@ -16,7 +16,7 @@ from torch.nn import functional
 from .gpu import ceil_div, launching_on, make_operator
 
 _NUMBERS = 2048  # a program takes about as many
-_OF_A_WARP = 512  # of them, where they are rotated
+_OF_A_WARP = 512  # a warp rotates about as many
 
 
 def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -119,6 +119,7 @@ def main() -> None:
         found = checks(run, asked.loads) if "checks" in asked.when else {}
         sizes = {place: bytes_of(folder / place) for place in ("dense", *asked.plans)}
         times: dict[str, Times] = {}
+        write(asked.output, checks=found, bytes=sizes)
         for when, of in (("first", first), ("again", again)):
             for so_far in of(run, [*asked.plans], asked.loads) if when in asked.when else ():
                 times[when] = so_far

@@ -121,33 +121,33 @@ def saved(make_plan: MakePlan, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_another_dtype(dtype: torch.dtype, saved: Path, alone: None) -> None:
-    check_same(gac.load(saved, dtype=dtype), by_transformers(saved, dtype=dtype))
+    check_same(gac.load(saved, "cpu", dtype), by_transformers(saved, dtype=dtype))
 
 
 def test_without_a_generation_config(saved: Path, alone: None) -> None:
     (saved / "generation_config.json").unlink()
     (saved / DIGESTS).unlink()
-    check_same(gac.load(saved), by_transformers(saved))
+    check_same(gac.load(saved, "cpu"), by_transformers(saved))
 
 
 def test_what_is_written_to_the_model_is_not_written_to_its_file(saved: Path) -> None:
     before = (saved / "model.safetensors").read_bytes()
     with torch.no_grad():
-        for one in gac.load(saved).state_dict().values():
+        for one in gac.load(saved, "cpu").state_dict().values():
             one.zero_()
     assert (saved / "model.safetensors").read_bytes() == before
 
 
 def test_transformers_makes_up_none_of_its_values_later(saved: Path) -> None:
     """As it does for adapters: it initialises whatever it does not know to be initialised."""
-    model = gac.load(saved)
+    model = gac.load(saved, "cpu")
     before = logits(model)
     model.initialize_weights()
     assert torch.equal(logits(model), before)
 
 
 def test_it_can_be_trained(saved: Path) -> None:
-    model = gac.load(saved, dtype=torch.float32).train()
+    model = gac.load(saved, "cpu", torch.float32).train()
     model(IDS, labels=IDS).loss.backward()
     assert model.model.norm.weight.grad is not None
 
@@ -172,7 +172,7 @@ def test_other_tensors_are_left_to_it(change: Any, saved: Path) -> None:
     config = by_config(saved)
     assert empty_model(loading._class_of(config), config, "auto", held) is None
     with pytest.raises(CheckpointError):
-        gac.load(saved)
+        gac.load(saved, "cpu")
 
 
 def by_config(saved: Path) -> Any:
@@ -211,18 +211,19 @@ def as_if_to_a_gpu(sent: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def test_the_model_has_what_arrived(saved: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
     due = gac.load(saved, device="cpu")
-    found: list[Tensor] = []
+    found: set[int] = set()
 
     def sent(tensors: Any, device: torch.device, stopped: threading.Event) -> list[Tensor]:
         assert (device.type, stopped.is_set()) == ("cuda", False)
         assert threading.current_thread() is not threading.main_thread()
-        found.extend(one.clone() for one in tensors)
-        return found
+        there = [one.clone() for one in tensors]
+        found.update(one.data_ptr() for one in there)
+        return there
 
     with as_if_to_a_gpu(sent, monkeypatch):
         model = gac.load(saved, device="cpu")
     check_same(model, due)
-    assert model.model.norm.weight.data_ptr() in {one.data_ptr() for one in found}
+    assert model.model.norm.weight.data_ptr() in found
 
 
 def test_what_fails_in_the_thread_is_raised(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +231,15 @@ def test_what_fails_in_the_thread_is_raised(saved: Path, monkeypatch: pytest.Mon
         raise torch.OutOfMemoryError("no room")
 
     with as_if_to_a_gpu(sent, monkeypatch), pytest.raises(torch.OutOfMemoryError, match="no room"):
+        gac.load(saved, device="cpu")
+
+
+def test_no_room_is_not_said_to_be_a_damaged_file(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("gac.runtime.compressed._share_where_possible", share)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
         gac.load(saved, device="cpu")
 
 

@@ -43,6 +43,7 @@ def test_a_part_of_the_loss_is_the_next_token() -> None:
     expected = divergence[:, -1].sum() + (0.75 * divergence[:, :-1] + 0.25 * missed).sum()
     weights = list(model.parameters())
     exact = torch.autograd.grad(expected, weights)
+    assert logits_of.summed_loss(model, dense, ids, 0).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
     summed = logits_of.summed_loss(model, dense, ids, 0.25)
     assert summed.item() == pytest.approx(expected.item(), rel=1e-5)
     for one, other in zip(torch.autograd.grad(summed, weights), exact, strict=True):

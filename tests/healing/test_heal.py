@@ -158,6 +158,27 @@ def test_a_text_is_overfitted_where_only_what_is_trained_on_gets_better(
     assert whole.overfitted(curve) == expected
 
 
+def test_smaller_steps_take_the_root_of_their_share_of_the_rate() -> None:
+    assert [work.rate_of_steps(0.002, tokens, 16_384) for tokens in (32_768, 16_384, 4_096, 256)] == pytest.approx(
+        [0.002, 0.002, 0.001, 0.00025]
+    )
+
+
+@pytest.mark.parametrize(("blocks", "tokens"), [(0.0, (LENGTH, whole.BATCH)), (1.0, (8 * LENGTH, layers.BATCH))])
+def test_every_part_steps_at_the_rate_of_its_steps(
+    blocks: float, tokens: tuple[int, int], learned: Trained, monkeypatch: Any
+) -> None:
+    rates, begin = set(), descent.Descent.__init__
+
+    def begun(self: Any, parameters: Any, given: Any, rate: float, ranks: Any) -> None:
+        rates.add(rate)
+        begin(self, parameters, given, rate, ranks)
+
+    monkeypatch.setattr(descent.Descent, "__init__", begun)
+    learned.heal(learned.compressed(), blocks=blocks, learning_rate=0.01, tokens=64 * LENGTH)
+    assert rates == {work.rate_of_steps(0.01, *tokens)}
+
+
 @pytest.mark.parametrize("blocks", [0.0, 1.0])
 def test_each_part_wins_by_itself(blocks: float, learned: Trained) -> None:
     [record] = learned.heal(learned.compressed(), blocks=blocks).gac_plan.healed
@@ -309,7 +330,7 @@ def test_a_rate_that_is_too_high_is_refused_and_nothing_is_changed(learned: Trai
     given = {name: one.clone() for name, one in small.state_dict().items()}
     with pytest.raises(HealingError) as failure:
         learned.heal(small, learning_rate=0.9)
-    assert str(failure.value).startswith("divergence on text held out that went from 0.")
+    assert str(failure.value).startswith("loss on text held out that went from 0.")
     assert str(failure.value).endswith(
         "with learning_rate=0.9; expected one that falls. Heal with learning_rate=0.23, for longer, or on more text."
     )
@@ -465,13 +486,13 @@ def test_the_command(learned: Trained, dense: Path, tmp_path: Path, monkeypatch:
     found = answer(*asked, "-o", tmp_path / "healed", "--report", tmp_path / "losses.svg")
     assert found["healed"]["after"] < found["healed"]["before"]
     assert found["directory"] == str(tmp_path / "healed")
-    assert "loss, nats a token" in (tmp_path / "losses.svg").read_text("utf-8")
+    assert "KL(dense || healed), nats a token" in (tmp_path / "losses.svg").read_text("utf-8")
     healed = gac.load(tmp_path / "healed", device="cpu")
     assert healed.gac_plan.healed[0].tokens == found["healed"]["tokens"]
     assert "divergence from the dense model" in healed.gac_plan.summary()
     assert run("verify", tmp_path / "healed").exit_code == 0
     said = refused(*asked[:-1], 0.2, "-o", tmp_path / "worse")
-    assert "Error: divergence on text held out that went from" in said
+    assert "Error: loss on text held out that went from" in said
     assert not (tmp_path / "worse").exists()
     diverging(monkeypatch, first=30)
     said = refused(*asked, "-o", tmp_path / "stopped")

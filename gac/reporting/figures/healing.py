@@ -36,11 +36,12 @@ class LossPoint:
     held: float
 
 
-def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str) -> "Figure":
+def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str, loss: str) -> "Figure":
     """A panel for the layers by themselves and one for the whole model, those of them that there are.
 
     Args:
         start: the loss on what is held out before anything was trained, nats a token.
+        loss: what that of the whole model is called.
 
     Raises:
         GacError: matplotlib is missing.
@@ -50,6 +51,8 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str) -> "
     with page(max(1, len(panels)), title) as (figure, axes):
         for draw, ax in zip(panels, axes, strict=False):
             draw(ax, layers if draw is _layers else whole, start)
+            if draw is _whole:
+                ax.set_ylabel(f"{loss}, nats a token")
     return figure
 
 
@@ -64,7 +67,6 @@ def _whole(ax: "Axes", points: Sequence[LossPoint], start: float) -> None:
     ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
     _two_curves(ax, [one.tokens / 1e6 for one in points], points, ("trained on", "held out"))
     ax.set_xlabel("tokens read, millions")
-    ax.set_ylabel("loss, nats a token")
     ax.set_title("whole model")
 
 
