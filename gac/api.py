@@ -291,7 +291,7 @@ def heal(
     loaded = dense_model(against, tokenizer)
     healed, ended = heal_model(small, plan, loaded, against, text, work, ranks, begun, progress)
     if report is not None and ranks.leads:
-        loss = "KL(dense || healed)" + (" and the text's own tokens" if labels else "")
+        loss = "loss" if labels else "KL(dense || healed)"
         save_figure(figure_of_healing(ended.curve, ended.start, f"{plan.measured.model}, healed", loss), report)
     if ended.failure is not None:
         raise ended.failure

@@ -67,6 +67,7 @@ def _whole(ax: "Axes", points: Sequence[LossPoint], start: float) -> None:
     ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
     _two_curves(ax, [one.tokens / 1e6 for one in points], points, ("trained on", "held out"))
     ax.set_xlabel("tokens read, millions")
+    ax.locator_params(axis="x", nbins=5)
     ax.set_title("whole model")
 
 
