@@ -264,7 +264,8 @@ def heal(
             together, ``["wiki-sample", "self"]``. None takes the plan's text.
         minutes: of wall-clock time, loading and text included; 5 where neither is given.
         tokens: to be read in training instead: then the same is done every time, bit for bit on one device.
-        learning_rate: relative to the size of each weight; None has one that suits the size of the model.
+        learning_rate: of full steps, relative to the size of each weight; smaller steps take less. None has one that
+            suits the size of the model.
         blocks: the part of the work that goes to layers by themselves, from 0 to 1.
         dense: train the weights, too, that the plan leaves dense.
         labels: the part of the whole model's loss that is the text's own next tokens, from 0 up to below 1. So the

@@ -1,4 +1,4 @@
-"""The whole model trained, step by step, towards what ``gac.healing.logits`` says."""
+"""The whole model trained, step by step, with the loss of ``gac.healing.logits``."""
 
 import logging
 import time

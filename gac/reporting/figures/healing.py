@@ -1,7 +1,8 @@
 """The loss curves of a healing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gac.reporting.page import COLOURS, page
@@ -47,26 +48,29 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str, loss
         GacError: matplotlib is missing.
     """
     layers, whole = ([one for one in curve if one.phase == phase] for phase in ("blocks", "model"))
-    panels = [draw for draw, points in ((_layers, layers), (_whole, whole)) if points]
+    panels: list[Callable[[Axes], None]] = []
+    if layers:
+        panels.append(partial(_layers, points=layers))
+    if whole:
+        panels.append(partial(_whole, points=whole, start=start, loss=loss))
     with page(max(1, len(panels)), title) as (figure, axes):
         for draw, ax in zip(panels, axes, strict=False):
-            draw(ax, layers if draw is _layers else whole, start)
-            if draw is _whole:
-                ax.set_ylabel(f"{loss}, nats a token")
+            draw(ax)
     return figure
 
 
-def _layers(ax: "Axes", points: Sequence[LossPoint], _start: float) -> None:
+def _layers(ax: "Axes", points: Sequence[LossPoint]) -> None:
     _two_curves(ax, [one.step for one in points], points, ("before", "after"))
     ax.set_xlabel("decoder layer")
     ax.set_ylabel("relative squared error of its output")
     ax.set_title("layers by themselves, on text held out")
 
 
-def _whole(ax: "Axes", points: Sequence[LossPoint], start: float) -> None:
+def _whole(ax: "Axes", points: Sequence[LossPoint], start: float, loss: str) -> None:
     ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
     _two_curves(ax, [one.tokens / 1e6 for one in points], points, ("trained on", "held out"))
     ax.set_xlabel("tokens read, millions")
+    ax.set_ylabel(f"{loss}, nats a token")
     ax.locator_params(axis="x", nbins=5)
     ax.set_title("whole model")
 
