@@ -50,11 +50,13 @@ def healing_windows(
     seed: int,
     ranks: Ranks = ALONE,
     progress: bool = True,
+    labels: bool = False,
 ) -> HealingText:
     """What is healed on, written by the dense model where that is asked for.
 
     Args:
         digest: of the dense model.
+        labels: whether the text's own tokens are learned.
 
     Raises:
         GacError: the text cannot be used.
@@ -63,7 +65,7 @@ def healing_windows(
     def written(windows: int, length: int, beside: Sequence[Windows]) -> Windows:
         return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, beside, ranks, progress)
 
-    return healing_text(text, plan, loaded, written)
+    return healing_text(text, plan, loaded, written, labels)
 
 
 def heal_model(
@@ -89,7 +91,7 @@ def heal_model(
         GacError: the models do not belong together, or the text cannot be used.
     """
     digest = origin_digest(plan, loaded)
-    found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress)
+    found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress, work.labels > 0)
     check_positions(model, found.train.shape[1], "windows")
     with in_basis(plan.recipe, loaded, given):
         dense = loaded.model

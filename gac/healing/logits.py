@@ -64,19 +64,21 @@ def _kernels(logits: Tensor) -> Any:
     return plain_divergence
 
 
-def summed_loss(model: Any, dense: Any, ids: Tensor, labels: float = 0.0) -> Tensor:
+def summed_loss(model: Any, dense: Any, ids: Tensor, labels: Tensor | None = None) -> Tensor:
     """KL(dense || model) over the tokens of windows, summed, nats, float32; gradients reach the model alone.
 
     Args:
         ids: shape ``(windows, tokens)``.
-        labels: the part of the loss that is -ln of the text's own next token's probability (arXiv 1503.02531, section
-            2, at temperature 1); not of a window's last token, whose next is not known.
+        labels: float32 ``(windows,)``, the part of each one's loss that is -ln of the text's own next token's
+            probability (arXiv 1503.02531, section 2, at temperature 1); not of its last token, whose next is not known.
+            None where there is no such part.
     """
     with torch.no_grad():
         due = _logits(dense, ids)
     found = _logits(model, ids)
-    kept = torch.full(ids.shape, 1.0 - labels, dtype=torch.float32, device=found.device)
-    kept[:, -1] = 1.0
+    kept = torch.ones(ids.shape, device=found.device)
+    if labels is not None:
+        kept[:, :-1] -= labels.to(found.device)[:, None]
     following = ids.to(found.device).roll(-1, 1)
     summed: Tensor = _Loss.apply(found, due.to(found.device), kept.flatten(), following.flatten())  # type: ignore[no-untyped-call]
     return summed
@@ -88,10 +90,11 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, dense: Any, windows: Tensor, at_once: int, labels: float = 0.0) -> float:
+def mean_loss(model: Any, dense: Any, windows: Tensor, at_once: int, labels: Tensor | None = None) -> float:
     """The mean of that loss over windows ``(windows, tokens)``, nats a token."""
-    parts = torch.split(windows, at_once)
-    total = torch.stack([summed_loss(model, dense, ids, labels).double().cpu() for ids in parts]).sum()
+    labels = torch.zeros(len(windows)) if labels is None else labels
+    parts = zip(torch.split(windows, at_once), torch.split(labels, at_once), strict=True)
+    total = torch.stack([summed_loss(model, dense, *part).double().cpu() for part in parts]).sum()
     return float(total) / windows.numel()
 
 

@@ -45,6 +45,7 @@ class HealingText:
         train: to train on.
         read: which of these are read in a turn, ``(count,)``: those of small texts several times.
         held: in even steps among them, never trained on.
+        own, held_own: which of ``train`` and of ``held`` the dense model wrote, bool.
         bos: whether every window begins with BOS.
         documents: the digests of those that were given in memory.
     """
@@ -53,29 +54,44 @@ class HealingText:
     train: Tensor
     read: Tensor
     held: Tensor
+    own: Tensor
+    held_own: Tensor
     bos: bool
     documents: tuple[str, ...] = ()
 
     def drawn(self, first: int, count: int, seed: int) -> Tensor:
-        """So many windows from a place on in an endless sequence, in which all come in another order each turn."""
+        """Which so many windows are trained on from a place on in an endless sequence, ``(count,)``.
+
+        All come in another order each turn.
+        """
         places = (divmod(at, len(self.read)) for at in range(first, first + count))
-        return self.train[[int(self.read[order(len(self.read), seed, turn)[at]]) for turn, at in places]]
+        return torch.tensor([int(self.read[order(len(self.read), seed, turn)[at]]) for turn, at in places])
 
 
-def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, written: Written) -> HealingText:
+def healing_text(
+    given: CalibrationText | None, plan: Plan, loaded: Loaded, written: Written, labels: bool = False
+) -> HealingText:
     """The texts that were asked for: all of their calibration parts, or as many windows as their names say.
 
     Args:
         given: one text or a list of them, in which strings that are no texts are documents; ``self`` or
             ``self:WINDOWSxLENGTH`` is what the model writes. None takes the plan's calibration text.
         loaded: the dense model.
+        labels: whether tokens of the text itself are learned, which what the model writes does not have.
 
     Raises:
-        TextError: a text cannot be read or is there twice, their windows differ in length, or are too few.
+        TextError: a text cannot be read or is there twice, their windows differ in length, or are too few; or all of
+            it is written by the model, and labels are asked for.
         PlanError: the plan's text was given in memory.
     """
     planned = plan.measured.calibration
     asked = _asked(given, plan)
+    if labels and all(one.part.name == SELF for one in asked):
+        raise TextError(
+            f"labels with text {asked[0].name!r} alone, which the dense model writes",
+            "a text whose own tokens can be learned",
+            "Name another text beside it, such as wiki-sample, or leave the labels out.",
+        )
     texts = Texts(tuple(one.part for one in asked))  # refuses what does not go together, before anything is written
     begins = planned.bos if plan.measured.predicted else None
     cut = [one.cut(loaded.tokenizer, begins) for one in asked]
@@ -92,7 +108,9 @@ def healing_text(given: CalibrationText | None, plan: Plan, loaded: Loaded, writ
     ids = torch.cat([one.ids for one in whole])
     of_text = torch.arange(len(whole)).repeat_interleave(torch.tensor(counts))
     bos = all(one.bos == "windows" for one in whole)
-    return HealingText(names, ids[~out], in_a_turn(of_text[~out]), ids[out], bos, texts.documents)
+    own = torch.tensor([one is None for one in cut])[of_text]
+    read = in_a_turn(of_text[~out])
+    return HealingText(names, ids[~out], read, ids[out], own[~out], own[out], bos, texts.documents)
 
 
 def in_a_turn(of_text: Tensor) -> Tensor:

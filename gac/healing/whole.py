@@ -103,7 +103,7 @@ class _Steps:
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
-                value = descent.step(self._add_gradients(self._mine()), self._part(progress), where)
+                value = descent.step(self._add_gradients(self._next()), self._part(progress), where)
                 span.read(read)
                 self._count(read, value)
                 progress = span.progress()
@@ -147,8 +147,8 @@ class _Steps:
             reached, steps=reached.steps + 1, tokens=reached.tokens + read, losses=(*reached.losses, loss)
         )
 
-    def _mine(self) -> Tensor:
-        """This process's share of the next windows."""
+    def _next(self) -> Tensor:
+        """Which windows come next: this process's share of them."""
         healing = self._healing
         batch = healing.text.drawn(healing.reached.steps * self._windows, self._windows, healing.work.seed)
         return batch[healing.ranks.own :: healing.ranks.count]
@@ -156,24 +156,25 @@ class _Steps:
     def _none_yet(self) -> Gradients:
         return Gradients(self._loss, self._healing.trained.parameters.values(), self._healing.captures)
 
-    def _add_gradients(self, windows: Tensor) -> Tensor:
-        """Those of the mean loss over windows, which is returned."""
-        tokens = torch.tensor(windows.numel())
-        parts = torch.tensor_split(windows, -(-len(windows) // self._healing.at_once))
+    def _add_gradients(self, which: Tensor) -> Tensor:
+        """Those of the mean loss over windows that are trained on, which is returned."""
+        text, tokens = self._healing.text, torch.tensor(len(which) * self._healing.length)
+        parts = torch.tensor_split(which, -(-len(which) // self._healing.at_once))
         self._gradients.begin()
-        return torch.stack([self._gradients.add(part, tokens) for part in parts]).sum()
+        given = ((text.train[part], self._healing.labels(text.own[part]), tokens) for part in parts)
+        return torch.stack([self._gradients.add(*one) for one in given]).sum()
 
-    def _loss(self, windows: Tensor, tokens: Tensor) -> Tensor:
+    def _loss(self, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
         """Their part of the mean loss of a batch of so many tokens."""
         healing = self._healing
         with healing.autocast():
-            return summed_loss(healing.model, healing.dense, windows, healing.work.labels) / tokens
+            return summed_loss(healing.model, healing.dense, windows, labels) / tokens
 
     def _seconds_of_a_window(self) -> float:
         """Of training: the second of two runs, for the first one also sets up what it needs."""
         healing = self._healing
         count = max(1, BATCH // healing.length) if healing.captures.on else healing.at_once
-        part = healing.text.train[:count]
+        part = torch.arange(min(count, len(healing.text.train)))
         for _ in range(2):
             begun = time.monotonic()
             float(self._add_gradients(part))

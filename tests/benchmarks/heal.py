@@ -229,7 +229,7 @@ def trained_adapters(model: Any, text: HealingText, seconds: float, tokens: int 
         done = read / tokens if tokens else (time.monotonic() - begun) / seconds
         if done >= 1:
             break
-        ids = text.drawn(step * LORA_WINDOWS, LORA_WINDOWS, seed=0).to(model.device)
+        ids = text.train[text.drawn(step * LORA_WINDOWS, LORA_WINDOWS, seed=0)].to(model.device)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
             loss = adapted(input_ids=ids, labels=ids).loss
         loss.backward()

@@ -58,7 +58,14 @@ def measured(asked: Namespace) -> dict[str, Any]:
     small: Any = copy.deepcopy(variant(dense, plan.weights))
     ids = torch.randint(dense.config.vocab_size, (WINDOWS, asked.length), generator=torch.Generator().manual_seed(0))
     train, held = parted("random tokens", ids)
-    text = HealingText(("random",), train, torch.arange(len(train)), held, bos=False)
+    text = HealingText(
+        ("random",),
+        train,
+        torch.arange(len(train)),
+        held,
+        *(torch.zeros(len(one), dtype=torch.bool) for one in (train, held)),
+        bos=False,
+    )
     numbers = sum(one.params for one in plan.weights if one.changed)
     parts = ranks.count > 1 and (asked.parts or wanted(small, numbers, ranks))
     state.EVERY = math.inf

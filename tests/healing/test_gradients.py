@@ -34,17 +34,18 @@ def test_the_gradient_of_a_divergence_is_its_own(rows: int, monkeypatch: Any) ->
 
 
 def test_a_part_of_the_loss_is_the_next_token() -> None:
-    """But not behind a window's last token."""
+    """But not behind a window's last token, and in no window that has no such part."""
     dense, model = (AutoModelForCausalLM.from_config(tiny_config()).float() for _ in range(2))
-    ids = torch.randint(dense.config.vocab_size, (2, 6), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(dense.config.vocab_size, (3, 6), generator=torch.Generator().manual_seed(0))
+    parts = torch.tensor([[0.25], [0.0], [0.5]])
     found, due = (one(input_ids=ids).logits.log_softmax(-1) for one in (model, dense))
     divergence = kl_div(found, due, log_target=True, reduction="none").sum(-1)
     missed = cross_entropy(found[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-    expected = divergence[:, -1].sum() + (0.75 * divergence[:, :-1] + 0.25 * missed).sum()
+    expected = divergence[:, -1].sum() + ((1 - parts) * divergence[:, :-1] + parts * missed).sum()
     weights = list(model.parameters())
     exact = torch.autograd.grad(expected, weights)
-    assert logits_of.summed_loss(model, dense, ids, 0).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
-    summed = logits_of.summed_loss(model, dense, ids, 0.25)
+    assert logits_of.summed_loss(model, dense, ids).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
+    summed = logits_of.summed_loss(model, dense, ids, parts[:, 0])
     assert summed.item() == pytest.approx(expected.item(), rel=1e-5)
     for one, other in zip(torch.autograd.grad(summed, weights), exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -18,7 +18,7 @@ from gac.models.loading import Loaded
 from gac.sensitivity.text import TextSpec, Windows, windows_of
 
 
-def text_of(given: Any, learned: Trained, seen: list[Any] | None = None) -> HealingText:
+def text_of(given: Any, learned: Trained, seen: list[Any] | None = None, labels: bool = False) -> HealingText:
     """Of a plan on windows of ``LENGTH``; what the model writes is of the token 7, beside what is ``seen``."""
     loaded = Loaded(learned.model, "learned", learned.tokenizer)
 
@@ -28,7 +28,7 @@ def text_of(given: Any, learned: Trained, seen: list[Any] | None = None) -> Heal
         ids = torch.full((windows * length,), 7)
         return windows_of("self", ids, learned.tokenizer, windows, length)
 
-    return healing_text(given, learned.compressed().gac_plan, loaded, written)
+    return healing_text(given, learned.compressed().gac_plan, loaded, written, labels)
 
 
 def test_own_text_is_written_beside_what_is_trained_on(learned: Trained, other: str) -> None:
@@ -41,6 +41,16 @@ def test_own_text_is_written_beside_what_is_trained_on(learned: Trained, other: 
     of_other = found.train[:, 1] != 7
     assert torch.equal(beside.ids, found.train[of_other])
     assert len(found.held[found.held[:, 1] != 7]) + len(beside) == 20
+
+
+def test_only_text_that_is_given_has_labels(learned: Trained, other: str) -> None:
+    seen: list[Any] = []
+    with pytest.raises(TextError, match=f"labels with text 'self:24x{LENGTH}' alone, which the dense model writes"):
+        text_of([f"self:24x{LENGTH}"], learned, seen, labels=True)
+    assert seen == []
+    found = text_of([f"self:24x{LENGTH}", f"{other}:20x{LENGTH}"], learned, labels=True)
+    assert torch.equal(found.own, found.train[:, 1] == 7)
+    assert torch.equal(found.held_own, found.held[:, 1] == 7)
 
 
 def test_pieces_are_what_texts_say_behind_a_bos() -> None:
@@ -105,10 +115,11 @@ def test_a_small_text_is_read_more_often_than_a_large_one(learned: Trained, othe
     found = text_of([f"{other}:20x{LENGTH}", f"self:180x{LENGTH}"], learned)
     own = found.train[:, 1] == 7
     assert len(found.read) == 3 * int((~own).sum()) + int(own.sum())  # the root of 9
+    assert torch.equal(found.own, own)
     drawn = found.drawn(0, 2 * len(found.read), seed=0)
     for turn in drawn.chunk(2):
-        assert (turn[:, 1] != 7).sum() == 3 * (~own).sum()
-        assert {tuple(row) for row in turn.tolist()} == {tuple(row) for row in found.train.tolist()}
+        assert (~own[turn]).sum() == 3 * (~own).sum()
+        assert torch.equal(turn.unique(), torch.arange(len(found.train)))
     assert not torch.equal(*drawn.chunk(2))
     assert torch.equal(found.drawn(5, 7, seed=0), drawn[5:12])
     assert not torch.equal(found.drawn(0, 12, seed=1), drawn[:12])
