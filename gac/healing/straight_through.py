@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gac.runtime.gpu import HAS_TRITON
 from gac.runtime.latent_rounding import rounded
 from gac.runtime.modules import Heads, multiply_blocks
 from gac.runtime.packed import in_parts
@@ -69,7 +70,7 @@ class StraightThrough(nn.Module):
         (stored,) = self._stored
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        weight = self._values().to(x.dtype).view(stored.shape)
+        weight = self._values(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
             return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
         y = _read(self._scheme.reads, x, weight, self.bias)
@@ -85,18 +86,29 @@ class StraightThrough(nn.Module):
         stored.fill({name: one.contiguous() for name, one in self._scheme.on_grid(found).items()})
         return stored
 
-    def _values(self) -> Tensor:
-        """What the matrix is as it is stored, float32 ``(rows, columns)``."""
+    def _values(self, dtype: torch.dtype) -> Tensor:
+        """What the matrix is as it is stored, ``(rows, columns)``."""
+        levels, size = self._grid.levels, self._grid.size
+        if self.weight.is_cuda and HAS_TRITON and not levels.floating:
+            from gac.healing.rounding_kernel import Rounded
+
+            grid = self._scale(), self.zero, size, levels.least, levels.most
+            found: Tensor = Rounded.apply(self.weight, *grid, dtype)  # type: ignore[no-untyped-call]
+            return found
         numbers, scale = self._numbers()
         values = (numbers - self.zero[..., None]) * scale[..., None]
-        return values.flatten(1)[:, : self.weight.shape[1]]
+        return values.flatten(1)[:, : self.weight.shape[1]].to(dtype)
+
+    def _scale(self) -> Tensor:
+        """The scales ``(rows, groups)``."""
+        if self.factor is None:
+            return self.scale
+        exact = self.scale * self.factor
+        return _passed(exact, near_16_bits(exact.detach()))
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
         """The numbers of the grid ``(rows, groups, size)``, and the scales ``(rows, groups)``."""
-        levels, scale = self._grid.levels, self.scale
-        if self.factor is not None:
-            exact = scale * self.factor
-            scale = _passed(exact, near_16_bits(exact.detach()))
+        levels, scale = self._grid.levels, self._scale()
         units = in_parts(self.weight, self._grid.size) / scale[..., None] + self.zero[..., None]
         within = units.clamp(levels.least, levels.most)
         return _passed(within, levels.nearest_(within.detach().clone())), scale

@@ -11,6 +11,7 @@ from gac.healing.straight_through import StraightThrough
 from gac.runtime.modules import BlockLinear, Heads, ValueLinear
 from gac.runtime.stored import StoredLinear
 from gac.schemes import scheme_named
+from tests.runtime.interpreted import DEVICE
 
 SCHEMES = ["w8a16", "w4a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", "fp8"]
 TORCH = {"w8a8", "fp8"}
@@ -78,6 +79,31 @@ def test_gradients_are_those_of_the_product_where_a_number_can_move(scheme: str)
     assert x.grad is not None
     assert (module.factor is None) == (scheme == "fp8")
     assert module.factor is None or bool(module.factor.grad is not None and (module.factor.grad != 0).any())
+
+
+@pytest.mark.parametrize("size", [16, 48, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_kernel_of_a_rounded_matrix_finds_what_pytorch_does(size: int, dtype: torch.dtype) -> None:
+    from gac.healing.rounding_kernel import Rounded
+
+    draw = torch.Generator().manual_seed(0)
+    columns = 1500
+    master = (4 * torch.randn(5, columns, generator=draw)).to(DEVICE).requires_grad_()
+    groups = -(-columns // size)
+    scale = (0.5 + torch.rand(5, groups, generator=draw)).to(DEVICE).requires_grad_()
+    zero = torch.randint(6, 10, (5, groups), generator=draw).float().to(DEVICE)
+    wide, shift = (one.repeat_interleave(size, 1)[:, :columns] for one in (scale, zero))
+    within = (master / wide + shift).clamp(0, 15)
+    number = within + (within.round() - within).detach()
+    expected = (within.round().detach() - shift) * wide + (number - number.detach()) * wide.detach()
+    by = torch.randn(5, columns, generator=draw).to(DEVICE, dtype)
+    found = Rounded.apply(master, scale, zero, size, 0, 15, dtype)
+    assert torch.equal(found, expected.detach().to(dtype))
+    wanted = torch.autograd.grad(expected, (master, scale), by.float())
+    made = torch.autograd.grad(found, (master, scale), by)
+    assert (wanted[0] == 0).any()
+    for one, other in zip(made, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_scales_stay_what_16_bits_hold() -> None:
