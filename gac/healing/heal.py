@@ -11,7 +11,6 @@ from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
 from gac.distributed.ranks import ALONE, Ranks
 from gac.errors import HealingError
-from gac.evaluation.protocol import check_positions
 from gac.healing.course import Ended, run, run_in_parts
 from gac.healing.healing import Healing
 from gac.healing.logits import mean_loss, windows_at_once
@@ -92,11 +91,11 @@ def heal_model(
     """
     digest = origin_digest(plan, loaded)
     found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress, work.labels > 0)
-    check_positions(model, found.train.shape[1], "windows")
     with in_basis(plan.recipe, loaded, given):
         dense = loaded.model
         before = _divergence(model, dense, found)
-        state = StateFile(key_of(model, digest, {"train": found.train, "read": found.read, "held": found.held}, work))
+        ids = {name: getattr(found, name) for name in ("train", "read", "held", "own", "held_own")}
+        state = StateFile(key_of(model, digest, ids, work))
         fixed: dict[str, Any] = {"state": state, "ranks": ranks, "begun": begun, "progress": progress}
         healing = partial(Healing, plan=plan, text=found, work=work, **fixed)
         numbers = sum(one.params for one in plan.weights if work.dense or one.changed)
@@ -134,9 +133,16 @@ def _divergence(model: Any, dense: Any, text: HealingText) -> float:
 
 def _nothing_won(ended: Ended, work: Work) -> HealingError:
     looked = [one.held for one in ended.curve if one.phase == "model"]
-    least = f"{min(looked):.4f} nats a token at the least" if looked else "nothing that was measured"
+    if not looked:
+        length = f"{work.tokens:,} tokens" if work.minutes is None else f"{work.minutes:g} minutes"
+        return HealingError(
+            f"{length} with blocks={work.blocks:g}: no step of the whole model, and layers by themselves won nothing",
+            "a loss on text held out that falls",
+            "Heal for longer, or with a smaller part for single layers.",
+        )
+    least, rate = f"{min(looked):.4f} nats a token at the least", work.learning_rate
     return HealingError(
-        f"loss on text held out that went from {ended.start:.4f} to {least}, with learning_rate={work.learning_rate:g}",
+        f"loss on text held out that went from {ended.start:.4f} to {least}, with learning_rate={rate:g}",
         "one that falls",
-        f"Heal with learning_rate={work.learning_rate / 4:.2g}, for longer, or on more text.",
+        f"Heal with learning_rate={rate / 4:.2g}, for longer, or on more text.",
     )

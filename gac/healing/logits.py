@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gac.models.modules import input_device
-from gac.runtime.gpu import HAS_TRITON
+from gac.runtime.gpu import kernels_run_on
 from gac.runtime.stored import count_parameters
 
 LOGITS = 2**28
@@ -55,7 +55,7 @@ class _Loss(torch.autograd.Function):
 
 def _kernels(logits: Tensor) -> Any:
     """The module of the two functions: in Triton where that runs, else in PyTorch."""
-    if logits.is_cuda and HAS_TRITON and torch.cuda.get_device_capability(logits.device) >= (8, 0):
+    if kernels_run_on(logits.device):
         from gac.healing import divergence_kernel
 
         return divergence_kernel

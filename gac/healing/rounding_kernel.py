@@ -112,6 +112,7 @@ class Rounded(torch.autograd.Function):
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], size: int, least: int, most: int) -> None:
+    assert all(one.is_contiguous() for one in tensors)
     (rows, columns), groups = tensors[0].shape, tensors[1].shape[1]
     wide = min(triton.next_power_of_2(size), _WIDEST)
     tall = _TILE // wide

@@ -126,7 +126,7 @@ def key_of(model: Any, dense: str, ids: Mapping[str, Tensor], work: Work) -> str
 
     Args:
         dense: the digest of the dense model.
-        ids: token ids by what they are there for.
+        ids: windows, and what is said of them, by what they are there for.
     """
     settings = json.dumps([dense, asdict(work), __version__, torch.__version__, str(model.device)])
     digest = hashlib.sha256(settings.encode())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.runtime.gpu import HAS_TRITON
+from gac.runtime.gpu import kernels_run_on
 from gac.runtime.latent_rounding import rounded
 from gac.runtime.modules import Heads, multiply_blocks
 from gac.runtime.packed import in_parts
@@ -62,8 +62,8 @@ class StraightThrough(nn.Module):
         self.weight = nn.Parameter(grid.values())
         self.factor = nn.Parameter(torch.ones_like(grid.scale)) if grid.rescales else None
         self.bias = stored.bias
-        self.register_buffer("scale", grid.scale, persistent=False)  # goes where the model goes
-        self.register_buffer("zero", grid.zero, persistent=False)
+        self.register_buffer("scale", grid.scale.contiguous(), persistent=False)  # goes where the model goes
+        self.register_buffer("zero", grid.zero.contiguous(), persistent=False)
         self.train(stored.training)
 
     def forward(self, x: Tensor) -> Any:
@@ -89,7 +89,7 @@ class StraightThrough(nn.Module):
     def _values(self, dtype: torch.dtype) -> Tensor:
         """What the matrix is as it is stored, ``(rows, columns)``."""
         levels, size = self._grid.levels, self._grid.size
-        if self.weight.is_cuda and HAS_TRITON and not levels.floating:
+        if kernels_run_on(self.weight.device) and not levels.floating:
             from gac.healing.rounding_kernel import Rounded
 
             grid = self._scale(), self.zero, size, levels.least, levels.most

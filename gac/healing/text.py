@@ -4,12 +4,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import sqrt
+from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gac.errors import PlanError, TextError
+from gac.evaluation.protocol import check_positions
 from gac.healing.own_text import SELF, WINDOWS
 from gac.models.loading import Loaded
 from gac.plan import Plan
@@ -65,7 +68,8 @@ class HealingText:
         All come in another order each turn.
         """
         places = (divmod(at, len(self.read)) for at in range(first, first + count))
-        return torch.tensor([int(self.read[order(len(self.read), seed, turn)[at]]) for turn, at in places])
+        found = [int(self.read[order(len(self.read), seed, turn)[at]]) for turn, at in places]
+        return torch.tensor(found, dtype=torch.long)
 
 
 def healing_text(
@@ -82,6 +86,7 @@ def healing_text(
     Raises:
         TextError: a text cannot be read or is there twice, their windows differ in length, or are too few; or all of
             it is written by the model, and labels are asked for.
+        ModelError: windows are longer than the model has positions for.
         PlanError: the plan's text was given in memory.
     """
     planned = plan.measured.calibration
@@ -101,7 +106,8 @@ def healing_text(
             check_vocabulary(windows, embedding.num_embeddings)
     counts = [wanted.part.windows if one is None else len(one) for one, wanted in zip(cut, asked, strict=True)]
     names, length = tuple(one.name for one in asked), asked[0].part.length
-    out = held_out(" and ".join(names), sum(counts), length)
+    check_positions(loaded.model, length, "windows")
+    out = held_out(" and ".join(names), counts, length)
     kept = zip(cut, torch.split(~out, counts), strict=True)
     beside = [replace(one, ids=one.ids[rows]) for one, rows in kept if one is not None]
     whole = [written(at, length, beside) if one is None else one for one, at in zip(cut, counts, strict=True)]
@@ -147,21 +153,35 @@ def parted(name: str, ids: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         TextError: there are too few.
     """
-    out = held_out(name, *ids.shape)
+    out = held_out(name, [len(ids)], ids.shape[1])
     return ids[~out], ids[out]
 
 
-def held_out(name: str, windows: int, length: int) -> Tensor:
-    """Which of so many windows of so many tokens are held out, ``(windows,)``; as for ``parted``."""
+def held_out(name: str, counts: Sequence[int], length: int) -> Tensor:
+    """Which of so many windows of each text, of so many tokens, are held out, ``(windows,)``; as for ``parted``.
+
+    Texts have the shares that they have in training, and at least one window each, but never more than half of theirs.
+    """
+    windows = sum(counts)
     if windows < LEAST:
         raise TextError(
             f"{name} has {windows} windows of {length} tokens to heal on",
             f"at least {LEAST}, some of which are held out",
             "Use a longer text, shorter windows, or text='self', which the dense model writes.",
         )
-    held = min(MOST_HELD, windows // HELD)
+    shares = [sqrt(count) / sum(map(sqrt, counts)) for count in counts]
+    held = [
+        min(max(1, round(share * min(MOST_HELD, windows // HELD))), n // 2)
+        for share, n in zip(shares, counts, strict=True)
+    ]
+    return torch.cat([_even_steps(count, n) for count, n in zip(held, counts, strict=True)])
+
+
+def _even_steps(count: int, windows: int) -> Tensor:
+    """So many of the windows, ``(windows,)``."""
     out = torch.zeros(windows, dtype=torch.bool)
-    out[torch.arange(held) * windows // held + windows // (2 * held)] = True
+    if count:
+        out[torch.arange(count) * windows // count + windows // (2 * count)] = True
     return out
 
 
@@ -222,25 +242,34 @@ class _Asked:
 def _asked(given: CalibrationText | None, plan: Plan) -> list[_Asked]:
     """Each text that is asked for; without one those of the plan."""
     planned = plan.measured.calibration
+    length = planned.window_tokens or DEFAULT_LENGTH
     if given is not None:
-        items = _items(given)
+        items = _items(given, length)
     elif planned.documents:
         raise PlanError(
             f"a plan calibrated on {planned.text}", "a text to heal on", "Pass one: gac.heal(..., text=documents)."
         )
     else:
         items = tuple(one.text for one in planned.texts) if plan.measured.predicted else ("wiki-sample",)
-    return [_Asked.of(item, planned.window_tokens or DEFAULT_LENGTH) for item in items]
+    return [_Asked.of(item, length) for item in items]
 
 
-def _items(given: CalibrationText) -> tuple[str | Part, ...]:
-    """Each text of a list in which one is named, with or without a size; of any other, what ``Texts.of`` has."""
-    if isinstance(given, str):
-        return (given,)
+def _items(given: CalibrationText, length: int) -> tuple[str | Part, ...]:
+    """Each text of a list in which one is named, with or without a size; of any other, what ``Texts.of`` has.
+
+    Documents that do not say how they are packed are cut into windows of so many tokens.
+    """
+    if isinstance(given, (str, PathLike)):
+        return (str(given),)
     if not isinstance(given, Iterable):
         return Texts.of(given).parts
-    items = tuple(given)
-    return items if any(map(_is_named, items)) else Texts.of(items).parts
+    items = tuple(str(one) if isinstance(one, PathLike) else one for one in given)
+    if any(map(_is_named, items)):
+        return items
+    bare = not any(isinstance(one, (TextSpec, Documents)) for one in items)
+    return tuple(
+        replace(one, length=length) if bare and isinstance(one, Documents) else one for one in Texts.of(items).parts
+    )
 
 
 def _is_named(item: object) -> bool:

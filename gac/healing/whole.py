@@ -31,6 +31,9 @@ LOOKS = 20
 """How often at most what is held out is looked at."""
 LOOKED = 0.3
 """Windows held out that are looked at for one that is trained on, at most."""
+LABELLED = 0.85
+"""The part of the work behind which the text's own tokens are learned: a few turns of a small text, lest it be known by
+heart."""
 PATIENCE = 4
 """How many looks show that a text is overfitted; as many follow while the rate falls."""
 
@@ -79,7 +82,7 @@ class _Steps:
 
     def __init__(self, healing: Healing, seconds: float | None, tokens: int | None) -> None:
         self._healing, count = healing, healing.ranks.count
-        self._gradients = self._none_yet()
+        self._gradients, self._labelled = self._none_yet(), False
         if seconds is None:
             fits = (tokens or 0) // healing.length
         else:
@@ -102,6 +105,7 @@ class _Steps:
         looked, begun, first = self._turn(progress), time.monotonic(), healing.reached.steps
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):
+                self._labelled = progress >= LABELLED or healing.reached.cooling is not None
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
                 value = descent.step(self._add_gradients(self._next()), self._part(progress), where)
                 span.read(read)
@@ -161,8 +165,8 @@ class _Steps:
         text, tokens = self._healing.text, torch.tensor(len(which) * self._healing.length)
         parts = torch.tensor_split(which, -(-len(which) // self._healing.at_once))
         self._gradients.begin()
-        given = ((text.train[part], self._healing.labels(text.own[part]), tokens) for part in parts)
-        return torch.stack([self._gradients.add(*one) for one in given]).sum()
+        labels = self._healing.labels(text.own) * self._labelled
+        return torch.stack([self._gradients.add(text.train[part], labels[part], tokens) for part in parts]).sum()
 
     def _loss(self, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
         """Their part of the mean loss of a batch of so many tokens."""

@@ -27,7 +27,7 @@ class Work:
             scales alike.
         blocks: the part that goes to decoder layers by themselves, from 0 to 1.
         dense: whether weights that the plan leaves dense are trained too.
-        labels: the part of the whole model's loss that is the text's own next tokens, from 0 up to below 1.
+        labels: the part of the loss that is the text's own next tokens at the end, from 0 up to below 1.
         seed: of the order of the text.
     """
 
@@ -73,8 +73,13 @@ class Work:
         if not 0 <= labels < 1:
             given = f"labels={labels:g}"
             raise GacError(
-                given, "the part of the loss that is the text's own tokens, from 0 up to below 1", "Try 0.2."
+                given, "the part of the loss that is the text's own tokens, from 0 up to below 1", "Try 0.5."
             )
+        if labels and blocks == 1:
+            given, due = f"labels={labels:g} with blocks=1", "steps of the whole model, which labels are for"
+            raise GacError(given, due, "Ask for a smaller part for single layers, or leave the labels out.")
+        if not 0 <= seed < 2**32:
+            raise GacError(f"seed={seed}", "a seed from 0 up to below 2 ** 32", "Try 0.")
         return cls(minutes, tokens, learning_rate or rate_for(params), blocks, dense, labels, seed)
 
 

@@ -16,6 +16,11 @@ _logger = logging.getLogger("gac")
 _said: set[tuple[str, str]] = set()
 
 
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether Triton kernels that read bfloat16 run there."""
+    return device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def lacking(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why no kernel of 16-bit inputs can run there; None where they can."""
     if device.type != "cuda":

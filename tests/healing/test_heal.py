@@ -14,7 +14,7 @@ from trained import LENGTH, TOKENS, Trained
 
 import gac
 from gac import api
-from gac.errors import CheckpointError, GacError, HealingError, PlanError, TextError
+from gac.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.healing import descent, heal, healing, layers, own_text, state, whole, work
 from gac.healing import logits as logits_of
 from gac.healing.trainables import Trainables
@@ -391,7 +391,26 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GacError], str]] = {
     "labels alone": (
         {"labels": 1},
         GacError,
-        "labels=1; expected the part of the loss that is the text's own tokens, from 0 up to below 1. Try 0.2.",
+        "labels=1; expected the part of the loss that is the text's own tokens, from 0 up to below 1. Try 0.5.",
+    ),
+    "labels for no step": (
+        {"labels": 0.5, "blocks": 1.0},
+        GacError,
+        "labels=0.5 with blocks=1; expected steps of the whole model, which labels are for. "
+        "Ask for a smaller part for single layers, or leave the labels out.",
+    ),
+    "no seed": ({"seed": -1}, GacError, "seed=-1; expected a seed from 0 up to below 2 ** 32. Try 0."),
+    "no step": (
+        {"tokens": None, "minutes": 1e-4},
+        HealingError,
+        "0.0001 minutes with blocks=0.1: no step of the whole model, and layers by themselves won nothing; expected a "
+        "loss on text held out that falls. Heal for longer, or with a smaller part for single layers.",
+    ),
+    "windows longer than its positions": (
+        {"text": "self:12x4096"},
+        ModelError,
+        "windows of 4,096 tokens for a model of 512 positions; expected windows that the model can read. "
+        "Ask for a length of at most 512.",
     ),
     "a short text": (
         {"text": gac.Documents(["word " * 100], length=LENGTH)},

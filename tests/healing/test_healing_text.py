@@ -13,7 +13,7 @@ from trained import LENGTH, Trained
 import gac
 from gac.errors import TextError
 from gac.healing.own_text import Start, _written, pieces_of
-from gac.healing.text import HealingText, healing_text, parted
+from gac.healing.text import HealingText, healing_text, held_out, parted
 from gac.models.loading import Loaded
 from gac.sensitivity.text import TextSpec, Windows, windows_of
 
@@ -140,10 +140,16 @@ def test_one_of_a_list_is_what_it_is_without_the_list(learned: Trained, other: s
         assert torch.equal(one.train, same.train)
 
 
-@pytest.mark.parametrize("counts", [(190, 512), (20, 40, 100), (12, 300)])
-def test_windows_of_every_text_are_held_out_in_its_share(counts: Sequence[int]) -> None:
-    ids = torch.cat([torch.full((count, 4), part) for part, count in enumerate(counts)])
-    train, held = parted("texts", ids)
-    found = held[:, 0].bincount(minlength=len(counts)).tolist()
-    assert len(train) + len(held) == sum(counts)
-    assert found == pytest.approx([len(held) * count / sum(counts) for count in counts], abs=1)
+@pytest.mark.parametrize("counts", [(190, 512), (20, 40, 100), (12, 300), (184, 8192)])
+def test_windows_of_every_text_are_held_out_in_its_share_of_training(counts: Sequence[int]) -> None:
+    out = held_out("texts", counts, 4).split(list(counts))
+    found, shares = [int(one.sum()) for one in out], [count**0.5 for count in counts]
+    assert min(found) >= 1
+    assert found == pytest.approx([sum(found) * share / sum(shares) for share in shares], abs=1)
+
+
+def test_of_few_windows_half_are_held_out_at_the_most() -> None:
+    assert held_out("texts", [1, 2, 200], 4).split([1, 2, 200])[0].tolist() == [False]
+    assert held_out("texts", [1, 2, 200], 4).split([1, 2, 200])[1].tolist() == [False, True]
+    train, held = parted("one text", torch.arange(40).view(20, 2))
+    assert (train.shape, held[:, 0].tolist()) == ((18, 2), [10, 30])

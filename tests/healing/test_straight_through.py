@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.compression.rounding import store
+from gac.healing import straight_through
 from gac.healing.straight_through import StraightThrough
 from gac.runtime.modules import BlockLinear, Heads, ValueLinear
 from gac.runtime.stored import StoredLinear
@@ -103,6 +104,25 @@ def test_the_kernel_of_a_rounded_matrix_finds_what_pytorch_does(size: int, dtype
     made = torch.autograd.grad(found, (master, scale), by)
     assert (wanted[0] == 0).any()
     for one, other in zip(made, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "values", "blocks"])
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16:32", "w3a16:16", "w2a16:7", "w8a8"])
+def test_a_matrix_is_the_same_by_the_kernel(scheme: str, kind: str, monkeypatch: Any) -> None:
+    if kind == "blocks" and scheme in TORCH:
+        return
+    _, module = pair(scheme, kind)
+    module.weight.data += 0.3 * torch.randn(module.weight.shape)
+    module.to(DEVICE)
+    found = {}
+    for runs in (False, True):
+        monkeypatch.setattr(straight_through, "kernels_run_on", lambda _, runs=runs: runs)
+        values = module._values(torch.float32)
+        by = torch.linspace(-1, 1, values.numel(), device=DEVICE).view_as(values)
+        found[runs] = values, *torch.autograd.grad(values, (module.weight, module.factor), by)
+    assert torch.equal(found[True][0], found[False][0])
+    for one, other in zip(found[True], found[False], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
