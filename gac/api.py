@@ -268,8 +268,9 @@ def heal(
             suits the size of the model.
         blocks: the part of the work that goes to layers by themselves, from 0 to 1.
         dense: train the weights, too, that the plan leaves dense.
-        labels: the part of the whole model's loss that is the text's own next tokens, from 0 up to below 1. So the
-            model also learns what the text is like, as it would by any training on it, and is less like the dense one.
+        labels: the part of the loss that is the text's own next tokens, from 0 up to below 1, in the last 15 % of the
+            work, and not of text that the dense model writes. So the model also learns what the text is like, as it
+            would by any training on it, and is less like the dense one.
         seed: of the order of the text, and of what the dense model writes.
         report: a figure of the loss curves to write (.png, .pdf or .svg).
 

@@ -137,7 +137,8 @@ class Healed:
         after: the same of the healed model, as it is stored.
         blocks: the part of the work that went to decoder layers by themselves.
         dense: whether weights that the plan leaves dense were trained too.
-        labels: the part of the whole model's loss that was the text's own next tokens; the rest was that divergence.
+        labels: the part of the loss that was the text's own next tokens at the end; the rest was that divergence.
+        asked: tokens that were asked for; 0 where a time was.
         documents: the beginning of the SHA-256 of each document, where they were given in memory.
         bos: every window begins with BOS.
     """
@@ -155,6 +156,7 @@ class Healed:
     blocks: float
     dense: bool = False
     labels: float = 0.0
+    asked: int = 0
     documents: tuple[str, ...] = ()
     bos: bool = False
 
@@ -163,7 +165,7 @@ class Healed:
         """Whether its numbers can be."""
         counts = min(len(self.texts), self.windows, self.window_tokens, self.held, self.tokens)
         possible = counts > 0 and min(self.seconds, self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
-        return possible and 0 <= self.labels < 1
+        return possible and 0 <= self.labels < 1 and self.asked >= 0
 
     def __str__(self) -> str:
         """``wiki-sample, 171 x 1024 tokens, 1,234,567 tokens in 5.0 minutes``."""

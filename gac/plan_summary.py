@@ -295,7 +295,7 @@ def apply_commands(plan: "Plan", plan_file: str = "plan.json") -> list[str]:
     for number, one in enumerate(plan.healed):
         healed = f"HEALED{number or ''}"
         options = ["--against", model, *(word for text in one.texts for word in ("--text", text))]
-        options += ["--tokens", str(one.tokens), "--seed", str(one.seed)]
+        options += ["--tokens", str(one.asked or one.tokens), "--seed", str(one.seed)]
         options += ["--learning-rate", f"{one.learning_rate:g}", "--blocks", f"{one.blocks:g}"]
         options += (["--labels", f"{one.labels:g}"] if one.labels else []) + (["--dense"] if one.dense else [])
         found.append(join(["gac", "heal", made, *options, "-o", healed]))

@@ -179,7 +179,7 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
     "--labels",
     type=float,
     metavar="F",
-    help="The part of the loss that is the text's own next tokens; 0 by default: only what MODEL says counts.",
+    help="In the end, this part of the loss is the text's own next tokens; 0 by default: only what MODEL says counts.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the text, and of MODEL's own.")
 @click.option("--report", type=Figure(), metavar="FILE", help="Draw the loss curves (.png, .pdf or .svg).")

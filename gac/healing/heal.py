@@ -119,6 +119,7 @@ def heal_model(
         blocks=work.blocks,
         dense=work.dense,
         labels=work.labels,
+        asked=work.tokens or 0,
         documents=found.documents,
         bos=found.bos,
     )

@@ -526,7 +526,7 @@ def test_the_command_takes_several_texts(learned: Trained, dense: Path, tmp_path
     found = answer(*asked, "--text", learned.text, "--text", own, "-o", tmp_path / "healed")
     assert found["healed"]["texts"] == [str(learned.text), own]
     again = gac.load(tmp_path / "healed", device="cpu").gac_plan
-    assert f"--text {learned.text} --text {own} --tokens" in apply_commands(again)[-1]
+    assert f"--text {learned.text} --text {own} --tokens {TOKENS} " in apply_commands(again)[-1]
     said = refused(*asked, "--text", "notes.md", "--text", "more.md", "-o", tmp_path / "other")
     assert "Error: text 'notes.md' is neither known nor a file" in said
 
