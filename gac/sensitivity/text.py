@@ -22,6 +22,8 @@ _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
 _WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
 _C4_DOCUMENTS = 2000
+_NAME = 80
+"""Characters of what is no text that an error shows."""
 """How many documents are read, from the first on: a whole shard is 0.8 GB."""
 
 Bos = Literal["none", "text", "windows"]
@@ -331,12 +333,14 @@ def check_text(name: str) -> None:
     Raises:
         TextError: with the known names.
     """
-    if not is_text(name):
-        raise TextError(
-            f"text {name!r} is neither known nor a file",
-            f"one of {', '.join(_SOURCES)}, or a path",
-            did_you_mean(name, _SOURCES, "Check the name or the path."),
-        )
+    if is_text(name):
+        return
+    known = f"one of {', '.join(_SOURCES)}, or a path"
+    if len(name) > _NAME:
+        given = f"text {name[:_NAME]!r} and {len(name) - _NAME:,} characters more is neither known nor a file"
+        raise TextError(given, known, "Pass documents as gac.Documents([...]).")
+    remedy = did_you_mean(name, _SOURCES, "Check the name or the path.")
+    raise TextError(f"text {name!r} is neither known nor a file", known, remedy)
 
 
 def _local(path: str) -> str:

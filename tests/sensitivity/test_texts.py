@@ -62,6 +62,11 @@ def test_a_list_of_texts(files: list[str]) -> None:
     [
         (["nots.txt:3x8"], "text 'nots.txt' is neither known nor a file"),
         (["some document"], "text 'some document' is neither known nor a file"),
+        (
+            ["a document " * 20],
+            "a document a d' and 140 characters more is neither known nor a file; expected one of wiki",
+        ),
+        (["a document " * 20], "Pass documents as gac.Documents([...])."),
         (["c4:3x9"], "calibration windows of 8 and 9 tokens; expected one length for all texts. "),
         (["c4:0x8"], "0 windows of 8 tokens of c4; expected at least 1 window"),
         (["c4:2.5x8"], "2.5 windows of 8 tokens of c4; expected at least 1 window"),
