@@ -94,7 +94,7 @@ def heal_model(
     with in_basis(plan.recipe, loaded, given):
         dense = loaded.model
         before = _divergence(model, dense, found)
-        ids = {name: getattr(found, name) for name in ("train", "read", "held", "own", "held_own")}
+        ids = {name: getattr(found, name) for name in ("train", "read", "held", "given", "held_given")}
         state = StateFile(key_of(model, digest, ids, work))
         fixed: dict[str, Any] = {"state": state, "ranks": ranks, "begun": begun, "progress": progress}
         healing = partial(Healing, plan=plan, text=found, work=work, **fixed)

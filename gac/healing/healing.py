@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gac.distributed.ranks import Ranks
@@ -126,10 +126,6 @@ class Healing:
         """The decoder layers of one of the models."""
         return [model.get_submodule(name) for name in self.names]
 
-    def labels(self, own: Tensor) -> Tensor:
-        """The part of each window's loss that is its own next tokens: none where the dense model wrote it."""
-        return self.work.labels * (~own).float()
-
     def autocast(self) -> torch.autocast:
         """bfloat16 on a GPU, and of models that have 16 bits; what is trained is in float32 always."""
         return in_training(self.model)
@@ -169,6 +165,6 @@ class Healing:
 
     def _loss(self) -> float:
         with self.autocast():
-            labels = self.labels(self.text.held_own)
+            labels = self.work.labels * self.text.held_given
             found = mean_loss(self.model, self.dense, self.text.held, self.at_once, labels)
         return self.ranks.once(lambda: found)

@@ -6,6 +6,8 @@ Each reads every master once, and keeps nothing between them.
 try:
     import triton
     import triton.language as tl
+
+    from gac.runtime.rounding_kernels import nearest
 except ImportError as failure:
     raise RuntimeError("Triton is not installed") from failure
 
@@ -18,7 +20,6 @@ from torch.autograd.function import once_differentiable
 from gac.runtime.gpu import ceil_div, launching_on
 
 _TILE, _WIDEST, _WARPS = 2048, 1024, 4
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -42,7 +43,7 @@ def _of_group(scale, zero, rows, groups, ROWS: tl.constexpr):  # type: ignore[no
 def _number(units, LEAST: tl.constexpr, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
     within = tl.maximum(units, LEAST, propagate_nan=tl.PropagateNan.ALL)
     within = tl.minimum(within, MOST, propagate_nan=tl.PropagateNan.ALL)
-    return (within + _ROUNDING) - _ROUNDING
+    return nearest(within)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -48,7 +48,7 @@ class HealingText:
         train: to train on.
         read: which of these are read in a turn, ``(count,)``: those of small texts several times.
         held: in even steps among them, never trained on.
-        own, held_own: which of ``train`` and of ``held`` the dense model wrote, bool.
+        given, held_given: 1.0 for each window of a text that was given, 0.0 for each that the dense model wrote.
         bos: whether every window begins with BOS.
         documents: the digests of those that were given in memory.
     """
@@ -57,8 +57,8 @@ class HealingText:
     train: Tensor
     read: Tensor
     held: Tensor
-    own: Tensor
-    held_own: Tensor
+    given: Tensor
+    held_given: Tensor
     bos: bool
     documents: tuple[str, ...] = ()
 
@@ -114,9 +114,9 @@ def healing_text(
     ids = torch.cat([one.ids for one in whole])
     of_text = torch.arange(len(whole)).repeat_interleave(torch.tensor(counts))
     bos = all(one.bos == "windows" for one in whole)
-    own = torch.tensor([one is None for one in cut])[of_text]
+    there = torch.tensor([float(one is not None) for one in cut])[of_text]
     read = in_a_turn(of_text[~out])
-    return HealingText(names, ids[~out], read, ids[out], own[~out], own[out], bos, texts.documents)
+    return HealingText(names, ids[~out], read, ids[out], there[~out], there[out], bos, texts.documents)
 
 
 def in_a_turn(of_text: Tensor) -> Tensor:
@@ -266,10 +266,9 @@ def _items(given: CalibrationText, length: int) -> tuple[str | Part, ...]:
     items = tuple(str(one) if isinstance(one, PathLike) else one for one in given)
     if any(map(_is_named, items)):
         return items
-    bare = not any(isinstance(one, (TextSpec, Documents)) for one in items)
-    return tuple(
-        replace(one, length=length) if bare and isinstance(one, Documents) else one for one in Texts.of(items).parts
-    )
+    if any(isinstance(one, (TextSpec, Documents)) for one in items):
+        return Texts.of(items).parts
+    return (Documents(items, length=length),)  # type: ignore[arg-type]  # refuses what is no string
 
 
 def _is_named(item: object) -> bool:

@@ -82,7 +82,7 @@ class _Steps:
 
     def __init__(self, healing: Healing, seconds: float | None, tokens: int | None) -> None:
         self._healing, count = healing, healing.ranks.count
-        self._gradients, self._labelled = self._none_yet(), False
+        self._gradients = self._none_yet()
         if seconds is None:
             fits = (tokens or 0) // healing.length
         else:
@@ -105,9 +105,9 @@ class _Steps:
         looked, begun, first = self._turn(progress), time.monotonic(), healing.reached.steps
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):
-                self._labelled = progress >= LABELLED or healing.reached.cooling is not None
                 where = f"step {healing.reached.steps + 1} of the whole model{healing.rate}"
-                value = descent.step(self._add_gradients(self._next()), self._part(progress), where)
+                loss = self._add_gradients(self._next(), self._labels(progress))
+                value = descent.step(loss, self._part(progress), where)
                 span.read(read)
                 self._count(read, value)
                 progress = span.progress()
@@ -125,6 +125,11 @@ class _Steps:
         """Of the highest rate, where so much of the work is done."""
         begun = self._healing.reached.cooling
         return scheduled(progress) if begun is None else cooled(progress, begun)
+
+    def _labels(self, progress: float) -> float:
+        """The part of the loss of given text that is its own next tokens by then."""
+        late = progress >= LABELLED or self._healing.reached.cooling is not None
+        return self._healing.work.labels if late else 0.0
 
     def _turn(self, progress: float) -> int:
         """How often what is held out is to be looked at by then, since the rate began to fall early where it did."""
@@ -160,13 +165,13 @@ class _Steps:
     def _none_yet(self) -> Gradients:
         return Gradients(self._loss, self._healing.trained.parameters.values(), self._healing.captures)
 
-    def _add_gradients(self, which: Tensor) -> Tensor:
+    def _add_gradients(self, which: Tensor, labels: float = 0.0) -> Tensor:
         """Those of the mean loss over windows that are trained on, which is returned."""
         text, tokens = self._healing.text, torch.tensor(len(which) * self._healing.length)
         parts = torch.tensor_split(which, -(-len(which) // self._healing.at_once))
         self._gradients.begin()
-        labels = self._healing.labels(text.own) * self._labelled
-        return torch.stack([self._gradients.add(text.train[part], labels[part], tokens) for part in parts]).sum()
+        given = ((text.train[part], labels * text.given[part], tokens) for part in parts)
+        return torch.stack([self._gradients.add(*one) for one in given]).sum()
 
     def _loss(self, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
         """Their part of the mean loss of a batch of so many tokens."""

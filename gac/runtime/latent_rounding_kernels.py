@@ -3,10 +3,11 @@
 try:
     import triton
     import triton.language as tl
+
+    from .rounding_kernels import nearest
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
 _TINY = tl.constexpr(2.0**-126)
 _NONE = tl.constexpr(0x7FC0)  # of bfloat16, no number
 
@@ -14,7 +15,7 @@ _NONE = tl.constexpr(0x7FC0)  # of bfloat16, no number
 @triton.jit  # type: ignore[untyped-decorator]
 def _nearest(value, scale, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
     """Whole numbers of values over their scale."""
-    units = (tl.div_rn(value, tl.maximum(scale, _TINY)) + _ROUNDING) - _ROUNDING
+    units = nearest(tl.div_rn(value, tl.maximum(scale, _TINY)))
     return tl.minimum(tl.maximum(units, -MOST), MOST)
 
 

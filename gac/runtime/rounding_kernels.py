@@ -13,6 +13,12 @@ _ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it lea
 _TINY = tl.constexpr(2.0**-126)
 
 
+@triton.jit
+def nearest(units):  # type: ignore[no-untyped-def]
+    """The nearest whole numbers, ties to even, of numbers below 2^22."""
+    return (units + _ROUNDING) - _ROUNDING
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _round_row(  # type: ignore[no-untyped-def]
     value, row, at, size, numbers, scale, counters, MOST: tl.constexpr, COUNTERS: tl.constexpr
@@ -23,7 +29,7 @@ def _round_row(  # type: ignore[no-untyped-def]
     units = value * part
     units = tl.fma(tl.fma(-units, own, value), part, units)  # as a division rounds
     if numbers.dtype.element_ty == tl.int8:
-        units = (units + _ROUNDING) - _ROUNDING
+        units = nearest(units)
     tl.store(numbers + row * size + at, units.to(numbers.dtype.element_ty), mask=at < size)
     tl.store(scale + row, own)
     if row == 0:

@@ -63,7 +63,7 @@ def measured(asked: Namespace) -> dict[str, Any]:
         train,
         torch.arange(len(train)),
         held,
-        *(torch.zeros(len(one), dtype=torch.bool) for one in (train, held)),
+        *(torch.ones(len(one)) for one in (train, held)),
         bos=False,
     )
     numbers = sum(one.params for one in plan.weights if one.changed)

@@ -49,8 +49,8 @@ def test_only_text_that_is_given_has_labels(learned: Trained, other: str) -> Non
         text_of([f"self:24x{LENGTH}"], learned, seen, labels=True)
     assert seen == []
     found = text_of([f"self:24x{LENGTH}", f"{other}:20x{LENGTH}"], learned, labels=True)
-    assert torch.equal(found.own, found.train[:, 1] == 7)
-    assert torch.equal(found.held_own, found.held[:, 1] == 7)
+    assert torch.equal(found.given, (found.train[:, 1] != 7).float())
+    assert torch.equal(found.held_given, (found.held[:, 1] != 7).float())
 
 
 def test_pieces_are_what_texts_say_behind_a_bos() -> None:
@@ -115,7 +115,7 @@ def test_a_small_text_is_read_more_often_than_a_large_one(learned: Trained, othe
     found = text_of([f"{other}:20x{LENGTH}", f"self:180x{LENGTH}"], learned)
     own = found.train[:, 1] == 7
     assert len(found.read) == 3 * int((~own).sum()) + int(own.sum())  # the root of 9
-    assert torch.equal(found.own, own)
+    assert torch.equal(found.given, (~own).float())
     drawn = found.drawn(0, 2 * len(found.read), seed=0)
     for turn in drawn.chunk(2):
         assert (~own[turn]).sum() == 3 * (~own).sum()
