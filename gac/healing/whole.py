@@ -32,8 +32,8 @@ LOOKS = 20
 LOOKED = 0.3
 """Windows held out that are looked at for one that is trained on, at most."""
 LABELLED = 0.85
-"""The part of the work behind which the text's own tokens are learned: a few turns of a small text, lest it be known by
-heart."""
+"""The text's own tokens are learned once this part of the work is done: a few turns of a small text do not make it
+known by heart."""
 PATIENCE = 4
 """How many looks show that a text is overfitted; as many follow while the rate falls."""
 
@@ -127,7 +127,7 @@ class _Steps:
         return scheduled(progress) if begun is None else cooled(progress, begun)
 
     def _labels(self, progress: float) -> float:
-        """The part of the loss of given text that is its own next tokens by then."""
+        """The part of the loss on given text that is its own next tokens, where so much of the work is done."""
         late = progress >= LABELLED or self._healing.reached.cooling is not None
         return self._healing.work.labels if late else 0.0
 
