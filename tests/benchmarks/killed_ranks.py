@@ -8,7 +8,7 @@ each phase in turn the last process ends as by ``kill -9``, and the same command
 where the one before was killed. ``gone`` is how many seconds later the last of the others has ended, and ``named``
 whether an error said which process is missing. ``kept`` of ``finished`` is how many files of statistics that were there
 when it was killed the next runs left as they were. ``same`` says of the end whether the plan and the tensors are those
-of the undisturbed run, bit for bit.
+of the undisturbed run, bit for bit. ``--ranks 1`` asks the same of one process.
 
 Processes have torchrun's environment, but are not started by it, since it would end the others itself: ``--torchrun``
 is for that. Snapshots and states of healing are written without a pause, so that a short run has some to go on from.
@@ -204,7 +204,7 @@ def work(asked: str) -> None:
     tqdm.set_lock(threading.RLock())  # its own would be a semaphore that a killed process leaves behind
     calibration.SNAPSHOT_SECONDS = state.EVERY = 0.0
     state.SHARE = 1e9
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if given["phase"] is not None and rank == count - 1:
         fatal(PHASES[given["phase"]], count, Path(given["folder"]) / "killed-at")
     for command in given["commands"]:
