@@ -4,9 +4,10 @@ Every process runs the same program, so all of them call the same of these in th
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from gac.errors import GacError
 
 T = TypeVar("T")
+TOGETHER = 2**24
+"""Numbers that travel together at most, where there are more tensors than one."""
 
 
 class Ranks:
@@ -58,7 +61,15 @@ class Ranks:
         return tensor
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """The mean over all processes, in every one; in place."""
+        """The mean over all processes, in every one; in place. Small tensors of one kind travel together."""
+
+    @contextmanager
+    def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """What one backward pass leaves at parameters becomes the mean over all processes.
+
+        Each gradient travels while those before it in the model are computed. All processes run the same graph.
+        """
+        yield
 
     def total_at(self, owner: int, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place; anywhere but at the owner nothing is to be read of it then."""
@@ -121,8 +132,30 @@ class ProcessRanks(Ranks):
         return tensor
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            self.total(tensor).div_(self.count)
+        for held in _together(tensors):
+            mean = self.total(held[0] if len(held) == 1 else torch.cat([one.reshape(-1) for one in held]))
+            mean.div_(self.count)
+            if len(held) > 1:
+                parts = torch.split(mean, [one.numel() for one in held])
+                torch._foreach_copy_(held, [part.view_as(one) for part, one in zip(parts, held, strict=True)])
+
+    @contextmanager
+    def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        under_way: list[tuple[nn.Parameter, dist.Work]] = []
+
+        def begin(one: nn.Parameter) -> None:
+            options = {"group": self._groups[one.device.type], "async_op": True}
+            under_way.append((one, self._told(dist.all_reduce, one.grad, **options)))
+
+        hooks = [one.register_post_accumulate_grad_hook(begin) for one in parameters]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for one, work in under_way:
+            self._told(work.wait)
+            cast(Tensor, one.grad).div_(self.count)
 
     def total_at(self, owner: int, tensor: Tensor) -> Tensor:
         self._told(dist.reduce, tensor, dst=owner, group=self._groups[tensor.device.type])
@@ -190,9 +223,9 @@ class ProcessRanks(Ranks):
         self._told(dist.broadcast_object_list, value, src=owner, group=self._groups["cpu"], device=_HOST)
         return value[0]
 
-    def _told(self, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    def _told(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         try:
-            call(*args, **options)
+            return call(*args, **options)
         except RuntimeError:
             self._settle()
             raise
@@ -207,3 +240,15 @@ def _without_values(tensor: Tensor) -> Tensor:
 
 
 ALONE = Ranks()
+
+
+def _together(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in turn, those of one type and device in lists of ``TOGETHER`` numbers at most; a larger one is alone."""
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for one in tensors:
+        held = alike.setdefault((one.dtype, one.device), [])
+        if held and sum(other.numel() for other in held) + one.numel() > TOGETHER:
+            yield [*held]
+            held.clear()
+        held.append(one)
+    yield from filter(None, alike.values())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gac.distributed.ranks import ALONE, Ranks
 from gac.healing.descent import Descent, scheduled
 from gac.healing.gradients import Captures, Gradients
 from gac.healing.text import order
@@ -68,14 +69,14 @@ class LayerSteps:
         run_layer: its output for hidden states ``(windows, tokens, hidden)``.
         pairs: what it reads, and what it is to make of that, of this process.
         seed: of their order.
-        count: processes that take part.
+        ranks: the processes that take part.
         captures: whether they are captured in a CUDA graph.
     """
 
     run_layer: Callable[[Tensor], Tensor]
     pairs: Sequence[tuple[Tensor, Tensor]]
     seed: int
-    count: int = 1
+    ranks: Ranks = ALONE
     captures: Captures = field(default_factory=Captures)
 
     def run(self, descent: Descent, span: Span, where: str) -> int:
@@ -88,7 +89,7 @@ class LayerSteps:
             HealingError: a loss is not finite.
         """
         read = step = 0
-        gradients = Gradients(self._loss, descent.parameters, self.captures)
+        gradients = Gradients(self._loss, descent.parameters, self.captures, self.ranks)
         while (progress := span.progress()) < 1:
             turn, place = divmod(step, len(self.pairs))
             hidden, due = self.pairs[int(order(len(self.pairs), self.seed, turn)[place])]
@@ -96,7 +97,7 @@ class LayerSteps:
             loss = gradients.add(hidden, due)
             step += 1
             descent.step(loss, scheduled(progress), f"step {step} of {where}")
-            batch = due.shape[0] * due.shape[1] * self.count
+            batch = due.shape[0] * due.shape[1] * self.ranks.count
             span.read(batch)
             read += batch
         return read

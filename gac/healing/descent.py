@@ -6,7 +6,6 @@ from math import cos, isfinite, log2, pi
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from gac.distributed.ranks import Ranks
 from gac.errors import HealingError
@@ -55,10 +54,10 @@ class Descent:
         return [*self._parameters.values()]
 
     def step(self, loss: Tensor, part: float, where: str) -> float:
-        """Move the parameters against their gradients, which are taken from them.
+        """Move the parameters against their gradients, which are taken from them, and are the same in every process.
 
         Args:
-            loss: whose gradients they have, of this process's share of a batch.
+            loss: of this process's share of a batch.
             part: of the highest rate that is taken now.
             where: what an error calls the step.
 
@@ -68,9 +67,8 @@ class Descent:
         Raises:
             HealingError: the loss or a gradient is not finite; nothing was moved.
         """
-        held = [one.grad for one in self._parameters.values() if one.grad is not None]
         mean = loss.detach().float().clone()
-        self._ranks.average([*(one for one in held if not isinstance(one, DTensor)), mean])  # parts are means by now
+        self._ranks.average([mean])
         clipped = whole(nn.utils.clip_grad_norm_(self._parameters.values(), CLIPPED))
         value, norm = map(float, torch.stack([mean, clipped.to(mean)]).tolist())  # all that a step waits for
         if not (isfinite(value) and isfinite(norm)):

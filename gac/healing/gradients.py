@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from gac.distributed.ranks import ALONE, Ranks
 from gac.healing.logits import CHECKPOINTED
 from gac.runtime.stored import count_parameters
 
@@ -41,10 +42,13 @@ class Gradients:
     Args:
         loss: what is made smaller.
         captures: whether its runs are captured, once for all tensors of a shape.
+        ranks: the processes over which gradients are averaged, each process having those of its own share.
     """
 
-    def __init__(self, loss: Loss, parameters: Iterable[nn.Parameter], captures: Captures) -> None:
-        self._loss, self._parameters, self._captures = loss, [*parameters], captures
+    def __init__(
+        self, loss: Loss, parameters: Iterable[nn.Parameter], captures: Captures, ranks: Ranks = ALONE
+    ) -> None:
+        self._loss, self._parameters, self._captures, self._ranks = loss, [*parameters], captures, ranks
         self._captured: dict[tuple[torch.Size, ...], _Captured] = {}
         self._held: list[Tensor] = []
 
@@ -57,13 +61,23 @@ class Gradients:
             one.grad = held
         torch._foreach_zero_(self._held)
 
-    def add(self, *given: Tensor) -> Tensor:
-        """Those of the loss of these tensors, which is returned."""
+    def add(self, *given: Tensor, last: bool = True) -> Tensor:
+        """Those of the loss of these tensors, which is returned.
+
+        Args:
+            last: whether the sum is complete, and is averaged over all processes.
+        """
         shapes = tuple(one.shape for one in given)
         if self._captures.on and shapes not in self._captured:
             self._capture(given, shapes)
         captured = self._captured.get(shapes)
-        return self._run(*given) if captured is None else captured.run(given)
+        own = [one for one in self._parameters if last and not isinstance(one, DTensor)]  # parts are means by now
+        if captured is None:
+            with self._ranks.averaging(own):
+                return self._run(*given)
+        loss = captured.run(given)
+        self._ranks.average(one.grad for one in own if one.grad is not None)
+        return loss
 
     def _capture(self, given: Sequence[Tensor], shapes: tuple[torch.Size, ...]) -> None:
         before = [one.clone() for one in self._held]

@@ -124,6 +124,9 @@ def heal_model(
         bos=found.bos,
     )
     logger.info("healed: divergence %.4f -> %.4f nats a token, on text held out", before, after)
+    if work.labels and after > before:
+        less = "the model is less like the dense one than before"
+        logger.warning("%s: labels=%g made it learn the text", less, work.labels)
     return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), ended
 
 

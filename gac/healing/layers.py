@@ -121,7 +121,7 @@ class _Layer:
         descent = Descent(own, self.healing.given, rate, ranks)
         pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
         run, seed = partial(self.ours.run, self.layer), work.seed + 1 + self.layer
-        steps = LayerSteps(run, pairs, seed, ranks.count, self.healing.captures)
+        steps = LayerSteps(run, pairs, seed, ranks, self.healing.captures)
         with learning(own):
             return steps.run(descent, span, f"layer {self.layer}{self.healing.rate}")
 

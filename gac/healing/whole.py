@@ -163,15 +163,17 @@ class _Steps:
         return batch[healing.ranks.own :: healing.ranks.count]
 
     def _none_yet(self) -> Gradients:
-        return Gradients(self._loss, self._healing.trained.parameters.values(), self._healing.captures)
+        healing = self._healing
+        return Gradients(self._loss, healing.trained.parameters.values(), healing.captures, healing.ranks)
 
     def _add_gradients(self, which: Tensor, labels: float = 0.0) -> Tensor:
         """Those of the mean loss over windows that are trained on, which is returned."""
         text, tokens = self._healing.text, torch.tensor(len(which) * self._healing.length)
         parts = torch.tensor_split(which, -(-len(which) // self._healing.at_once))
         self._gradients.begin()
-        given = ((text.train[part], labels * text.given[part], tokens) for part in parts)
-        return torch.stack([self._gradients.add(*one) for one in given]).sum()
+        given = [(text.train[part], labels * text.given[part], tokens) for part in parts]
+        losses = [self._gradients.add(*one, last=one is given[-1]) for one in given]
+        return torch.stack(losses).sum()
 
     def _loss(self, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
         """Their part of the mean loss of a batch of so many tokens."""

@@ -1,12 +1,13 @@
 """Tokens a second and memory of healing a random model of Llama-3-8B's shapes, on one GPU or several.
 
-    python tests/benchmarks/heal_scale.py --output heal-scale-1.json
-    torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --output heal-scale-2.json
+    python tests/benchmarks/heal_scale.py --steps 8 --tokens 150000 --output heal-scale-1.json
+    torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --steps 8 --tokens 300000 --output heal-scale-2.json
     torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --parts --output heal-scale-2-parts.json
 
 Weights and tokens are random; forms and dims are those of a plan at ``--budget``. What runs is the part of ``gac.heal``
-that trains the whole model, on windows of 2048 tokens. ``--parts`` divides the models over the processes even where
-they fit. ``--shapes smollm2 --layers 2 --length 64 --tokens 4096 --device cpu`` is for a CPU.
+that trains the whole model, on windows of 2048 tokens; where few ``--steps`` are due, they are of full size.
+``--parts`` divides the models over the processes even where they fit. For a CPU: ``--shapes smollm2 --layers 2
+--length 64 --tokens 4096 --device cpu``.
 """
 
 import copy
@@ -21,7 +22,7 @@ import torch
 from gac.distributed.launch import local_rank
 from gac.distributed.run import on_every_rank, this_run
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
-from gac.healing import state
+from gac.healing import state, whole
 from gac.healing.course import trained
 from gac.healing.healing import Healing
 from gac.healing.shards import wanted
@@ -40,8 +41,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.8)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=400_000)
+    parser.add_argument("--steps", type=int, default=whole.STEPS, help="that the tokens are for at least")
     parser.add_argument("--parts", action="store_true")
     asked = parser.parse_args()
+    whole.STEPS = asked.steps
     found = measured(asked)
     if this_run().leads:
         print(" ".join(f"{name}={value}" for name, value in found.items()))

@@ -199,6 +199,19 @@ def test_labels_teach_the_text_and_are_said(learned: Trained) -> None:
     assert found[0.5][1] > found[0.0][1]  # and it is less like the dense model
 
 
+def test_a_model_that_labels_made_less_like_the_dense_one_is_said_to_be(
+    learned: Trained, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(whole, "LABELLED", 0.0)
+    said = "the model is less like the dense one than before: labels=0.9 made it learn the text"
+    small = learned.heal(learned.compressed())
+    assert said not in caplog.text
+    small = learned.heal(small, labels=0.9, learning_rate=1e-2, dense=True)
+    first, second = small.gac_plan.healed
+    assert second.after > second.before == pytest.approx(first.after, rel=1e-3)
+    assert said in caplog.text
+
+
 class Clock:
     """A second passes whenever it is looked at."""
 

@@ -1,0 +1,43 @@
+"""What each process of a run of several does, where gradients are averaged over them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gac.distributed import ranks
+from gac.distributed.run import this_run
+from gac.healing.gradients import Captures, Gradients
+
+
+def average(folder: Path) -> None:
+    """Gradients of two parts of a batch that every process has its own share of, and means of tensors of two types."""
+    ours = this_run()
+    weight, bias = (nn.Parameter(torch.zeros(size)) for size in ((4, 3), (4,)))
+    found = Gradients(lambda ids: (ids @ weight.T + bias).sum(), [weight, bias], Captures(False), ours)
+    parts = [torch.full((2, 3), 1.0 + ours.own), torch.full((1, 3), 10.0 * ours.own)]
+    losses = [float(found.add(one, last=one is parts[-1]).detach()) for one in parts]
+    assert losses == [0, 0]
+    ranks.TOGETHER = 6
+    mixed = [torch.full(size, float(ours.own), dtype=one) for size, one in SIZES]
+    ours.average(mixed)
+    assert [one.shape for one in mixed] == [torch.Size(size) for size, _ in SIZES]
+    torch.save([weight.grad, bias.grad, *mixed], folder / f"{ours.own}.pt")
+
+
+SIZES = [((2, 2), torch.float32), ((3,), torch.float64), ((2,), torch.float32), ((), torch.float32)]
+SIZES += [((9,), torch.float32), ((1,), torch.float64)]
+
+
+def once_each() -> None:
+    """Nothing is left at parameters that would average them again."""
+    ours, weight = this_run(), nn.Parameter(torch.zeros(2))
+    for _ in range(2):
+        weight.grad = None
+        with ours.averaging([weight]):
+            (weight * ours.own).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [0.5, 0.5]
+    (weight * ours.own).sum().backward()
+    assert weight.grad.tolist() == pytest.approx([0.5 + ours.own] * 2)

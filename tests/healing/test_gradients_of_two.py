@@ -1,0 +1,24 @@
+"""Two processes average the gradients of their shares, over gloo."""
+
+from pathlib import Path
+
+import torch
+
+from tests.distributed.herd import Ended, together
+from tests.healing import gradients_work as work
+
+WELL = Ended([0, 0], ["", ""], ["", ""])
+
+
+def test_gradients_become_means_over_processes_with_the_last_part_of_a_batch(tmp_path: Path) -> None:
+    assert together(2, work.average, tmp_path / "home", tmp_path) == WELL
+    for rank in range(2):
+        weight, bias, *mixed = torch.load(tmp_path / f"{rank}.pt")
+        assert weight.unique().tolist() == [((2 * 1 + 0) + (2 * 2 + 10)) / 2]
+        assert bias.unique().tolist() == [3]
+        assert [one.unique().tolist() for one in mixed] == [[0.5]] * len(mixed)
+        assert [one.dtype for one in mixed] == [dtype for _, dtype in work.SIZES]
+
+
+def test_gradients_of_a_later_pass_stay_those_of_one_process(tmp_path: Path) -> None:
+    assert together(2, work.once_each, tmp_path / "home") == WELL
