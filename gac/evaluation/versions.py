@@ -26,8 +26,8 @@ from gac.workloads import Workload
 DENSE, PLAIN = "dense", f"{FUSED}, plain"
 UNALIGNED = "unaligned"
 DEFAULT = "GAC, by default"
-ONE_GPU = f"{DEFAULT}, for one GPU"
 FASTEST = "GAC, parameters and latency"
+FOR_ONE = ", for one GPU"
 FASTEST_IN_SCHEMES = "GAC in schemes, loses no more than"
 IN_TRITON = ", decode kernel in Triton"
 PADS = (8, 16, 64)
@@ -99,6 +99,13 @@ class Planner:
     def gpus(self) -> int:
         """Over how many GPUs weights are split, where nothing else is said."""
         return self.problem.recipe.deployment.tensor_parallel
+
+    @property
+    def alone(self) -> "Planner":
+        """The same for one GPU."""
+        recipe = self.problem.recipe
+        recipe = replace(recipe, deployment=replace(recipe.deployment, tensor_parallel=1))
+        return replace(self, problem=replace(self.problem, recipe=recipe))
 
     def problem_of(self, budget: float, **options: Any) -> Problem:
         """The same model, with another recipe.
@@ -186,23 +193,23 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
     64 is there with fusing too, so that what fusing wins is not counted as what alignment does. Over several GPUs a
     compressor's dims are those for one, and GAC's plan for one is there too.
     """
-    ranks = {"forms": DEFAULT_FORMS[:1], "align": False, "tensor_parallel": 1}
-    own = planner.plan(budget, **ranks)
-    found = [version_of(UNALIGNED, own), version_of("uniform", planner.plan(budget, rule="uniform", **ranks))]
+    ranks: dict[str, Any] = {"forms": DEFAULT_FORMS[:1], "align": False}
+    own = planner.alone.plan(budget, **ranks)
+    found = [version_of(UNALIGNED, own), version_of("uniform", planner.alone.plan(budget, rule="uniform", **ranks))]
     found += [planner.rounded(own, Rounding("pad", step)) for step in PADS]
     found.append(planner.rounded(own, Rounding("pad", 64), fused=True))
     found += [planner.rounded(own, Rounding("nearest", step)) for step in NEAREST]
     found.append(version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)))
     found.append(planner.by_default(budget))
     if planner.gpus > 1:
-        found.append(replace(planner.by_default(budget, tensor_parallel=1), name=ONE_GPU))
+        found.append(replace(planner.alone.by_default(budget), name=DEFAULT + FOR_ONE))
     return found
 
 
 def fastest_versions(planner: Planner, budget: float, workload: Workload, most_loss: float) -> list[Version]:
     """What ``fastest_version`` finds; for workloads of one row whose shapes the table holds in Triton, in it too.
 
-    There the dense model comes first.
+    There the dense model comes first. Over several GPUs what it finds for one is the last, where the table has that.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
@@ -212,6 +219,9 @@ def fastest_versions(planner: Planner, budget: float, workload: Workload, most_l
         dense = planner.dense(fused=True, triton=True)
         if dense.table_ns[str(workload)] is not None:
             found += [dense, fastest_version(planner, budget, workload, most_loss, triton=True)]
+    if planner.gpus > 1 and planner.alone.dense(fused=True).table_ns[str(workload)] is not None:
+        alone = fastest_version(planner.alone, budget, workload, most_loss)
+        found.append(replace(alone, name=alone.name + FOR_ONE))
     return found
 
 

@@ -13,7 +13,7 @@ from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.split_latencies import timing_of
 from gac.errors import GacError, PlanError, ProfileError
 from gac.evaluation.shapes import planner_of_shapes
-from gac.evaluation.versions import DEFAULT, ONE_GPU, UNALIGNED, Planner, versions_at
+from gac.evaluation.versions import DEFAULT, FASTEST, FOR_ONE, UNALIGNED, Planner, fastest_versions, versions_at
 from gac.forms import form_named
 from gac.models.sites import Weight
 from gac.operations import all_gather, all_reduce, linear
@@ -166,6 +166,14 @@ def test_parts_are_as_aligned_as_is_asked_for(planner: Planner) -> None:
 
 def test_a_bench_predicts_what_was_planned_for_its_gpus(planner: Planner) -> None:
     versions = {one.name: one for one in versions_at(planner, 0.7)}
-    assert {one.gpus for name, one in versions.items() if name in (UNALIGNED, "uniform", ONE_GPU)} == {1}
+    assert {one.gpus for name, one in versions.items() if name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}
     assert versions[DEFAULT].gpus == versions["pad 64"].gpus == planner.dense(fused=True).gpus == GPUS
     assert versions[DEFAULT].table_ns[str(DECODE)] < versions["pad 64"].table_ns[str(DECODE)]
+
+
+def test_the_fastest_for_one_gpu_is_beside_the_fastest_split(planner: Planner) -> None:
+    own, alone = fastest_versions(planner, 0.7, DECODE, 0.7)
+    assert (own.name, own.gpus, alone.name, alone.gpus) == (FASTEST, GPUS, FASTEST + FOR_ONE, 1)
+    assert max(own.loss, alone.loss) <= 0.7
+    assert planner.gpus == GPUS
+    assert planner.alone.gpus == 1
