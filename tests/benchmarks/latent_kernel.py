@@ -5,12 +5,12 @@
         --output latent-kernel-cpu.json
 
 A workload is ``batch@context``. Sizes are those of Llama-3-8B's attention; a share of its cache is that of the ranks of
-keys and values, multiples of 16, in groups of so many heads. Medians as ``gac profile`` takes them: CUDA graphs, every
-launch on another cache, L2 flushed. The dense cache is attended to by each backend of PyTorch, with the queries of a
-head as heads of their own and as tokens; ``ratio`` is the fastest of them over the kernel. ``bytes`` are of the latents
-and of the factors, ``share`` is what they would take at the bandwidth of a copy, over what the kernel takes. Error is
-against float32. ``--values early late`` times both orders in which values can be asked for. Rows are written one by
-one, and the same command goes on.
+keys and values, multiples of 16, in groups of so many heads. ``--keys`` are the parts of these ranks that keys have.
+Medians as ``gac profile`` takes them: CUDA graphs, every launch on another cache, L2 flushed. The dense cache is
+attended to by each backend of PyTorch, with the queries of a head as heads of their own and as tokens; ``ratio`` is the
+fastest of them over the kernel. ``bytes`` are of the latents and of the factors, ``share`` is what they would take at
+the bandwidth of a copy, over what the kernel takes. Error is against float32. ``--values early late`` times both orders
+in which values can be asked for. Rows are written one by one, and the same command goes on.
 """
 
 import json
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -65,11 +66,11 @@ class Sizes:
         cache = self.batch, self.kv_heads, self.context, self.size
         return self.normal(self.batch, self.heads, 1, self.size), self.normal(*cache), self.normal(*cache)
 
-    def latent(self, group: int, rank: int) -> Attention:
-        """The same attention over latents of this rank of each group of heads."""
+    def latent(self, group: int, ranks: Sequence[int]) -> Attention:
+        """The same attention over latents of each group of heads: keys of the first rank, values of the second."""
         groups = self.kv_heads // group
-        query, keys, values = (self.normal(self.batch, self.context, groups * rank) for _ in range(3))
-        factors = [self.normal(groups, group * self.size, rank) / rank**0.5 for _ in range(2)]
+        keys, values = (self.normal(self.batch, self.context, groups * rank) for rank in ranks)
+        factors = [self.normal(groups, group * self.size, rank) / rank**0.5 for rank in ranks]
         frequencies = 5e5 ** -(torch.arange(self.size // 2, device=self.device) / (self.size // 2))
         query = self.normal(self.batch, self.heads, 1, self.size)
         last = torch.full((1, 1), self.context - 1, device=self.device)
@@ -116,10 +117,9 @@ def expected(given: Attention, text: int) -> Tensor:
     return (scores.softmax(-1) @ made(given.values, given.v_factor)).flatten(0, 1)
 
 
-def row_of(clock: Any, bandwidth: float, sizes: Sizes, group: int, rank: int, early: bool | None) -> dict[str, Any]:
+def row_of(clock: Any, bandwidth: float, given: Attention, early: bool | None) -> dict[str, Any]:
     """What the kernel takes."""
-    given = sizes.latent(group, rank)
-    wanted, found = expected(given, sizes.batch - 1), given.run(early)[-1, 0].float()
+    wanted, found = expected(given, len(given.query) - 1), given.run(early)[-1, 0].float()
     error = float((found - wanted).norm() / wanted.norm())
     tensors = (given.keys, given.values, given.k_factor, given.v_factor)
     size = sum(one.numel() * one.element_size() for one in tensors if one is not None)
@@ -145,10 +145,16 @@ def cases(asked: Namespace) -> Iterator[dict[str, Any]]:
         yield {"workload": workload, "kind": "dense"}
         for share in asked.shares:
             for group in asked.groups:
-                rank = max(ALIGNED, round(share * group * asked.size / ALIGNED) * ALIGNED)
-                for values in asked.values:
-                    named = {"kind": "latent", "group": group, "rank": rank, "values": values}
-                    yield {"workload": workload} | named | {"cache": rank / (group * asked.size)}
+                full = group * asked.size
+                both = max(2 * ALIGNED, _aligned(2 * share * full))
+                for part, values in product(asked.keys, asked.values):
+                    keys = min(max(_aligned(part * both), ALIGNED, both - full), both - ALIGNED, full)
+                    named = {"kind": "latent", "group": group, "ranks": [keys, both - keys], "values": values}
+                    yield {"workload": workload} | named | {"cache": both / (2 * full)}
+
+
+def _aligned(rank: float) -> int:
+    return round(rank / ALIGNED) * ALIGNED
 
 
 def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any], dense: dict[str, float]) -> Any:
@@ -158,7 +164,8 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
     try:
         if case["kind"] == "dense":
             return case | dense_row(clock, bandwidth, sizes)
-        row = row_of(clock, bandwidth, sizes, case["group"], case["rank"], ORDERS[case["values"]])
+        given = sizes.latent(case["group"], case["ranks"])
+        row = row_of(clock, bandwidth, given, ORDERS[case["values"]])
         return case | row | {"ratio": dense[case["workload"]] / row["us"]}
     except Exception as failure:  # noqa: BLE001 - one that does not fit is a row too
         return case | {"failed": f"{type(failure).__name__}: {failure}".splitlines()[0][:200]}
@@ -167,7 +174,7 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
 def told(row: dict[str, Any]) -> str:
     head = f"{row['workload']:10} {row['kind']:6}"
     if row["kind"] == "latent":
-        head += f" {row['cache']:.3f} of the cache, groups of {row['group']}, rank {row['rank']:3}"
+        head += f" {row['cache']:.3f} of the cache, groups of {row['group']}, ranks {row['ranks']}"
         head += f", values {row['values']:5}"
     if "failed" in row:
         return f"{head} {row['failed']}"
@@ -182,6 +189,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=("1@32768", "16@8192", "1@131072"))
     parser.add_argument("--shares", nargs="+", type=float, default=(0.5, 0.35))
     parser.add_argument("--groups", nargs="+", type=int, default=(1, 2, 4), help="heads of a group")
+    parser.add_argument("--keys", nargs="+", type=float, default=(0.5,), help="their parts of the ranks")
     parser.add_argument("--values", nargs="+", choices=ORDERS, default=("own",))
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
