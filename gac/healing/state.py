@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -60,14 +61,14 @@ class Reached:
 
 
 class StateFile:
-    """The state of one healing, whole or absent.
+    """The state of one healing, whole or absent, in a folder of its own.
 
     Args:
         key: digest of everything that decides what a healing does.
     """
 
     def __init__(self, key: str) -> None:
-        self.path = home() / "healing" / f"{key}.safetensors"
+        self.path = home() / "healing" / key / "state.safetensors"
         self._next = time.monotonic() + EVERY
 
     @property
@@ -117,8 +118,8 @@ class StateFile:
         return reached, values
 
     def remove(self) -> None:
-        """Leave nothing behind."""
-        self.path.unlink(missing_ok=True)
+        """Leave nothing behind, nor what a run that was killed as it wrote had begun."""
+        shutil.rmtree(self.path.parent, ignore_errors=True)
 
 
 def key_of(model: Any, dense: str, ids: Mapping[str, Tensor], work: Work) -> str:
