@@ -108,8 +108,10 @@ def _latencies(ns: Ints, rows: CandidateSet, limited: Sequence[str]) -> Iterator
 
 
 def _widths(rows: CandidateSet, limited: Sequence[str]) -> Ints:
-    """The widths of shared GEMMs for the workloads whose latency is limited."""
-    return rows.width[:, [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]]
+    """What is shared by weights of the rows, for the workloads whose latency is limited."""
+    ours = [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]
+    starts = range(0, rows.width.shape[1], max(1, len(rows.columns) - len(COSTS)))
+    return rows.width[:, [start + one for start in starts for one in ours]]
 
 
 def _front(criteria: Floats, widths: Ints) -> NDArray[np.bool_]:

@@ -92,6 +92,14 @@ class Timing:
         """Output features that it adds to the GEMM that it shares, ``(dims, workloads)``: 0 where it runs apart."""
         return self._features(form, weight, dims)[1]
 
+    def none_joined(self, count: int) -> Ints:
+        """The same of so many dims of a weight that shares none."""
+        return np.zeros((count, len(self.workloads)), dtype=np.int64)
+
+    def of_shared(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Known:
+        """What weights run together, at each of the sums of what they have ``joined``."""
+        return self.of_fused(first, widths, scheme)
+
     def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Known:
         """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0.
 
@@ -101,7 +109,7 @@ class Timing:
         along = partial(
             self._along, lambda rows: linear(rows, first.in_features, 1), "n", scheme=scheme, made=first.made
         )
-        known = self.once(("widths", scheme.name), first, lambda: _ByWidth(len(self.workloads)))
+        known = self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads)))
         return known.at(widths, lambda lacking: along(self._for_all(lacking)))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
@@ -191,8 +199,8 @@ class Timing:
         return np.where(both, np.maximum(latency - rounding, 1), latency)
 
 
-class _ByWidth:
-    """What a GEMM takes at each of its output widths, each looked up once: combinations share few widths."""
+class ByWidth:
+    """What weights run together takes at each of its widths, each looked up once: combinations share few widths."""
 
     def __init__(self, workloads: int) -> None:
         self._looked_up = np.zeros(0, dtype=np.bool_)

@@ -9,7 +9,7 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.combining import combined, combined_sharing, criteria_of, reduced
 from gac.allocation.dims import dims_up_to, full_dim, that_run
 from gac.allocation.latencies import Timing
-from gac.allocation.options import of_shared_gemm, options_of, side_by_side, with_fused_gemm
+from gac.allocation.options import of_what_is_shared, options_of, side_by_side, with_fused_gemm
 from gac.allocation.rivals import Rivals
 from gac.arrays import Ints
 from gac.curves import LossCurve, LossCurves
@@ -132,9 +132,9 @@ class Making:
         return [] if rows is None else [rows]
 
     def _gemm(self, widths: Ints) -> Ints:
-        """The latency of the GEMM that the fused weights share, all in the one scheme."""
+        """The latency of what the fused weights run together, all in the one scheme."""
         (scheme,) = self.schemes
-        return of_shared_gemm(self.site, widths, scheme, self.timing)[0]
+        return of_what_is_shared(self.site, widths, scheme, self.timing)[0]
 
     def _possible(self, rows: CandidateSet) -> CandidateSet:
         """Without those of which a needed cost is unknown."""

@@ -42,18 +42,18 @@ def side_by_side(
 
 
 def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
-    """The same rows with the latency of the GEMM that their weights share, which is then accounted for."""
+    """The same rows with the latency of what their weights run together, which is then accounted for."""
     scheme, costs = scheme_named(str(rows.schemes[0, site.fused[0]])), rows.costs.copy()
-    latency, how = of_shared_gemm(site, rows.width, scheme, timing)
+    latency, how = of_what_is_shared(site, rows.width, scheme, timing)
     costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
     uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
     counts = {name: getattr(rows, name) + ones * uncounted for name, ones in _counted(latency, how).items()}
     return replace(rows, costs=costs, **counts, width=np.zeros_like(rows.width))
 
 
-def of_shared_gemm(site: Site, widths: Ints, scheme: Scheme, timing: Timing) -> Known:
-    """The latency of the GEMM that weights of the site share, at each of its widths, and how it is known."""
-    return timing.of_fused(site.weights[site.fused[0]], widths, scheme)
+def of_what_is_shared(site: Site, widths: Ints, scheme: Scheme, timing: Timing) -> Known:
+    """The latency of what weights of the site run together, at each of its widths, and how it is known."""
+    return timing.of_shared(site.weights[site.fused[0]], widths, scheme)
 
 
 def _counted(latency: Ints, how: Ints) -> dict[str, Ints]:
@@ -79,6 +79,6 @@ def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims:
         loss=np.zeros(count),
         costs=np.concatenate([np.array(counted, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
         **_counted(latency, how),
-        width=timing.joined(form, weight, dims) if fused else np.zeros_like(latency),
+        width=timing.joined(form, weight, dims) if fused else timing.none_joined(count),
         shared=np.full(count, fused),
     )

@@ -7,13 +7,24 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import BF16, DTYPE, LOADED, MEASURED, UNKNOWN, Known, Timing, look_up, sum_of_latencies
+from gac.allocation.latencies import (
+    BF16,
+    DTYPE,
+    LOADED,
+    MEASURED,
+    UNKNOWN,
+    ByWidth,
+    Known,
+    Timing,
+    look_up,
+    sum_of_latencies,
+)
 from gac.arrays import Ints
 from gac.errors import ProfileError
 from gac.forms import Form
 from gac.forms.tensor_parallel import COLLECTIVES, moved_axes, split_gemms, split_operations
 from gac.models.sites import Site, Weight
-from gac.operations import Operation
+from gac.operations import Operation, all_gather
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.table import Profile
 from gac.recipe import Deployment
@@ -55,19 +66,58 @@ class SplitTiming(Timing):
     """Latencies on each of several GPUs, which all run the same.
 
     What a GPU runs is the list of ``gac.forms.tensor_parallel``: each GEMM with the sizes that it has there, looked up
-    by itself, and the collectives that follow. Where first GEMMs are shared, each weight gathers its own outputs.
+    by itself, and the collectives that follow. What several weights gather from a GEMM that they share is gathered at
+    once.
     """
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         return self._summed(lambda rows: self._lists(form, weight, dims, rows), len(dims), scheme)
 
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
-        def rest(rows: int) -> Lists:
-            return [operations[1:] for operations in self._lists(form, weight, dims, rows)]
+        def behind(rows: int) -> Lists:
+            lists = self._lists(form, weight, dims, rows)
+            return [operations[2 if _gathers(operations) else 1 :] for operations in lists]
 
-        after = self._summed(rest, len(dims), scheme)
-        apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
-        return sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1])
+        features, numbers = self._features(form, weight, dims)[0], self._gathered(form, weight, dims)
+        alone = self._together(weight, features, np.where(features, numbers, 0), scheme)
+        after = self._summed(behind, len(dims), scheme)
+        return sum_of_latencies(alone[0], after[0]), np.maximum(alone[1], after[1])
+
+    def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
+        """Beside its features the numbers that it gathers with the others, ``(dims, 2 * workloads)``."""
+        features = super().joined(form, weight, dims)
+        return np.hstack([features, np.where(features, self._gathered(form, weight, dims), 0)])
+
+    def none_joined(self, count: int) -> Ints:
+        return np.tile(super().none_joined(count), 2)
+
+    def of_shared(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Known:
+        features, numbers = np.hsplit(widths, 2)
+        return self._together(first, features, numbers, scheme)
+
+    def _together(self, first: Weight, features: Ints, numbers: Ints, scheme: Scheme) -> Known:
+        """A GEMM of so many features on each GPU, and one gather of so many numbers behind it."""
+        gemm = self.of_fused(first, features, scheme)
+        known = self.once("gathers", first, lambda: ByWidth(len(self.workloads)))
+        gather = known.at(numbers, self._gathers_at)
+        return sum_of_latencies(gemm[0], gather[0]), np.maximum(gemm[1], gather[1])
+
+    def _gathers_at(self, numbers: Ints) -> Known:
+        """Gathers of so many numbers of each token, ``(n, workloads)``; none for 0."""
+        latency = np.full((len(numbers), len(self.workloads)), UNKNOWN, dtype=np.int64)
+        how = np.full_like(latency, MEASURED)
+        if self.profile is not None:
+            for column, workload in enumerate(self.workloads):
+                gather = all_gather(self.gpus, workload.rows, 1)
+                latency[:, column], how[:, column] = look_up(self.profile, gather, _OUT, numbers, DTYPE)
+        latency[numbers == 0], how[numbers == 0] = 0, MEASURED
+        return latency, how
+
+    def _gathered(self, form: Form, weight: Weight, dims: Ints) -> Ints:
+        """Numbers of a token that are gathered behind the first GEMM, ``(dims, workloads)``."""
+        lists = self._lists(form, weight, dims, 1)
+        found = [operations[1].axes[_OUT] if _gathers(operations) else 0 for operations in lists]
+        return self._for_all(np.array(found, dtype=np.int64))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
         """Which dims the profile shows to be sound on each GPU: those whose part of every GEMM is.
@@ -131,6 +181,11 @@ class SplitTiming(Timing):
             along = sizes[ours, names.index(axis)]
             ns[ours], how[ours] = look_up(self.profile, one, axis, along, DTYPE if together else scheme.dtype)
         return ns, how
+
+
+def _gathers(operations: Sequence[Operation]) -> bool:
+    """Whether a gather follows the first GEMM."""
+    return len(operations) > 1 and operations[1].operator == "all_gather"
 
 
 def _columns(operations: Sequence[Operation]) -> tuple[str, list[str], Ints]:

@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.distributed.device_mesh import DeviceMesh
 
 from gac.errors import GacError
 
 T = TypeVar("T")
-TOGETHER = 2**24
-"""Numbers that travel together at most, where there are more tensors than one."""
+TOGETHER = 2**26
+"""Bytes that travel together at most, where there are more tensors than one."""
 
 
 class Ranks:
@@ -132,12 +133,9 @@ class ProcessRanks(Ranks):
         return tensor
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        for held in _together(tensors):
-            mean = self.total(held[0] if len(held) == 1 else torch.cat([one.reshape(-1) for one in held]))
-            mean.div_(self.count)
-            if len(held) > 1:
-                parts = torch.split(mean, [one.numel() for one in held])
-                torch._foreach_copy_(held, [part.view_as(one) for part, one in zip(parts, held, strict=True)])
+        for held in _take_tensors(tensors, TOGETHER):  # type: ignore[no-untyped-call]
+            means = self.total(_flatten_dense_tensors(held))  # type: ignore[no-untyped-call]
+            torch._foreach_copy_(held, _unflatten_dense_tensors(means.div_(self.count), held))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -240,15 +238,3 @@ def _without_values(tensor: Tensor) -> Tensor:
 
 
 ALONE = Ranks()
-
-
-def _together(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in turn, those of one type and device in lists of ``TOGETHER`` numbers at most; a larger one is alone."""
-    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for one in tensors:
-        held = alike.setdefault((one.dtype, one.device), [])
-        if held and sum(other.numel() for other in held) + one.numel() > TOGETHER:
-            yield [*held]
-            held.clear()
-        held.append(one)
-    yield from filter(None, alike.values())

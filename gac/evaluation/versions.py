@@ -1,6 +1,7 @@
 """What a benchmark times: the dense model, a compressor's own dims, what is usually done about them, GAC's plans."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
@@ -209,7 +210,8 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
 def fastest_versions(planner: Planner, budget: float, workload: Workload, most_loss: float) -> list[Version]:
     """What ``fastest_version`` finds; for workloads of one row whose shapes the table holds in Triton, in it too.
 
-    There the dense model comes first. Over several GPUs what it finds for one is the last, where the table has that.
+    There the dense model comes first. Over several GPUs what it finds for one is the last, where the table
+    has that and it can be had.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
@@ -220,8 +222,9 @@ def fastest_versions(planner: Planner, budget: float, workload: Workload, most_l
         if dense.table_ns[str(workload)] is not None:
             found += [dense, fastest_version(planner, budget, workload, most_loss, triton=True)]
     if planner.gpus > 1 and planner.alone.dense(fused=True).table_ns[str(workload)] is not None:
-        alone = fastest_version(planner.alone, budget, workload, most_loss)
-        found.append(replace(alone, name=alone.name + FOR_ONE))
+        with suppress(BudgetError):
+            alone = fastest_version(planner.alone, budget, workload, most_loss)
+            found.append(replace(alone, name=alone.name + FOR_ONE))
     return found
 
 

@@ -80,16 +80,20 @@ class Gradients:
         return loss
 
     def _capture(self, given: Sequence[Tensor], shapes: tuple[torch.Size, ...]) -> None:
-        before = [one.clone() for one in self._held]
-        device = self._parameters[0].device
+        before, captured, why = [one.clone() for one in self._held], None, ""
         try:
-            self._captured[shapes] = _Captured(self._run, [one.to(device, copy=True) for one in given])
+            device = self._parameters[0].device
+            captured = _Captured(self._run, [one.to(device, copy=True) for one in given])
         except RuntimeError as failure:  # what PyTorch raises where a model waits for what its GPU finds, say
             why = str(failure).partition("\n")[0] or type(failure).__name__
-            logger.info("steps are not captured in a CUDA graph, and take longer: %s", why)
-            self._captures.on = False
-            self._captured.clear()
         torch._foreach_copy_(self._held, before)
+        reasons = [one for one in self._ranks.gathered(why) if one]  # all go on alike, for they average alike
+        if captured is not None and not reasons:
+            self._captured[shapes] = captured
+            return
+        logger.info("steps are not captured in a CUDA graph, and take longer: %s", reasons[0])
+        self._captures.on = False
+        self._captured.clear()
 
     def _run(self, *given: Tensor) -> Tensor:
         loss = self._loss(*given)

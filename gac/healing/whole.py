@@ -166,13 +166,17 @@ class _Steps:
         healing = self._healing
         return Gradients(self._loss, healing.trained.parameters.values(), healing.captures, healing.ranks)
 
-    def _add_gradients(self, which: Tensor, labels: float = 0.0) -> Tensor:
-        """Those of the mean loss over windows that are trained on, which is returned."""
+    def _add_gradients(self, which: Tensor, labels: float = 0.0, average: bool = True) -> Tensor:
+        """Those of the mean loss over windows that are trained on, which is returned.
+
+        Args:
+            average: over all processes.
+        """
         text, tokens = self._healing.text, torch.tensor(len(which) * self._healing.length)
         parts = torch.tensor_split(which, -(-len(which) // self._healing.at_once))
         self._gradients.begin()
         given = [(text.train[part], labels * text.given[part], tokens) for part in parts]
-        losses = [self._gradients.add(*one, last=one is given[-1]) for one in given]
+        losses = [self._gradients.add(*one, last=average and one is given[-1]) for one in given]
         return torch.stack(losses).sum()
 
     def _loss(self, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
@@ -188,7 +192,7 @@ class _Steps:
         part = torch.arange(min(count, len(healing.text.train)))
         for _ in range(2):
             begun = time.monotonic()
-            float(self._add_gradients(part))
+            float(self._add_gradients(part, average=False))  # of a step there are several such parts
         seconds = time.monotonic() - begun
         for one in healing.trained.parameters.values():
             one.grad = None

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from .latent_rounding import rounded
 from .latent_words import LARGEST
+from .ranks import Ranks
 
 
 class _EmptyLinear(nn.Linear):
@@ -32,9 +33,13 @@ class LowRankLinear(nn.Module):
 
     ``first`` holds A, ``second`` holds B and the bias. x has shape ``(..., in)``, y ``(..., out)``.
     Both are allocated, not initialised.
+
+    Attributes:
+        ranks: the processes of which each has some rows of A, and gathers A x from all; None: it has all it needs.
     """
 
     second: "nn.Linear | BlockLinear"
+    ranks: Ranks | None = None
 
     def __init__(self, in_features: int, rank: int, out_features: int, bias: bool = True, **where: Any) -> None:
         super().__init__()
@@ -43,7 +48,8 @@ class LowRankLinear(nn.Module):
         self.second = empty_linear(rank, out_features, bias=bias, **where)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.second(self.first(x))
+        hidden = self.first(x)
+        y: Tensor = self.second(hidden if self.ranks is None else self.ranks.gathered(hidden))
         return y
 
     def extra_repr(self) -> str:

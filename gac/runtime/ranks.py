@@ -52,11 +52,15 @@ class Ranks:
 
     def gathered(self, part: Tensor) -> Tensor:
         """The last axes of all processes, one after the other (all-gather): ``(..., size * n)`` of ``(..., n)``."""
+        return side_by_side(self.stacked(part))
+
+    def stacked(self, part: Tensor) -> Tensor:
+        """What all processes have, ``(size, ..., n)`` of ``(..., n)``."""
         _check_no_gradients(part)
         rows = part.reshape(-1, part.shape[-1]).contiguous()
         found = rows.new_empty(self.size * len(rows), rows.shape[1])
         _all_gather(found, rows, group=self.group)
-        return found.view(self.size, *part.shape).movedim(0, -2).flatten(-2)
+        return found.view(self.size, *part.shape)
 
     def check_alike(self, given: Any, what: str) -> None:
         """Refuse what is not the same in all processes.
@@ -75,6 +79,11 @@ class Ranks:
     def __deepcopy__(self, memo: Any) -> "Ranks":
         """Itself: copies of a model are split over the same processes."""
         return self
+
+
+def side_by_side(stacked: Tensor) -> Tensor:
+    """The last axes one after the other, ``(..., size * n)`` of ``(size, ..., n)``."""
+    return stacked.movedim(0, -2).flatten(-2)
 
 
 def _check_no_gradients(part: Tensor) -> None:

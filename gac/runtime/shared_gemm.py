@@ -1,6 +1,8 @@
 """Weights that read the same input run their first GEMMs as one: q/k/v and gate/up, in any forms."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional
 
 from .contract import apart_from
 from .modules import Heads, LowRankLinear, ValueLinear
+from .ranks import Ranks, side_by_side
 from .storage import Storage
 from .stored import StoredLinear, multiplied
 
@@ -23,20 +26,42 @@ class SharedGemm:
 
     Attributes:
         parts: the features of each weight, in the order of their calls.
+        gathering: by their place in that order, the pairs whose features come from all processes of a split model;
+            those that the GEMM gives are gathered at once.
     """
 
     parts: tuple[slice, ...]
+    gathering: Mapping[int, Ranks] = MappingProxyType({})
     read: Tensor | None = None
     output: Tensor | None = None
+    gathered: Tensor | None = None
 
     def of(self, at: int, x: Tensor) -> Tensor:
-        """The output of a weight for x ``(..., in)``."""
+        """The output of a weight for x ``(..., in)``, of all processes where these are gathered."""
         if at == 0:
-            self.read = self.output = None
+            self._drop()
         found = self._part_of(x, self.parts[at])
+        if at in self.gathering:
+            found = self._from_all(at, found, apart_from(x.numel() // x.shape[-1]))
         if at == len(self.parts) - 1:
-            self.read = self.output = None
+            self._drop()
         return found
+
+    def _drop(self) -> None:
+        self.read = self.output = self.gathered = None
+
+    def _from_all(self, at: int, own: Tensor, apart: int) -> Tensor:
+        """A part of all processes: by itself where it ran so, else as one of those that are gathered together."""
+        together = sorted((self.parts[one] for one in self.gathering), key=lambda part: part.start)
+        together = [part for part in together if part.stop - part.start < apart]
+        ranks, part = self.gathering[at], self.parts[at]
+        if part not in together:
+            return ranks.gathered(own)
+        if self.gathered is None:
+            assert self.output is not None
+            self.gathered = ranks.stacked(_taken(self.output, together))
+        start = sum(one.stop - one.start for one in together[: together.index(part)])
+        return side_by_side(self.gathered[..., start : start + part.stop - part.start])
 
     def _part_of(self, x: Tensor, part: slice) -> Tensor:
         """This part's output; the GEMM runs unless the last one read the same tensor."""
@@ -45,14 +70,21 @@ class SharedGemm:
             return self._multiplied(x, part)
         if self.output is None or self.read is not x:
             joined = max(one.stop for one in self.parts if one.stop - one.start < apart)
-            self.read, self.output = x, self._multiplied(x, slice(0, joined))
+            self.read, self.output, self.gathered = x, self._multiplied(x, slice(0, joined)), None
         return self.output[..., part]
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
         raise NotImplementedError
 
 
-def _side_by_side(features: Sequence[int], step: int = 1) -> tuple[slice, ...]:
+def _taken(output: Tensor, parts: Sequence[slice]) -> Tensor:
+    """Some features of it, one part after the other; a view where they lie so."""
+    if all(one.stop == other.start for one, other in pairwise(parts)):
+        return output[..., parts[0].start : parts[-1].stop]
+    return torch.cat([output[..., part] for part in parts], -1)
+
+
+def _laid_out(features: Sequence[int], step: int = 1) -> tuple[slice, ...]:
     """Where each weight's features lie, the shortest first, each from a multiple of the step on."""
     found, end = dict[int, slice](), 0
     for at in sorted(range(len(features)), key=features.__getitem__):
@@ -72,7 +104,7 @@ class FusedInput(SharedGemm, nn.Module):
     def __init__(self, firsts: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.multiply: Callable[..., Tensor] = functional.linear
-        self.parts = _side_by_side([first.out_features for first in firsts])
+        self.parts = _laid_out([first.out_features for first in firsts])
         firsts = sorted(firsts, key=lambda first: first.out_features)
         reference = firsts[0].weight
         self.weight = nn.Parameter(torch.cat([first.weight.detach() for first in firsts]), reference.requires_grad)
@@ -101,7 +133,7 @@ class FusedStored(SharedGemm):
     def __init__(self, members: Sequence[StoredLinear]) -> None:
         self._members, self._storage = tuple(members), members[0].storage
         self._columns = members[0].in_features
-        self.parts = _side_by_side([one.out_features for one in members], self._storage.step)
+        self.parts = _laid_out([one.out_features for one in members], self._storage.step)
         self._held: dict[str, Tensor] = {}
         self.join()
         for at, one in enumerate(members):
@@ -205,10 +237,15 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
     """
     weights: list[Any] = [model.get_submodule(name) for name in names]
     firsts = [first_of(weight) for weight in weights]
+    pairs = {at: weight for at, weight in enumerate(weights) if getattr(weight, "ranks", None) is not None}
+    gathering = {at: pair.ranks for at, pair in pairs.items()}
     if storage_of(firsts[0]) is not None:
-        FusedStored(firsts)
+        FusedStored(firsts).gathering = gathering
+        for pair in pairs.values():
+            pair.ranks = None  # its first factor hands on what is gathered
         return
     fused = FusedInput(firsts)
+    fused.gathering = gathering
     for at, (name, weight) in enumerate(zip(names, weights, strict=True)):
         model.set_submodule(name, FusedMember(fused, weight, at).train(weight.training))
 

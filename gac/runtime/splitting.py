@@ -124,7 +124,7 @@ def _join(pair: LowRankLinear, name: str, cuts: Mapping[str, Cut], ranks: Ranks)
         pair.first.in_features, pair.first.out_features, pair.second.out_features
     )  # fmt: skip
     if first is not None and first.style == "colwise_gather":
-        pair.second.register_forward_pre_hook(_GatherInput(ranks))  # where first GEMMs are shared, no other one runs
+        pair.ranks = ranks
     if second is not None and second.style == "colwise_gather":
         pair.second.register_forward_hook(_Gather(ranks))
         pair.out_features *= ranks.size
@@ -145,12 +145,6 @@ class _Sum(_Hook):
 class _Gather(_Hook):
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return self.ranks.gathered(output)
-
-
-class _GatherInput(_Hook):
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        (x,) = inputs
-        return (self.ranks.gathered(x),)
 
 
 def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:

@@ -177,3 +177,18 @@ def test_the_fastest_for_one_gpu_is_beside_the_fastest_split(planner: Planner) -
     assert max(own.loss, alone.loss) <= 0.7
     assert planner.gpus == GPUS
     assert planner.alone.gpus == 1
+
+
+def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:
+    timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
+    dense, dims = form_named("dense"), np.array([512, 1024])
+    own, full = timing.joined(LOW_RANK, Q, dims), timing.joined(dense, Q, np.array([4096]))
+    assert own.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all
+    assert full.tolist() == [[1024, 0]]
+    assert timing.none_joined(2).tolist() == [[0, 0], [0, 0]]
+    latency, how = timing.of_shared(Q, own[:1] + own[1:] + full)
+    runs = linear(1, 4096, 128 + 256 + 1024), all_gather(GPUS, 1, 512 + 1024)
+    assert latency[0, 0] == pytest.approx(sum(ns_of(Point(one)) for one in runs), abs=2)
+    assert how[0, 0] == MEASURED
+    after, _ = timing.after_fused(LOW_RANK, Q, dims)
+    assert after[:, 0].tolist() == [ceil(ns_of(Point(linear(1, dim, 1024)))) for dim in dims.tolist()]

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.8)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=400_000)
-    parser.add_argument("--steps", type=int, default=whole.STEPS, help="that the tokens are for at least")
+    parser.add_argument("--steps", type=int, default=whole.STEPS, help="at least so many, by smaller batches")
     parser.add_argument("--parts", action="store_true")
     asked = parser.parse_args()
     whole.STEPS = asked.steps

@@ -5,7 +5,7 @@
         --output latent-kernel-cpu.json
 
 A workload is ``batch@context``. Sizes are those of Llama-3-8B's attention; a share of its cache is that of the ranks of
-keys and values, multiples of 16, in groups of so many heads. ``--keys`` are the parts of these ranks that keys have.
+keys and values, multiples of 16, in groups of so many heads. ``--keys`` says what part of both is of keys.
 Medians as ``gac profile`` takes them: CUDA graphs, every launch on another cache, L2 flushed. The dense cache is
 attended to by each backend of PyTorch, with the queries of a head as heads of their own and as tokens; ``ratio`` is the
 fastest of them over the kernel. ``bytes`` are of the latents and of the factors, ``share`` is what they would take at
@@ -146,7 +146,7 @@ def cases(asked: Namespace) -> Iterator[dict[str, Any]]:
         for share in asked.shares:
             for group in asked.groups:
                 full = group * asked.size
-                both = max(2 * ALIGNED, _aligned(2 * share * full))
+                both = 2 * max(ALIGNED, _aligned(share * full))
                 for part, values in product(asked.keys, asked.values):
                     keys = min(max(_aligned(part * both), ALIGNED, both - full), both - ALIGNED, full)
                     named = {"kind": "latent", "group": group, "ranks": [keys, both - keys], "values": values}
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=("1@32768", "16@8192", "1@131072"))
     parser.add_argument("--shares", nargs="+", type=float, default=(0.5, 0.35))
     parser.add_argument("--groups", nargs="+", type=int, default=(1, 2, 4), help="heads of a group")
-    parser.add_argument("--keys", nargs="+", type=float, default=(0.5,), help="their parts of the ranks")
+    parser.add_argument("--keys", nargs="+", type=float, default=(0.5,), help="their part of both ranks")
     parser.add_argument("--values", nargs="+", choices=ORDERS, default=("own",))
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)

@@ -1,6 +1,7 @@
 """What each process of a run of several does, where gradients are averaged over them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from gac.distributed import ranks
 from gac.distributed.run import this_run
+from gac.healing import gradients
 from gac.healing.gradients import Captures, Gradients
 
 
@@ -19,11 +21,33 @@ def average(folder: Path) -> None:
     parts = [torch.full((2, 3), 1.0 + ours.own), torch.full((1, 3), 10.0 * ours.own)]
     losses = [float(found.add(one, last=one is parts[-1]).detach()) for one in parts]
     assert losses == [0, 0]
-    ranks.TOGETHER = 6
+    ranks.TOGETHER = 24
     mixed = [torch.full(size, float(ours.own), dtype=one) for size, one in SIZES]
     ours.average(mixed)
     assert [one.shape for one in mixed] == [torch.Size(size) for size, _ in SIZES]
     torch.save([weight.grad, bias.grad, *mixed], folder / f"{ours.own}.pt")
+
+
+def capture(folder: Path) -> None:
+    """Runs that can be captured in both processes, and then others that cannot in the second one."""
+    ours, weight, captures = this_run(), nn.Parameter(torch.zeros(3)), Captures(True)
+
+    class Captured:
+        def __init__(self, run: Any, given: Any) -> None:
+            if ours.own and len(given[0]) > 2:
+                raise RuntimeError("no room")
+            self.run = lambda given: run(*given)
+
+    gradients._Captured = Captured  # type: ignore[assignment, misc]
+    found = Gradients(lambda rows: (rows @ weight).sum(), [weight], captures, ours)
+    means = []
+    for rows in (2, 3, 3):
+        weight.grad = None
+        found.begin()
+        found.add(torch.full((rows, 3), 1.0 + ours.own))
+        assert weight.grad is not None
+        means.append(weight.grad.tolist())
+    torch.save((means, captures.on), folder / f"{ours.own}.pt")
 
 
 SIZES = [((2, 2), torch.float32), ((3,), torch.float64), ((2,), torch.float32), ((), torch.float32)]

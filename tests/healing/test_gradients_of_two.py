@@ -20,5 +20,11 @@ def test_gradients_become_means_over_processes_with_the_last_part_of_a_batch(tmp
         assert [one.dtype for one in mixed] == [dtype for _, dtype in work.SIZES]
 
 
+def test_where_one_process_cannot_capture_none_does(tmp_path: Path) -> None:
+    assert together(2, work.capture, tmp_path / "home", tmp_path) == WELL
+    for rank in range(2):
+        assert torch.load(tmp_path / f"{rank}.pt") == ([[3.0] * 3, [4.5] * 3, [4.5] * 3], False)
+
+
 def test_gradients_of_a_later_pass_stay_those_of_one_process(tmp_path: Path) -> None:
     assert together(2, work.once_each, tmp_path / "home") == WELL
