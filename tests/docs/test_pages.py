@@ -44,7 +44,8 @@ def _exists(words: list[str]) -> bool:
         extras = re.findall(r"\.\[([\w,]+)\]", " ".join(arguments))
         return {one for some in extras for one in some.split(",")} <= set(PROJECT["project"]["optional-dependencies"])
     if program == "torchrun":
-        return _exists(arguments[arguments.index("-m") + 1 :])
+        at = arguments.index("-m")
+        return _script_exists(arguments[at:]) if "." in arguments[at + 1] else _exists(arguments[at + 1 :])
     if program == "python":
         return _script_exists(arguments)
     if program == ".venv/bin/pytest":
