@@ -42,15 +42,19 @@ def timing_of(profile: Profile | None, run: Deployment) -> Timing:
 
 
 def check_collectives(profile: Profile, run: Deployment, sites: Sequence[Site]) -> None:
-    """Refuse a table without the collectives that so many GPUs run for the workloads, as wide as the sites' outputs.
+    """Refuse a table without the collectives that so many GPUs run for the workloads.
+
+    They have to be as wide as the sites' outputs, and gathers as what weights that share a GEMM gather at most.
 
     Raises:
         ProfileError: says how they are measured.
     """
     gpus = run.tensor_parallel
-    widest = max((weight.out_features for site in sites for weight in site.weights if weight.writes), default=1)
+    written = max((weight.out_features for site in sites for weight in site.weights if weight.writes), default=1)
+    fused = ([site.weights[at] for at in site.fused] for site in sites)
+    gathered = max((sum(min(one.in_features, one.out_features) for one in weights) for weights in fused), default=1)
     for workload in run.parsed if gpus > 1 else ():
-        for operator in ("all_reduce", "all_gather"):
+        for operator, widest in (("all_reduce", written), ("all_gather", max(written, gathered))):
             known = profile.rows_of(operator, {"gpus": gpus, "m": workload.rows}, "n", DTYPE).dims
             if known.max(initial=0) < widest:
                 raise ProfileError(

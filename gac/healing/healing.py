@@ -71,7 +71,7 @@ class Healing:
         self.model, self.dense, self.text, self.work, self.ranks = model, dense, text, work, ranks
         self.plan, self.state, self.progress, self._begun = plan, state, progress, begun
         self.names = [f"{family_of(model.config).layers}.{at}" for at in range(model.config.num_hidden_layers)]
-        self.at_once = windows_at_once(model, self.length)
+        self.at_once = min(ranks.gathered(windows_at_once(model, self.length)))
         self.trained = trainables(model, plan, work)
         self.given, self.best, self.moments = self.trained.values(), {}, {}
         self.captures = Captures(can_be_captured(model, dense))

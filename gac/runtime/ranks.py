@@ -52,7 +52,7 @@ class Ranks:
 
     def gathered(self, part: Tensor) -> Tensor:
         """The last axes of all processes, one after the other (all-gather): ``(..., size * n)`` of ``(..., n)``."""
-        return side_by_side(self.stacked(part))
+        return self.stacked(part).movedim(0, -2).flatten(-2)
 
     def stacked(self, part: Tensor) -> Tensor:
         """What all processes have, ``(size, ..., n)`` of ``(..., n)``."""
@@ -79,11 +79,6 @@ class Ranks:
     def __deepcopy__(self, memo: Any) -> "Ranks":
         """Itself: copies of a model are split over the same processes."""
         return self
-
-
-def side_by_side(stacked: Tensor) -> Tensor:
-    """The last axes one after the other, ``(..., size * n)`` of ``(size, ..., n)``."""
-    return stacked.movedim(0, -2).flatten(-2)
 
 
 def _check_no_gradients(part: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from .contract import apart_from
 from .modules import Heads, LowRankLinear, ValueLinear
-from .ranks import Ranks, side_by_side
+from .ranks import Ranks
 from .storage import Storage
 from .stored import StoredLinear, multiplied
 
@@ -52,16 +52,18 @@ class SharedGemm:
 
     def _from_all(self, at: int, own: Tensor, apart: int) -> Tensor:
         """A part of all processes: by itself where it ran so, else as one of those that are gathered together."""
+        ranks, size = self.gathering[at], own.shape[-1]
+        if size >= apart:
+            return ranks.gathered(own)
         together = sorted((self.parts[one] for one in self.gathering), key=lambda part: part.start)
         together = [part for part in together if part.stop - part.start < apart]
-        ranks, part = self.gathering[at], self.parts[at]
-        if part not in together:
-            return ranks.gathered(own)
+        sizes = [part.stop - part.start for part in together]
         if self.gathered is None:
             assert self.output is not None
-            self.gathered = ranks.stacked(_taken(self.output, together))
-        start = sum(one.stop - one.start for one in together[: together.index(part)])
-        return side_by_side(self.gathered[..., start : start + part.stop - part.start])
+            stacked = ranks.stacked(_taken(self.output, together))
+            self.gathered = torch.cat([one for part in torch.split(stacked, sizes, -1) for one in part], -1)
+        start = ranks.size * sum(sizes[: together.index(self.parts[at])])
+        return self.gathered[..., start : start + ranks.size * size]
 
     def _part_of(self, x: Tensor, part: slice) -> Tensor:
         """This part's output; the GEMM runs unless the last one read the same tensor."""

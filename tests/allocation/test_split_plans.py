@@ -85,7 +85,7 @@ def test_between_measured_collectives_latency_is_read_off_the_line(profile: Prof
     expected = sum(ns_of(Point(one)) for one in (linear(1, 4096, rank // GPUS), linear(1, rank, 1024)))
     assert latency[0, 0] == pytest.approx(expected + ns_of(Point(all_gather(GPUS, 1, rank))), rel=0.02)
     assert how[0, 0] == INTERPOLATED
-    latency, _ = profile.latency("all_gather", {"gpus": GPUS, "m": 1}, "n", np.array([16, 40, 2**15]))
+    latency, _ = profile.latency("all_gather", {"gpus": GPUS, "m": 1}, "n", np.array([16, 40, 2**16]))
     assert latency.tolist() == [UNKNOWN, ceil(ns_of(Point(all_gather(GPUS, 1, 40)))), UNKNOWN]
     assert not any(one.operator.startswith("all_") for one in profile.sweeps())
 
@@ -153,6 +153,13 @@ def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> 
     with pytest.raises(GacError) as error:
         planner.plan_by_default(0.7, **options)
     assert str(error.value).startswith(message)
+
+
+def test_a_table_has_what_pairs_gather_together(planner: Planner) -> None:
+    known = [one for one in table().measurements if one.operator != "all_gather" or one.shape["n"] <= 4096]
+    narrow = replace(planner, problem=replace(planner.problem, profile=make_profile(known)))
+    with pytest.raises(ProfileError, match=r"without all_gather of 8,192 columns on 4 GPUs"):
+        narrow.plan_by_default(0.7)
 
 
 def test_parts_are_as_aligned_as_is_asked_for(planner: Planner) -> None:

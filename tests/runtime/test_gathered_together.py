@@ -1,6 +1,9 @@
 """Pairs of a split model that share their first GEMM gather what it gives at once."""
 
-from dataclasses import dataclass, field
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,31 +14,54 @@ from gac.runtime.modules import LowRankLinear
 from gac.runtime.ranks import Ranks
 from gac.runtime.shared_gemm import share_gemm
 
-READ = 16
+READ, SIZE = 16, 2
+
+
+class Meeting:
+    """Where processes, which are threads here, leave what they have for the others; ``widths``: of each gather."""
+
+    def __init__(self) -> None:
+        self.barrier, self.left, self.widths = threading.Barrier(SIZE), [torch.empty(0)] * SIZE, list[int]()
 
 
 @dataclass(frozen=True, eq=False)
-class Twins(Ranks):
-    """Two processes that have the same; ``widths`` has the columns of each gather."""
+class Threads(Ranks):
+    """Processes that meet."""
 
-    widths: list[int] = field(default_factory=list)
+    meeting: Meeting
 
     def stacked(self, part: Tensor) -> Tensor:
-        self.widths.append(part.shape[-1])
-        return torch.stack([part, part])
+        self.meeting.left[self.rank] = part
+        self.meeting.barrier.wait(20)
+        found = torch.stack(self.meeting.left)
+        if self.meeting.barrier.wait(20) == 0:
+            self.meeting.widths.append(part.shape[-1])
+        return found
 
 
-def weights(ranks: Ranks, dense: int) -> nn.ModuleDict:
-    """Pairs of ranks 8 and 12, of whose first factors a process has half the rows, and a dense weight between them."""
-    found = {"q": LowRankLinear(READ, 8, 10), "k": nn.Linear(READ, dense), "v": LowRankLinear(READ, 12, 9)}
-    for pair in (found["q"], found["v"]):
-        pair.first = nn.Linear(READ, pair.rank // 2, bias=False)
-        nn.init.normal_(pair.second.weight)
-        nn.init.normal_(pair.second.bias)
-        pair.ranks = ranks
+def weights(dense: int) -> nn.ModuleDict:
+    """Pairs of ranks 8 and 12, and a dense weight between them."""
+    found = {"q": LowRankLinear(READ, 8, 10), "k": nn.Linear(READ, SIZE * dense), "v": LowRankLinear(READ, 12, 9)}
+    for one in nn.ModuleDict(found).parameters():
+        nn.init.normal_(one)
     return nn.ModuleDict(found).requires_grad_(False)
 
 
+def part_of(whole: nn.ModuleDict, ranks: Ranks) -> nn.ModuleDict:
+    """What a process has: its rows of first factors, and of the dense weight."""
+    model = copy.deepcopy(whole)
+    for weight in model.values():
+        first = shared_gemm.first_of(weight)
+        for parameter in first.parameters():
+            parameter.data = parameter.data.chunk(SIZE)[ranks.rank].clone()
+        first.out_features //= SIZE
+        if isinstance(weight, LowRankLinear):
+            weight.ranks = ranks
+    share_gemm(model, ["q", "k", "v"])
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
     ("dense", "apart", "gathers"),
     [
@@ -45,26 +71,16 @@ def weights(ranks: Ranks, dense: int) -> nn.ModuleDict:
     ],
 )
 def test_what_pairs_gather_from_one_gemm_is_gathered_at_once(
-    dense: int, apart: int, gathers: list[int], monkeypatch: pytest.MonkeyPatch
+    dense: int, apart: int, gathers: list[int], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_gemm, "apart_from", lambda rows: apart)
-    ranks = Twins(None, 0, 2, torch.device("cpu"))
-    model, x = weights(ranks, dense), torch.randn(2, 5, READ)
-    due = [one(x) for one in model.values()]
-    assert ranks.widths == [4, 6]
-    share_gemm(model, ["q", "k", "v"])
-    for _ in range(2):
-        ranks.widths.clear()
-        for one, wanted in zip(model.values(), due, strict=True):
-            torch.testing.assert_close(one(x), wanted)
-        assert ranks.widths == gathers
-
-
-def test_another_input_is_gathered_anew() -> None:
-    ranks = Twins(None, 0, 2, torch.device("cpu"))
-    model, inputs = weights(ranks, 20), torch.randn(2, 3, READ)
-    due = [model["q"](inputs[0]), model["v"](inputs[1])]
-    share_gemm(model, ["q", "k", "v"])
-    ranks.widths.clear()
-    torch.testing.assert_close([model["q"](inputs[0]), model["v"](inputs[1])], due)
-    assert ranks.widths == [10, 10]
+    whole, meeting, inputs = weights(dense), Meeting(), torch.randn(2, 1, rows, READ)
+    models = [part_of(whole, Threads(None, rank, SIZE, torch.device("cpu"), meeting)) for rank in range(SIZE)]
+    for x in inputs:
+        meeting.widths.clear()
+        with ThreadPoolExecutor(SIZE) as threads:
+            found = list(threads.map(lambda model, x=x: [one(x) for one in model.values()], models))
+        assert meeting.widths == gathers
+        for rank, ours in enumerate(found):
+            due = whole["q"](x), whole["k"](x).chunk(SIZE, -1)[rank], whole["v"](x)
+            torch.testing.assert_close(ours, [*due])

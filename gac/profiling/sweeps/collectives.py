@@ -26,8 +26,8 @@ from gac.workloads import Workload
 
 logger = logging.getLogger("gac")
 
-WIDEST = 16384
-"""The most columns: the outputs of the largest models' layers."""
+WIDEST = 32768
+"""The most columns: what pairs of the largest models' layers gather together."""
 
 _NARROWEST = 8
 
@@ -35,7 +35,7 @@ _NARROWEST = 8
 def collective_points(gpus: int, workloads: Sequence[Workload] = WORKLOADS, dtype: str = "bf16") -> tuple[Point, ...]:
     """All-reduces, all-gathers and reduce-scatters of as many rows as each workload has.
 
-    Columns go from 8 (of each GPU, where they are divided) to 16,384, in steps of a third to a half.
+    Columns go from 8 (of each GPU, where they are divided) to 32,768, in steps of a third to a half.
 
     Raises:
         ProfileError: the dtype is neither ``bf16`` nor ``fp16``.

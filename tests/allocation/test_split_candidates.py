@@ -1,0 +1,90 @@
+"""Candidates of weights that are split over two GPUs and share a GEMM, beside every combination by hand."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from gac.allocation.candidates import candidates
+from gac.allocation.latencies import fixed_of
+from gac.allocation.split_latencies import SplitTiming
+from gac.costs import PARAMS, ns_of
+from gac.forms import form_named
+from gac.forms.tensor_parallel import split_operations
+from gac.models.sites import Site, Weight
+from gac.operations import Operation, all_gather, linear
+from gac.profiling.table import Profile
+from gac.recipe import Space
+from gac.runtime import contract
+from gac.runtime.contract import apart_from
+from gac.workloads import Workload
+from tests.allocation.small_problems import curves_by
+from tests.allocation.small_problems import measured as row
+from tests.allocation.test_candidates import DECODE, PREFILL, curve, profile
+
+GPUS, READ = 2, 64
+WEIGHTS = (
+    Weight("q", 64, READ, reads="in"),
+    Weight("k", 16, READ, reads="in"),
+    Weight("v", 16, READ, reads="in"),
+)
+SITE = Site("s", 0, "s", WEIGHTS, fused=(0, 1, 2))
+WORKLOADS = (PREFILL, DECODE)
+LOW_RANK, DENSE = form_named("low_rank"), form_named("dense")
+
+
+@pytest.fixture(scope="module")
+def table() -> Profile:
+    """Any latencies."""
+    dice = np.random.default_rng(0)
+    shapes = [("linear", {"m": m, "k": READ, "n": n}) for m in (1024, 1) for n in range(1, 129)]
+    shapes += [("linear", {"m": m, "k": k, "n": n}) for m in (1024, 1) for k in range(1, READ) for n in (32, 8)]
+    shapes += [("all_gather", {"gpus": GPUS, "m": m, "n": n}) for m in (1024, 1) for n in range(2, 201, 2)]
+    return profile(
+        *(row(name, float(dice.integers(50, 6000 if name == "all_gather" else 60)), **sizes) for name, sizes in shapes)
+    )
+
+
+def by_hand(table: Profile, forms: list[str], dims: list[int], workload: Workload) -> int:
+    """Parts that run apart with their gathers, one GEMM and one gather of all others, and the second factors; or -1."""
+    runs, width, numbers = list[Operation](), 0, 0
+    for weight, form, dim in zip(WEIGHTS, map(form_named, forms), dims, strict=True):
+        first, *behind = split_operations(form, weight, dim, workload.rows, GPUS)
+        gather = behind[:1] if form is LOW_RANK else []
+        runs += behind[len(gather) :]
+        if first.axes["n"] >= apart_from(workload.rows):
+            runs += [first, *gather]
+        else:
+            width += first.axes["n"]
+            numbers += sum(one.axes["n"] for one in gather)
+    runs += [linear(workload.rows, READ, width)] * (width > 0)
+    runs += [all_gather(GPUS, workload.rows, numbers)] * (numbers > 0)
+    found = [int(table.latency(one.operator, fixed_of(one, "n"), "n", np.array([one.axes["n"]]))[0][0]) for one in runs]
+    return -1 if min(found) < 0 else sum(found)
+
+
+@pytest.mark.parametrize("enough", [1 << 22, 10 << 10, 4 << 10])
+def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
+    enough: int, table: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract, "_ENOUGH_OUTPUTS", enough)
+    curves = curves_by(low_rank={one.name: curve(one.out_features, at) for at, one in enumerate(WEIGHTS)})
+    columns = [PARAMS, *map(ns_of, WORKLOADS)]
+    timing = SplitTiming(table, WORKLOADS, False, GPUS)
+    found = candidates(SITE, curves, Space(("low_rank",), align=False), timing, columns)
+    for forms, dims, latency in zip(found.forms.tolist(), found.dims.tolist(), found.latency.tolist(), strict=True):
+        assert latency == [by_hand(table, forms, dims, one) for one in WORKLOADS]
+    choices = []
+    for one in WEIGHTS:
+        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(one) + 1) if rank % GPUS == 0]
+        choices.append([("dense", DENSE.full(one)), *(("low_rank", rank) for rank in ranks)])
+    for combination in product(*choices):
+        forms, dims = [form for form, _ in combination], [dim for _, dim in combination]
+        latency = [by_hand(table, forms, dims, one) for one in WORKLOADS]
+        if min(latency) < 0:
+            continue
+        each = list(zip(WEIGHTS, forms, dims, strict=True))
+        params = sum(form_named(form).params(one, dim) for one, form, dim in each)
+        loss = sum(float(curves.of(LOW_RANK, one).loss[dim]) for one, form, dim in each if form != "dense")
+        no_worse = (found.params <= params) & (found.loss <= loss + 1e-12) & (found.latency <= latency).all(1)
+        assert no_worse.any(), combination
