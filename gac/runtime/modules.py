@@ -35,11 +35,11 @@ class LowRankLinear(nn.Module):
     Both are allocated, not initialised.
 
     Attributes:
-        ranks: the processes of which each has some rows of A, and gathers A x from all; None: it has all it needs.
+        gathers_from: the processes of which each has some rows of A, so that A x comes from all; None: it is whole.
     """
 
     second: "nn.Linear | BlockLinear"
-    ranks: Ranks | None = None
+    gathers_from: Ranks | None = None
 
     def __init__(self, in_features: int, rank: int, out_features: int, bias: bool = True, **where: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class LowRankLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)
-        y: Tensor = self.second(hidden if self.ranks is None else self.ranks.gathered(hidden))
+        y: Tensor = self.second(hidden if self.gathers_from is None else self.gathers_from.gathered(hidden))
         return y
 
     def extra_repr(self) -> str:

@@ -239,12 +239,12 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
     """
     weights: list[Any] = [model.get_submodule(name) for name in names]
     firsts = [first_of(weight) for weight in weights]
-    pairs = {at: weight for at, weight in enumerate(weights) if getattr(weight, "ranks", None) is not None}
-    gathering = {at: pair.ranks for at, pair in pairs.items()}
+    pairs = {at: weight for at, weight in enumerate(weights) if getattr(weight, "gathers_from", None) is not None}
+    gathering = {at: pair.gathers_from for at, pair in pairs.items()}
     if storage_of(firsts[0]) is not None:
         FusedStored(firsts).gathering = gathering
         for pair in pairs.values():
-            pair.ranks = None  # its first factor hands on what is gathered
+            pair.gathers_from = None  # its first factor hands on what is gathered
         return
     fused = FusedInput(firsts)
     fused.gathering = gathering

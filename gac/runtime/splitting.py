@@ -124,7 +124,7 @@ def _join(pair: LowRankLinear, name: str, cuts: Mapping[str, Cut], ranks: Ranks)
         pair.first.in_features, pair.first.out_features, pair.second.out_features
     )  # fmt: skip
     if first is not None and first.style == "colwise_gather":
-        pair.ranks = ranks
+        pair.gathers_from = ranks
     if second is not None and second.style == "colwise_gather":
         pair.second.register_forward_hook(_Gather(ranks))
         pair.out_features *= ranks.size

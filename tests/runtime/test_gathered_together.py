@@ -56,7 +56,7 @@ def part_of(whole: nn.ModuleDict, ranks: Ranks) -> nn.ModuleDict:
             parameter.data = parameter.data.chunk(SIZE)[ranks.rank].clone()
         first.out_features //= SIZE
         if isinstance(weight, LowRankLinear):
-            weight.ranks = ranks
+            weight.gathers_from = ranks
     share_gemm(model, ["q", "k", "v"])
     return model
 
