@@ -28,7 +28,7 @@ class CandidateSet:
         interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
         modelled: how many were modelled, likewise.
         width: output features of the GEMM that weights share, as long as its latency is not in ``costs``,
-            ``(n, workloads)``; over several GPUs the numbers that are gathered behind it stand beside them.
+            ``(n, workloads)``; over several GPUs the numbers that are gathered after it stand beside them.
         shared: whether the first GEMMs of its fused weights run as one, shape ``(n,)``.
     """
 

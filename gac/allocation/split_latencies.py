@@ -78,19 +78,19 @@ class SplitTiming(Timing):
         return self._summed(lambda rows: self._lists(form, weight, dims, rows), len(dims), scheme)
 
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
-        def behind(rows: int) -> Lists:
+        def after_both(rows: int) -> Lists:
             lists = self._lists(form, weight, dims, rows)
-            return [operations[2 if _gathers(operations) else 1 :] for operations in lists]
+            return [operations[2 if _gather_follows(operations) else 1 :] for operations in lists]
 
-        features, numbers = self._features(form, weight, dims)[0], self._gathered(form, weight, dims)
+        features, numbers = self._features(form, weight, dims)[0], self._to_gather(form, weight, dims)
         alone = self._together(weight, features, np.where(features, numbers, 0), scheme)
-        after = self._summed(behind, len(dims), scheme)
+        after = self._summed(after_both, len(dims), scheme)
         return sum_of_latencies(alone[0], after[0]), np.maximum(alone[1], after[1])
 
     def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         """Beside its features the numbers that it gathers with the others, ``(dims, 2 * workloads)``."""
         features = super().joined(form, weight, dims)
-        return np.hstack([features, np.where(features, self._gathered(form, weight, dims), 0)])
+        return np.hstack([features, np.where(features, self._to_gather(form, weight, dims), 0)])
 
     def none_joined(self, count: int) -> Ints:
         return np.tile(super().none_joined(count), 2)
@@ -100,13 +100,13 @@ class SplitTiming(Timing):
         return self._together(first, features, numbers, scheme)
 
     def _together(self, first: Weight, features: Ints, numbers: Ints, scheme: Scheme) -> Known:
-        """A GEMM of so many features on each GPU, and one gather of so many numbers behind it."""
+        """A GEMM of so many features on each GPU, and one gather of so many numbers after it."""
         gemm = self.of_fused(first, features, scheme)
         known = self.once("gathers", first, lambda: ByWidth(len(self.workloads)))
-        gather = known.at(numbers, self._gathers_at)
+        gather = known.at(numbers, self._of_gathers)
         return sum_of_latencies(gemm[0], gather[0]), np.maximum(gemm[1], gather[1])
 
-    def _gathers_at(self, numbers: Ints) -> Known:
+    def _of_gathers(self, numbers: Ints) -> Known:
         """Gathers of so many numbers of each token, ``(n, workloads)``; none for 0."""
         latency = np.full((len(numbers), len(self.workloads)), UNKNOWN, dtype=np.int64)
         how = np.full_like(latency, MEASURED)
@@ -117,10 +117,10 @@ class SplitTiming(Timing):
         latency[numbers == 0], how[numbers == 0] = 0, MEASURED
         return latency, how
 
-    def _gathered(self, form: Form, weight: Weight, dims: Ints) -> Ints:
-        """Numbers of a token that are gathered behind the first GEMM, ``(dims, workloads)``."""
+    def _to_gather(self, form: Form, weight: Weight, dims: Ints) -> Ints:
+        """Numbers of a token that are gathered after the first GEMM, ``(dims, workloads)``."""
         lists = self._lists(form, weight, dims, 1)
-        found = [operations[1].axes[_OUT] if _gathers(operations) else 0 for operations in lists]
+        found = [operations[1].axes[_OUT] if _gather_follows(operations) else 0 for operations in lists]
         return self._for_all(np.array(found, dtype=np.int64))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
@@ -187,7 +187,7 @@ class SplitTiming(Timing):
         return ns, how
 
 
-def _gathers(operations: Sequence[Operation]) -> bool:
+def _gather_follows(operations: Sequence[Operation]) -> bool:
     """Whether a gather follows the first GEMM."""
     return len(operations) > 1 and operations[1].operator == "all_gather"
 

@@ -192,7 +192,7 @@ class _Steps:
         part = torch.arange(min(count, len(healing.text.train)))
         for _ in range(2):
             begun = time.monotonic()
-            float(self._add_gradients(part, average=False))  # which hides behind the backward pass
+            float(self._add_gradients(part, average=False))  # averaging adds little
         seconds = time.monotonic() - begun
         for one in healing.trained.parameters.values():
             one.grad = None

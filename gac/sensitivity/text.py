@@ -22,9 +22,9 @@ _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
 _WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
 _C4_DOCUMENTS = 2000
-_NAME = 80
-"""Characters of what is no text that an error shows."""
 """How many documents are read, from the first on: a whole shard is 0.8 GB."""
+_NAME = 80
+"""How many characters an error shows of what is no text."""
 
 Bos = Literal["none", "text", "windows"]
 """Where there is a BOS: nowhere, at the head of the text, or at the head of every window."""

@@ -147,7 +147,7 @@ def cases(asked: Namespace) -> Iterator[dict[str, Any]]:
             for group in asked.groups:
                 full = group * asked.size
                 both = 2 * max(ALIGNED, _aligned(share * full))
-                for part, values in product(asked.keys, asked.values):
+                for part, values in product(asked.keys, asked.values):  # no rank is 0, and none above the full one
                     keys = min(max(_aligned(part * both), ALIGNED, both - full), both - ALIGNED, full)
                     named = {"kind": "latent", "group": group, "ranks": [keys, both - keys], "values": values}
                     yield {"workload": workload} | named | {"cache": both / (2 * full)}
