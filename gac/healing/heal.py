@@ -93,7 +93,7 @@ def heal_model(
     found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress, work.labels > 0)
     with in_basis(plan.recipe, loaded, given):
         dense = loaded.model
-        before = _divergence(model, dense, found)
+        before = _divergence(model, dense, found, ranks)
         ids = {name: getattr(found, name) for name in ("train", "read", "held", "given", "held_given")}
         state = StateFile(key_of(model, digest, ids, work))
         fixed: dict[str, Any] = {"state": state, "ranks": ranks, "begun": begun, "progress": progress}
@@ -104,7 +104,7 @@ def heal_model(
             ended = run_in_parts(healing, model, dense) if in_parts else run(healing(model=model, dense=dense))
         if not ended.won:
             raise ended.failure or _nothing_won(ended, work)
-        after = _divergence(model, dense, found)
+        after = _divergence(model, dense, found, ranks)
     healed = Healed(
         texts=found.names,
         windows=len(found.train),
@@ -130,9 +130,9 @@ def heal_model(
     return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), ended
 
 
-def _divergence(model: Any, dense: Any, text: HealingText) -> float:
+def _divergence(model: Any, dense: Any, text: HealingText, ranks: Ranks) -> float:
     with frozen(model), frozen(dense):
-        return mean_loss(model, dense, text.held, windows_at_once(model, text.held.shape[1]))
+        return mean_loss(model, dense, text.held, windows_at_once(model, text.held.shape[1], ranks), ranks=ranks)
 
 
 def _nothing_won(ended: Ended, work: Work) -> HealingError:

@@ -71,7 +71,7 @@ class Healing:
         self.model, self.dense, self.text, self.work, self.ranks = model, dense, text, work, ranks
         self.plan, self.state, self.progress, self._begun = plan, state, progress, begun
         self.names = [f"{family_of(model.config).layers}.{at}" for at in range(model.config.num_hidden_layers)]
-        self.at_once = min(ranks.gathered(windows_at_once(model, self.length)))
+        self.at_once = windows_at_once(model, self.length, ranks)
         self.trained = trainables(model, plan, work)
         self.given, self.best, self.moments = self.trained.values(), {}, {}
         self.captures = Captures(can_be_captured(model, dense))
@@ -134,7 +134,7 @@ class Healing:
         """Measure what is held out, nats a token, and keep the values where that is the least so far."""
         loss = self._loss()
         if loss < self.reached.best:
-            self.best = self.trained.values()
+            self.best = self.trained.values(self.best)
             self.reached = replace(self.reached, best=loss)
         return loss
 
@@ -166,5 +166,4 @@ class Healing:
     def _loss(self) -> float:
         with self.autocast():
             labels = self.work.labels * self.text.held_given
-            found = mean_loss(self.model, self.dense, self.text.held, self.at_once, labels)
-        return self.ranks.once(lambda: found)
+            return mean_loss(self.model, self.dense, self.text.held, self.at_once, labels, self.ranks)

@@ -2,20 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import fsum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gac.distributed.ranks import ALONE, Ranks
 from gac.models.modules import input_device
 from gac.runtime.gpu import kernels_run_on
 from gac.runtime.stored import count_parameters
 
 LOGITS = 2**28
-"""Logits that are made at a time: 1 GB in float32; of small models on a GPU more."""
-SHARE = 80
-"""Bytes of a GPU's memory for each logit that a small model makes at a time: in float32 they take 5 % of it."""
+"""Logits that are made at a time: 1 GB in float32; on a GPU with much memory more, which keeps it busy."""
+SHARE, LARGE_SHARE = 80, 240
+"""Bytes of a GPU's memory for each logit that is made at a time, of a small model, whose logits then take 5 % of it in
+float32, and of a large one."""
 CHECKPOINTED = 1_000_000_000
 """Parameters from which on a model is not small: activations are computed again and not kept."""
 
@@ -27,12 +30,13 @@ def in_training(model: Any) -> torch.autocast:
     return torch.autocast(kind, torch.bfloat16, enabled=narrow, cache_enabled=False)  # a cache would miss steps
 
 
-def windows_at_once(model: Any, length: int) -> int:
+def windows_at_once(model: Any, length: int, ranks: Ranks = ALONE) -> int:
     """Windows whose logits are made at a time: the same on every GPU of a kind, so that the same bits result."""
     most, device = LOGITS, input_device(model)
-    if device.type == "cuda" and count_parameters(model) < CHECKPOINTED:
-        most = max(most, torch.cuda.get_device_properties(device).total_memory // SHARE)
-    return max(1, most // (int(model.config.vocab_size) * length))
+    if device.type == "cuda":
+        share = SHARE if count_parameters(model) < CHECKPOINTED else LARGE_SHARE
+        most = max(most, torch.cuda.get_device_properties(device).total_memory // share)
+    return min(ranks.gathered(max(1, most // (int(model.config.vocab_size) * length))))
 
 
 class _Loss(torch.autograd.Function):
@@ -90,12 +94,20 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, dense: Any, windows: Tensor, at_once: int, labels: Tensor | None = None) -> float:
-    """The mean of that loss over windows ``(windows, tokens)``, nats a token."""
+def mean_loss(
+    model: Any, dense: Any, windows: Tensor, at_once: int, labels: Tensor | None = None, ranks: Ranks = ALONE
+) -> float:
+    """The mean of that loss over windows ``(windows, tokens)``, nats a token, in every process.
+
+    Args:
+        ranks: the processes that share the windows; all run their models equally often, as parts of models have to.
+    """
     labels = torch.zeros(len(windows)) if labels is None else labels
-    parts = zip(torch.split(windows, at_once), torch.split(labels, at_once), strict=True)
-    total = torch.stack([summed_loss(model, dense, *part).double().cpu() for part in parts]).sum()
-    return float(total) / windows.numel()
+    parts = [*zip(torch.split(windows, at_once), torch.split(labels, at_once), strict=True)]
+    own = [parts[(turn + ranks.own) % len(parts)] for turn in range(0, len(parts), ranks.count)]
+    losses = torch.stack([summed_loss(model, dense, *part) for part in own]).tolist()
+    in_turn = [loss for turn in zip(*ranks.gathered(losses), strict=True) for loss in turn]
+    return fsum(in_turn[: len(parts)]) / windows.numel()
 
 
 @contextmanager

@@ -59,9 +59,13 @@ class Trainables:
         """Those of a decoder layer, given by its name."""
         return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
 
-    def values(self) -> Values:
-        """What they are now, on the host; all processes ask for it."""
-        return values_of(self.parameters)
+    def values(self, over: Values | None = None) -> Values:
+        """What they are now, on the host; all processes ask for it.
+
+        Args:
+            over: values that are needed no more, in whose memory these are then, which is faster than new memory.
+        """
+        return values_of(self.parameters, over)
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
@@ -81,9 +85,13 @@ class Trainables:
             self._model.set_submodule(name, module.store() if changed else stored)
 
 
-def values_of(parameters: Mapping[str, Tensor]) -> Values:
+def values_of(parameters: Mapping[str, Tensor], over: Values | None = None) -> Values:
     """What parameters are now, on the host; all processes ask for it."""
-    return {name: whole(one.detach()).to("cpu", copy=True) for name, one in parameters.items()}
+    return {name: _on_host(whole(one.detach()), (over or {}).get(name)) for name, one in parameters.items()}
+
+
+def _on_host(now: Tensor, over: Tensor | None) -> Tensor:
+    return now.to("cpu", copy=True) if over is None else over.copy_(now)
 
 
 @contextmanager

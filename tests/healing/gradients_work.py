@@ -11,6 +11,8 @@ from gac.distributed import ranks
 from gac.distributed.run import this_run
 from gac.healing import gradients
 from gac.healing.gradients import Captures, Gradients
+from gac.healing.logits import mean_loss
+from gac.testing.models import tiny_model
 
 
 def average(folder: Path) -> None:
@@ -48,6 +50,21 @@ def capture(folder: Path) -> None:
         assert weight.grad is not None
         means.append(weight.grad.tolist())
     torch.save((means, captures.on), folder / f"{ours.own}.pt")
+
+
+def look() -> None:
+    """The loss on windows that both processes share, and how often each runs its model for it."""
+    ours, dense, small = this_run(), tiny_model(), tiny_model()
+    with torch.no_grad():
+        small.lm_head.weight.mul_(2)
+    windows = torch.randint(dense.config.vocab_size, (5, 16), generator=torch.Generator().manual_seed(0))
+    labels, runs = torch.linspace(0, 1, 5), []
+    small.register_forward_hook(lambda *_given: runs.append(1))
+    for at_once, each in ((1, 3), (2, 2), (5, 1)):
+        alone = mean_loss(small, dense, windows, at_once, labels)
+        runs.clear()
+        assert mean_loss(small, dense, windows, at_once, labels, ours) == alone
+        assert len(runs) == each
 
 
 SIZES = [((2, 2), torch.float32), ((3,), torch.float64), ((2,), torch.float32), ((), torch.float32)]

@@ -28,3 +28,7 @@ def test_where_one_process_cannot_capture_none_does(tmp_path: Path) -> None:
 
 def test_gradients_of_a_later_pass_stay_those_of_one_process(tmp_path: Path) -> None:
     assert together(2, work.once_each, tmp_path / "home") == WELL
+
+
+def test_windows_that_are_held_out_are_shared_by_processes(tmp_path: Path) -> None:
+    assert together(2, work.look, tmp_path / "home") == WELL
