@@ -13,12 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from gac.distributed.ranks import Ranks
 from gac.healing.gradients import Captures, can_be_captured
 from gac.healing.logits import in_training, mean_loss, windows_at_once
-from gac.healing.shards import shard
+from gac.healing.shards import fits, shard
 from gac.healing.state import Reached, StateFile
 from gac.healing.text import HealingText
 from gac.healing.trainables import Trainables, Values
 from gac.healing.work import Work
 from gac.models.families import family_of
+from gac.models.modules import input_device
 from gac.plan import Plan
 from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
@@ -75,13 +76,15 @@ class Healing:
         self.trained = trainables(model, plan, work)
         self.given, self.best, self.moments = self.trained.values(), {}, {}
         self.captures = Captures(can_be_captured(model, dense))
+        device = input_device(model)  # which holds the masters by now, and may have room for the best ones as well
+        self._near = device.type == "cuda" and fits(self.trained.count, device)
 
     def divide(self, mesh: DeviceMesh) -> None:
         """Leave to every process its part of both models, which are in host memory."""
         for model in (self.model, self.dense):
             shard(model, self.layers(model), mesh)
         self.trained.found_again()
-        self.captures.on = False
+        self.captures.on = self._near = False
 
     def resume_or_start(self) -> None:
         """Look at what is held out, and take up what a run that was stopped had reached."""
@@ -134,7 +137,7 @@ class Healing:
         """Measure what is held out, nats a token, and keep the values where that is the least so far."""
         loss = self._loss()
         if loss < self.reached.best:
-            self.best = self.trained.values(self.best)
+            self.best = self.trained.values(self.best, self._near)
             self.reached = replace(self.reached, best=loss)
         return loss
 

@@ -28,8 +28,12 @@ def wanted(model: Any, trained: int, ranks: Ranks) -> bool:
     device = input_device(model)
     if ranks.count == 1 or device.type != "cuda":
         return False
-    free = torch.cuda.mem_get_info(device)[0]
-    return any(ranks.gathered(STATE * trained > FREE * free))
+    return any(ranks.gathered(not fits(trained, device)))
+
+
+def fits(numbers: int, device: torch.device) -> bool:
+    """Whether ``STATE`` bytes of each of so many numbers fit a GPU beside what it holds."""
+    return STATE * numbers <= FREE * torch.cuda.mem_get_info(device)[0]
 
 
 @contextmanager

@@ -59,13 +59,14 @@ class Trainables:
         """Those of a decoder layer, given by its name."""
         return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
 
-    def values(self, over: Values | None = None) -> Values:
-        """What they are now, on the host; all processes ask for it.
+    def values(self, over: Values | None = None, near: bool = False) -> Values:
+        """What they are now; all processes ask for it.
 
         Args:
             over: values that are needed no more, in whose memory these are then, which is faster than new memory.
+            near: new memory is on the device of each, which is faster still, and not on the host.
         """
-        return values_of(self.parameters, over)
+        return values_of(self.parameters, over, near)
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
@@ -85,13 +86,15 @@ class Trainables:
             self._model.set_submodule(name, module.store() if changed else stored)
 
 
-def values_of(parameters: Mapping[str, Tensor], over: Values | None = None) -> Values:
-    """What parameters are now, on the host; all processes ask for it."""
-    return {name: _on_host(whole(one.detach()), (over or {}).get(name)) for name, one in parameters.items()}
+def values_of(parameters: Mapping[str, Tensor], over: Values | None = None, near: bool = False) -> Values:
+    """What parameters are now, as ``Trainables.values`` gives them; all processes ask for it."""
+    return {name: _kept(whole(one.detach()), (over or {}).get(name), near) for name, one in parameters.items()}
 
 
-def _on_host(now: Tensor, over: Tensor | None) -> Tensor:
-    return now.to("cpu", copy=True) if over is None else over.copy_(now)
+def _kept(now: Tensor, over: Tensor | None, near: bool) -> Tensor:
+    if over is None:
+        return now.to(now.device if near else "cpu", copy=True)
+    return over.copy_(now)
 
 
 @contextmanager

@@ -87,16 +87,18 @@ def test_what_runs_in_training_is_what_is_stored(learned: Trained) -> None:
             torch.testing.assert_close(inside, before)
 
 
-def test_values_take_the_memory_of_those_that_are_needed_no_more(learned: Trained) -> None:
+@pytest.mark.parametrize("near", [True, False])
+def test_values_take_the_memory_of_those_that_are_needed_no_more(learned: Trained, near: bool) -> None:
     small = learned.compressed()
     trained = Trainables(small, weights := small.gac_plan.weights, {one.name for one in weights if one.changed})
-    first = trained.values()
+    first = trained.values({}, near)
     places = {name: one.data_ptr() for name, one in first.items()}
+    assert all(one.data_ptr() != places[name] for name, one in trained.parameters.items())
     for one in trained.parameters.values():
         one.data += 1
-    fresh, now = trained.values(), trained.values(first)
+    assert not any(torch.equal(one, first[name]) for name, one in trained.parameters.items())
+    now = trained.values(first, near)
     assert {name: one.data_ptr() for name, one in now.items()} == places
-    assert all(torch.equal(now[name], fresh[name]) for name in places)
     assert all(torch.equal(one, now[name]) for name, one in trained.parameters.items())
 
 
