@@ -49,6 +49,7 @@ def run(healing: Healing) -> Ended:
     finally:
         healing.trained.restore(healing.best if kept else healing.given)
         healing.trained.close(changed=kept)
+        healing.forget()
     healing.state.remove()
     return ended
 

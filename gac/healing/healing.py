@@ -92,7 +92,9 @@ class Healing:
         loss = self._loss()
         self.looking = time.monotonic() - begun
         self.reached = Reached(loss, loss)
-        if (found := self.state.read()) is not None:
+        found = self.state.read()
+        reached = self.ranks.gathered(None if found is None else found[0].tokens)
+        if found is not None and len({*reached}) == 1:
             self.reached, values = found
             self.trained.restore(values["now"])
             self.best, self.moments = values.get("best", {}), values.get("moments", {})
@@ -140,6 +142,10 @@ class Healing:
             self.best = self.trained.values(self.best, self._near)
             self.reached = replace(self.reached, best=loss)
         return loss
+
+    def forget(self) -> None:
+        """Let go of all values, of which a GPU may hold the best."""
+        self.given, self.best, self.moments = {}, {}, {}
 
     def point(self, phase: str, step: int, trained: float, held: float) -> None:
         """One more place of the loss curve."""

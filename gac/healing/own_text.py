@@ -26,7 +26,7 @@ from gac.distributed.ranks import Ranks
 from gac.errors import StatisticsError, TextError
 from gac.healing.logits import in_training
 from gac.io import home
-from gac.models.modules import input_device
+from gac.models.modules import free_memory, input_device
 from gac.progress import progress_bar
 from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.store import read_tensors, write_tensors
@@ -271,7 +271,7 @@ def at_once(model: Any, length: int) -> int:
     cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``in_training`` has them
     each = cached + COPIES * torch.float32.itemsize * config.vocab_size
     if device.type == "cuda":
-        return int(max(1, min(AT_ONCE_GPU, FREE * torch.cuda.mem_get_info(device)[0] // each)))
+        return int(max(1, min(AT_ONCE_GPU, FREE * free_memory(device) // each)))
     return int(max(1, min(AT_ONCE, CACHED // each)))
 
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gac.distributed.ranks import Ranks
-from gac.models.modules import input_device
+from gac.models.modules import free_memory, input_device
 
 STATE = 16
 """Bytes of a number that is trained: its master, its gradient and two moments, in float32."""
@@ -33,7 +33,7 @@ def wanted(model: Any, trained: int, ranks: Ranks) -> bool:
 
 def fits(numbers: int, device: torch.device) -> bool:
     """Whether ``STATE`` bytes of each of so many numbers fit a GPU beside what it holds."""
-    return STATE * numbers <= FREE * torch.cuda.mem_get_info(device)[0]
+    return STATE * numbers <= FREE * free_memory(device)
 
 
 @contextmanager

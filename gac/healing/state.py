@@ -129,7 +129,7 @@ def key_of(model: Any, dense: str, ids: Mapping[str, Tensor], work: Work) -> str
         dense: the digest of the dense model.
         ids: windows, and what is said of them, by what they are there for.
     """
-    settings = json.dumps([dense, asdict(work), __version__, torch.__version__, str(model.device)])
+    settings = json.dumps([dense, asdict(work), __version__, torch.__version__, model.device.type])
     digest = hashlib.sha256(settings.encode())
     for name, values in (*model.state_dict().items(), *ids.items()):
         digest.update(tensor_digest(name, values))

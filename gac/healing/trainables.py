@@ -92,8 +92,9 @@ def values_of(parameters: Mapping[str, Tensor], over: Values | None = None, near
 
 
 def _kept(now: Tensor, over: Tensor | None, near: bool) -> Tensor:
-    if over is None:
-        return now.to(now.device if near else "cpu", copy=True)
+    place = now.device if near else torch.device("cpu")
+    if over is None or over.device != place:
+        return now.to(place, copy=True)
     return over.copy_(now)
 
 

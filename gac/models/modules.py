@@ -32,3 +32,9 @@ def input_device(model: Any) -> torch.device:
     device = next(chain(embedding.parameters(), embedding.buffers())).device
     hook: Any = getattr(embedding, "_hf_hook", None)  # of accelerate, where the weights lie elsewhere
     return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that are free, with those that PyTorch holds and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + unused)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gac.errors import ModelError
+from gac.models.modules import free_memory
 from gac.models.moving import moved
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def placed(model: Any, device: torch.device) -> Any:
         ModelError: it has to be streamed, and accelerate is not installed.
     """
     size = sum(values.numel() * values.element_size() for values in model.parameters())
-    if device.type != "cuda" or size <= SHARE * torch.cuda.mem_get_info(device)[0]:
+    if device.type != "cuda" or size <= SHARE * free_memory(device):
         return moved(model, device)
     logger.info("weights of %.0f GB stay in host memory; each layer comes to %s as it runs", size / 1e9, device)
     return streamed(model, device)

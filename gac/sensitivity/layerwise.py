@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
-from gac.models.modules import input_device
+from gac.models.modules import free_memory, input_device
 from gac.models.streaming import on_its_device
 from gac.sensitivity.losses import drawn_loss
 
@@ -287,10 +287,7 @@ def _stride(layers: int, room: int) -> int | None:
 
 def room(device: torch.device) -> int:
     """Bytes for hidden states: half of what is free on a GPU."""
-    if device.type != "cuda":
-        return HOST_BYTES
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return (torch.cuda.mem_get_info(device)[0] + unused) // 2
+    return free_memory(device) // 2 if device.type == "cuda" else HOST_BYTES
 
 
 def _same(one: Any, other: Any) -> bool:

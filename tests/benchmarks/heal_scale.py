@@ -1,7 +1,7 @@
 """Tokens a second and memory of healing a random model of Llama-3-8B's shapes, on one GPU or several.
 
-    python tests/benchmarks/heal_scale.py --steps 8 --tokens 150000 --output heal-scale-1.json
-    torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --steps 8 --tokens 300000 --output heal-scale-2.json
+    python tests/benchmarks/heal_scale.py --steps 8 --tokens 300000 --output heal-scale-1.json
+    torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --steps 8 --tokens 600000 --output heal-scale-2.json
     torchrun --nproc-per-node 2 tests/benchmarks/heal_scale.py --parts --output heal-scale-2-parts.json
 
 Weights and tokens are random; forms and dims are those of a plan at ``--budget``. What runs is the part of ``gac.heal``

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from trained import TOKENS, Trained
 
 import gac
-from gac.healing import state
-from gac.healing.state import StateFile
+from gac.healing import heal, state
+from gac.healing.healing import Healing
+from gac.healing.state import Reached, StateFile, key_of
+from gac.healing.work import Work
 from gac.io import home
 from tests.compression.applying import logits
 
@@ -103,3 +106,33 @@ def test_a_damaged_state_is_said_and_left(learned: Trained, monkeypatch: Any, ca
     again = learned.heal(small)
     assert f"the state of healing in {path} cannot be read, so it begins again" in caplog.text
     assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))
+
+
+def test_processes_read_one_state_whatever_the_numbers_of_their_gpus() -> None:
+    work, weights = Work.of(None, 1000, None, 0.0, False, 0.0, 0, 1), {"weight": torch.ones(2)}
+    models = [SimpleNamespace(device=torch.device(name), state_dict=weights.copy) for name in ("cuda:0", "cuda:1")]
+    assert len({key_of(model, "dense", {}, work) for model in models}) == 1
+
+
+@pytest.mark.parametrize(("others", "tokens"), [(5, 5), (None, 0), (4, 0)])
+def test_processes_go_on_together_or_begin_together(others: int | None, tokens: int, learned: Trained) -> None:
+    values = {"weight": torch.zeros(2)}
+    found = Reached(1.0, 1.0, tokens=5), {"now": values}
+    healing = Healing.__new__(Healing)
+    healing.state = SimpleNamespace(read=lambda: found)  # type: ignore[assignment]
+    healing.ranks = SimpleNamespace(gathered=lambda own: [own, others])  # type: ignore[assignment]
+    restored: list[Any] = []
+    healing.trained = SimpleNamespace(restore=restored.append, count=2)  # type: ignore[assignment]
+    healing.text = SimpleNamespace(train=[], held=[], names=["a text"])  # type: ignore[assignment]
+    healing.model, healing._begun, healing._loss = learned.model, 0.0, lambda: 2.0  # type: ignore[method-assign]
+    healing.resume_or_start()
+    assert healing.reached.tokens == tokens
+    assert restored == ([values] if tokens else [])
+
+
+def test_what_was_best_is_not_held_any_longer(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    healings, run = [], heal.run
+    monkeypatch.setattr(heal, "run", lambda healing: run(healings.append(healing) or healing))
+    learned.heal(learned.compressed())
+    [healing] = healings
+    assert (healing.given, healing.best, healing.moments) == ({}, {}, {})
