@@ -27,7 +27,6 @@ from gac.distributed.run import on_every_rank, this_run
 from gac.errors import CheckpointError, GacError
 from gac.forms.planned_sites import as_planned
 from gac.healing.heal import heal_model
-from gac.healing.prices import prices_after_healing
 from gac.healing.work import BLOCKS, Work
 from gac.measuring import (
     Asked,
@@ -86,9 +85,9 @@ def allocate(
         options: the fields of ``gac.Recipe``, which says what each does: ``method``, ``calibration`` (its
             ``measure.text``, a list of such texts, ``["wiki-sample:32x1024", "notes.txt:32x1024"]``, or documents: any
             iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
-            ``shots``, ``bos``, ``healed``, ``forms``, ``schemes``, ``align``, ``rotate``, ``head``, ``profile`` (or a
-            loaded table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one
-            fraction for every workload, or by workload), ``refit``, ``rule``, ``tensor_parallel``.
+            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``head``, ``profile`` (or a loaded
+            table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
+            every workload, or by workload), ``refit``, ``rule``, ``tensor_parallel``.
 
     Returns:
         The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
@@ -101,9 +100,7 @@ def allocate(
     asked = Asked.of(recipe, budget, options)
     if verify:
         check_installed()
-    problem = measure_problem(
-        model, asked, tokenizer, check=check, after_healing=prices_after_healing, progress=progress
-    )
+    problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
 
     def decided() -> Plan:
         decision = beside_one_gpu(problem, RULES.get(asked.recipe.rule).decide(problem))
@@ -156,7 +153,7 @@ def frontier(
         config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
         sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)
         check_limited(sites, select_profile(asked.profile)[0], asked.recipe, limit)
-    problem = measure_problem(model, asked, tokenizer, after_healing=prices_after_healing, progress=progress)
+    problem = measure_problem(model, asked, tokenizer, progress=progress)
     return this_run().once(lambda: whole_range(problem, points=points, limit=limit))
 
 

@@ -1,6 +1,6 @@
 """Loss curves: what each dim of a form loses in a scheme."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from types import MappingProxyType
@@ -100,21 +100,6 @@ class LossCurves:
         pairs = {pair: own.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
         wholes = {form: whole.scaled(own.get(whole.form, share)) for form, whole in self.wholes.items()}
         return LossCurves(curves, pairs, {one: on_text * lost for one, lost in self.on_text.items()}, wholes)
-
-    def multiplied(self, part: Callable[[str, str, str], float], rest: float) -> "LossCurves":
-        """Where only a part of each loss is left.
-
-        Args:
-            part: of a curve, by its form, its scheme and the weight's name.
-            rest: that of what pairs and text lose. All weights of a form together keep the mean part of theirs.
-        """
-        curves = {key: LossCurve(part(*key) * curve.loss) for key, curve in self.by_key.items()}
-        pairs = {pair: rest * lost for pair, lost in self.pairs.items()}
-        wholes = {}
-        for form, whole in self.wholes.items():
-            parts = [part(*key) for key in curves if key[:2] == (whole.form, DEFAULT_SCHEME)]
-            wholes[form] = whole.scaled(exp(np.log(parts).mean()))
-        return LossCurves(curves, pairs, {one: rest * lost for one, lost in self.on_text.items()}, wholes)
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
         """What text loses with choices, each a form, a weight's name and a dim, beyond their sum, nats a token.

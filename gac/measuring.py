@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,14 +122,12 @@ def measure_problem(
     tokenizer: "PreTrainedTokenizerBase | str | Path | None",
     *,
     check: Text | None = None,
-    after_healing: Callable[[Problem, CalibrationRun], Problem] | None = None,
     progress: bool,
 ) -> Problem:
     """The loss curves of a model's sites beside a latency table; limits out of reach are refused before that.
 
     Args:
         check: a text that the calibration text is compared with first, see ``gac.sensitivity.likeness``.
-        after_healing: gives the problem the prices that healing leaves; called where the recipe asks for that.
     """
     table, used = select_profile(asked.profile)
     logger.info("profile of %s: %s", used.gpu, used.note)
@@ -151,8 +149,6 @@ def measure_problem(
     method = METHODS.get(recipe.measure.method)
     if recipe.measure.shots == 2:
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
-    if recipe.measure.healed:
-        check_in_memory(loaded.model, ", with healed=True", "where a copy of it is healed", ", or leave healed out")
     if recipe.deployment.triton:
         check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
     if scheme_named(recipe.space.head).lossy:
@@ -171,31 +167,26 @@ def measure_problem(
         curves = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=_rounds_as_dense(recipe))
         head = _head(loaded.model, run, recipe.space.head)
         extra = ranks.once(lambda: RULES.get(recipe.rule).measure(replace(run, ranks=ALONE), sites))
-        text = _calibration(asked.text, windows, curves.dense_loss)
-        measured = Measured(
-            model=loaded.name,
-            digest=digest,
-            params=params,
-            family=family,
-            calibration=text,
-            profile=used,
-            factor=FACTOR * expected_share(recipe.refit, method, layout),
-            error=expected_error(method, text),
-            rotation=rotation,
-            head=head,
-        )
-        expected = expected_curves(curves.curves, recipe, method, layout)
-        problem = Problem(planned, expected, table, recipe, measured, extra)
-        if recipe.measure.healed:
-            assert after_healing is not None, "nothing that heals"
-            return after_healing(problem, run)
-    return problem
+    text = _calibration(asked.text, windows, curves.dense_loss)
+    measured = Measured(
+        model=loaded.name,
+        digest=digest,
+        params=params,
+        family=family,
+        calibration=text,
+        profile=used,
+        factor=FACTOR * expected_share(recipe.refit, method, layout),
+        error=expected_error(method, text),
+        rotation=rotation,
+        head=head,
+    )
+    expected = expected_curves(curves.curves, recipe, method, layout)
+    return Problem(planned, expected, table, recipe, measured, extra)
 
 
 def _rounds_as_dense(recipe: Recipe) -> bool:
     """Whether weights may be rounded for the inputs that the dense model gives them."""
-    fits_again = recipe.refit not in (None, "none") and not recipe.measure.healed
-    return not fits_again and any(scheme_named(name).lossy for name in recipe.space.schemes)
+    return recipe.refit in (None, "none") and any(scheme_named(name).lossy for name in recipe.space.schemes)
 
 
 def check_alike(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, asked: Recipe | Plan) -> None:

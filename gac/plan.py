@@ -371,9 +371,9 @@ class PlanComparison:
 
     @property
     def same_prediction(self) -> bool:
-        """Whether both losses were measured by the same method, in as many shots, healed or not, on the same text."""
+        """Whether both losses were measured by the same method, in as many shots, on the same text."""
         asked = (self.first.recipe.measure, self.second.recipe.measure)
-        first, second = ((one.method, one.shots, one.healed) for one in asked)
+        first, second = ((one.method, one.shots) for one in asked)
         return first == second and self.first.measured.calibration == self.second.measured.calibration
 
 

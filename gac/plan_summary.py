@@ -113,9 +113,8 @@ def _evidence(plan: "Plan") -> list[str]:
     proof, asked, text = plan.certificate, plan.recipe.measure, plan.measured.calibration
     if not plan.measured.predicted:
         return []
-    healed = ", losses as healing leaves them" if asked.healed else ""
     return [
-        f"calibration  {text}, seed {asked.seed}{', two shots' if asked.shots == 2 else ''}{healed}",
+        f"calibration  {text}, seed {asked.seed}{', two shots' if asked.shots == 2 else ''}",
         f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
     ]
 
@@ -281,7 +280,7 @@ def allocate_command(plan: "Plan", profile: str | None = None) -> str:
         del asked["rotate"]  # as where nothing is said
     if profile is not None:
         asked["profile"] = profile
-    named = ("workloads", "profile", "text", "seed", "shots", "bos", "healed")
+    named = ("workloads", "profile", "text", "seed", "shots", "bos")
     second: dict[str, Any] = {name: asked.pop(name) for name in named if name in asked}
     return (
         f"gac allocate {join([plan.measured.model, *_words(asked)])} \\\n  {join([*_words(second), '-o', 'plan.json'])}"

@@ -75,9 +75,6 @@ class Measure:
             kept, see ``gac.sensitivity.calibration``), and the first shot's model is a second copy of the targeted
             weights on the same devices. For the method ``kfac`` and the rule ``loss``, where weights can be fitted
             again by ``residual``; its statistics are kept by themselves, and serve every budget.
-        healed: count what is left of each price once the model is healed, measured on a sample of sites, see
-            ``gac.healing.prices``. For a model that ``gac.heal`` will train, with the rule ``loss``; it needs a second
-            copy of the model and a text of 10 windows or more.
     """
 
     method: str = "kfac"
@@ -85,7 +82,6 @@ class Measure:
     seed: int = 0
     shots: Shots = 1
     bos: bool | None = None
-    healed: bool = False
 
     def __post_init__(self) -> None:
         _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
@@ -97,7 +93,6 @@ class Measure:
         _check(_is_whole(self.seed) and self.seed >= 0, "measure.seed", self.seed, "a whole number, 0 or more")
         _check(_is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
         _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
-        _check(isinstance(self.healed, bool), "measure.healed", self.healed, "True or False")
 
 
 @dataclass(frozen=True)
@@ -262,7 +257,6 @@ class Options(TypedDict, total=False):
     seed: int
     shots: Shots
     bos: bool | None
-    healed: bool
     forms: "str | Form | Iterable[str | Form]"
     schemes: "str | Scheme | Iterable[str | Scheme]"
     align: bool | int | str
@@ -328,8 +322,6 @@ class Recipe(Record):
         split = self.deployment.tensor_parallel > 1
         expected = f"loss, with tensor_parallel={self.deployment.tensor_parallel}: other rules divide no dims"
         _check(not split or self.rule == "loss", "rule", self.rule, expected, "Leave one of the two out.")
-        if self.measure.healed:
-            _check(self.rule == "loss", "rule", self.rule, "loss with healed=True, which has prices", "Leave one out.")
         for name in self.limits.latency or ():
             expected = f"one of the plan's workloads ({', '.join(self.deployment.workloads) or 'none'})"
             remedy = "Add it to the workloads, or drop the limit."

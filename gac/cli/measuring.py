@@ -119,12 +119,6 @@ _MEASURED = (
         "Calibration takes twice as long and needs a second copy of the weights.",
     ),
     click.option(
-        "--healed",
-        is_flag=True,
-        help="Plan for a model that will be healed: count what block-local healing leaves of each loss, measured on a "
-        "sample of sites. Needs a second copy of the weights.",
-    ),
-    click.option(
         "--seed",
         type=int,
         default=0,

@@ -7,13 +7,13 @@ RMSNorm reads tokens whatever their size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gac.distributed.ranks import ALONE, Ranks
+from gac.distributed.ranks import Ranks
 from gac.healing.descent import Descent, scheduled
 from gac.healing.gradients import Captures, Gradients
 from gac.healing.text import order
@@ -76,8 +76,8 @@ class LayerSteps:
     run_layer: Callable[[Tensor], Tensor]
     pairs: Sequence[tuple[Tensor, Tensor]]
     seed: int
-    ranks: Ranks = ALONE
-    captures: Captures = field(default_factory=Captures)
+    ranks: Ranks
+    captures: Captures
 
     def run(self, descent: Descent, span: Span, where: str) -> int:
         """Take them until the span is over; returns the tokens that were read, by all processes.

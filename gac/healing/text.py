@@ -144,23 +144,16 @@ def check_names(names: Iterable[str]) -> None:
         _Asked.named(name, DEFAULT_LENGTH)
 
 
-def parted(name: str, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Windows ``(windows, tokens)`` to train on, and those of them that are held out, in even steps.
-
-    Args:
-        name: what an error calls the text.
-
-    Raises:
-        TextError: there are too few.
-    """
-    out = held_out(name, [len(ids)], ids.shape[1])
-    return ids[~out], ids[out]
-
-
 def held_out(name: str, counts: Sequence[int], length: int) -> Tensor:
-    """Which of so many windows of each text, of so many tokens, are held out, ``(windows,)``; as for ``parted``.
+    """Which of so many windows of each text, of so many tokens, are held out, ``(windows,)``: in even steps.
 
     Texts have the shares that they have in training, and at least one window each, but never more than half of theirs.
+
+    Args:
+        name: what an error calls the texts.
+
+    Raises:
+        TextError: there are too few windows.
     """
     windows = sum(counts)
     if windows < LEAST:

@@ -7,7 +7,6 @@
     python tests/benchmarks/heal.py --healing-text wiki-sample self --budgets 0.8 --output heal-two-texts.json
     python tests/benchmarks/heal.py --ways lora --output heal-lora.json
     python tests/benchmarks/heal.py --labels 0 0.2 0.5 --budgets 0.8 --output heal-labels.json
-    python tests/benchmarks/heal.py --ways healed --healed-prices --output heal-healed-prices.json
 
 ``batches/healing.json`` has them side by side. Every model is evaluated on all of its text's evaluation windows, and on
 texts that neither calibrate nor train (``--also``): files, ``prose``, which is the news in the package gensim, and
@@ -15,8 +14,7 @@ texts that neither calibrate nor train (``--also``): files, ``prose``, which is 
 applies it; ``healed`` that model after ``gac.heal``; ``lora`` is rank 16 by peft on it, trained on the labels of the
 same text for the same time. ``excess`` is the logarithm of perplexity over the dense one. Rows are written one by one,
 and the loss curve of what is under way as it is measured; the same command goes on. ``--models`` keeps the refitted
-models for other commands to start from. With ``--healed-prices`` what the plan took longer for is taken from the time
-that is healed for, so that rows compare at equal time.
+models for other commands to start from.
 """
 
 import copy
@@ -63,7 +61,6 @@ def main() -> None:
     parser.add_argument("--blocks", type=float, nargs="*", default=[BLOCKS])
     parser.add_argument("--labels", type=float, nargs="*", default=[0.0], help="parts of the loss")
     parser.add_argument("--dense", action="store_true", help="train the weights, too, that plans leave dense")
-    parser.add_argument("--healed-prices", action="store_true", help="plan with what healing leaves of each loss")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=["refitted", "healed"])
     parser.add_argument("--also", nargs="*", default=[], help="texts that neither calibrate nor train")
     parser.add_argument("--models", type=Path, help="a directory of refitted models, which are made where they are not")
@@ -81,14 +78,13 @@ class Healings(Study):
     """Models of some budgets, each refitted, and healed in every way that is asked for."""
 
     def __init__(self, asked: Namespace) -> None:
-        super().__init__(asked, "minutes", "tokens", "healing_text", "also", "schemes", "dense", "healed_prices")
-        self._planning = 0.0
+        super().__init__(asked, "minutes", "tokens", "healing_text", "also", "schemes", "dense")
         self._also = {name: text_named(name, asked.output.parent) for name in asked.also}
         self._dense_also = {name: self._on(self.loaded.model, name) for name in self._also}
 
     def of_limit(self, limit: float) -> None:
         """All rows of one budget, or of so many bits."""
-        found = _Limit(self, limit, None if self._asked.healed_prices else self._asked.models)
+        found = _Limit(self, limit, self._asked.models)
         for way in (one for one in WAYS if one in self._asked.ways):
             settings: Iterable[Any] = [(None, None, None)]
             if way == "healed":
@@ -104,13 +100,7 @@ class Healings(Study):
         if self._asked.bits:
             asked = {"memory": limit / BITS, "schemes": tuple(self._asked.schemes)}
         fixed = {"profile": self._profile, "calibration": self._asked.calibration, "tokenizer": self.loaded.tokenizer}
-        found = gac.allocate(self.loaded.model, **(BASIS | LEAST_LOSS | fixed | asked))
-        if not self._asked.healed_prices:
-            return found
-        begun = time.monotonic()  # statistics are kept by now
-        found = gac.allocate(self.loaded.model, healed=True, **(BASIS | LEAST_LOSS | fixed | asked))
-        self._planning = time.monotonic() - begun
-        return found
+        return gac.allocate(self.loaded.model, **(BASIS | LEAST_LOSS | fixed | asked))
 
     def _measure(self, found: "_Limit", case: dict[str, Any]) -> None:
         """One row, with its loss curve, which is on disk as far as it has come."""
@@ -123,7 +113,7 @@ class Healings(Study):
         healing.setLevel(logging.DEBUG)
         model, what = getattr(self, f"_{case['way']}")(model, case)
         healing.removeHandler(curve)
-        seconds = {"seconds": time.monotonic() - begun, "planning": self._planning}
+        seconds = {"seconds": time.monotonic() - begun}
         peak = {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
         self.keep(case | what | self._row(model) | seconds | peak | {"curve": curve.points})
 
@@ -134,8 +124,7 @@ class Healings(Study):
         return model, {}
 
     def _healed(self, model: Any, case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        minutes = self._asked.minutes - self._planning / 60
-        length = {"minutes": minutes} if self._asked.tokens is None else {"tokens": self._asked.tokens}
+        length = {"minutes": self._asked.minutes} if self._asked.tokens is None else {"tokens": self._asked.tokens}
         how = {"learning_rate": case["asked_rate"], "blocks": case["blocks"], "labels": case["labels"]}
         how |= {"dense": self._asked.dense, **length}
         try:

@@ -26,7 +26,7 @@ from gac.healing import state, whole
 from gac.healing.course import trained
 from gac.healing.healing import Healing
 from gac.healing.shards import wanted
-from gac.healing.text import HealingText, parted
+from gac.healing.text import HealingText, held_out
 from gac.healing.work import Work
 from gac.sensitivity.layerwise import frozen
 from tests.benchmarks.harness import options, write
@@ -60,7 +60,8 @@ def measured(asked: Namespace) -> dict[str, Any]:
     dense: Any = model_of_shapes(asked.shapes, device=device, layers=asked.layers)
     small: Any = copy.deepcopy(variant(dense, plan.weights))
     ids = torch.randint(dense.config.vocab_size, (WINDOWS, asked.length), generator=torch.Generator().manual_seed(0))
-    train, held = parted("random tokens", ids)
+    out = held_out("random tokens", [len(ids)], asked.length)
+    train, held = ids[~out], ids[out]
     text = HealingText(
         ("random",),
         train,

@@ -13,7 +13,7 @@ from trained import LENGTH, Trained
 import gac
 from gac.errors import TextError
 from gac.healing.own_text import Start, _written, pieces_of
-from gac.healing.text import HealingText, healing_text, held_out, parted
+from gac.healing.text import HealingText, healing_text, held_out
 from gac.models.loading import Loaded
 from gac.sensitivity.text import TextSpec, Windows, windows_of
 
@@ -151,5 +151,4 @@ def test_windows_of_every_text_are_held_out_in_its_share_of_training(counts: Seq
 def test_of_few_windows_half_are_held_out_at_the_most() -> None:
     assert held_out("texts", [1, 2, 200], 4).split([1, 2, 200])[0].tolist() == [False]
     assert held_out("texts", [1, 2, 200], 4).split([1, 2, 200])[1].tolist() == [False, True]
-    train, held = parted("one text", torch.arange(40).view(20, 2))
-    assert (train.shape, held[:, 0].tolist()) == ((18, 2), [10, 30])
+    assert held_out("texts", [20], 2).nonzero()[:, 0].tolist() == [5, 15]

@@ -81,7 +81,6 @@ def _made_with(made: Plan | Frontier) -> dict[str, object]:
     return {
         "refit": recipe.refit,
         "shots": recipe.measure.shots,
-        "healed": recipe.measure.healed,
         "forms": "+".join(recipe.space.forms),
         "align": recipe.space.align,
         "fuse": recipe.deployment.fuse,

@@ -214,7 +214,6 @@ def provenance(sources: Sources) -> Pairs:
         ("Schemes", ", ".join(recipe.space.schemes)),
         ("Dims", _dims(recipe.space.align)),
         ("Calibration", f"{text}, digest {text.digest[:12]}"),
-        *([("Losses", "as healing leaves them")] if measure.healed else []),
         ("Seed", str(measure.seed)),
         ("Made with", f"GAC {plan.gac_version}; this page with GAC {__version__}"),
         ("GPU", table.gpu),
