@@ -67,7 +67,8 @@ def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> End
         ended = trained(parts)
     if ended.won:
         own = trainables(model, parts.plan, parts.work)
-        own.restore(parts.best)
+        for name, value in parts.trained.gathered(parts.best):
+            own.restore({name: value})
         own.close(changed=True)
     parts.state.remove()
     return ended

@@ -1,7 +1,7 @@
 """Steps of AdamW on some parameters: rates relative to their size, warm-up, cosine, clipped gradients."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import cos, isfinite, log2, pi
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from gac.distributed.ranks import Ranks
 from gac.errors import HealingError
 from gac.healing.shards import parts_like, whole
-from gac.healing.trainables import Values
 
 WARM_UP = 0.05
 """The part of the work over which the rate rises."""
@@ -31,20 +30,18 @@ class Descent:
 
     Args:
         parameters: by name.
-        given: what they were before healing, by name.
-        rate: the highest, relative to the root mean square of what each was.
+        sizes: the root mean square of what each was before healing, by name.
+        rate: the highest, relative to that.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], given: Mapping[str, Tensor], rate: float, ranks: Ranks
+        self, parameters: Mapping[str, nn.Parameter], sizes: Mapping[str, float], rate: float, ranks: Ranks
     ) -> None:
         self._parameters, self._ranks = dict(parameters), ranks
         grouped: dict[int, list[nn.Parameter]] = defaultdict(list)
         for name, one in parameters.items():  # a group for each power of two, so that groups are few
-            size = float(given[name].square().mean().sqrt())
-            grouped[round(log2(max(size, SMALLEST)))].append(one)
-        sizes = sorted(grouped)
-        groups = [{"params": grouped[power], "highest": rate * 2.0**power} for power in sizes]
+            grouped[round(log2(max(sizes[name], SMALLEST)))].append(one)
+        groups = [{"params": own, "highest": rate * 2.0**power} for power, own in sorted(grouped.items())]
         fused = all(one.is_cuda for one in parameters.values())
         self._optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=fused)
 
@@ -82,15 +79,12 @@ class Descent:
         self._optimizer.zero_grad()
         return value
 
-    def state(self) -> Values:
-        """The moments and counts of every parameter, on the host; all processes ask for it."""
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """The moments and counts of every parameter whole, one after the other; all processes ask for each."""
         held = self._optimizer.state
-        return {
-            f"{what}/{name}": whole(held[one][what].detach()).to("cpu", copy=True)
-            for name, one in self._parameters.items()
-            for what in (*MOMENTS, "step")
-            if one in held
-        }
+        for name, one in self._parameters.items():
+            for what in (*MOMENTS, "step") if one in held else ():
+                yield f"{what}/{name}", whole(held[one][what].detach())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from such a state."""

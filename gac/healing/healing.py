@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gac.distributed.ranks import Ranks
@@ -42,7 +42,8 @@ class Healing:
 
     Attributes:
         trained: the parameters that are.
-        given: what they were before anything was done.
+        sizes: the root mean square of each before anything was done, by name.
+        given: what they were then.
         reached: how far it has come.
         best: what they were where the loss on what is held out was least; empty where nothing was better.
         moments: of the optimiser, where an interrupted run goes on.
@@ -74,6 +75,7 @@ class Healing:
         self.names = [f"{family_of(model.config).layers}.{at}" for at in range(model.config.num_hidden_layers)]
         self.at_once = windows_at_once(model, self.length, ranks)
         self.trained = trainables(model, plan, work)
+        self.sizes = self.trained.sizes()
         self.given, self.best, self.moments = self.trained.values(), {}, {}
         self.captures = Captures(can_be_captured(model, dense))
         device = input_device(model)  # which holds the masters by now, and may have room for the best ones as well
@@ -84,6 +86,7 @@ class Healing:
         for model in (self.model, self.dense):
             shard(model, self.layers(model), mesh)
         self.trained.found_again()
+        self.given = self.trained.divided(self.given)
         self.captures.on = self._near = False
 
     def resume_or_start(self) -> None:
@@ -96,8 +99,8 @@ class Healing:
         reached = self.ranks.gathered(None if found is None else found[0].tokens)
         if found is not None and len({*reached}) == 1:
             self.reached, values = found
-            self.trained.restore(values["now"])
-            self.best, self.moments = values.get("best", {}), values.get("moments", {})
+            self.trained.restore(self.trained.divided(values["now"]))
+            self.best, self.moments = self.trained.divided(values.get("best", {})), values.get("moments", {})
             self._begun -= self.reached.seconds
             logger.info("healing goes on behind %d layers and %d steps", self.reached.layers, self.reached.steps)
             return
@@ -154,19 +157,24 @@ class Healing:
         self.reached = replace(reached, curve=(*reached.curve, point), losses=())
         logger.debug("%s", point)
 
-    def keep(self, moments: Callable[[], Values], span: float = 0.0) -> None:
+    def keep(self, moments: Callable[[], Iterable[tuple[str, Tensor]]], span: float = 0.0) -> None:
         """Keep the state on disk, where it is time for that.
 
         Args:
-            moments: gives those of the optimiser.
+            moments: gives those of the optimiser, whole; all processes ask for each.
             span: what is spent of the whole model's part.
         """
         if not self.ranks.once(lambda: self.state.is_due):
             return
-        values = {"now": self.trained.values(), "moments": moments(), "best": self.best}
+        whole = {"now": self.trained.gathered(), "moments": moments(), "best": self.trained.gathered(self.best)}
+        held = {kind: self._at_rank_0(values) for kind, values in whole.items()}
         if self.ranks.leads:
             self.reached = replace(self.reached, seconds=self._elapsed, span=span)
-            self.state.write(self.reached, values)
+            self.state.write(self.reached, held)
+
+    def _at_rank_0(self, values: Iterable[tuple[str, Tensor]]) -> Values:
+        """Such values on the host; none in other processes, which ask for each all the same."""
+        return {name: one.to("cpu", copy=True) for name, one in values if self.ranks.leads}
 
     @property
     def _elapsed(self) -> float:

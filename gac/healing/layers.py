@@ -110,7 +110,7 @@ class _Layer:
         reached = healing.reached
         healing.reached = replace(reached, layers=self.layer + 1, tokens=reached.tokens + read // len(healing.names))
         healing.point("blocks", self.layer, before, min(after, before))
-        healing.keep(dict)
+        healing.keep(tuple)
 
     def _train(self, own: dict[str, nn.Parameter], seconds: float | None) -> int:
         """Returns the tokens that were read."""
@@ -118,7 +118,7 @@ class _Layer:
         tokens = None if work.tokens is None else int(work.blocks * work.tokens)
         span = Span(ranks, seconds, tokens)
         rate = rate_of_steps(work.learning_rate, self.ours.states[0].shape[:2].numel(), BATCH)
-        descent = Descent(own, self.healing.given, rate, ranks)
+        descent = Descent(own, self.healing.sizes, rate, ranks)
         pairs = [*zip(self.ours.states[: self.parts], self.due[: self.parts], strict=True)]
         run, seed = partial(self.ours.run, self.layer), work.seed + 1 + self.layer
         steps = LayerSteps(run, pairs, seed, ranks, self.healing.captures)

@@ -61,6 +61,25 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor: all of it, unless that is divided."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_like(tensor: Tensor, part: Tensor) -> Tensor:
+    """Values ``(...)`` of which this process has such a part, divided as a tensor is; all processes ask for it."""
+    if not isinstance(tensor, DTensor):
+        return part
+    shape: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride()}
+    own = part.to(own_part(tensor).device)
+    return DTensor.from_local(own, tensor.device_mesh, tensor.placements, run_check=False, **shape).full_tensor()
+
+
+def part_like(tensor: Tensor, values: Tensor) -> Tensor:
+    """What this process has, on the host, of values ``(...)`` that are divided as a tensor is."""
+    return own_part(parts_like(tensor, values)).to("cpu", copy=True) if isinstance(tensor, DTensor) else values
+
+
 def parts_like(tensor: Tensor, values: Tensor) -> Tensor:
     """A copy of values ``(...)`` on the device of a tensor, and divided as that is."""
     if not isinstance(tensor, DTensor):

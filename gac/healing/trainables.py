@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.healing.shards import parts_like, whole
+from gac.healing.shards import own_part, part_like, whole_like
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.plan import WeightChoice
@@ -19,6 +19,7 @@ from gac.schemes import scheme_named
 logger = logging.getLogger(__name__)
 
 Values = dict[str, Tensor]
+"""Of parameters, by name; of a divided model what this process has of each."""
 
 
 class Trainables:
@@ -59,8 +60,12 @@ class Trainables:
         """Those of a decoder layer, given by its name."""
         return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
 
+    def sizes(self) -> dict[str, float]:
+        """The root mean square of each, by name; asked for while they are whole."""
+        return {name: float(one.detach().square().mean().sqrt()) for name, one in self.parameters.items()}
+
     def values(self, over: Values | None = None, near: bool = False) -> Values:
-        """What they are now; all processes ask for it.
+        """What they are now.
 
         Args:
             over: values that are needed no more, in whose memory these are then, which is faster than new memory.
@@ -68,11 +73,20 @@ class Trainables:
         """
         return values_of(self.parameters, over, near)
 
+    def gathered(self, values: Values | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Such values whole, or what they are now, one after the other; all processes ask for each."""
+        for name, value in (_now(self.parameters) if values is None else values).items():
+            yield name, whole_like(self.parameters[name], value)
+
+    def divided(self, values: Values) -> Values:
+        """What this process has of whole values."""
+        return {name: part_like(self.parameters[name], value) for name, value in values.items()}
+
     @torch.no_grad()
-    def restore(self, values: Mapping[str, Tensor]) -> None:
+    def restore(self, values: Values) -> None:
         """Make them what they were; some of them, or all."""
         for name, value in values.items():
-            self.parameters[name].copy_(parts_like(self.parameters[name], value))
+            own_part(self.parameters[name]).copy_(value)
 
     def close(self, changed: bool) -> None:
         """Put the model back into its dtype and its storages.
@@ -87,8 +101,12 @@ class Trainables:
 
 
 def values_of(parameters: Mapping[str, Tensor], over: Values | None = None, near: bool = False) -> Values:
-    """What parameters are now, as ``Trainables.values`` gives them; all processes ask for it."""
-    return {name: _kept(whole(one.detach()), (over or {}).get(name), near) for name, one in parameters.items()}
+    """What parameters are now, as ``Trainables.values`` gives them."""
+    return {name: _kept(value, (over or {}).get(name), near) for name, value in _now(parameters).items()}
+
+
+def _now(parameters: Mapping[str, Tensor]) -> Values:
+    return {name: own_part(one.detach()) for name, one in parameters.items()}
 
 
 def _kept(now: Tensor, over: Tensor | None, near: bool) -> Tensor:

@@ -98,10 +98,11 @@ class _Steps:
         """Train for so long."""
         healing, read = self._healing, self._windows * self._healing.length
         rate = rate_of_steps(healing.work.learning_rate, read, BATCH)
-        descent = Descent(healing.trained.parameters, healing.given, rate, healing.ranks)
+        descent = Descent(healing.trained.parameters, healing.sizes, rate, healing.ranks)
         progress = span.progress()
         if healing.moments:
             descent.restore(healing.moments)
+            healing.moments = {}
         looked, begun, first = self._turn(progress), time.monotonic(), healing.reached.steps
         with progress_bar("healing", "step", shown=healing.progress) as bar:
             while progress < 1 and not self._cool(progress):

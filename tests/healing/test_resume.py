@@ -122,7 +122,7 @@ def test_processes_go_on_together_or_begin_together(others: int | None, tokens: 
     healing.state = SimpleNamespace(read=lambda: found)  # type: ignore[assignment]
     healing.ranks = SimpleNamespace(gathered=lambda own: [own, others])  # type: ignore[assignment]
     restored: list[Any] = []
-    healing.trained = SimpleNamespace(restore=restored.append, count=2)  # type: ignore[assignment]
+    healing.trained = SimpleNamespace(restore=restored.append, divided=dict, count=2)  # type: ignore[assignment]
     healing.text = SimpleNamespace(train=[], held=[], names=["a text"])  # type: ignore[assignment]
     healing.model, healing._begun, healing._loss = learned.model, 0.0, lambda: 2.0  # type: ignore[method-assign]
     healing.resume_or_start()
