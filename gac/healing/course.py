@@ -48,8 +48,8 @@ def run(healing: Healing) -> Ended:
         kept = ended.won
     finally:
         healing.trained.restore(healing.best if kept else healing.given)
-        healing.trained.close(changed=kept)
         healing.forget()
+        healing.trained.close(changed=kept)
     healing.state.remove()
     return ended
 
@@ -64,13 +64,15 @@ def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> End
     with waiting(model, dense):
         parts = healing(model=deepcopy(model), dense=deepcopy(dense))
         parts.divide(parts.ranks.mesh(device.type))
-        ended = trained(parts)
+        ended, state = trained(parts), parts.state
+        if ended.won:
+            own = trainables(model, parts.plan, parts.work)
+            for name, value in parts.trained.gathered(parts.best):
+                own.restore({name: value})
+        del parts  # which makes room for the whole models
     if ended.won:
-        own = trainables(model, parts.plan, parts.work)
-        for name, value in parts.trained.gathered(parts.best):
-            own.restore({name: value})
         own.close(changed=True)
-    parts.state.remove()
+    state.remove()
     return ended
 
 

@@ -54,6 +54,7 @@ class Healing:
     """
 
     reached: Reached
+    given: Values
     best: Values
     moments: Values
     looking: float
@@ -76,7 +77,7 @@ class Healing:
         self.at_once = windows_at_once(model, self.length, ranks)
         self.trained = trainables(model, plan, work)
         self.sizes = self.trained.sizes()
-        self.given, self.best, self.moments = self.trained.values(), {}, {}
+        self.given, self.best, self.moments = {}, {}, {}
         self.captures = Captures(can_be_captured(model, dense))
         device = input_device(model)  # which holds the masters by now, and may have room for the best ones as well
         self._near = device.type == "cuda" and fits(self.trained.count, device)
@@ -86,12 +87,11 @@ class Healing:
         for model in (self.model, self.dense):
             shard(model, self.layers(model), mesh)
         self.trained.found_again()
-        self.given = self.trained.divided(self.given)
         self.captures.on = self._near = False
 
     def resume_or_start(self) -> None:
         """Look at what is held out, and take up what a run that was stopped had reached."""
-        begun = time.monotonic()
+        self.given, begun = self.trained.values(), time.monotonic()
         loss = self._loss()
         self.looking = time.monotonic() - begun
         self.reached = Reached(loss, loss)

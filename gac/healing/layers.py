@@ -44,6 +44,7 @@ def heal_layers(healing: Healing) -> None:
                 *(healing.reached.start, loss),
             )
             healing.trained.restore(healing.given)
+        healing.keep(tuple)
     healing.reached = replace(healing.reached, layers=len(healing.names))
 
 
@@ -110,7 +111,8 @@ class _Layer:
         reached = healing.reached
         healing.reached = replace(reached, layers=self.layer + 1, tokens=reached.tokens + read // len(healing.names))
         healing.point("blocks", self.layer, before, min(after, before))
-        healing.keep(tuple)
+        if healing.reached.layers < len(healing.names):  # the last one's is kept once all have been looked at
+            healing.keep(tuple)
 
     def _train(self, own: dict[str, nn.Parameter], seconds: float | None) -> int:
         """Returns the tokens that were read."""

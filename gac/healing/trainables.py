@@ -19,7 +19,7 @@ from gac.schemes import scheme_named
 logger = logging.getLogger(__name__)
 
 Values = dict[str, Tensor]
-"""Of parameters, by name; of a divided model what this process has of each."""
+"""Of parameters, by name: whole, or of a divided model what this process has of each."""
 
 
 class Trainables:

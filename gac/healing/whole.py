@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf, isfinite
 from statistics import mean
 from typing import Any
@@ -165,7 +166,8 @@ class _Steps:
 
     def _none_yet(self) -> Gradients:
         healing = self._healing
-        return Gradients(self._loss, healing.trained.parameters.values(), healing.captures, healing.ranks)
+        loss = partial(_part_of_loss, healing)  # a method of these steps would keep them, and all they hold, alive
+        return Gradients(loss, healing.trained.parameters.values(), healing.captures, healing.ranks)
 
     def _add_gradients(self, which: Tensor, labels: float = 0.0, average: bool = True) -> Tensor:
         """Those of the mean loss over windows that are trained on, which is returned.
@@ -180,12 +182,6 @@ class _Steps:
         losses = [self._gradients.add(*one, last=average and one is given[-1]) for one in given]
         return torch.stack(losses).sum()
 
-    def _loss(self, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
-        """Their part of the mean loss of a batch of so many tokens."""
-        healing = self._healing
-        with healing.autocast():
-            return summed_loss(healing.model, healing.dense, windows, labels) / tokens
-
     def _seconds_of_a_window(self) -> float:
         """Of training: the second of two runs, for the first one also sets up what it needs."""
         healing = self._healing
@@ -199,6 +195,12 @@ class _Steps:
             one.grad = None
         self._gradients = self._none_yet()  # steps may be smaller, and what was captured would keep its memory
         return seconds / len(part)
+
+
+def _part_of_loss(healing: Healing, windows: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
+    """What these windows have of the mean loss of a batch of so many tokens."""
+    with healing.autocast():
+        return summed_loss(healing.model, healing.dense, windows, labels) / tokens
 
 
 def _say(bar: Any, loss: float, steps: int, progress: float, speed: float) -> None:

@@ -71,8 +71,16 @@ def heal(text: Path, folder: Path) -> None:
 
 
 def go_on_healing(text: Path, folder: Path) -> None:
-    """The same again, in parts alone, to the end."""
-    _heal_in_parts(*_to_be_healed(text, folder))
+    """The same again, in parts alone, from there to the end."""
+    resume = healing.Healing.resume_or_start
+
+    def further_on(self: Any) -> None:
+        resume(self)
+        assert self.reached.layers
+        assert self.reached.steps
+
+    with patch.object(healing.Healing, "resume_or_start", further_on):
+        _heal_in_parts(*_to_be_healed(text, folder))
 
 
 def _heal_in_parts(found: Trained, small: Any, folder: Path) -> None:

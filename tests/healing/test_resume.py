@@ -59,7 +59,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(StateFile, "write", then_interrupted)
 
 
-@pytest.mark.parametrize("after", [1, 12])
+@pytest.mark.parametrize("after", [1, 2, 12])
 def test_an_interrupted_run_ends_as_one_that_was_not(after: int, learned: Trained, monkeypatch: Any) -> None:
     small = learned.compressed()
     given = logits(small)
@@ -122,7 +122,7 @@ def test_processes_go_on_together_or_begin_together(others: int | None, tokens: 
     healing.state = SimpleNamespace(read=lambda: found)  # type: ignore[assignment]
     healing.ranks = SimpleNamespace(gathered=lambda own: [own, others])  # type: ignore[assignment]
     restored: list[Any] = []
-    healing.trained = SimpleNamespace(restore=restored.append, divided=dict, count=2)  # type: ignore[assignment]
+    healing.trained = SimpleNamespace(restore=restored.append, divided=dict, values=dict, count=2)  # type: ignore[assignment]
     healing.text = SimpleNamespace(train=[], held=[], names=["a text"])  # type: ignore[assignment]
     healing.model, healing._begun, healing._loss = learned.model, 0.0, lambda: 2.0  # type: ignore[method-assign]
     healing.resume_or_start()
