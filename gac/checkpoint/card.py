@@ -45,7 +45,7 @@ def model_card(plan: Plan) -> str:
         "`plan.json` has every choice."
     )
     # The command line cannot say which documents were given in memory.
-    documents = ", with the same documents in a text file, or in Python as they were" if text.documents else ""
+    documents = ", with the same documents in a text file, or in Python as they were" if plan.documents else ""
     return f"""{_about(plan, "", what)}
 {_LOAD}
 ## Reproduce

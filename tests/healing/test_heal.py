@@ -14,6 +14,7 @@ from trained import LENGTH, TOKENS, Trained
 
 import gac
 from gac import api
+from gac.checkpoint.card import model_card
 from gac.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.healing import descent, heal, healing, layers, own_text, state, whole, work
 from gac.healing import logits as logits_of
@@ -339,6 +340,8 @@ def test_documents_that_it_was_healed_on_are_not_for_evaluation(learned: Trained
     document = learned.text.read_text("utf-8")
     healed = learned.heal(learned.compressed(), text=gac.Documents([document], length=LENGTH))
     assert healed.gac_plan.healed[0].texts == ("1 document given in memory",)
+    said = ["with the same documents" in model_card(one.gac_plan) for one in (learned.compressed(), healed)]
+    assert said == [False, True]
     with pytest.raises(TextError, match="are among the plan's calibration text"):
         gac.perplexity(healed, learned.tokenizer, gac.Documents([document]), length=LENGTH, progress=False)
 
