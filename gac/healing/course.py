@@ -50,7 +50,6 @@ def run(healing: Healing) -> Ended:
         healing.trained.restore(healing.best if kept else healing.given)
         healing.forget()
         healing.trained.close(changed=kept)
-    healing.state.remove()
     return ended
 
 
@@ -64,7 +63,7 @@ def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> End
     with waiting(model, dense):
         parts = healing(model=deepcopy(model), dense=deepcopy(dense))
         parts.divide(parts.ranks.mesh(device.type))
-        ended, state = trained(parts), parts.state
+        ended = trained(parts)
         if ended.won:
             own = trainables(model, parts.plan, parts.work)
             for name, value in parts.trained.gathered(parts.best):
@@ -72,7 +71,6 @@ def run_in_parts(healing: Callable[..., Healing], model: Any, dense: Any) -> End
         del parts  # which makes room for the whole models
     if ended.won:
         own.close(changed=True)
-    state.remove()
     return ended
 
 

@@ -102,9 +102,10 @@ def heal_model(
         with frozen(dense), frozen(model):
             in_parts = wanted(model, numbers, ranks)
             ended = run_in_parts(healing, model, dense) if in_parts else run(healing(model=model, dense=dense))
+        after = _divergence(model, dense, found, ranks) if ended.won else before
+        state.remove()  # a run that is killed before this goes on
         if not ended.won:
             raise ended.failure or _nothing_won(ended, work)
-        after = _divergence(model, dense, found, ranks)
     healed = Healed(
         texts=found.names,
         windows=len(found.train),

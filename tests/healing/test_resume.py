@@ -108,6 +108,27 @@ def test_a_damaged_state_is_said_and_left(learned: Trained, monkeypatch: Any, ca
     assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))
 
 
+def test_a_run_that_is_killed_while_it_measures_what_it_gave_goes_on(learned: Trained, monkeypatch: Any) -> None:
+    whole, small, measure = learned.heal(learned.compressed()), learned.compressed(), heal._divergence
+    measured: list[float] = []
+
+    def then_interrupted(*given: Any) -> float:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(measure(*given))
+        return measured[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "EVERY", 0.0)
+        patch.setattr(state, "SHARE", 1e9)
+        patch.setattr(heal, "_divergence", then_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            learned.heal(small)
+    assert len(states()) == 1
+    assert torch.equal(logits(learned.heal(learned.compressed())), logits(whole))
+    assert not states()
+
+
 def test_processes_read_one_state_whatever_the_numbers_of_their_gpus() -> None:
     work, weights = Work.of(None, 1000, None, 0.0, False, 0.0, 0, 1), {"weight": torch.ones(2)}
     models = [SimpleNamespace(device=torch.device(name), state_dict=weights.copy) for name in ("cuda:0", "cuda:1")]
