@@ -37,7 +37,7 @@ class SyntheticGpu:
     timed: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
         self.timed += 1
         true = self.latency(point) * (1 + self.drift * self.timed / 10_000)
         timing = sample_until(

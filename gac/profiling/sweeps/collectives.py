@@ -123,10 +123,10 @@ class Lockstep:
     def __init__(self, own: Measurer, ranks: Ranks) -> None:
         self._own, self._ranks = own, ranks
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
         """Let all time a point."""
-        self._ranks.once(lambda: point)
-        return self._own.measure(point)
+        self._ranks.once(lambda: (point, checked))
+        return self._own.measure(point, checked)
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
         """None are looked up: that runs a collective outside of what all agree on."""
@@ -138,9 +138,9 @@ class Lockstep:
         Raises:
             ProfileError: this GPU has failed.
         """
-        while (point := self._ranks.once(_nothing)) is not None:
+        while (asked := self._ranks.once(_nothing)) is not None:
             try:
-                self._own.measure(point)
+                self._own.measure(*asked)
             except DeviceLostError as lost:
                 raise ProfileError(
                     f"GPU {self._ranks.own} failed at {lost.at}",
@@ -153,7 +153,7 @@ class Lockstep:
         self._ranks.once(_nothing)
 
 
-def _nothing() -> Point | None:
+def _nothing() -> tuple[Point, bool] | None:
     return None
 
 

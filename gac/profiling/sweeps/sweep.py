@@ -30,8 +30,11 @@ _ASKING = 2
 class Measurer(Protocol):
     """What a sweep measures with; ``gac.profiling.timing.measure.GpuMeasurer`` is the real one."""
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
         """Time one point; a failing one is a row with an error.
+
+        Args:
+            checked: its result was right before.
 
         Raises:
             DeviceLostError: nothing more can be measured.
@@ -180,16 +183,13 @@ class _Run:
 
     def _time_once(self, point: Point, launches: tuple[Launch, ...], lane: int) -> None:
         """Append one timing, and time the sentinels if 15 seconds have passed."""
-        if not self._failed(point):  # in this run's first pass
-            row = self._measurers[lane].measure(point)
+        known = self._by_itself(partial(self._journal.find, point))
+        if known is None or known.error is None:  # it may have failed in this run's first pass
+            row = self._measurers[lane].measure(point, known is not None)
             self._by_itself(partial(self._keep, row, launches))
         self._by_itself(self._count)
         if self._by_itself(partial(self._sentinels_due, lane)):
             self._time_sentinels(lane)
-
-    def _failed(self, point: Point) -> bool:
-        known = self._journal.find(point)
-        return known is not None and known.error is not None
 
     def _count(self) -> None:
         self.timed += 1
@@ -213,7 +213,7 @@ class _Run:
         for point in self._sentinels:
             known = self._journal.find(point)
             if known is not None and known.error is None:
-                median = self._measurers[lane].measure(point).median_ns
+                median = self._measurers[lane].measure(point, True).median_ns
                 if median is not None:
                     self._by_itself(partial(self._journal.add_sentinel, point, median))
 

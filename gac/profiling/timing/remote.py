@@ -45,9 +45,9 @@ class RemoteMeasurer:
         """
         self._ask(_prepare, header)
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
         """As ``GpuMeasurer`` does; raises ProfileError too, where the process has ended."""
-        return self._ask(_measure, point)
+        return self._ask(_measure, point, checked)
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
         """As ``GpuMeasurer`` does; raises ProfileError too, where the process has ended."""
@@ -78,8 +78,8 @@ def _prepare(header: Header) -> None:
     _launches(())  # the first look at kernels loads what looks at them
 
 
-def _measure(point: Point) -> Measurement:
-    return _unless_lost(_own[0].measure, point)
+def _measure(point: Point, checked: bool) -> Measurement:
+    return _unless_lost(_own[0].measure, point, checked)
 
 
 def _launches(points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:

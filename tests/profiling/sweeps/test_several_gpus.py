@@ -4,6 +4,7 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -38,7 +39,7 @@ def test_a_gpu_that_is_slower_than_another_is_named() -> None:
 
 def test_a_gpu_that_fails_is_no_other_kind_of_crash() -> None:
     class Lost:
-        def measure(self, point: Point) -> Measurement:
+        def measure(self, point: Point, checked: bool = False) -> Measurement:
             raise DeviceLostError(Measurement.of(point, None, None, 0, None, False, error="fell off the bus"))
 
     with pytest.raises(ProfileError, match="a GPU failed at low_rank bf16 m=1 k=64 r=6 n=64: fell off the bus"):
@@ -92,14 +93,15 @@ def host(monkeypatch: pytest.MonkeyPatch, header: Header) -> list[int]:
 
 def test_what_is_asked_after_a_gpu_was_lost_fails_at_the_point_that_did_it(monkeypatch) -> None:
     class Lost:
-        def measure(self, point: Point) -> Measurement:
+        def measure(self, point: Point, checked: bool = False) -> Measurement:
             raise DeviceLostError(Measurement.of(point, None, None, 0, None, False, error="fell off the bus"))
 
         launches = measure
 
     monkeypatch.setattr(remote, "_own", [Lost()])
     monkeypatch.setattr(remote, "_lost", [])
-    for ask in (lambda: remote._measure(POINTS[3]), lambda: remote._measure(POINTS[0]), lambda: remote._launches(())):
+    first, second = (partial(remote._measure, POINTS[at], False) for at in (3, 0))
+    for ask in (first, second, partial(remote._launches, ())):
         with pytest.raises(DeviceLostError) as error:
             ask()
         assert error.value.row.point == POINTS[3]

@@ -33,12 +33,15 @@ class FakeMeasurer:
         self.lost_at = lost_at
         self.left = interrupted_after
         self.measured: list[Point] = []
+        self.unchecked: list[Point] = []
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
         if self.left == 0:
             raise KeyboardInterrupt
         self.left -= 1
         self.measured.append(point)
+        if not checked:
+            self.unchecked.append(point)
         rank = point.operation.axes["r"]
         if rank == self.lost_at:
             raise DeviceLostError(failed(point))
@@ -68,8 +71,9 @@ def test_the_order_is_another_in_each_pass_and_the_same_every_time(path, header,
     run_sweep(POINTS, path, first, header, passes=2, progress=False)
     run_sweep(POINTS, tmp_path / "other.jsonl", second, header, passes=2, progress=False)
     assert first.measured == second.measured
-    assert POINTS != first.measured[:30] != first.measured[30:]
-    assert set(first.measured[:30]) == set(first.measured[30:]) == set(POINTS)
+    assert POINTS != first.measured[:30] != first.measured[30:60]
+    assert set(first.measured[:30]) == set(first.measured[30:60]) == set(POINTS)
+    assert first.unchecked == first.measured[:30]
 
 
 def test_a_sweep_resumes_where_an_interrupt_stopped_it(path, header) -> None:
@@ -308,12 +312,12 @@ class Together(FakeMeasurer):
         super().__init__(fails=7)
         self.started, self.asking, self.alone = started, set[int](), threading.Lock()
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point, checked: bool = False) -> Measurement:
         if threading.get_ident() not in self.asking and len(self.asking) < 2:
             self.asking.add(threading.get_ident())
             self.started.wait(60)
         with self.alone:
-            return super().measure(point)
+            return super().measure(point, checked)
 
 
 def test_several_measurers_share_a_sweep(path, header) -> None:
@@ -326,6 +330,7 @@ def test_several_measurers_share_a_sweep(path, header) -> None:
     assert len(measured) == len(set(measured)) == 399
     assert {len(one.passes) for one in Profile.load(path).measurements if not one.error} == {2}
     assert all(len(one.measured) > 3 for one in several)  # more than the sentinels
+    assert sorted(one.operation.axes["r"] for each in several for one in each.unchecked) == [*range(1, 400)]
 
 
 def test_of_those_that_ask_a_measurer_one_times_the_sentinels(path, header, monkeypatch) -> None:
