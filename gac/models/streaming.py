@@ -5,7 +5,7 @@ What transformers reads from safetensors lies in the mapped file, so that all pr
 
 import importlib.util
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,9 +50,15 @@ def streamed(model: Any, device: torch.device | str) -> Any:
 
 
 @contextmanager
-def on_its_device(module: nn.Module) -> Iterator[None]:
-    """With the weights of a module on its device from the first call to the last, where they lie elsewhere."""
-    hooked = [one for one in module.modules() if getattr(getattr(one, "_hf_hook", None), "offload", False)]
+def on_its_device(module: nn.Module, without: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """With the weights of a module on its device from the first call to the last, where they lie elsewhere.
+
+    Args:
+        without: modules in it whose weights stay where they are.
+    """
+    left_out = {inner for one in without for inner in one.modules()}
+    inside = (one for one in module.modules() if one not in left_out)
+    hooked = [one for one in inside if getattr(getattr(one, "_hf_hook", None), "offload", False)]
     hooks: list[Any] = [one._hf_hook for one in hooked]
     try:
         for one, hook in zip(hooked, hooks, strict=True):

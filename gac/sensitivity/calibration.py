@@ -239,8 +239,8 @@ def _measure(
     ends = {min(found) for turn in turns if (found := [layer for layer in turn if layer in weights])}
     backward = LayerwiseBackward(model, layers, own, lowest, rows.start)
     with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
-        bar.reset(len(own))
-        backward.start(_told(bar.update, len(own), 1 - lowest / len(layers)) if run.progress else bar.update)
+        bar.reset(len(own) * (len(layers) + 1))
+        backward.start(_told(bar.update, len(own), len(layers), lowest) if run.progress else bar.update)
         loss = ranks.total(backward.loss)
         loss = loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
         last = _restore(run, backward, max(weights))
@@ -286,18 +286,18 @@ def _save(store: StatisticsStore, backward: LayerwiseBackward, layer: int, ranks
         write_tensors(store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
 
 
-def _told(tick: Tick, windows: int, share: float) -> Tick:
-    """A tick that says after the second window what calibration will take; in the first one much is loaded.
+def _told(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
+    """A tick that says after the second layer what calibration will take; in the first one much is loaded.
 
     Args:
-        share: of the layers that are gone back through.
+        lowest: the last layer that is gone back through.
     """
     times: list[float] = []
 
     def timed() -> None:
         times.append(time.monotonic())
-        if len(times) == 2:
-            seconds = (times[1] - times[0]) * windows * (1 + BACK * share)
+        if len(times) == 2 * windows:
+            seconds = (times[-1] - times[windows - 1]) * (layers + BACK * (layers - lowest))
             rest = "decomposing the layers comes on top, which the first one will tell"
             logger.info("calibrating on %d windows: %s; %s", windows, about(seconds), rest)
         tick()

@@ -57,6 +57,38 @@ class LayerStack:
                 hooks.enter_context(self.layers[at].register_forward_pre_hook(hook, with_kwargs=True))
             yield
 
+    @torch.no_grad()
+    def entered(self, windows: Tensor) -> Tensor:
+        """What the first layer reads of windows ``(windows, tokens)``; it is learnt how all layers are called.
+
+        None is run, but the first one for one window: that shows what layers return.
+
+        Returns:
+            hidden states, ``(windows, tokens, hidden)``.
+
+        Raises:
+            ModelError: as ``traced``.
+        """
+        heard: list[Tensor] = []
+
+        def seen(layer: int, hidden: Tensor) -> None:
+            if layer == 0:
+                heard.append(hidden)
+            if layer == len(self.layers) - 1:
+                raise StopLayerError
+
+        with self.traced(0, seen):
+            first = next(entering(self.model, self.layers[0], [windows[:1]]))
+            found = first.new_empty(len(windows), *first.shape[1:])
+            self.run(0, first)
+            with self._passing(self.layers):
+                for ids, hidden in zip(windows, found, strict=True):
+                    heard.clear()
+                    with suppress(StopLayerError):
+                        self._model_on(ids)
+                    hidden.copy_(heard[0][0])
+        return found
+
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for hidden states ``(windows, tokens, hidden)``."""
         args, kwargs = self._calls[layer]
@@ -65,23 +97,30 @@ class LayerStack:
         return _hidden(output)
 
     def logits(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """The model's logits ``(tokens, vocabulary)`` where its last layer's output is ``hidden (1, tokens, hidden)``.
-
-        No layer is run; ``run`` has shown what they return.
-
-        Args:
-            ids: of the window, ``(tokens,)``.
-        """
-
-        def passed(given: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-            return given if self._beside is None else (given, *self._beside)
-
-        with ExitStack() as replaced:
-            for layer in self.layers[:-1]:
-                replaced.enter_context(_calling(layer, passed))
-            replaced.enter_context(_calling(self.layers[-1], lambda *_args, **_kwargs: passed(hidden)))
-            found: Tensor = self.model(input_ids=ids.to(input_device(self.model))[None], use_cache=False).logits[0]
+        """The model's logits ``(tokens, vocabulary)`` of a window, as ``ending`` lets it run; ids ``(tokens,)``."""
+        with self.ending(hidden):
+            found: Tensor = self._model_on(ids).logits[0]
         return found
+
+    @contextmanager
+    def ending(self, hidden: Tensor) -> Iterator[None]:
+        """With ``hidden (1, tokens, hidden)`` as the last layer's output; ``run`` has shown what layers return."""
+        with self._passing(self.layers[:-1]), _calling(self.layers[-1], lambda *_args, **_kwargs: self._passed(hidden)):
+            yield
+
+    @contextmanager
+    def _passing(self, layers: Iterable[nn.Module]) -> Iterator[None]:
+        """With layers that return what they are given."""
+        with ExitStack() as replaced:
+            for layer in layers:
+                replaced.enter_context(_calling(layer, self._passed))
+            yield
+
+    def _passed(self, given: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+        return given if self._beside is None else (given, *self._beside)
+
+    def _model_on(self, ids: Tensor) -> Any:
+        return self.model(input_ids=ids.to(input_device(self.model))[None], use_cache=False)
 
     def _enter(
         self,
@@ -124,8 +163,6 @@ class LayerwiseBackward:
         self._model, self._layers, self._windows, self._lowest, self._first = model, layers, windows, lowest, first
         self._stack = LayerStack(model, layers)
         self._states: dict[int, Tensor] = {}
-        self._window = 0
-        self._output: Tensor | None = None
 
     @property
     def last(self) -> int:
@@ -133,17 +170,19 @@ class LayerwiseBackward:
         return len(self._layers) - 1
 
     def start(self, tick: Tick) -> None:
-        """Run every window forward and back to the last layer's output.
+        """Run every window forward and back to the last layer's output, all of them through one layer after the other.
+
+        Args:
+            tick: called for each window in each layer, and once more for its loss.
 
         Raises:
             ModelError: a loss is not finite, or a layer is not called with hidden states first.
         """
         losses = []
-        leaving = self._layers[-1].register_forward_hook(self._leave)
-        with leaving, frozen(self._model), self._stack.traced(self._lowest, self._keep):
+        with frozen(self._model), on_its_device(self._model, self._layers):
+            self.gradients = self._outputs(tick)  # where gradients come in the place of each window's
             for window, ids in enumerate(self._windows):
-                self._window = window
-                losses.append(self._to_loss(ids))
+                losses.append(self._to_loss(window, ids))
                 tick()
         self.loss = torch.stack(losses).double().sum()
 
@@ -159,21 +198,23 @@ class LayerwiseBackward:
                 gradient.copy_(hidden.grad[0])
                 tick()
 
-    def _keep(self, layer: int, hidden: Tensor) -> None:
-        """Keep a layer's input where that is to be kept."""
-        if self._window == 0 and layer == self._lowest:
-            self._allocate(hidden)
-        if layer in self._states:
-            self._states[layer][self._window] = hidden[0]
-
-    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        """Cut the graph off below the last layer's output: what follows is differentiated by itself."""
-        self._output = _hidden(output).detach().requires_grad_(True)
-        return self._output if isinstance(output, Tensor) else (self._output, *output[1:])
+    @torch.no_grad()
+    def _outputs(self, tick: Tick) -> Tensor:
+        """Those of the last layer; what some of the layers read is kept on the way."""
+        hidden = self._stack.entered(self._windows)
+        self._allocate(hidden)
+        for at, layer in enumerate(self._layers):
+            if at in self._states:
+                self._states[at].copy_(hidden)
+            with on_its_device(layer):
+                for one in hidden:
+                    one.copy_(self._stack.run(at, one[None])[0])
+                    tick()
+        return hidden
 
     def _allocate(self, hidden: Tensor) -> None:
         """Room for the inputs of every k-th layer, k as small as fits, in ``ENOUGH`` bytes if it can."""
-        shape = (len(self._windows), *hidden.shape[1:])
+        shape = hidden.shape
         count = len(self._layers) - self._lowest
         own, free = math.prod(shape) * hidden.element_size(), room(hidden.device)
         every, device = _stride(count, min(free, ENOUGH) // own) or _stride(count, free // own), hidden.device
@@ -182,20 +223,15 @@ class LayerwiseBackward:
         for layer in range(self._lowest, len(self._layers), every):
             self._states[layer] = torch.empty(shape, dtype=hidden.dtype, device=device)
 
-    def _to_loss(self, ids: Tensor) -> Tensor:
+    def _to_loss(self, window: int, ids: Tensor) -> Tensor:
         """Back-propagate the loss of labels drawn for one window, ids ``(tokens,)``; returns the window's own, nats."""
-        with torch.enable_grad():
-            number = self._first + self._window
+        hidden = self.gradients[window].unsqueeze(0).detach().requires_grad_(True)
+        with torch.enable_grad(), self._stack.ending(hidden):
+            number = self._first + window
             loss, drawn = drawn_loss(self._model, ids, f"calibration window {number}", seed=number)
         drawn.backward()  # type: ignore[no-untyped-call]
-        assert self._output is not None
-        assert self._output.grad is not None
-        if self._window == 0:
-            self.gradients = torch.empty(
-                len(self._windows), *self._output.shape[1:], dtype=self._output.dtype, device=self._output.device
-            )
-        self.gradients[self._window] = self._output.grad[0]
-        self._output = None
+        assert hidden.grad is not None
+        self.gradients[window] = hidden.grad[0]
         return loss
 
     def _inputs_of(self, layer: int) -> Tensor:

@@ -1,14 +1,19 @@
 """Layer by layer against one backward pass through the whole model, in every architecture."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.hooks import AlignDevicesHook
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.errors import ModelError
 from gac.forms.metric import Moments
 from gac.models.families import family_of
+from gac.models.streaming import streamed
 from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity import layerwise
 from gac.sensitivity.calibration import CalibrationRun, stream_moments
@@ -100,6 +105,22 @@ def test_no_more_is_kept_than_will_do(enough: int, kept: list[int], monkeypatch:
     backward = LayerwiseBackward(model, list(model.model.layers), WINDOWS, 0)
     backward.start(lambda: None)
     assert sorted(backward._states) == kept
+
+
+def test_weights_in_host_memory_come_once_for_all_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = streamed(deep_model("llama"), "cpu")
+    left, leave = Counter[torch.nn.Module](), AlignDevicesHook.post_forward
+
+    def counted(hook: AlignDevicesHook, module: torch.nn.Module, output: Any) -> Any:
+        left[module] += bool(hook.offload)
+        return leave(hook, module, output)
+
+    monkeypatch.setattr(AlignDevicesHook, "post_forward", counted)
+    layers = list(model.model.layers)
+    LayerwiseBackward(model, layers, WINDOWS, 0).start(lambda: None)
+    ends = [model.model.embed_tokens, model.model.norm, model.lm_head]
+    assert [left[one] for one in ends] == [1, 1, 1]
+    assert [left[one.mlp.down_proj] for one in layers] == [2, *[1] * (LAYERS - 1)]  # the first shows what it returns
 
 
 def test_bfloat16_agrees_to_its_rounding() -> None:
