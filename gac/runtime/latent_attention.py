@@ -22,7 +22,7 @@ from torch import Tensor
 from . import tiles
 from .gpu import ceil_div, launching_on, make_operator
 from .kernel_limits import ALIGNED
-from .latent_layout import HALVES, PAIRS, ROOM, TILE, WARPS, asked_words, kept
+from .latent_layout import HALVES, PAIRS, ROOM, TILE, WARPS, WORDS, asked_words, kept
 from .rows import power_of_two
 
 _MOST_PARTS = 128
@@ -41,8 +41,8 @@ def asks_early(sizes: Mapping[str, Any]) -> bool:
         sizes: what the kernel is compiled for. A thread holds what is added up here, as ptxas counted it.
     """
     tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
-    keys, angles = 16 * sizes["K_CHUNKS"], 4 * tiles_of if sizes["ROTATED"] else 0
-    values = 16 * sizes["V_CHUNKS"] * (4 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
+    keys, angles = 8 * sizes["K_STEPS"], 4 * tiles_of if sizes["ROTATED"] else 0
+    values = 4 * sizes["V_STEPS"] * (4 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
     held: int = keys + angles + values + _WORKING
     return held <= _REGISTERS
 
@@ -187,8 +187,8 @@ class Attention:
         k_shared = 1 if self.k_factor is None else self.k_factor.shape[1] // self.size
         v_shared = 1 if self.v_factor is None else self.v_factor.shape[1] // self.v_size
         return {
-            **_read("K", _words(self.keys), self.k_rank or self.size, k_bits, k_shared, 16),
-            **_read("V", _words(self.values), self.v_rank, v_bits, v_shared, 32),
+            **_read("K", _words(self.keys), self.k_rank or self.size, k_bits, k_shared),
+            **_read("V", _words(self.values), self.v_rank, v_bits, v_shared),
             "QUERIES": self.queries, "ASKED": asked_words(self.queries, self.size),
             "SIZE": self.size, "ROTATED": self._rotated, "KIND": self.kind,
         }  # fmt: skip
@@ -223,11 +223,11 @@ def _words(held: Tensor) -> Tensor:
     return held.view(torch.int32 if held.itemsize > 1 else torch.int16)
 
 
-def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int, chunk: int) -> dict[str, int | bool]:
-    """How keys or values are read, in chunks of so many words."""
+def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int) -> dict[str, int | bool]:
+    """How keys or values are read."""
     count = rank // 4 if bits == HALVES else rank // 2
-    unit, chunks = _unit(words, count), ceil_div(count, chunk)
-    read = {"BITS": bits or 0, "UNIT": unit, "CHUNKS": chunks, "EVEN": count % chunk == 0, "SHARED": shared}
+    steps, even = ceil_div(count, WORDS), count % WORDS == 0
+    read = {"BITS": bits or 0, "UNIT": _unit(words, count), "STEPS": steps, "EVEN": even, "SHARED": shared}
     return {f"{which}_{name}": value for name, value in read.items()}
 
 

@@ -80,15 +80,15 @@ def _weights(score, peak, total):  # type: ignore[no-untyped-def]
 def _mixed(  # type: ignore[no-untyped-def]
     mixed, read, rights, fades, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
-    """Sums of values with those of both tiles; each product has 16 numbers of a chunk in its rows."""
+    """Sums of values with those of both tiles; each product has 16 numbers of a piece in its rows."""
     low, high = fades
     found = ()
     for half in tl.static_range(2 if BITS == 4 else 1):
-        for chunk in tl.static_range(len(read[0])):
-            one = _turned_over(read[0][chunk], BITS, half, dtype, COMPILED)
-            two = _turned_over(read[1][chunk], BITS, half, dtype, COMPILED)
-            for at in tl.static_range(4):
-                sums = mixed[(half * len(read[0]) + chunk) * 4 + at]
+        for which in tl.static_range(len(read[0])):
+            one = _turned_over(read[0][which], BITS, half, dtype, COMPILED)
+            two = _turned_over(read[1][which], BITS, half, dtype, COMPILED)
+            for at in tl.static_range(len(one)):
+                sums = mixed[len(found)]
                 sums = (sums[0] * low, sums[1] * high, sums[2] * low, sums[3] * high)
                 sums = product(one[at], rights[0], sums, dtype, COMPILED)
                 found += (product(two[at], rights[1], sums, dtype, COMPILED),)  # type: ignore[assignment]
@@ -97,11 +97,11 @@ def _mixed(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _turned_over(read, BITS: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Left matrices of a chunk of values, whose columns are tokens."""
+    """Left matrices of a piece of values, whose columns are tokens."""
     of_token, found = (), ()
     for which in tl.static_range(4):
         of_token += (numbers(read[which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
-    for at in tl.static_range(4):
+    for at in tl.static_range(len(of_token[0])):  # type: ignore[misc]
         near = beside(of_token[0][at], of_token[1][at], COMPILED)  # type: ignore[misc]
         far = beside(of_token[2][at], of_token[3][at], COMPILED)  # type: ignore[misc]
         found += ((near[0], near[1], far[0], far[1]),)  # type: ignore[assignment]
@@ -115,19 +115,26 @@ def _by_query(low, high):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _leave_sums(sums, left, real, low, high, mixed, rank, end, START: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write 16 numbers that a product has left: thread ``4 i + j`` has number 8 i from START on, and the next."""
-    first, second = tl.join(mixed[0] * low, mixed[2] * low), tl.join(mixed[1] * high, mixed[3] * high)
-    lanes = tl.reshape(tl.join(first, second), (low.shape[0] // 32, 8, 2, 2, 2, 2))
-    found = tl.sum(tl.sum(lanes, axis=2), axis=0)
-    number = START + tl.arange(0, 8)[:, None, None, None] * 8 + tl.arange(0, 2)[None, None, :, None]
-    to = sums + left[None, :, None, :] * rank + number
-    tl.store(to, found, mask=real[None, :, None, :] & (number < end))
+def _leave_piece(  # type: ignore[no-untyped-def]
+    sums, left, real, low, high, mixed, rank, end, BEFORE: tl.constexpr, AT: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Write what WIDE products have left, from step AT on: thread ``4 i + j`` has numbers i, 2 WIDE numbers apart.
+
+    BEFORE: steps of the other half.
+    """
+    for step in tl.static_range(WIDE):
+        one = mixed[BEFORE + AT + step]
+        first, second = tl.join(one[0] * low, one[2] * low), tl.join(one[1] * high, one[3] * high)
+        lanes = tl.reshape(tl.join(first, second), (low.shape[0] // 32, 8, 2, 2, 2, 2))
+        found = tl.sum(tl.sum(lanes, axis=2), axis=0)
+        at = tl.arange(0, 8)[:, None, None, None] * (2 * WIDE) + tl.arange(0, 2)[None, None, :, None]
+        number = AT * 16 + step * 2 + at
+        tl.store(sums + left[None, :, None, :] * rank + number, found, mask=real[None, :, None, :] & (number < end))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _leave(  # type: ignore[no-untyped-def]
-    sums, peaks, totals, left, real, state, rank, HALVES: tl.constexpr, CHUNKS: tl.constexpr
+    sums, peaks, totals, left, real, state, rank, HALVES: tl.constexpr, STEPS: tl.constexpr
 ):
     """Write what all warps have found for four queries, ``(2, 2)``: left says where, and real whether they are."""
     peak, total, mixed = state
@@ -138,13 +145,15 @@ def _leave(  # type: ignore[no-untyped-def]
     low, high = tl.split(tl.reshape(tl.exp2(lanes - _level(top)[None, None, :, :]), (threads, 2)))
     total = _by_query(total[0] * low, total[1] * high)
     tl.store(totals + left, tl.sum(tl.sum(total, axis=1), axis=0), mask=real)
+    end = rank // HALVES
     for half in tl.static_range(HALVES):
-        for at in tl.static_range(4 * CHUNKS):
-            of_half = sums + half * (rank // 2)
-            _leave_sums(
-                of_half, left, real, low, high, mixed[half * 4 * CHUNKS + at], rank, rank // HALVES,
-                at // 4 * 64 + at % 4 * 2,
-            )  # fmt: skip
+        to = sums + half * (rank // 2)
+        for four in tl.static_range(STEPS // 4):
+            _leave_piece(to, left, real, low, high, mixed, rank, end, half * STEPS, four * 4, 4)
+        if STEPS % 4 > 1:
+            _leave_piece(to, left, real, low, high, mixed, rank, end, half * STEPS, STEPS // 4 * 4, 2)
+        if STEPS % 2:
+            _leave_piece(to, left, real, low, high, mixed, rank, end, half * STEPS, STEPS - 1, 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -222,8 +231,8 @@ def attend(  # type: ignore[no-untyped-def]
     query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, position, length,
     room, sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token,
     v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
-    K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_CHUNKS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
-    V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_CHUNKS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
+    K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_STEPS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
+    V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_STEPS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
     QUERIES: tl.constexpr, ASKED: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
     ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -238,7 +247,7 @@ def attend(  # type: ignore[no-untyped-def]
         k_eighths, v_eighths: of ranks. room: of each program, for its queries; None: they lie in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.
-        K_CHUNKS: of 16 words of a token. V_CHUNKS: of 32. K_EVEN, V_EVEN: all are whole.
+        K_STEPS, V_STEPS: of 8 words of a token. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head. ASKED: words that they fill.
         ADDED: the mask is added to scores; else it says who is seen.
         EARLY: values are asked for before the keys of their tokens are scored.
@@ -247,10 +256,10 @@ def attend(  # type: ignore[no-untyped-def]
     step: tl.constexpr = 32 * WARPS
     k_halves: tl.constexpr = 2 if K_BITS == 4 else 1
     v_halves: tl.constexpr = 2 if V_BITS == 4 else 1
-    matrices: tl.constexpr = 2 * k_halves * K_CHUNKS  # that make one feature of each pair
+    matrices: tl.constexpr = k_halves * K_STEPS  # that make one feature of each pair
     fours: tl.constexpr = (QUERIES + 3) // 4
-    k_words = K_CHUNKS * 16 if K_EVEN else k_eighths * (4 // k_halves)
-    v_words = V_CHUNKS * 32 if V_EVEN else v_eighths * (4 // v_halves)
+    k_words = K_STEPS * 8 if K_EVEN else k_eighths * (4 // k_halves)
+    v_words = V_STEPS * 8 if V_EVEN else v_eighths * (4 // v_halves)
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
     program = (text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head
     there_are, begin, end = _part(length, tokens, step)
@@ -259,7 +268,7 @@ def attend(  # type: ignore[no-untyped-def]
     keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
     values += text * v_batch * V_UNIT + head // V_SHARED * v_words
     k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
-    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
+    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
     made_of: tl.constexpr = (SIZE + 15) // 16 * matrices * 128
     asked_at, factor_at = _kept(room, program, factor, head, thread, ASKED, made_of, WARPS)
     if factor is None:
@@ -274,12 +283,12 @@ def attend(  # type: ignore[no-untyped-def]
         QUERIES, SIZE, ROTATED, dtype, COMPILED,
     )  # fmt: skip
     all_copied(thread, COMPILED)
-    state = _none(fours, v_halves * V_CHUNKS * 4, tl.zeros(thread.shape, tl.float32))
+    state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
     for start in tl.range(begin, end, step):
         at = start + own + eighth
         if EARLY:
             read = columns(
-                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN, COMPILED
+                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED
             )
             keep_order(thread, COMPILED)
         scales = (
@@ -292,9 +301,9 @@ def attend(  # type: ignore[no-untyped-def]
         keep_order(thread, COMPILED)
         if not EARLY:
             read = columns(
-                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_CHUNKS, V_EVEN, COMPILED
+                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED
             )
-        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_CHUNKS, K_EVEN, COMPILED)
+        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
         keep_order(thread, COMPILED)
         token = tl.where(quarter < 2, at, at + 8)
         v_scale = scale_of(v_scales, v_scales_at, token, vs_token, end)
@@ -312,7 +321,7 @@ def attend(  # type: ignore[no-untyped-def]
     for four in tl.static_range(fours):
         which = four * 4 + tl.arange(0, 2)[:, None] * 2 + tl.arange(0, 2)[None, :]
         left = program * QUERIES + which
-        _leave(sums, peaks, totals, left, which < QUERIES, state[four], v_eighths * 8, v_halves, V_CHUNKS)
+        _leave(sums, peaks, totals, left, which < QUERIES, state[four], v_eighths * 8, v_halves, V_STEPS)
 
 
 @triton.jit

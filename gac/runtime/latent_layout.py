@@ -17,17 +17,20 @@ TILE = 32 * WARPS
 """Tokens that a program reads at once, a warp two tiles of 16."""
 PAIRS = 8
 """Of features, that a warp makes at once."""
+WORDS = 8
+"""Of a token's latents, that a step of a product takes: 16 numbers of 16 bits, or of 8."""
 HALVES = 4
 """Bits of a number of which a byte holds two."""
-_PIECE = 8  # numbers that a thread reads at once
+_STEP = 16  # numbers that a product takes
 _arranged: Any = WeakIdKeyDictionary()  # by factor its state, and how it is laid
 
 
 def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tensor:
-    """The second factor of keys as warps read it, ``(heads, tiles, 2, chunks, 32, 8)``.
+    """The second factor of keys as warps read it, ``(heads, tiles, numbers of a tile)``.
 
     A tile has 8 pairs of features that are turned together: first ones, then second ones. Thread ``4 i + j`` takes
-    numbers 8j to 8j + 7 of each chunk of 32 for feature i. What is not there is 0.
+    numbers 8j to 8j + 7 of each 32 for feature i, and 4j to 4j + 3 of 16 that are left: those of a first feature and of
+    the second one lie beside each other, behind all else. What is not there is 0.
 
     Args:
         factor: ``(groups, rows, rank)``.
@@ -37,19 +40,22 @@ def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tenso
     """
     own = factor.reshape(-1, size, factor.shape[-1])
     halves = own.chunk(2, -1) if bits == HALVES else (own,)
-    wide = torch.cat([pad(one, (0, -one.shape[-1] % (4 * _PIECE))) for one in halves], -1)
+    wide = torch.stack([pad(one, (0, -one.shape[-1] % _STEP)) for one in halves], 2)
     half, still = rotated // 2, rotated + (size - rotated) // 2
     first = torch.cat((wide[:, :half], wide[:, rotated:still]), 1)
     second = torch.cat((wide[:, half:rotated], wide[:, still:]), 1)
-    both = pad(torch.stack((first, second), 1), (0, 0, 0, -first.shape[1] % PAIRS))
-    heads, _, pairs, numbers = both.shape
-    laid = both.view(heads, 2, pairs // PAIRS, PAIRS, numbers // (4 * _PIECE), 4, _PIECE)
-    return laid.permute(0, 2, 1, 4, 3, 5, 6).contiguous()
+    both = pad(torch.stack((first, second), 1), (0, 0, 0, 0, 0, -first.shape[1] % PAIRS))
+    heads, _, pairs, parts, numbers = both.shape
+    tiles, odd = (heads, 2, pairs // PAIRS, PAIRS, parts), numbers % (2 * _STEP)
+    even, rest = torch.split(both, [numbers - odd, odd], -1)
+    even = even.reshape(*tiles, numbers // (2 * _STEP), 4, _STEP // 2).permute(0, 2, 1, 4, 5, 3, 6, 7)
+    rest = rest.reshape(*tiles, 4, odd // 4).permute(0, 2, 4, 3, 5, 1, 6)
+    return torch.cat((even.flatten(2), rest.flatten(2)), -1)
 
 
 def asked_words(queries: int, size: int) -> int:
     """Words that the queries of a head fill, as warps read them."""
-    return ceil_div(queries, 4) * ceil_div(size, 2 * PAIRS * 2) * 256
+    return ceil_div(queries, 4) * ceil_div(size, 2 * PAIRS) * 128
 
 
 def turns_of(frequencies: Tensor, size: int) -> Tensor:

@@ -16,41 +16,46 @@ except ImportError as failure:  # transformers looks for what files import, but 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _words(  # type: ignore[no-untyped-def]
-    row, at, own, limit, UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr
+    row, at, COUNT: tl.constexpr, limit, UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
-    """Four neighbouring words of each thread's row, zeros from limit on. EVEN: no row ends there.
+    """So many neighbouring words of each thread's row, zeros from limit on. EVEN: no row ends there.
 
     Args:
-        row: where each thread's first words lie. at: how many words further. own: where its first ones lie in the row.
+        row: where it begins. at: how many words further each thread's words lie.
         UNIT: words that rows, and where they end, are multiples of.
     """
-    piece: tl.constexpr = min(UNIT, 4)
+    piece: tl.constexpr = min(UNIT, COUNT)
     if EVEN:
-        return neighbours(row + at, None, 4, piece, COMPILED)
+        return neighbours(row + at, None, COUNT, piece, COMPILED)
     else:  # noqa: RET505 - Triton compiles one branch alone
         found = ()
-        for start in tl.static_range(0, 4, piece):
-            found += neighbours(row + (at + start), at + own + start < limit, piece, piece, COMPILED)
+        for start in tl.static_range(0, COUNT, piece):
+            found += neighbours(row + (at + start), at + start < limit, piece, piece, COMPILED)
         return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _row(  # type: ignore[no-untyped-def]
     keys, token, end, quarter, stride, limit,
-    UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The words of one token that each thread takes to make keys; from end on those of the last token before it."""
-    row = further(keys + quarter * 4, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
+    """The words of one token that each thread takes to make keys; from end on those of the last token before it.
+
+    Four of each 16 words, which two steps of a product take; of an odd last step two of 8 words.
+    """
+    row = further(keys, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
     found = ()
-    for chunk in tl.static_range(CHUNKS):
-        found += (_words(row, chunk * 16, quarter * 4, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
+    for chunk in tl.static_range(STEPS // 2):
+        found += (_words(row, chunk * 16 + quarter * 4, 4, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
+    if STEPS % 2:
+        found += (_words(row, STEPS // 2 * 16 + quarter * 2, 2, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def tiles(  # type: ignore[no-untyped-def]
     keys, token, end, quarter, stride, limit,
-    UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Of both tiles those of both tokens."""
     found = ()
@@ -58,44 +63,57 @@ def tiles(  # type: ignore[no-untyped-def]
         of_tile = ()
         for which in tl.static_range(2):
             own = token + tile * 16 + which * 8
-            of_tile += (_row(keys, own, end, quarter, stride, limit, UNIT, CHUNKS, EVEN, COMPILED),)  # type: ignore[assignment]
+            of_tile += (_row(keys, own, end, quarter, stride, limit, UNIT, STEPS, EVEN, COMPILED),)  # type: ignore[assignment]
         found += (of_tile,)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _piece(  # type: ignore[no-untyped-def]
+    values, token, end, eighth, stride, limit, AT: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """WIDE words of each thread from step AT on, of tokens 2j, 2j + 1, 2j + 8 and 2j + 9."""
+    found = ()
+    for which in tl.static_range(4):
+        own = token + which % 2 + which // 2 * 8
+        row = further(values, tl.minimum(own, end - 1), stride * UNIT, COMPILED)
+        found += (_words(row, AT * 8 + eighth * WIDE, WIDE, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def columns(  # type: ignore[no-untyped-def]
     values, token, end, eighth, stride, limit,
-    UNIT: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Of values words of tokens 2j, 2j + 1, 2j + 8 and 2j + 9 of both tiles, by tile and chunk.
+    """Words of values of both tiles, by tile and piece: of four steps, and of what is left two, then one.
 
-    From end on those of the last token before it, so that numbers are finite: their weight is 0.
+    A step is 16 numbers, the rows of a product. From end on they are those of the last token before it, so that numbers
+    are finite: their weight is 0.
     """
     found = ()
     for tile in tl.static_range(2):
-        of_tile = ()
-        for chunk in tl.static_range(CHUNKS):
-            of_chunk = ()
-            for which in tl.static_range(4):
-                own = token + tile * 16 + which % 2 + which // 2 * 8
-                row = further(values + eighth * 4, tl.minimum(own, end - 1), stride * UNIT, COMPILED)
-                read = _words(row, chunk * 32, eighth * 4, limit, UNIT, EVEN, COMPILED)
-                of_chunk += (read,)  # type: ignore[assignment]
-            of_tile += (of_chunk,)  # type: ignore[assignment]
+        of_tile, own = (), token + tile * 16
+        for four in tl.static_range(STEPS // 4):
+            of_tile += (_piece(values, own, end, eighth, stride, limit, four * 4, 4, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
+        if STEPS % 4 > 1:
+            of_tile += (_piece(values, own, end, eighth, stride, limit, STEPS // 4 * 4, 2, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
+        if STEPS % 2:
+            of_tile += (_piece(values, own, end, eighth, stride, limit, STEPS - 1, 1, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
         found += (of_tile,)  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Four words as pairs of numbers of 16 bits; of numbers of 4 bits those in the lower or upper halves of bytes."""
+    """Words as pairs of numbers of 16 bits; of numbers of 4 bits those in the lower or upper halves of bytes."""
     if BITS == 0:
         return words
     else:  # noqa: RET505 - Triton compiles one branch alone
         up: tl.constexpr = 32 - BITS - 4 * HALF
         found = ()
-        for at in tl.static_range(4):
+        for at in tl.static_range(len(words)):
             low, high = (words[at] << up) >> (32 - BITS), (words[at] << (up - 8)) >> (32 - BITS)
             found += (packed(low.to(tl.float32), high.to(tl.float32), dtype, COMPILED),)  # type: ignore[assignment]
         return found
@@ -103,19 +121,22 @@ def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def left(read, nil, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Latents of both tokens as left matrices of products, two of each chunk.
+    """Latents of both tokens as left matrices of products: two of each 16 words, of both halves, then the odd ones.
 
     nil is always 0, but the assembler cannot know that. With a plain 0 it would copy the four registers of a matrix for
     every product.
     """
-    found = ()
+    found, odd = (), ()
     for half in tl.static_range(2 if BITS == 4 else 1):
         for chunk in tl.static_range(len(read[0])):
             first = numbers(read[0][chunk], BITS, half, dtype, COMPILED)
             second = numbers(read[1][chunk], BITS, half, dtype, COMPILED)
-            found += ((first[0] | nil, second[0] | nil, first[1] | nil, second[1] | nil),)  # type: ignore[assignment]
-            found += ((first[2] | nil, second[2] | nil, first[3] | nil, second[3] | nil),)  # type: ignore[assignment]
-    return found
+            one = (first[0] | nil, second[0] | nil, first[1] | nil, second[1] | nil)
+            if len(first) == 4:
+                found += (one, (first[2] | nil, second[2] | nil, first[3] | nil, second[3] | nil))  # type: ignore[assignment]
+            else:
+                odd += (one,)  # type: ignore[assignment]
+    return found + odd
 
 
 @triton.jit

@@ -109,7 +109,8 @@ def leave_asked(  # type: ignore[no-untyped-def]
     those of another program. Queries of the second tile are turned back by 16 places, of the second 8 tokens by 8 more.
     """
     fours: tl.constexpr = (QUERIES + 3) // 4
-    matrices: tl.constexpr = (SIZE + 31) // 32 * 2 if factor is None else (SIZE + 15) // 16
+    matrices: tl.constexpr = (SIZE + 15) // 16
+    paired: tl.constexpr = matrices // 2 * 2
     each: tl.constexpr = (matrices + WARPS - 1) // WARPS
     behind = tl.where(eighth < 4, 0, 8).to(tl.float32)
     for which in tl.static_range(each):
@@ -125,7 +126,7 @@ def leave_asked(  # type: ignore[no-untyped-def]
             own, there = query + number * stride, (number < QUERIES) & (at < matrices)
             for tile in tl.static_range(2):
                 if factor is None:
-                    first = at // 2 * 32 + 8 * quarter + at % 2 * 4
+                    first = tl.where(at < paired, at // 2 * 32 + 8 * quarter + at % 2 * 4, at * 16 + 4 * quarter)
                     made = (
                         _two(own, first, there, SIZE, dtype, COMPILED),
                         _two(own, first + 2, there, SIZE, dtype, COMPILED),
@@ -157,19 +158,23 @@ def _two(query, at, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILED: tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _right(factor, AT: tl.constexpr, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """COUNT right matrices from chunk AT on, two of each chunk, as ``latent_layout.arranged`` lays them."""
-    found = ()
-    for chunk in tl.static_range(COUNT // 2):
-        four = held(factor, (AT + chunk) * 128, 4, COMPILED)
-        found += ((four[0], four[1]), (four[2], four[3]))  # type: ignore[assignment]
-    return found
+def _rights(factor, AT: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Right matrices that make the first features of tile AT, and those that make the second ones.
 
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _rights(factor, AT: tl.constexpr, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Those that make the first features of tile AT, and those that make the second ones."""
-    return _right(factor, AT * COUNT, COUNT, COMPILED), _right(factor, AT * COUNT + COUNT // 2, COUNT, COMPILED)
+    They are as ``latent_layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
+    """
+    whole: tl.constexpr = HALVES * (STEPS // 2)
+    first, second = (), ()
+    for at in tl.static_range(whole):
+        one = held(factor, (AT * HALVES * STEPS + at) * 128, 4, COMPILED)
+        two = held(factor, (AT * HALVES * STEPS + whole + at) * 128, 4, COMPILED)
+        first += ((one[0], one[1]), (one[2], one[3]))  # type: ignore[assignment]
+        second += ((two[0], two[1]), (two[2], two[3]))  # type: ignore[assignment]
+    for half in tl.static_range(HALVES if STEPS % 2 else 0):
+        both = held(factor, (AT * HALVES * STEPS + 2 * whole + half) * 128, 4, COMPILED)
+        first += ((both[0], both[1]),)  # type: ignore[assignment]
+        second += ((both[2], both[3]),)  # type: ignore[assignment]
+    return first, second
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -288,6 +293,7 @@ def scores(  # type: ignore[no-untyped-def]
         factor: where each thread's part of it begins. bias_at: where this head's bias does.
         norm: the weight of the keys' norm. queries: as ``leave_asked`` leaves them.
     """
+    halves: tl.constexpr = 2 if BITS == 4 else 1
     nothing = tl.zeros(quarter.shape, tl.float32)
     latents = left(read[0], nil, BITS, dtype, COMPILED), left(read[1], nil, BITS, dtype, COMPILED)
     low, high = (nothing, nothing), (nothing, nothing)
@@ -300,7 +306,7 @@ def scores(  # type: ignore[no-untyped-def]
     else:
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
-            matrices = _rights(factor, at, len(latents[0]), COMPILED)
+            matrices = _rights(factor, at, len(latents[0]) // halves, halves, COMPILED)
             biases = _of_both(bias, bias_at, first, second, inside, nothing, COMPILED)
             weights = norm
             if norm is not None:

@@ -77,16 +77,16 @@ class LayerStack:
             if layer == len(self.layers) - 1:
                 raise StopLayerError
 
-        with self.traced(0, seen):
+        with self.traced(0, lambda _layer, _hidden: None):
             first = next(entering(self.model, self.layers[0], [windows[:1]]))
-            found = first.new_empty(len(windows), *first.shape[1:])
-            self.run(0, first)
-            with self._passing(self.layers):
-                for ids, hidden in zip(windows, found, strict=True):
-                    heard.clear()
-                    with suppress(StopLayerError):
-                        self._model_on(ids)
-                    hidden.copy_(heard[0][0])
+        self.run(0, first)
+        found = first.new_empty(len(windows), *first.shape[1:])
+        with self.traced(0, seen), self._passing(self.layers):
+            for ids, hidden in zip(windows, found, strict=True):
+                heard.clear()
+                with suppress(StopLayerError):
+                    self._model_on(ids)
+                hidden.copy_(heard[0][0])
         return found
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
@@ -207,10 +207,21 @@ class LayerwiseBackward:
             if at in self._states:
                 self._states[at].copy_(hidden)
             with on_its_device(layer):
-                for one in hidden:
-                    one.copy_(self._stack.run(at, one[None])[0])
-                    tick()
+                hidden = self._left_by(at, hidden, tick)
         return hidden
+
+    def _left_by(self, layer: int, hidden: Tensor, tick: Tick) -> Tensor:
+        """What a layer makes of all windows, in their place where it keeps their dtype."""
+        left = hidden
+        for window in range(len(hidden)):
+            output = self._stack.run(layer, hidden[window : window + 1])[0]
+            if left.dtype != output.dtype:
+                left = torch.empty_like(hidden, dtype=output.dtype)
+            left[window] = output
+            if hidden.is_cuda and window == len(hidden) - 1:
+                torch.cuda.synchronize(hidden.device)  # so that ticks tell how long a layer takes
+            tick()
+        return left
 
     def _allocate(self, hidden: Tensor) -> None:
         """Room for the inputs of every k-th layer, k as small as fits, in ``ENOUGH`` bytes if it can."""
@@ -303,15 +314,15 @@ def listening(model: nn.Module, hooks: Mapping[str, Callable[..., None]]) -> Ite
 def frozen(model: nn.Module) -> Iterator[None]:
     """In eval mode and with no parameter that requires a gradient, and as it was on exit."""
     training = {module: module.training for module in model.modules()}
-    required = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    required = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     try:
         model.eval()
-        for parameter in required:
-            parameter.requires_grad_(False)
+        for name in required:
+            model.get_parameter(name).requires_grad_(False)
         yield
     finally:
-        for parameter in required:
-            parameter.requires_grad_(True)
+        for name in required:  # streamed weights are other parameters by now
+            model.get_parameter(name).requires_grad_(True)
         for module, was in training.items():
             module.training = was
 

@@ -183,6 +183,7 @@ CASES = [
     Case(k_rank=0),
     Case(v_rank=0, size=96),
     Case(k_rank=0, v_rank=0),
+    Case(k_rank=0, v_rank=112, size=80),
     Case(norm="llama", bias=True),
     Case(norm="gemma", size=72, rotated=16),
     Case(norm="llama", k_bits=8, batch=2, tokens=20),
@@ -275,6 +276,7 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
     ("case", "early"),
     [
         (Case(size=128, k_rank=64, v_rank=64), True),
+        (Case(size=128, k_rank=48, v_rank=80), True),
         (Case(size=64, k_rank=32, v_rank=32, queries=3), True),
         (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), False),
         (Case(size=256, k_rank=256, v_rank=256, queries=8), False),

@@ -85,6 +85,24 @@ def test_the_moments_are_those_of_a_whole_backward_pass(model_type: str) -> None
     check(deep_model(model_type), 1e-5)
 
 
+def test_a_model_of_one_layer() -> None:
+    model = small_model(small_config("llama", num_hidden_layers=1))
+    backward = LayerwiseBackward(model, list(model.model.layers), WINDOWS, 0)
+    backward.start(lambda: None)
+    due = sum(F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="sum") for ids in WINDOWS)
+    assert float(backward.loss) == pytest.approx(float(due), rel=1e-5)
+
+
+def test_a_layer_may_leave_another_dtype_than_it_enters() -> None:
+    model = deep_model("llama")
+    model.model.embed_tokens.to(torch.bfloat16)
+    backward = LayerwiseBackward(model, list(model.model.layers), WINDOWS, 0)
+    backward.start(lambda: None)
+    due = sum(F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="sum") for ids in WINDOWS)
+    assert backward.gradients.dtype == torch.float32
+    assert float(backward.loss) == pytest.approx(float(due), rel=1e-6)
+
+
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_tokens_are_weighed_by_gradients_and_by_inputs(power: float) -> None:
     check(deep_model("llama"), 1e-5, power)
@@ -118,6 +136,7 @@ def test_weights_in_host_memory_come_once_for_all_windows(monkeypatch: pytest.Mo
     monkeypatch.setattr(AlignDevicesHook, "post_forward", counted)
     layers = list(model.model.layers)
     LayerwiseBackward(model, layers, WINDOWS, 0).start(lambda: None)
+    assert all(parameter.requires_grad for parameter in model.parameters())
     ends = [model.model.embed_tokens, model.model.norm, model.lm_head]
     assert [left[one] for one in ends] == [1, 1, 1]
     assert [left[one.mlp.down_proj] for one in layers] == [2, *[1] * (LAYERS - 1)]  # the first shows what it returns

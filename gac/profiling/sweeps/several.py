@@ -54,7 +54,9 @@ def check_agree(points: Sequence[Point], measurers: Sequence[Measurer]) -> None:
 def _timings(point: Point, measurer: Measurer) -> list[float]:
     """Medians in ns; none where the point fails, as it will in the sweep."""
     try:
-        rows = [measurer.measure(point, number > 0) for number in range(TIMINGS)]
+        rows = [measurer.measure(point)]
+        if rows[0].error is None:
+            rows += [measurer.measure(point, checked=True) for _ in range(1, TIMINGS)]
     except DeviceLostError as lost:
         raise ProfileError(f"a GPU failed at {lost.at}", "GPUs that go on", "Look at nvidia-smi.") from lost
     return [row.median_ns for row in rows if row.median_ns is not None]

@@ -34,7 +34,7 @@ class Measurer(Protocol):
         """Time one point; a failing one is a row with an error.
 
         Args:
-            checked: its result was right before.
+            checked: its result has been compared before, maybe on another GPU of the run.
 
         Raises:
             DeviceLostError: nothing more can be measured.
@@ -142,6 +142,7 @@ class _Run:
         self._until, self._told = until, told
         self._sentinels = sentinels_of(points)
         self._last = [time.monotonic()] * len(measurers)
+        self._checked: set[Point] = set()
         self._alone = threading.Lock()
         self._stopped = False
 
@@ -185,11 +186,15 @@ class _Run:
         """Append one timing, and time the sentinels if 15 seconds have passed."""
         known = self._by_itself(partial(self._journal.find, point))
         if known is None or known.error is None:  # it may have failed in this run's first pass
-            row = self._measurers[lane].measure(point, known is not None)
-            self._by_itself(partial(self._keep, row, launches))
+            self._by_itself(partial(self._keep, self._measured(point, lane), launches))
         self._by_itself(self._count)
         if self._by_itself(partial(self._sentinels_due, lane)):
             self._time_sentinels(lane)
+
+    def _measured(self, point: Point, lane: int) -> Measurement:
+        row = self._measurers[lane].measure(point, point in self._checked)
+        self._checked.add(point)
+        return row
 
     def _count(self) -> None:
         self.timed += 1
@@ -213,7 +218,7 @@ class _Run:
         for point in self._sentinels:
             known = self._journal.find(point)
             if known is not None and known.error is None:
-                median = self._measurers[lane].measure(point, True).median_ns
+                median = self._measured(point, lane).median_ns
                 if median is not None:
                     self._by_itself(partial(self._journal.add_sentinel, point, median))
 

@@ -59,7 +59,7 @@ class GpuMeasurer:
         """Time one point; one that runs wrong or not at all gets an error and no number.
 
         Args:
-            checked: its result has been compared with float32 before, here or on a GPU like this one.
+            checked: its result has been compared with float32 before, maybe on another GPU of the run.
 
         Raises:
             DeviceLostError: the device itself has failed, or one of several processes could not run what others ran.

@@ -107,6 +107,15 @@ def test_what_is_asked_after_a_gpu_was_lost_fails_at_the_point_that_did_it(monke
         assert error.value.row.point == POINTS[3]
 
 
+def test_a_wrong_result_is_timed_on_no_gpu() -> None:
+    class Wrong:
+        def measure(self, point: Point, checked: bool = False) -> Measurement:
+            assert not checked
+            return Measurement.of(point, None, None, 0, None, False, error="wrong result")
+
+    check_agree(POINTS, [gpu(), Wrong()])
+
+
 def test_gpus_of_a_host_measure_one_table(host, header, tmp_path) -> None:
     path = profile_gpu(POINTS, tmp_path / "table.jsonl", passes=2, gpus=3)
     found = Profile.load(path)
