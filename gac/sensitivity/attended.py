@@ -23,7 +23,7 @@ from gac.distributed.ranks import Ranks
 from gac.errors import ModelError
 from gac.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.models.sites import Weight
-from gac.sensitivity.attention_rows import Block, hearing
+from gac.sensitivity.attention_rows import Blocks, hearing
 
 QUERIES = 32
 """In a block."""
@@ -140,19 +140,19 @@ class AttendedSums:
     def _halves(self) -> range:
         return range(len(self._counts))
 
-    def _add(self, blocks: Iterator[Block]) -> None:
+    def _add(self, blocks: Iterator[Blocks]) -> None:
         """One window."""
         half, held = self._window // self._half, self._window in self._out
         self._window += 1
-        for block in blocks:
-            for name, (gradients, inputs) in block.items():
+        for some in blocks:
+            for name, (gradients, inputs) in some.items():
                 totals = [self.total(_name(what, half, name), inputs.device) for what in ("inputs", "gradients")]
                 if held:
                     continue
                 with tf32_products(fits_tf32(inputs)):
-                    summed = gradients.T.float() @ inputs.float()
-                    for total, sums in zip(totals, (summed, summed.T), strict=True):
-                        add_square(total, sums)
+                    summed = gradients.mT.float() @ inputs.float()  # (blocks, out, in)
+                    for total, sums in zip(totals, (summed, summed.mT), strict=True):
+                        add_square(total, sums.flatten(0, 1))
 
 
 def _name(what: str, half: int, weight: str) -> str:

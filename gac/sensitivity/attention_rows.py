@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from gac.errors import ModelError
@@ -18,14 +19,17 @@ _ATTENTION = "gac_listened"
 OFF = 0.05
 """How far, as a share of its length, what an attention mixed may lie from what is mixed here: it is 16-bit."""
 
-Block = Mapping[str, tuple[Tensor, Tensor]]
-"""What queries of one block have to do with a projection, by its name: the gradients at its output that come through
-them alone, ``(tokens, out)``, and its inputs, ``(tokens, in)``; of the tokens that they may read."""
+AT_ONCE = 8
+"""Blocks that are differentiated together: in fewer and larger products, with tokens that the first do not read."""
+
+Blocks = Mapping[str, tuple[Tensor, Tensor]]
+"""What queries of some blocks have to do with a projection, by its name: the gradients at its output that come through
+each block alone, ``(blocks, tokens, out)``, and its inputs, ``(tokens, in)``; of the tokens that they may read."""
 
 
 @contextmanager
 def hearing(
-    model: nn.Module, attention: str, names: Sequence[str], size: int, heard: Callable[[Iterator[Block]], None]
+    model: nn.Module, attention: str, names: Sequence[str], size: int, heard: Callable[[Iterator[Blocks]], None]
 ) -> Iterator[None]:
     """With what hears an attention, one window at a time, when its gradient comes.
 
@@ -58,7 +62,7 @@ class _Listening:
 
     _attn_implementation = _ATTENTION
 
-    def __init__(self, own: Any, name: str, size: int, heard: Callable[[Iterator[Block]], None]) -> None:
+    def __init__(self, own: Any, name: str, size: int, heard: Callable[[Iterator[Blocks]], None]) -> None:
         self.own, self.name, self._size, self._heard = own, name, size, heard
         self._read: dict[str, Tensor] = {}
         self._wrote: dict[str, Tensor] = {}
@@ -90,16 +94,17 @@ def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: A
 
 def _blocks(
     call: "_Call", size: int, read: Mapping[str, Tensor], wrote: Mapping[str, Tensor], gradients: Tensor
-) -> Iterator[Block]:
-    """Block after block, from the gradients ``(1, tokens, heads, length)`` at what was mixed."""
+) -> Iterator[Blocks]:
+    """``AT_ONCE`` blocks after the other, from the gradients ``(1, tokens, heads, length)`` at what was mixed."""
     tokens = gradients.shape[1]
-    for start in range(0, tokens, size):
-        rows = slice(start, min(start + size, tokens))
-        with torch.enable_grad():
-            mixed = call.mixed(rows)
-        found = torch.autograd.grad(mixed, list(wrote.values()), gradients[:, rows].float(), retain_graph=True)
+    for start in range(0, tokens, AT_ONCE * size):
+        rows = slice(start, min(start + AT_ONCE * size, tokens))
+        through = call.through(rows, gradients[:, rows].float(), size)
+        found = torch.autograd.grad(
+            (call.key, call.value), list(wrote.values()), through, retain_graph=True, is_grads_batched=True
+        )
         of = zip(read.items(), found, strict=True)
-        yield {name: (own[0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), own in of}
+        yield {name: (own[:, 0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), own in of}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +117,60 @@ class _Call:
     mask: Any
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def _scale(self) -> float:
+        """Of scores."""
+        scale = self.options.get("scaling")
+        return float(self.query.shape[-1] ** -0.5 if scale is None else scale)
+
+    def _shares(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """What share some queries take of each token up to the last of them, ``(1, heads, queries, tokens)``; and by
+        what a softcap multiplies gradients of their scores."""
+        scores = self.query[:, :, rows].float() @ self._of_queries(self.key, rows).mT * self._scale
+        slope = torch.ones((), device=scores.device)
+        if cap := self.options.get("softcap"):
+            bent = torch.tanh(scores / cap)
+            scores, slope = cap * bent, 1 - bent.square()
+        return self._masked(scores, rows).softmax(-1), slope
+
+    def _of_queries(self, held: Tensor, rows: slice) -> Tensor:
+        """Keys or values of the tokens up to the last of some queries, for each head of these, float32."""
+        return held[:, :, : rows.stop].detach().float().repeat_interleave(self.query.shape[1] // held.shape[1], 1)
+
     def mixed(self, rows: slice) -> Tensor:
         """What some queries mix of the tokens up to the last of them, ``(1, queries, heads, length)``, float32."""
-        query = self.query[:, :, rows].float()
-        times = query.shape[1] // self.key.shape[1]
-        key, value = (one[:, :, : rows.stop].float().repeat_interleave(times, 1) for one in (self.key, self.value))
-        scale = self.options.get("scaling")
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if cap := self.options.get("softcap"):
-            scores = cap * torch.tanh(scores / cap)
-        return (self._masked(scores, rows).softmax(-1) @ value).transpose(1, 2)
+        return (self._shares(rows)[0] @ self._of_queries(self.value, rows)).transpose(1, 2)
+
+    def through(self, rows: slice, gradients: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The gradients at keys and values that come through each block of some queries, of all tokens.
+
+        Args:
+            gradients: at what they mixed, ``(1, queries, heads, length)``.
+            size: queries of a block; the last one may have fewer.
+
+        Returns:
+            of keys and of values, ``(blocks, 1, heads, tokens, length)``, in their dtype.
+        """
+        with torch.no_grad():
+            own = gradients.transpose(1, 2)
+            shares, slope = self._shares(rows)
+            inner = own @ self._of_queries(self.value, rows).mT
+            scores = shares * (inner - (shares * inner).sum(-1, keepdim=True)) * slope * self._scale
+            queries = self.query[:, :, rows].float()
+            return self._by_block(self.key, scores, queries, size), self._by_block(self.value, shares, own, size)
+
+    def _by_block(self, held: Tensor, weights: Tensor, of: Tensor, size: int) -> Tensor:
+        """Sums over the queries of each block, and over those that share a head: ``(blocks, *held.shape)``.
+
+        Args:
+            weights: of each token, ``(1, heads, queries, tokens)``.
+            of: what is summed, ``(1, heads, queries, length)``.
+        """
+        count, heads = -(-weights.shape[2] // size), held.shape[1]
+        shape, more = (heads, weights.shape[1] // heads, count, size), count * size - weights.shape[2]
+        parts, summed = (pad(one, (0, 0, 0, more)).view(1, *shape, -1) for one in (weights, of))
+        found = (parts.mT @ summed).sum(2)  # (1, heads, blocks, tokens, length)
+        return pad(found, (0, 0, 0, held.shape[2] - found.shape[3])).permute(2, 0, 1, 3, 4).to(held.dtype)
 
     def check(self, name: str, output: Tensor) -> None:
         """Refuse an attention whose last queries mixed something else.

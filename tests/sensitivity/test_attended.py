@@ -31,6 +31,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in S
 @pytest.fixture(autouse=True)
 def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attended, "QUERIES", BLOCK)
+    monkeypatch.setattr(attention_rows, "AT_ONCE", 2)
 
 
 def run_of(
@@ -167,7 +168,7 @@ def test_the_sums_of_two_processes_are_those_of_one(tiny_model: Any) -> None:
 
     def block() -> dict[str, tuple[Tensor, Tensor]]:
         own = cached_weights(weights)
-        return {one.name: (torch.randn(5, 32, generator=draw), torch.randn(5, 64, generator=draw)) for one in own}
+        return {one.name: (torch.randn(2, 5, 32, generator=draw), torch.randn(5, 64, generator=draw)) for one in own}
 
     windows = [[block(), block()] for _ in range(3)]
     whole, first, second = (attended.AttendedSums(weights, 3, 2, at) for at in (0, 0, 1))
