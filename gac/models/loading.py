@@ -24,10 +24,9 @@ from transformers import PreTrainedModel
 from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
 from gac.models.families import check_layers
-from gac.models.moving import moved
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
-from gac.models.streaming import placed
+from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
 from gac.progress import has_bars
 
@@ -78,7 +77,8 @@ def load_model(
         model: a transformers causal LM, a local directory, a hub id, or the name of a packaged one, such as
             ``"smollm2"``.
         tokenizer: a tokenizer, or the directory or hub id to read it from; None takes the model's own.
-        device: where to put it; None takes the GPU if there is one, and leaves a loaded model where it is.
+        device: where to put it; None takes the GPU if there is one, all GPUs if it is too large for one, and leaves a
+            loaded model where it is.
         dtype: to read the weights in; None keeps the checkpoint's own (float32 for packaged ones). A loaded model
             keeps its own: casting it would round its rotary frequencies too.
         stream: leave one that is read and is too large for its GPU in host memory, see ``gac.models.streaming``.
@@ -92,7 +92,7 @@ def load_model(
         with LOADING:
             loaded: Any = _read(name, dtype).eval()
         where = torch.device(device or default_device())
-        loaded = placed(loaded, where) if stream else moved(loaded, where)
+        loaded = placed(loaded, where) if stream else spread(loaded, where)
     else:
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"

@@ -1,6 +1,7 @@
-"""Models larger than a GPU: their weights lie in host memory, and each module's come to the GPU while it runs.
+"""Models larger than a GPU: their layers are spread over all GPUs, or come to one in turn.
 
-What transformers reads from safetensors lies in the mapped file, so that all processes of a host share its pages.
+For that their weights lie in host memory, and each module's come to the GPU while it runs. What transformers reads from
+safetensors lies in the mapped file, so that all processes of a host share its pages.
 """
 
 import importlib.util
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 SHARE = 0.6
 """How much of a GPU's free memory weights may take: moments, hidden states and decompositions need the rest."""
+FULL = 0.9
+"""More of it than this is no room for weights that are to be in one GPU."""
 
 
 def placed(model: Any, device: torch.device) -> Any:
@@ -28,11 +31,42 @@ def placed(model: Any, device: torch.device) -> Any:
     Raises:
         ModelError: it has to be streamed, and accelerate is not installed.
     """
-    size = sum(values.numel() * values.element_size() for values in model.parameters())
+    size = _size(model)
     if device.type != "cuda" or size <= SHARE * free_memory(device):
         return moved(model, device)
     logger.info("weights of %.0f GB stay in host memory; each layer comes to %s as it runs", size / 1e9, device)
     return streamed(model, device)
+
+
+def spread(model: Any, device: torch.device) -> Any:
+    """The model on a device, or whole layers of it on each GPU of this host where it is too large for one.
+
+    Args:
+        device: a GPU of a number is the only one that is taken.
+
+    Raises:
+        ModelError: all GPUs together have too little room, or accelerate is not installed.
+    """
+    count, size = torch.cuda.device_count(), _size(model)
+    alone = device.type != "cuda" or device.index is not None or count == 1
+    if alone or size <= FULL * free_memory(torch.device("cuda", 0)):
+        return moved(model, device)
+    _check_accelerate(model)
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = sorted(model._no_split_modules or ())
+    room: dict[Any, int] = {gpu: int(SHARE * free_memory(torch.device("cuda", gpu))) for gpu in range(count)}
+    places = infer_auto_device_map(model, get_balanced_memory(model, room, whole), whole)
+    if not room.keys() >= set(places.values()):
+        fits = f"{count} GPUs with room for {sum(room.values()) / 1e9:.0f} GB"
+        raise ModelError(
+            f"a {type(model).__name__} of {size / 1e9:.0f} GB, and {fits}",
+            f"GPUs whose free memory holds the weights in {SHARE:.0%} of it",
+            'Take more GPUs, or device="cpu".',
+        )
+    logger.info("weights of %.0f GB are spread over %d GPUs", size / 1e9, len({*places.values()}))
+    return dispatch_model(model, places)
 
 
 def streamed(model: Any, device: torch.device | str) -> Any:
@@ -41,12 +75,21 @@ def streamed(model: Any, device: torch.device | str) -> Any:
     Raises:
         ModelError: accelerate is not installed.
     """
-    if importlib.util.find_spec("accelerate") is None:
-        given = f"a {type(model).__name__} that does not fit the GPU"
-        raise ModelError(given, "accelerate, which brings layers to the GPU in turn", "pip install accelerate.")
+    _check_accelerate(model)
     from accelerate import cpu_offload
 
     return cpu_offload(model, execution_device=device)
+
+
+def _check_accelerate(model: Any) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        given = f"a {type(model).__name__} that does not fit the GPU"
+        raise ModelError(given, "accelerate, which brings layers to GPUs", "pip install accelerate.")
+
+
+def _size(model: Any) -> int:
+    """Bytes of its weights."""
+    return sum(values.numel() * values.element_size() for values in model.parameters())
 
 
 @contextmanager

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.errors import ModelError
 from gac.models import streaming
-from gac.models.streaming import on_its_device, placed, streamed
+from gac.models.streaming import FULL, on_its_device, placed, spread, streamed
 from tests.compression.applying import logits
 from tests.small_pipeline import Small
 
-pytest.importorskip("accelerate")
+accelerate = pytest.importorskip("accelerate")
 
 
 def test_the_plan_is_that_of_the_model_in_memory(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +59,30 @@ def test_weights_that_leave_no_room_are_streamed(tiny_model: LlamaForCausalLM, m
     monkeypatch.setattr(streaming.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ModelError, match="accelerate"):
         streamed(tiny_model, "cpu")
+
+
+def test_a_model_that_is_too_large_for_one_gpu_is_spread_over_all(
+    tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_config.num_hidden_layers = 8
+    model, gpus = LlamaForCausalLM(tiny_config), torch.device("cuda")
+    size = sum(4 * values.numel() for values in model.parameters())
+    monkeypatch.setattr(streaming, "moved", lambda model, device: device)
+    monkeypatch.setattr(accelerate, "dispatch_model", lambda model, places: places)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def with_free(free: float) -> None:
+        monkeypatch.setattr(streaming, "free_memory", lambda device: free)
+
+    with_free(1.01 * size / FULL)
+    assert spread(model, gpus) == gpus
+    with_free(0.99 * size / FULL)
+    places = spread(model, gpus)
+    assert {*places.values()} == {0, 1}
+    assert {f"model.layers.{at}" for at in range(8)} <= places.keys()
+    assert spread(model, torch.device("cuda:1")) == torch.device("cuda:1")
+    with_free(0.5 * size)
+    with pytest.raises(
+        ModelError, match="and 2 GPUs with room for 0 GB; expected GPUs whose free memory holds the weights in 60%"
+    ):
+        spread(model, gpus)
