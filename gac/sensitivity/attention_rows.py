@@ -100,11 +100,19 @@ def _blocks(
     for start in range(0, tokens, AT_ONCE * size):
         rows = slice(start, min(start + AT_ONCE * size, tokens))
         through = call.through(rows, gradients[:, rows].float(), size)
-        found = torch.autograd.grad(
-            (call.key, call.value), list(wrote.values()), through, retain_graph=True, is_grads_batched=True
-        )
-        of = zip(read.items(), found, strict=True)
+        of = zip(read.items(), _back((call.key, call.value), through, list(wrote.values())), strict=True)
         yield {name: (own[:, 0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), own in of}
+
+
+def _back(ends: Sequence[Tensor], gradients: Sequence[Tensor], begin: Sequence[Tensor]) -> Sequence[Tensor]:
+    """From gradients ``(blocks, ...)`` at some ends to those where it begins; one by one where kernels take no more."""
+    back = partial(torch.autograd.grad, ends, begin, retain_graph=True)
+    try:
+        return back(gradients, is_grads_batched=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return [torch.stack(each) for each in zip(*map(back, zip(*gradients, strict=True)), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +126,10 @@ class _Call:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def _scale(self) -> float:
+    def _scale(self) -> Any:
         """Of scores."""
         scale = self.options.get("scaling")
-        return float(self.query.shape[-1] ** -0.5 if scale is None else scale)
+        return self.query.shape[-1] ** -0.5 if scale is None else scale
 
     def _shares(self, rows: slice) -> tuple[Tensor, Tensor]:
         """What share some queries take of each token up to the last of them, ``(1, heads, queries, tokens)``; and by
@@ -168,9 +176,10 @@ class _Call:
         """
         count, heads = -(-weights.shape[2] // size), held.shape[1]
         shape, more = (heads, weights.shape[1] // heads, count, size), count * size - weights.shape[2]
-        parts, summed = (pad(one, (0, 0, 0, more)).view(1, *shape, -1) for one in (weights, of))
-        found = (parts.mT @ summed).sum(2)  # (1, heads, blocks, tokens, length)
-        return pad(found, (0, 0, 0, held.shape[2] - found.shape[3])).permute(2, 0, 1, 3, 4).to(held.dtype)
+        padded = (pad(one, (0, 0, 0, more)).view(*shape, -1) for one in (weights, of))
+        parts, summed = (one.transpose(1, 2).flatten(2, 3) for one in padded)  # (heads, blocks, those that share, ...)
+        found = (parts.mT @ summed).transpose(0, 1)  # (blocks, heads, tokens, length)
+        return pad(found, (0, 0, 0, held.shape[2] - found.shape[2]))[:, None].to(held.dtype)
 
     def check(self, name: str, output: Tensor) -> None:
         """Refuse an attention whose last queries mixed something else.

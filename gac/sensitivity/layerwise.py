@@ -205,7 +205,7 @@ class LayerwiseBackward:
         self._allocate(hidden)
         for at, layer in enumerate(self._layers):
             if at in self._states:
-                self._states[at].copy_(hidden)
+                self._states[at] = self._states[at].to(hidden.dtype).copy_(hidden)
             with on_its_device(layer):
                 hidden = self._left_by(at, hidden, tick)
         return hidden
@@ -250,7 +250,9 @@ class LayerwiseBackward:
         if layer not in self._states:
             nearest = max(at for at in self._states if at < layer)
             kept = self._states[nearest]
-            self._states |= {at: torch.empty_like(kept) for at in range(nearest + 1, layer + 1)}
+            self._states |= {
+                at: torch.empty_like(kept, dtype=self.gradients.dtype) for at in range(nearest + 1, layer + 1)
+            }
             with frozen(self._model), torch.no_grad(), ExitStack() as loaded:
                 for between in self._layers[nearest:layer]:
                     loaded.enter_context(on_its_device(between))
@@ -314,17 +316,19 @@ def listening(model: nn.Module, hooks: Mapping[str, Callable[..., None]]) -> Ite
 def frozen(model: nn.Module) -> Iterator[None]:
     """In eval mode and with no parameter that requires a gradient, and as it was on exit."""
     training = {module: module.training for module in model.modules()}
-    required = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    required = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:
         model.eval()
-        for name in required:
-            model.get_parameter(name).requires_grad_(False)
+        for parameter in required.values():
+            parameter.requires_grad_(False)
         yield
     finally:
-        for name in required:  # streamed weights are other parameters by now
-            model.get_parameter(name).requires_grad_(True)
         for module, was in training.items():
             module.training = was
+        now = dict(model.named_parameters())
+        for name, parameter in required.items():  # streamed weights are other parameters by now
+            parameter.requires_grad_(True)
+            now.get(name, parameter).requires_grad_(True)
 
 
 def _stride(layers: int, room: int) -> int | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 
 from gac.distributed.ranks import Ranks
 from gac.errors import ModelError
@@ -113,6 +114,28 @@ def test_values_in_one_block_are_priced_by_what_attention_mixes(monkeypatch: pyt
             hook.remove()
     mine = moments_of(model)[0].attended(values).inputs
     assert (mine - total / WINDOWS.numel()).norm() <= 1e-4 * mine.norm()
+
+
+class OneByOne(torch.autograd.Function):
+    """As kernels that are launched by hand: their gradient is one tensor in memory."""
+
+    @staticmethod
+    def forward(_context: Any, given: Tensor) -> Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        assert gradient.data_ptr()
+        return gradient.clone()
+
+
+def test_kernels_that_take_one_gradient_at_a_time(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    due, rotate = moments_of(tiny_model), modeling_llama.apply_rotary_pos_emb
+    by_hand = lambda *given, **options: tuple(map(OneByOne.apply, rotate(*given, **options)))  # noqa: E731
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", by_hand)
+    for layer, moments in moments_of(tiny_model).items():
+        for name, tensor in moments.tensors.items():
+            assert torch.allclose(tensor, due[layer].tensors[name], rtol=1e-4), name
 
 
 def test_nothing_else_changes(tiny_model: Any) -> None:

@@ -100,6 +100,7 @@ def test_a_layer_may_leave_another_dtype_than_it_enters() -> None:
     backward.start(lambda: None)
     due = sum(F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="sum") for ids in WINDOWS)
     assert backward.gradients.dtype == torch.float32
+    assert [backward._states[at].dtype for at in range(LAYERS)] == [torch.bfloat16, *[torch.float32] * (LAYERS - 1)]
     assert float(backward.loss) == pytest.approx(float(due), rel=1e-6)
 
 

@@ -193,7 +193,8 @@ class _Run:
 
     def _measured(self, point: Point, lane: int) -> Measurement:
         row = self._measurers[lane].measure(point, point in self._checked)
-        self._checked.add(point)
+        if row.error is None:
+            self._checked.add(point)
         return row
 
     def _count(self) -> None:

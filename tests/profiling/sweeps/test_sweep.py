@@ -76,6 +76,13 @@ def test_the_order_is_another_in_each_pass_and_the_same_every_time(path, header,
     assert first.unchecked == first.measured[:30]
 
 
+def test_what_a_resumed_run_finds_wrong_is_not_timed_again_unchecked(path, header) -> None:
+    run_sweep(POINTS, path, FakeMeasurer(), header, passes=1, progress=False)
+    again = FakeMeasurer(fails=7)
+    run_sweep(POINTS, path, again, header, passes=3, progress=False)
+    assert [one.operation.axes["r"] for one in again.unchecked].count(7) >= 2
+
+
 def test_a_sweep_resumes_where_an_interrupt_stopped_it(path, header) -> None:
     for interrupted_after in (12, 30):
         with pytest.raises(KeyboardInterrupt):
