@@ -63,7 +63,7 @@ def spread(model: Any, device: torch.device) -> Any:
         raise ModelError(
             f"a {type(model).__name__} of {size / 1e9:.0f} GB, and {fits}",
             f"GPUs whose free memory holds the weights in {SHARE:.0%} of it",
-            'Take more GPUs, or device="cpu".',
+            'Take more GPUs, or load the model with device_map="cpu".',
         )
     logger.info("weights of %.0f GB are spread over %d GPUs", size / 1e9, len({*places.values()}))
     return dispatch_model(model, places)
