@@ -118,6 +118,7 @@ def _evaluated(
         known: the model's, where they are known already.
     """
     model, found, others = loaded.model, list(known), []
+    plan = getattr(model, "gac_plan", None)  # which is refused now, not behind the measuring
     for sample in () if known else samples:
         if reference is not None:
             perplexity, other, divergence = compare_models(model, reference.model, sample, batch, progress)
@@ -129,7 +130,6 @@ def _evaluated(
         logger.info("%s: %s", loaded.name, one.perplexity)
     scores = suite.run(model, tokenizer, batch, progress) if suite else ()
     parameters = count_parameters(model)
-    plan = getattr(model, "gac_plan", None)
     evaluated = Evaluated(loaded.name, parameters, dtype_of(model), scores=scores, plan=plan, also=tuple(found[1:]))
     if found:
         evaluated = replace(evaluated, perplexity=found[0].perplexity, divergence=found[0].divergence)

@@ -7,7 +7,9 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import GacError, ModelError, TextError
+from gac.errors import CheckpointError, GacError, ModelError, TextError
+from gac.evaluation import evaluate
+from tests.small_pipeline import Small
 
 
 def test_a_loaded_model_and_a_directory_give_the_same(
@@ -59,6 +61,17 @@ def test_a_text_that_is_too_short_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr("gac.evaluation.evaluate.open_model", refuse)
     with pytest.raises(TextError, match="1 document given in memory has 9 tokens for evaluation"):
         gac.evaluate(directory, text="too short")
+
+
+def test_a_plan_that_cannot_be_read_is_refused_before_anything_is_measured(
+    small: Small, prose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = small.compress(small.allocate(0.7))
+    del vars(model)["_gac_plan"]
+    model.gac_files = {"plan.json": "{}"}
+    monkeypatch.delattr(evaluate, "perplexity_on")
+    with pytest.raises(CheckpointError, match=r"plan\.json"):
+        gac.evaluate(model, text=prose, windows=2, length=32, tokenizer=small.tokenizer)
 
 
 def test_a_model_that_is_not_there_is_named_first(directory: Path, tmp_path: Path, prose: str) -> None:
