@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gac.compression.stream import ToStream
 from gac.errors import ModelError
-from gac.models.modules import input_device, swapped
+from gac.models.modules import run_on, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.calibration import first_half
 from gac.sensitivity.layerwise import LayerStack, StopLayerError, entering, listening, room, stop_at
@@ -183,7 +183,7 @@ class PairedRun:
     def _run_model(self, ids: Tensor) -> None:
         """One window, to where a hook has seen enough."""
         with suppress(StopLayerError):
-            self._model(input_ids=ids.to(input_device(self._model)).unsqueeze(0), use_cache=False)
+            run_on(self._model, ids[None])
 
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
         device = next(self._layers[layer].parameters()).device

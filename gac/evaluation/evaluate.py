@@ -118,7 +118,7 @@ def _evaluated(
         known: the model's, where they are known already.
     """
     model, found, others = loaded.model, list(known), []
-    plan = getattr(model, "gac_plan", None)  # which is refused now, not behind the measuring
+    plan = getattr(model, "gac_plan", None)  # one that cannot be read is refused before anything is measured
     for sample in () if known else samples:
         if reference is not None:
             perplexity, other, divergence = compare_models(model, reference.model, sample, batch, progress)

@@ -18,7 +18,7 @@ from gac.healing.descent import Descent, scheduled
 from gac.healing.gradients import Captures, Gradients
 from gac.healing.text import order
 from gac.healing.work import Span
-from gac.models.modules import input_device
+from gac.models.modules import input_device, run_on
 from gac.sensitivity.layerwise import LayerStack, entering, room
 
 HELD_STATES = 4
@@ -44,7 +44,7 @@ class Passage:
         self._layers, self._on_host = layers, on_host
         self._stack = LayerStack(model, layers)
         with torch.no_grad(), self._stack.traced(0, lambda _layer, _hidden: None):
-            model(input_ids=parts[0][:1].to(input_device(model)), use_cache=False)
+            run_on(model, parts[0][:1])
         self.states = [self._kept(hidden) for hidden in entering(model, layers[0], parts)]
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:

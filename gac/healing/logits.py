@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gac.distributed.ranks import ALONE, Ranks
-from gac.models.modules import input_device
+from gac.models.modules import input_device, run_on
 from gac.runtime.gpu import kernels_run_on
 from gac.runtime.stored import count_parameters
 
@@ -89,7 +89,7 @@ def summed_loss(model: Any, dense: Any, ids: Tensor, labels: Tensor | None = Non
 
 
 def _logits(model: Any, ids: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=ids.to(input_device(model)), use_cache=False).logits
+    logits: Tensor = run_on(model, ids).logits
     return logits.flatten(0, 1)
 
 

@@ -34,6 +34,11 @@ def input_device(model: Any) -> torch.device:
     return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
 
 
+def run_on(model: Any, ids: torch.Tensor) -> Any:
+    """What a causal LM returns for token ids ``(windows, tokens)``, without a cache."""
+    return model(input_ids=ids.to(input_device(model)), use_cache=False)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes of a GPU that are free, with those that PyTorch holds and does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,7 +1,7 @@
 """Models larger than a GPU: their layers are spread over all GPUs, or come to one in turn.
 
-For that their weights lie in host memory, and each module's come to the GPU while it runs. What transformers reads from
-safetensors lies in the mapped file, so that all processes of a host share its pages.
+Weights that come in turn lie in host memory, and those of each module come to the GPU while it runs. What transformers
+reads from safetensors lies in the mapped file, so that all processes of a host share its pages.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SHARE = 0.6
 """How much of a GPU's free memory weights may take: moments, hidden states and decompositions need the rest."""
 FULL = 0.9
-"""More of it than this is no room for weights that are to be in one GPU."""
+"""A model whose weights take more of it is too large for one GPU."""
 
 
 def placed(model: Any, device: torch.device) -> Any:
@@ -42,7 +42,7 @@ def spread(model: Any, device: torch.device) -> Any:
     """The model on a device, or whole layers of it on each GPU of this host where it is too large for one.
 
     Args:
-        device: a GPU of a number is the only one that is taken.
+        device: no other GPU is taken where it names one by number.
 
     Raises:
         ModelError: all GPUs together have too little room, or accelerate is not installed.
@@ -89,7 +89,7 @@ def _check_accelerate(model: Any) -> None:
 
 def _size(model: Any) -> int:
     """Bytes of its weights."""
-    return sum(values.numel() * values.element_size() for values in model.parameters())
+    return sum(values.nbytes for values in model.parameters())
 
 
 @contextmanager

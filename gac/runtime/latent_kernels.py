@@ -118,7 +118,7 @@ def _by_query(low, high):  # type: ignore[no-untyped-def]
 def _leave_piece(  # type: ignore[no-untyped-def]
     sums, left, real, low, high, mixed, rank, end, BEFORE: tl.constexpr, AT: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """Write what WIDE products have left, from step AT on: thread ``4 i + j`` has numbers i, 2 WIDE numbers apart.
+    """Write what WIDE products have left, from step AT on; of each thread ``4 i + j`` has number 2 WIDE i and the next.
 
     BEFORE: steps of the other half.
     """

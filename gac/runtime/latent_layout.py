@@ -21,7 +21,7 @@ WORDS = 8
 """Of a token's latents, that a step of a product takes: 16 numbers of 16 bits, or of 8."""
 HALVES = 4
 """Bits of a number of which a byte holds two."""
-_STEP = 16  # numbers that a product takes
+_STEP = 2 * WORDS  # numbers that a product takes
 _arranged: Any = WeakIdKeyDictionary()  # by factor its state, and how it is laid
 
 

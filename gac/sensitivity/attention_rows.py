@@ -95,7 +95,7 @@ def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: A
 def _blocks(
     call: "_Call", size: int, read: Mapping[str, Tensor], wrote: Mapping[str, Tensor], gradients: Tensor
 ) -> Iterator[Blocks]:
-    """``AT_ONCE`` blocks after the other, from the gradients ``(1, tokens, heads, length)`` at what was mixed."""
+    """All blocks, ``AT_ONCE`` at a time, from the gradients ``(1, tokens, heads, length)`` at what was mixed."""
     tokens = gradients.shape[1]
     for start in range(0, tokens, AT_ONCE * size):
         rows = slice(start, min(start + AT_ONCE * size, tokens))
@@ -105,7 +105,7 @@ def _blocks(
 
 
 def _back(ends: Sequence[Tensor], gradients: Sequence[Tensor], begin: Sequence[Tensor]) -> Sequence[Tensor]:
-    """From gradients ``(blocks, ...)`` at some ends to those where it begins; one by one where kernels take no more."""
+    """Gradients where it begins, of those ``(blocks, ...)`` at its ends; one by one where a kernel takes no batch."""
     back = partial(torch.autograd.grad, ends, begin, retain_graph=True)
     try:
         return back(gradients, is_grads_batched=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.linalg import check_measured
-from gac.models.modules import input_device, swapped
+from gac.models.modules import run_on, swapped
 from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.layerwise import frozen
@@ -56,5 +56,5 @@ def _measured(run: CalibrationRun, modules: Mapping[str, nn.Module]) -> Tensor:
 
 def _predicted(model: nn.Module, ids: Tensor) -> Tensor:
     """Logarithms of the chances of every next token, ``(tokens, vocabulary)``."""
-    logits: Tensor = model(input_ids=ids.to(input_device(model))[None], use_cache=False).logits[0]
+    logits: Tensor = run_on(model, ids[None]).logits[0]
     return logits.float().log_softmax(-1)

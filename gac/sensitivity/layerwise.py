@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import ModelError
-from gac.models.modules import free_memory, input_device
+from gac.models.modules import free_memory, run_on
 from gac.models.streaming import on_its_device
 from gac.sensitivity.losses import drawn_loss
 
@@ -61,7 +61,7 @@ class LayerStack:
     def entered(self, windows: Tensor) -> Tensor:
         """What the first layer reads of windows ``(windows, tokens)``; it is learnt how all layers are called.
 
-        None is run, but the first one for one window: that shows what layers return.
+        Only the first layer runs, for one window: that shows what layers return.
 
         Returns:
             hidden states, ``(windows, tokens, hidden)``.
@@ -85,7 +85,7 @@ class LayerStack:
             for ids, hidden in zip(windows, found, strict=True):
                 heard.clear()
                 with suppress(StopLayerError):
-                    self._model_on(ids)
+                    run_on(self.model, ids[None])
                 hidden.copy_(heard[0][0])
         return found
 
@@ -99,7 +99,7 @@ class LayerStack:
     def logits(self, ids: Tensor, hidden: Tensor) -> Tensor:
         """The model's logits ``(tokens, vocabulary)`` of a window, as ``ending`` lets it run; ids ``(tokens,)``."""
         with self.ending(hidden):
-            found: Tensor = self._model_on(ids).logits[0]
+            found: Tensor = run_on(self.model, ids[None]).logits[0]
         return found
 
     @contextmanager
@@ -118,9 +118,6 @@ class LayerStack:
 
     def _passed(self, given: Tensor, *_args: Any, **_kwargs: Any) -> Any:
         return given if self._beside is None else (given, *self._beside)
-
-    def _model_on(self, ids: Tensor) -> Any:
-        return self.model(input_ids=ids.to(input_device(self.model))[None], use_cache=False)
 
     def _enter(
         self,
@@ -280,7 +277,7 @@ def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Ite
         heard: list[Tensor] = []
         stopping = first.register_forward_pre_hook(partial(stop_at, heard))
         with torch.no_grad(), stopping, suppress(StopLayerError):
-            model(input_ids=ids.to(input_device(model)), use_cache=False)
+            run_on(model, ids)
         yield heard[0].clone()
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from gac.linalg import check_measured
-from gac.models.modules import input_device
+from gac.models.modules import run_on
 
 
 def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
@@ -50,7 +50,7 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     """Those that predict a token of the window, float32, ``(tokens - 1, vocabulary)``."""
-    found: Tensor = model(input_ids=ids.to(input_device(model)).unsqueeze(0), use_cache=False).logits[0, :-1]
+    found: Tensor = run_on(model, ids[None]).logits[0, :-1]
     return found.float()
 
 

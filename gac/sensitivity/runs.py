@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gac.forms.metric import Moments
 from gac.linalg import check_measured
 from gac.models.linears import read_weight
-from gac.models.modules import input_device, swapped
+from gac.models.modules import run_on, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.layerwise import LayerStack, frozen, listening
 from gac.sensitivity.losses import window_loss
@@ -96,7 +96,7 @@ class ModelRuns:
         self._dense = []
         with frozen(model), torch.no_grad(), self._stack.traced(0, self._keep), listening(model, hooks):
             for ids in self._windows:
-                logits = model(input_ids=ids.to(input_device(model))[None], use_cache=False).logits[0]
+                logits = run_on(model, ids[None]).logits[0]
                 self._dense.append(logits.float().log_softmax(-1))
 
     def mean_output(self, weight: Weight) -> Tensor:
