@@ -31,20 +31,20 @@ _BEFORE = 2  # tiles that a program could have read before it begins
 _ALIGNED_BYTES = 16
 _NUMBERS = 4096  # what the second launch adds up, and multiplies, at once
 _CROWD = 2  # programs of an SM; 3 and 4 were no faster
-_REGISTERS, _WORKING = 255, 72  # of a thread: that there are, and what it works with
+_REGISTERS, _WORKING = 255, 125  # of a thread: that there are, and what it works with
 
 
-def asks_early(sizes: Mapping[str, Any]) -> bool:
-    """Whether values are asked for before the keys of their tokens are scored: where registers are enough for it.
+def in_registers(sizes: Mapping[str, Any]) -> dict[str, bool]:
+    """What a thread has registers for: to ask for values before the keys of their tokens are scored, and for queries.
 
     Args:
-        sizes: what the kernel is compiled for. A thread holds what is added up here, as ptxas counted it.
+        sizes: what the kernel is compiled for. What a thread holds is added up here, as ptxas counted it.
     """
     tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
     keys, angles = 8 * sizes["K_STEPS"], 4 * tiles_of if sizes["ROTATED"] else 0
-    values = 4 * sizes["V_STEPS"] * (4 + fours * (2 if sizes["V_BITS"] == HALVES else 1))
-    held: int = keys + angles + values + _WORKING
-    return held <= _REGISTERS
+    values = sizes["V_STEPS"] * (2 + 4 * fours * (2 if sizes["V_BITS"] == HALVES else 1))
+    left = _REGISTERS - _WORKING - keys - angles - values
+    return {"EARLY": left >= 0, "HELD": left >= sizes["ASKED"] // 32}
 
 
 def parts_of(tokens: int, programs: int, device: torch.device) -> int:
@@ -132,12 +132,8 @@ class Attention:
         """Of a rounded number of keys, and of values; None: they are not rounded."""
         return _bits(self.keys, self.k_scales, self.k_rank), _bits(self.values, self.v_scales, self.v_rank)
 
-    def run(self, early: bool | None = None) -> Tensor:
-        """What it mixed, ``(batch, 1, heads, length of a value)``: two launches.
-
-        Args:
-            early: whether values are asked for before keys are scored; None: as ``asks_early`` says.
-        """
+    def run(self) -> Tensor:
+        """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
         batch, count = self.query.shape[:2]
         parts = parts_of(self.keys.shape[1], batch * self.heads, self.query.device)
         left = batch, parts, count
@@ -146,12 +142,10 @@ class Attention:
         room, words = None, asked_words(self.queries, self.size)
         if not self.query.is_cuda or 4 * words > ROOM:
             room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
-        self._attend(early, parts, room, sums, peaks, totals)
+        self._attend(parts, room, sums, peaks, totals)
         return self._joined(parts, sums, peaks, totals)
 
-    def _attend(
-        self, early: bool | None, parts: int, room: Tensor | None, sums: Tensor, peaks: Tensor, totals: Tensor
-    ) -> None:
+    def _attend(self, parts: int, room: Tensor | None, sums: Tensor, peaks: Tensor, totals: Tensor) -> None:
         from .latent_kernels import attend
 
         batch = len(self.query)
@@ -167,8 +161,7 @@ class Attention:
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 ADDED=mask is not None and mask.dtype != torch.bool, **sizes,
-                WARPS=WARPS, EARLY=asks_early(sizes) if early is None else early, COMPILED=self.query.is_cuda,
-                num_warps=WARPS,
+                **in_registers(sizes), WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
             )  # fmt: skip
 
     @property

@@ -18,7 +18,7 @@ try:
     from .fragments import beside, keep_order, packed, product, transposed
     from .latent_layout import ROOM
     from .latent_reading import columns, numbers, scale_of, tiles
-    from .latent_scores import leave_asked, scores, turned_further, turns_at
+    from .latent_scores import all_asked, leave_asked, scores, turned_further, turns_at
     from .shared_words import all_copied, copied, reserved
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
@@ -234,7 +234,7 @@ def attend(  # type: ignore[no-untyped-def]
     K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_STEPS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
     V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_STEPS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
     QUERIES: tl.constexpr, ASKED: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
-    ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, COMPILED: tl.constexpr,
+    ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, HELD: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
@@ -250,7 +250,7 @@ def attend(  # type: ignore[no-untyped-def]
         K_STEPS, V_STEPS: of 8 words of a token. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head. ASKED: words that they fill.
         ADDED: the mask is added to scores; else it says who is seen.
-        EARLY: values are asked for before the keys of their tokens are scored.
+        EARLY: values are asked for before the keys of their tokens are scored. HELD: queries stay in registers.
     """
     dtype: tl.constexpr = query.dtype.element_ty
     step: tl.constexpr = 32 * WARPS
@@ -277,12 +277,12 @@ def attend(  # type: ignore[no-untyped-def]
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin
         angles = turns_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
-    query += text * q_batch + head * QUERIES * q_head
     leave_asked(
-        asked_at, query, q_head, factor, frequencies, thread // 32, eighth, quarter, WARPS,
-        QUERIES, SIZE, ROTATED, dtype, COMPILED,
+        asked_at, query + (text * q_batch + head * QUERIES * q_head), q_head, factor, frequencies, thread // 32,
+        eighth, quarter, WARPS, QUERIES, SIZE, ROTATED, dtype, COMPILED,
     )  # fmt: skip
     all_copied(thread, COMPILED)
+    asked = all_asked(asked_at, ASKED // 64 if HELD else 0, COMPILED)
     state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
     for start in tl.range(begin, end, step):
         at = start + own + eighth
@@ -295,7 +295,7 @@ def attend(  # type: ignore[no-untyped-def]
             scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
         )  # fmt: skip
         score = scores(
-            ahead, end >> 31, scales, factor_at, bias, head * SIZE, norm, eps, asked_at, angles, quarter,
+            ahead, end >> 31, scales, factor_at, bias, head * SIZE, norm, eps, asked_at, asked, angles, quarter,
             fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
         )  # fmt: skip
         keep_order(thread, COMPILED)

@@ -138,6 +138,15 @@ def leave_asked(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def all_asked(queries, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """So many right matrices, as ``leave_asked`` leaves them, in registers."""
+    found = ()
+    for at in tl.static_range(COUNT):
+        found += (held(queries, at * 64, 2, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _number(at, there, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     kind: tl.constexpr = at.dtype.element_ty
     if kind == tl.float32:
@@ -280,7 +289,7 @@ def _keys(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scores(  # type: ignore[no-untyped-def]
-    read, nil, scales, factor, bias, bias_at, norm, eps, queries, turns, quarter,
+    read, nil, scales, factor, bias, bias_at, norm, eps, queries, asked, turns, quarter,
     FOURS: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
     dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -292,6 +301,7 @@ def scores(  # type: ignore[no-untyped-def]
         read: ``latent_reading.tiles``. nil: as ``latent_reading.left`` takes it. scales: of both tokens, by tile.
         factor: where each thread's part of it begins. bias_at: where this head's bias does.
         norm: the weight of the keys' norm. queries: as ``leave_asked`` leaves them.
+        asked: the same in registers; empty: they are read from there.
     """
     halves: tl.constexpr = 2 if BITS == 4 else 1
     nothing = tl.zeros(quarter.shape, tl.float32)
@@ -302,7 +312,7 @@ def scores(  # type: ignore[no-untyped-def]
         sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
     if factor is None:
         for at in tl.static_range(len(latents[0])):
-            sums = _added((latents[0][at], latents[1][at]), queries, at, sums, FOURS, dtype, COMPILED)
+            sums = _added((latents[0][at], latents[1][at]), queries, asked, at, sums, FOURS, dtype, COMPILED)
     else:
         for at in tl.static_range((SIZE + 15) // 16):
             first, second, inside = _features(at, quarter, SIZE, ROTATED)
@@ -319,7 +329,7 @@ def scores(  # type: ignore[no-untyped-def]
                 latents[1], matrices, scales[0][1], scales[1][1], biases, high, weights, turns, at,
                 ROTATED, BITS, KIND, dtype, COMPILED,
             )  # fmt: skip
-            sums = _added((one, two), queries, at, sums, FOURS, dtype, COMPILED)
+            sums = _added((one, two), queries, asked, at, sums, FOURS, dtype, COMPILED)
     return _by_tile(sums, (low, high), norm, eps, FOURS, SIZE)
 
 
@@ -337,13 +347,24 @@ def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _added(keys, queries, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _right(queries, asked, AT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A right matrix of queries."""
+    if len(asked):
+        return asked[AT]
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return held(queries, AT * 64, 2, COMPILED)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _added(  # type: ignore[no-untyped-def]
+    keys, queries, asked, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
+):  # fmt: skip
     """Sums of all tiles and queries with one more product."""
     found = ()
     for tile in tl.static_range(len(keys)):
         for four in tl.static_range(FOURS):
-            asked = held(queries, ((AT * len(keys) + tile) * FOURS + four) * 64, 2, COMPILED)
-            found += (product(keys[tile], asked, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
+            right = _right(queries, asked, (AT * len(keys) + tile) * FOURS + four, COMPILED)
+            found += (product(keys[tile], right, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
     return found
 
 

@@ -9,8 +9,8 @@ keys and values, multiples of 16, in groups of so many heads. ``--keys`` says wh
 Medians as ``gac profile`` takes them: CUDA graphs, every launch on another cache, L2 flushed. The dense cache is
 attended to by each backend of PyTorch, with the queries of a head as heads of their own and as tokens; ``ratio`` is the
 fastest of them over the kernel. ``bytes`` are of the latents and of the factors, ``share`` is what they would take at
-the bandwidth of a copy, over what the kernel takes. Error is against float32. ``--values early late`` times both orders
-in which values can be asked for. Rows are written one by one, and the same command goes on.
+the bandwidth of a copy, over what the kernel takes. Error is against float32. Rows are written one by one,
+and the same command goes on.
 """
 
 import json
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -43,7 +42,6 @@ BACKENDS = {
 }
 SETTINGS = ("heads", "kv_heads", "size", "device")
 ALIGNED = 16
-ORDERS = {"own": None, "early": True, "late": False}
 Calls = Callable[[int], Sequence[Callable[[], object]]]
 
 
@@ -80,10 +78,10 @@ class Sizes:
         return Attention(query, *given, None, frequencies, turns, last, None, self.size**-0.5)
 
 
-def latent_calls(given: Attention, early: bool | None, count: int) -> list[Callable[[], object]]:
+def latent_calls(given: Attention, count: int) -> list[Callable[[], object]]:
     """Each on a cache of its own."""
     sets = [given, *(replace(given, keys=given.keys.clone(), values=given.values.clone()) for _ in range(count - 1))]
-    return [partial(one.run, early) for one in sets]
+    return [one.run for one in sets]
 
 
 def dense_calls(given: tuple[Tensor, Tensor, Tensor], backend: str, count: int) -> list[Callable[[], object]]:
@@ -117,13 +115,13 @@ def expected(given: Attention, text: int) -> Tensor:
     return (scores.softmax(-1) @ made(given.values, given.v_factor)).flatten(0, 1)
 
 
-def row_of(clock: Any, bandwidth: float, given: Attention, early: bool | None) -> dict[str, Any]:
+def row_of(clock: Any, bandwidth: float, given: Attention) -> dict[str, Any]:
     """What the kernel takes."""
-    wanted, found = expected(given, len(given.query) - 1), given.run(early)[-1, 0].float()
+    wanted, found = expected(given, len(given.query) - 1), given.run()[-1, 0].float()
     error = float((found - wanted).norm() / wanted.norm())
     tensors = (given.keys, given.values, given.k_factor, given.v_factor)
     size = sum(one.numel() * one.element_size() for one in tensors if one is not None)
-    row = clock.time(partial(latent_calls, given, early), size)
+    row = clock.time(partial(latent_calls, given), size)
     return row | {"error": error, "bytes": size, "share": size / bandwidth / (1000 * row["us"])}
 
 
@@ -147,9 +145,9 @@ def cases(asked: Namespace) -> Iterator[dict[str, Any]]:
             for group in asked.groups:
                 full = group * asked.size
                 both = 2 * max(ALIGNED, _aligned(share * full))
-                for part, values in product(asked.keys, asked.values):  # no rank is 0, and none above the full one
+                for part in asked.keys:  # no rank is 0, and none above the full one
                     keys = min(max(_aligned(part * both), ALIGNED, both - full), both - ALIGNED, full)
-                    named = {"kind": "latent", "group": group, "ranks": [keys, both - keys], "values": values}
+                    named = {"kind": "latent", "group": group, "ranks": [keys, both - keys]}
                     yield {"workload": workload} | named | {"cache": both / (2 * full)}
 
 
@@ -165,7 +163,7 @@ def measured(asked: Namespace, clock: Any, bandwidth: float, case: dict[str, Any
         if case["kind"] == "dense":
             return case | dense_row(clock, bandwidth, sizes)
         given = sizes.latent(case["group"], case["ranks"])
-        row = row_of(clock, bandwidth, given, ORDERS[case["values"]])
+        row = row_of(clock, bandwidth, given)
         return case | row | {"ratio": dense[case["workload"]] / row["us"]}
     except Exception as failure:  # noqa: BLE001 - one that does not fit is a row too
         return case | {"failed": f"{type(failure).__name__}: {failure}".splitlines()[0][:200]}
@@ -175,7 +173,6 @@ def told(row: dict[str, Any]) -> str:
     head = f"{row['workload']:10} {row['kind']:6}"
     if row["kind"] == "latent":
         head += f" {row['cache']:.3f} of the cache, groups of {row['group']}, ranks {row['ranks']}"
-        head += f", values {row['values']:5}"
     if "failed" in row:
         return f"{head} {row['failed']}"
     figures = f"{head} {row['us']:8.1f} us, {100 * row['share']:3.0f} % of what its bytes allow"
@@ -190,7 +187,6 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, default=(0.5, 0.35))
     parser.add_argument("--groups", nargs="+", type=int, default=(1, 2, 4), help="heads of a group")
     parser.add_argument("--keys", nargs="+", type=float, default=(0.5,), help="their part of both ranks")
-    parser.add_argument("--values", nargs="+", choices=ORDERS, default=("own",))
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--size", type=int, default=128, help="of a head")

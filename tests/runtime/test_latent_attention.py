@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from gac.runtime import gpu, kernel_limits, latent_decoding, latent_layout, tiles
-from gac.runtime.latent_attention import Attention, asks_early, parts_of
+from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, latent_layout, tiles
+from gac.runtime.latent_attention import Attention, in_registers, parts_of
 from gac.runtime.latent_layout import TILE, turns_of
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
@@ -157,9 +157,9 @@ def values_of(numbers: Tensor, scales: Tensor, groups: int, rank: int, dtype: to
     return RoundedLatents(words, groups, rank, 8 * numbers.shape[-1] // (groups * rank)).values(dtype)
 
 
-def off(given: Attention, early: bool | None = None) -> float:
+def off(given: Attention) -> float:
     """How far what the kernels find is off, over its size."""
-    found, due = given.run(early), expected(given)
+    found, due = given.run(), expected(given)
     assert (found.shape, found.dtype) == (due.shape, given.query.dtype)
     return float((found - due).norm() / due.norm())
 
@@ -228,11 +228,12 @@ def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("registers", [0, 220, 255])
 @pytest.mark.parametrize("processors", [1, 32])
-def test_parts_of_other_sizes(processors: int, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_other_sizes(processors: int, registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: processors)
-    assert off(Case(tokens=300, batch=2).attention(), early) < 1e-3
+    monkeypatch.setattr(latent_attention, "_REGISTERS", registers)
+    assert off(Case(tokens=300, batch=2).attention()) < 1e-3
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
@@ -273,17 +274,18 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("case", "early"),
+    ("case", "early", "held"),
     [
-        (Case(size=128, k_rank=64, v_rank=64), True),
-        (Case(size=128, k_rank=48, v_rank=80), True),
-        (Case(size=64, k_rank=32, v_rank=32, queries=3), True),
-        (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), False),
-        (Case(size=256, k_rank=256, v_rank=256, queries=8), False),
+        (Case(size=128, k_rank=64, v_rank=64), True, True),
+        (Case(size=128, k_rank=48, v_rank=80), True, True),
+        (Case(size=64, k_rank=32, v_rank=32, queries=3), True, True),
+        (Case(size=128, k_rank=96, v_rank=96), True, False),
+        (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), False, False),
+        (Case(size=256, k_rank=256, v_rank=256, queries=8), False, False),
     ],
 )
-def test_values_are_asked_for_early_where_registers_are_enough(case: Case, early: bool) -> None:
-    assert asks_early(case.attention()._sizes()) == early
+def test_what_a_thread_has_registers_for(case: Case, early: bool, held: bool) -> None:
+    assert in_registers(case.attention()._sizes()) == {"EARLY": early, "HELD": held}
 
 
 def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
