@@ -1,6 +1,7 @@
 """What is expected of measured losses once a model is compressed and fitted again, by shares fitted on two models.
 
-``docs/results-quality.md``, ``docs/results-precision.md`` and ``docs/results-structures.md`` have the comparisons.
+``docs/results-quality.md``, ``docs/results-precision.md``, ``docs/results-structures.md`` and ``docs/results-cache.md``
+have the comparisons.
 """
 
 from collections.abc import Mapping
@@ -53,6 +54,9 @@ PLAIN = Shares(_by_refit(1.0, 0.86), _by_refit(1.0, 0.7), _by_refit(1.0, 1.0))
 BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.56), _by_refit(1.0, 0.68))
 """Where a norm stands before the residual stream: fitted on Gemma-3-270M, rounding on it permuted,
 with the values of heads rotated."""
+WHOLE = _by_refit(1.0, 0.7)
+"""Of a loss measured with all weights of a form at once: fitted on both, at 0.35 to 0.7 of the KV cache
+(docs/results-cache.md)."""
 
 
 def expected_share(refit: Refit | None, method: Method, family: Family) -> float:
@@ -64,11 +68,10 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     """What is expected of measured losses. Of what text loses it is what a refit leaves."""
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
     own, refit = Shares.of(family), recipe.refit or "none"
-    left = share / unfitted
     forms = [*map(form_named, recipe.space.forms)]
     by_runs = {form.name: own.run[refit] for form in forms if form.runs}
-    by_runs |= {name: left for form, whole in curves.wholes.items() for name in (form, whole.form)}
-    found = curves.scaled(share, own.rounded[refit], by_runs, on_text=left)
+    by_runs |= {name: WHOLE[refit] for form, whole in curves.wholes.items() for name in (form, whole.form)}
+    found = curves.scaled(share, own.rounded[refit], by_runs, on_text=share / unfitted)
     return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
 
 

@@ -6,7 +6,7 @@
 Each way at each share of the dense cache (``--caches``); every model is measured on windows of each length.
 
 - ``latent``: GAC's plan in the form ``latent``, no other weight changed. ``latent:int8``: in 8 bits, at half of each
-  share.
+  share. ``latent:int8+int4``: in 8 or 4 bits, as is best for each weight, at half of each share.
 - ``head_dim``: GAC's plan with shorter values. Below a little over 0.5 there is none.
 - ``palu``: PaLU's own allocation and groups, ranks in multiples of 32.
 - ``kivi``: KIVI's rounding (arXiv 2402.02750) of the dense model's cache to ``--kivi`` bits, as in its paper: keys by
@@ -33,7 +33,9 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 import gac
 from tests.benchmarks.harness import OF_A_STUDY, Study, markdown, options
 
-WAYS = ("latent", "latent:int8", "palu", "head_dim", "kivi")
+WAYS = ("latent", "latent:int8", "latent:int8+int4", "palu", "head_dim", "kivi")
+ROUNDED = {"latent:int8": ("latent:int8",), "latent:int8+int4": ("latent:int8", "latent:int4")}
+"""Forms of ways that have half of each share."""
 PALU = "fisher:nearest32"
 GROUP = 32
 """Tokens of a channel of keys, or numbers of a token of values, that have one step."""
@@ -67,7 +69,7 @@ def planned(way: str, share: float) -> tuple[float, dict[str, Any]]:
     """The budget, and the options of ``gac.allocate``."""
     if way == "palu":
         return share, {"method": "palu", "rule": PALU}
-    return 1.0, {"forms": (way,), "kv_cache": share / 2 if way.endswith(":int8") else share}
+    return 1.0, {"forms": ROUNDED.get(way, (way,)), "kv_cache": share / 2 if way in ROUNDED else share}
 
 
 class OfLengths(Study):
@@ -112,7 +114,7 @@ def table(record: dict[str, Any]) -> Iterator[Sequence[str]]:
             dense = record["denses"][length]
             measured, predicted = math.log(found / dense), row.get("predicted")
             told = ["", ""] if predicted is None else [f"{predicted:.4f}", f"{predicted / measured:.2f}"]
-            beside = exact.get(row["share"]) if row["way"] == "latent:int8" else None
+            beside = exact.get(row["share"]) if row["way"] in ROUNDED else None
             over = "" if beside is None else f"{found / beside[length]:.4f}"
             figures = [length, f"{dense:.3f}", f"{found / dense:.4f}", told[0], f"{measured:.4f}", told[1], over]
             yield [*head, *figures]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, expected_curves, expected_error, expected_share
+from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, WHOLE, expected_curves, expected_error, expected_share
 from gac.curves import LossCurve, LossCurves, Whole
 from gac.evidence import Calibration
 from gac.models.families import Family, family_of
@@ -50,8 +50,7 @@ def test_of_a_price_that_runs_have_corrected_it_is_what_a_refit_leaves(family: F
     priced = LossCurves({("latent", "bf16", "k"): LossCurve(np.array([3.0, 1.0, 0.0]))})
     corrected = replace(priced, wholes={"latent": Whole("latent", (1.0,), (1.2,))})
     for refit in ("none", "residual"):
-        share, alone = (own(family, "predicted", one) for one in (refit, "none"))
-        for curves, left in ((corrected, share / alone), (priced, share)):
+        for curves, left in ((corrected, WHOLE[refit]), (priced, own(family, "predicted", refit))):
             found = expected_curves(curves, recipe(forms=("latent",), refit=refit), METHODS.get("kfac"), family)
             assert found.by_key["latent", "bf16", "k"].loss.tolist() == pytest.approx([3 * left, left, 0])
 
