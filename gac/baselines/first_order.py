@@ -17,11 +17,11 @@ from gac.arrays import Floats
 from gac.forms.low_rank.torch import every_rank
 from gac.linalg import check_measured
 from gac.models.linears import linear_at
+from gac.models.modules import frozen
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.losses import window_loss
 
 CHUNK_BYTES = 12 * 2**30

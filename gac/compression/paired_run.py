@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from gac.compression.stream import ToStream
 from gac.errors import ModelError
-from gac.models.modules import run_on, swapped
+from gac.models.layer_stack import LayerStack, StopLayerError, entering, room, stop_at
+from gac.models.modules import listening, run_on, swapped
 from gac.models.sites import Weight
 from gac.sensitivity.calibration import first_half
-from gac.sensitivity.layerwise import LayerStack, StopLayerError, entering, listening, room, stop_at
 
 PLAIN = 0.02
 """How much of what a layer adds to a token may be something else than what its weights write, relative."""

@@ -35,14 +35,13 @@ from gac.forms.tensors import Kept
 from gac.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.models.families import family_of
 from gac.models.linears import linear_at
-from gac.models.modules import swapped
+from gac.models.modules import frozen, swapped
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.progress import progress_bar
 from gac.recipe import Refit
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import TINY, CalibrationRun, decoder_layers, first_half
-from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.methods import Method
 
 logger = logging.getLogger(__name__)

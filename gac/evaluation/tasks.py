@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from gac.errors import ModelError, TaskError, did_you_mean, first_line
 from gac.evaluation.protocol import dtype_of
 from gac.evaluation.results import TaskScore
+from gac.models.modules import frozen
 from gac.progress import has_bars
-from gac.sensitivity.layerwise import frozen
 
 logger = logging.getLogger("gac")
 

@@ -18,8 +18,8 @@ from gac.healing.descent import Descent, scheduled
 from gac.healing.gradients import Captures, Gradients
 from gac.healing.text import order
 from gac.healing.work import Span
+from gac.models.layer_stack import LayerStack, entering, room
 from gac.models.modules import input_device, run_on
-from gac.sensitivity.layerwise import LayerStack, entering, room
 
 HELD_STATES = 4
 """Sets of hidden states of which there has to be room on a device."""

@@ -22,8 +22,8 @@ from gac.healing.work import Work
 from gac.measuring import in_basis, planned_digest
 from gac.models.families import family_of
 from gac.models.loading import Loaded
+from gac.models.modules import frozen
 from gac.plan import Healed, Plan
-from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.text import Windows
 from gac.sensitivity.texts import CalibrationText
 

@@ -26,9 +26,8 @@ from gac.distributed.ranks import Ranks
 from gac.errors import StatisticsError, TextError
 from gac.healing.logits import in_training
 from gac.io import home
-from gac.models.modules import free_memory, input_device
+from gac.models.modules import free_memory, frozen, input_device
 from gac.progress import progress_bar
-from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.store import read_tensors, write_tensors
 from gac.sensitivity.text import Windows, bos_of, windows_of
 

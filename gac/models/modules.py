@@ -1,7 +1,7 @@
-"""Modules of a model in the place of others."""
+"""A model and its modules: run, listened to, frozen, and replaced by others."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -24,6 +24,34 @@ def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None
         yield
     finally:
         swap_in(model, before)
+
+
+@contextmanager
+def listening(model: nn.Module, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+    """With these forward hooks on the modules of these names."""
+    with ExitStack() as registered:
+        for name, hook in hooks.items():
+            registered.enter_context(model.get_submodule(name).register_forward_hook(hook))
+        yield
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """In eval mode and with no parameter that requires a gradient, and as it was on exit."""
+    training = {module: module.training for module in model.modules()}
+    required = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    try:
+        model.eval()
+        for parameter in required.values():
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for module, was in training.items():
+            module.training = was
+        now = dict(model.named_parameters())
+        for name, parameter in required.items():  # streamed weights are other parameters by now
+            parameter.requires_grad_(True)
+            now.get(name, parameter).requires_grad_(True)
 
 
 def input_device(model: Any) -> torch.device:

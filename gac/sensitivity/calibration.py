@@ -32,11 +32,12 @@ from gac.errors import ModelError
 from gac.forms.metric import Halves, Moments
 from gac.linalg import add_square, check_measured, fits_tf32, mirrored, tf32_products
 from gac.models.loading import read_parameter
+from gac.models.modules import listening
 from gac.models.sites import Site, Weight
 from gac.progress import progress_bar
 from gac.runtime.rounded_inputs import READERS
 from gac.sensitivity.attended import AttendedSums, cached_weights, held_out, seen_windows
-from gac.sensitivity.layerwise import LayerwiseBackward, Tick, listening
+from gac.sensitivity.layerwise import LayerwiseBackward, Tick
 from gac.sensitivity.methods import Method
 from gac.sensitivity.store import StatisticsStore, TensorFile, read_rows, read_tensors, write_tensors
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from gac.linalg import check_measured
-from gac.models.modules import run_on, swapped
+from gac.models.modules import frozen, run_on, swapped
 from gac.progress import progress_bar
 from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.runs import diverged, sampled
 from gac.sensitivity.store import read_tensors, write_tensors
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gac.errors import TextError
+from gac.models.modules import frozen, listening
 from gac.models.sites import Site
 from gac.progress import progress_bar
 from gac.sensitivity.documents import Documents, Text
-from gac.sensitivity.layerwise import frozen, listening
 from gac.sensitivity.losses import window_loss
 from gac.sensitivity.text import Windows, check_vocabulary, evaluation_windows
 from gac.sensitivity.texts import Texts

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from gac.forms.metric import Moments
 from gac.linalg import check_measured
+from gac.models.layer_stack import LayerStack
 from gac.models.linears import read_weight
-from gac.models.modules import run_on, swapped
+from gac.models.modules import frozen, listening, run_on, swapped
 from gac.models.sites import Weight
-from gac.sensitivity.layerwise import LayerStack, frozen, listening
 from gac.sensitivity.losses import window_loss
 
 TOKENS = 4096

@@ -11,9 +11,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from gac.arrays import Floats
 from gac.evaluation.perplexity import window_divergences
-from gac.models.modules import input_device
+from gac.models.modules import frozen, input_device
 from gac.progress import progress_bar
-from gac.sensitivity.layerwise import frozen
 from gac.sensitivity.store import read_arrays, write_tensors
 from gac.tokens.attending import attending
 from gac.tokens.presses import evicted

@@ -28,7 +28,7 @@ from gac.healing.healing import Healing
 from gac.healing.shards import wanted
 from gac.healing.text import HealingText, held_out
 from gac.healing.work import Work
-from gac.sensitivity.layerwise import frozen
+from gac.models.modules import frozen
 from tests.benchmarks.harness import options, write
 
 WINDOWS = 80

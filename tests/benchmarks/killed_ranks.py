@@ -56,7 +56,7 @@ class Phase:
 
 
 PHASES = (
-    Phase("forward", ("allocate",), "gac.sensitivity.layerwise", "LayerStack.run", 3),
+    Phase("forward", ("allocate",), "gac.models.layer_stack", "LayerStack.run", 3),
     Phase("backward, moments", ("allocate",), "gac.sensitivity.layerwise", "LayerwiseBackward.through", 1, True),
     Phase("decompositions", ("allocate",), "gac.sensitivity.curves", "fit_layer", 2),
     Phase("refitting", ("allocate", "compress"), "gac.compression.refit", "_LayerFit.run", 3),

@@ -31,7 +31,7 @@ from gac.allocation.decide import decide
 from gac.compression.apply import merged
 from gac.forms import form_named
 from gac.models.linears import linear_at
-from gac.sensitivity.layerwise import frozen, listening
+from gac.models.modules import frozen, listening
 from gac.sensitivity.losses import drawn_loss
 from gac.sensitivity.text import calibration_windows, evaluation_windows
 from tests.benchmarks.harness import options, problem_of, read, write

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.errors import ModelError
 from gac.forms.metric import Moments
+from gac.models import layer_stack
 from gac.models.families import family_of
 from gac.models.streaming import streamed
 from gac.runtime.rounded_inputs import READERS
@@ -110,7 +111,7 @@ def test_tokens_are_weighed_by_gradients_and_by_inputs(power: float) -> None:
 
 
 def test_hidden_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layerwise, "HOST_BYTES", 1)
+    monkeypatch.setattr(layer_stack, "HOST_BYTES", 1)
     check(deep_model("gemma3_text"), 1e-5)
 
 
