@@ -3,7 +3,7 @@
 Keys of all tokens are made anew at every token: at 32,768 tokens of Llama-3-8B, half of the cache, 4.3 GFLOP a layer in
 groups of one head (rank 64), 8.6 of two, 17 of four: 4, 9 and 17 us of an H200's tensor cores at their peak. Its bytes
 take 16 us (67 MB at 4.2 TB/s), those of the dense cache 32 us. Products, reads of the second factor and waiting come on
-top: groups of one head are faster than the dense cache (docs/latents.md).
+top: groups of one head are faster than the dense cache (docs/results-cache.md).
 
 So a program takes one head of keys and values. Heads of one group read the same latents at about the same time, the
 first from memory and the others from the L2 cache. Where texts are few, several programs share the context of a head,
@@ -31,20 +31,24 @@ _BEFORE = 2  # tiles that a program could have read before it begins
 _ALIGNED_BYTES = 16
 _NUMBERS = 4096  # what the second launch adds up, and multiplies, at once
 _CROWD = 2  # programs of an SM; 3 and 4 were no faster
-_REGISTERS, _WORKING = 255, 125  # of a thread: that there are, and what it works with
+_REGISTERS = 156  # of a thread, beside those that it works with
 
 
-def in_registers(sizes: Mapping[str, Any]) -> dict[str, bool]:
+def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     """What a thread has registers for: to ask for values before the keys of their tokens are scored, and for queries.
 
+    What it holds is added up here, and the bound drawn so that ptxas spills nothing where queries are held.
+
     Args:
-        sizes: what the kernel is compiled for. What a thread holds is added up here, as ptxas counted it.
+        sizes: what the kernel is compiled for.
+        biased: keys have a bias. With it, a norm or rounded numbers queries are not held.
     """
     tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
-    keys, angles = 8 * sizes["K_STEPS"], 4 * tiles_of if sizes["ROTATED"] else 0
-    values = sizes["V_STEPS"] * (2 + 4 * fours * (2 if sizes["V_BITS"] == HALVES else 1))
-    left = _REGISTERS - _WORKING - keys - angles - values
-    return {"EARLY": left >= 0, "HELD": left >= sizes["ASKED"] // 32}
+    halves = {name: 2 if sizes[f"{name}_BITS"] == HALVES else 1 for name in "KV"}
+    keys, angles = 10 * sizes["K_STEPS"] * halves["K"], 4 * tiles_of if sizes["ROTATED"] else 0
+    left = _REGISTERS - keys - angles - sizes["V_STEPS"] * (8 + 4 * fours * halves["V"])
+    plain = not (biased or sizes["KIND"] or sizes["K_BITS"] or sizes["V_BITS"])
+    return {"EARLY": left >= 0, "HELD": plain and left >= sizes["ASKED"] // 32}
 
 
 def parts_of(tokens: int, programs: int, device: torch.device) -> int:
@@ -161,7 +165,8 @@ class Attention:
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
                 ADDED=mask is not None and mask.dtype != torch.bool, **sizes,
-                **in_registers(sizes), WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
+                **in_registers(sizes, self.k_bias is not None),
+                WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
             )  # fmt: skip
 
     @property

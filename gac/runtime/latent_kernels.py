@@ -4,8 +4,8 @@ A program takes a head of keys and values with all queries of it, and a part of 
 itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
 are read straight into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and
 scored (``latent_scores``). What is read for both, the second factor of the keys and the queries, lies in shared memory,
-the factor only where it finds room. Values stay latents: a second kernel adds the parts up, and multiplies the sum of
-all tokens by the second factor.
+the factor only where it finds room; registers hold the queries where they find room. Values stay latents: a second
+kernel adds the parts up, and multiplies the sum of all tokens by the second factor.
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.

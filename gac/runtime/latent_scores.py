@@ -105,8 +105,8 @@ def leave_asked(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Write a head's queries as right matrices, by matrix, tile and four; a thread's place is 2 words of each 64.
 
-    Every warp makes some of the matrices, and later reads all of them for each product: in registers they would take
-    those of another program. Queries of the second tile are turned back by 16 places, of the second 8 tokens by 8 more.
+    Every warp makes some of the matrices, and later reads all of them: for each product, or once where registers hold
+    them. Queries of the second tile are turned back by 16 places, of the second 8 tokens by 8 more.
     """
     fours: tl.constexpr = (QUERIES + 3) // 4
     matrices: tl.constexpr = (SIZE + 15) // 16

@@ -76,7 +76,7 @@ class OfLengths(Study):
     """A study whose rows have the perplexity on windows of each length, by that."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        super().__init__(asked, "lengths", "text")
+        super().__init__(asked, "lengths", "text", "refit")
 
     def _resumed(self) -> dict[str, Any]:
         found = super()._resumed()

@@ -40,7 +40,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-SETTINGS = ("heads", "kv_heads", "size", "device")
+SETTINGS = ("heads", "kv_heads", "size")
 ALIGNED = 16
 Calls = Callable[[int], Sequence[Callable[[], object]]]
 
@@ -192,7 +192,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="of a head")
     asked = parser.parse_args()
     asked.groups = [group for group in asked.groups if asked.kv_heads % group == 0]
-    settings = {name: getattr(asked, name) for name in SETTINGS} | {"card": machine()["device"]}
+    settings = {name: getattr(asked, name) for name in SETTINGS} | {
+        name: machine()[name] for name in ("device", "versions")
+    }
     record: dict[str, Any] = {"settings": settings, "rows": []}
     if asked.output.exists():
         record = json.loads(asked.output.read_text())

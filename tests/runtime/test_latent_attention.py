@@ -228,11 +228,18 @@ def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
-@pytest.mark.parametrize("registers", [0, 220, 255])
+@pytest.mark.parametrize(("early", "held"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], *FEW_BITS[1:3]])
+def test_whatever_a_thread_has_registers_for(
+    case: Case, early: bool, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_attention, "in_registers", lambda sizes, biased: {"EARLY": early, "HELD": held})
+    assert off(case.attention()) < 1e-3
+
+
 @pytest.mark.parametrize("processors", [1, 32])
-def test_parts_of_other_sizes(processors: int, registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_other_sizes(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: processors)
-    monkeypatch.setattr(latent_attention, "_REGISTERS", registers)
     assert off(Case(tokens=300, batch=2).attention()) < 1e-3
 
 
@@ -279,13 +286,17 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
         (Case(size=128, k_rank=64, v_rank=64), True, True),
         (Case(size=128, k_rank=48, v_rank=80), True, True),
         (Case(size=64, k_rank=32, v_rank=32, queries=3), True, True),
-        (Case(size=128, k_rank=96, v_rank=96), True, False),
+        (Case(size=64, k_rank=96, v_rank=96), True, False),
+        (Case(size=128, k_rank=96, v_rank=96), False, False),
+        (Case(size=128, k_rank=64, v_rank=64, bias=True), True, False),
+        (Case(size=128, k_rank=64, v_rank=64, k_bits=8, v_bits=8), True, False),
         (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), False, False),
         (Case(size=256, k_rank=256, v_rank=256, queries=8), False, False),
     ],
 )
 def test_what_a_thread_has_registers_for(case: Case, early: bool, held: bool) -> None:
-    assert in_registers(case.attention()._sizes()) == {"EARLY": early, "HELD": held}
+    given = case.attention()
+    assert in_registers(given._sizes(), given.k_bias is not None) == {"EARLY": early, "HELD": held}
 
 
 def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
