@@ -45,6 +45,7 @@ def test_every_way_is_measured_at_every_length_and_the_same_command_goes_on(
     ]
     assert ways == [
         *(("latent", 0.5), ("latent", 0.75), ("latent:int8", 0.25), ("latent:int8", 0.375)),
+        *(("latent:int8+int4", 0.25), ("latent:int8+int4", 0.375)),
         *(("palu", 0.5), ("palu", 0.75), ("head_dim", 0.5), ("head_dim", 0.75), ("kivi", 8), ("kivi", 4)),
     ]
     assert [row["way"] for row in rows if "refused" in row] == ["head_dim"]
@@ -57,7 +58,9 @@ def test_every_way_is_measured_at_every_length_and_the_same_command_goes_on(
     assert all(row["cache"] <= row["kv_cache"] for row in measured if "kv_cache" in row)
     lines = [line for line in capsys.readouterr().out.rpartition("---")[2].splitlines() if line.startswith("| ")]
     assert len(lines) == 2 * len(measured) + 1
-    assert len([line for line in lines if not line.endswith("|  |")]) == 2 * 2  # rounded latents over those of 16 bits
+    assert len([line for line in lines if not line.endswith("|  |")]) == 2 * 4  # rounded latents over those of 16 bits
+    with pytest.raises(SystemExit, match=r"rows\.json was measured with .*'refit': None"):
+        told(cache, monkeypatch, tmp_path / "rows.json", *given, "0.5", "--refit", "none")
 
 
 @pytest.mark.usefixtures("small_groups")
