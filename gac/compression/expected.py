@@ -55,8 +55,8 @@ BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.56), _by_refit(1.0,
 """Where a norm stands before the residual stream: fitted on Gemma-3-270M, rounding on it permuted,
 with the values of heads rotated."""
 WHOLE = _by_refit(1.0, 0.7)
-"""Of a loss measured with all weights of a form at once, so that predictions come out: fitted on both, at 0.35 to 0.7
-of the KV cache, in plans that change nothing else (docs/results-cache.md)."""
+"""What is predicted of a loss that was measured with all weights of a form at once. Fitted on both models, at 0.35 to
+0.7 of the KV cache, in plans that change nothing else (docs/results-cache.md)."""
 
 
 def expected_share(refit: Refit | None, method: Method, family: Family) -> float:

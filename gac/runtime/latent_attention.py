@@ -37,11 +37,12 @@ _REGISTERS = 156  # of a thread, beside those that it works with
 def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     """What a thread has registers for: to ask for values before the keys of their tokens are scored, and for queries.
 
-    What it holds is added up here, and the bound drawn so that ptxas spills nothing where queries are held.
+    What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held. They are not
+    held beside a bias or a norm of keys, nor beside rounded numbers.
 
     Args:
         sizes: what the kernel is compiled for.
-        biased: keys have a bias. With it, a norm or rounded numbers queries are not held.
+        biased: whether keys have a bias.
     """
     tiles_of, fours = ceil_div(sizes["SIZE"], 2 * PAIRS), ceil_div(sizes["QUERIES"], 4)
     halves = {name: 2 if sizes[f"{name}_BITS"] == HALVES else 1 for name in "KV"}
