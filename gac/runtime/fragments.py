@@ -84,18 +84,6 @@ def transposed(pairs, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def beside(one, two, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The lower halves of two words in one word, and the upper halves in another."""
-    if COMPILED:
-        return tl.inline_asm_elementwise(
-            "prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632;", "=&r,=r,r,r", [one, two],
-            dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        return (one & 0xFFFF) | (two << 16), ((one >> 16) & 0xFFFF) | (two & -0x10000)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def cosine_and_sine(angle, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Of angles in radians, up to 10^6 of them, within 2^-20: the GPU's own are exact near 0 alone."""
     if COMPILED:

@@ -6,8 +6,8 @@ take 16 us (67 MB at 4.2 TB/s), those of the dense cache 32 us. Products, reads 
 top: groups of one head are faster than the dense cache (docs/results-cache.md).
 
 So a program takes one head of keys and values. Heads of one group read the same latents at about the same time, the
-first from memory and the others from the L2 cache. Where texts are few, several programs share the context of a head,
-and the second launch adds up what they found, and multiplies it by the second factor of the values. How the kernels
+first from memory and the others from the L2 cache. Where texts are few, several programs share the context of a head.
+The second launch adds up what all warps found, and multiplies it by the second factor of the values. How the kernels
 work is told in ``gac.runtime.latent_kernels``; Triton is imported when they first run.
 """
 
@@ -29,7 +29,7 @@ _MOST_PARTS = 128
 _WAVES = 4  # of programs, at most, where a context is cut
 _BEFORE = 2  # tiles that a program could have read before it begins
 _ALIGNED_BYTES = 16
-_NUMBERS = 4096  # what the second launch adds up, and multiplies, at once
+_NUMBERS = 1024  # what a warp of the second launch adds up, and multiplies, at once
 _CROWD = 2  # programs of an SM; 3 and 4 were no faster
 _REGISTERS = 156  # of a thread, beside those that it works with
 
@@ -141,14 +141,14 @@ class Attention:
         """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
         batch, count = self.query.shape[:2]
         parts = parts_of(self.keys.shape[1], batch * self.heads, self.query.device)
-        left = batch, parts, count
+        left = batch, parts * WARPS, count
         sums = self.query.new_empty(*left, self.v_rank, dtype=torch.float32)
         peaks, totals = self.query.new_empty(2, *left, dtype=torch.float32)
         room, words = None, asked_words(self.queries, self.size)
         if not self.query.is_cuda or 4 * words > ROOM:
             room = self.query.new_empty(batch, parts, self.heads, words, dtype=torch.int32)
         self._attend(parts, room, sums, peaks, totals)
-        return self._joined(parts, sums, peaks, totals)
+        return self._joined(parts * WARPS, sums, peaks, totals)
 
     def _attend(self, parts: int, room: Tensor | None, sums: Tensor, peaks: Tensor, totals: Tensor) -> None:
         from .latent_kernels import attend
@@ -197,12 +197,15 @@ class Attention:
 
         batch, count = self.query.shape[:2]
         out = self.query.new_empty(batch, 1, count, self.v_size)
-        wide = power_of_two(self.v_rank)
+        wide, warps = power_of_two(self.v_rank), WARPS
+        if batch * count <= tiles._processors(out.device):  # where each program has an SM, it may take all that it has
+            warps *= 2
+        most = max(1, warps * _NUMBERS // wide)
         with launching_on(out):
             join[(count, batch)](
                 sums, peaks, totals, self.v_factor, self.v_bias, out, parts, self.v_rank // ALIGNED,
                 HEADS=count, SHARED=self.queries, SIZE=self.v_size, WIDE=wide,
-                PARTS=max(1, _NUMBERS // wide), FEATURES=max(1, _NUMBERS // wide), num_warps=4,
+                PARTS=most, FEATURES=most, num_warps=warps,
             )  # fmt: skip
         return out
 

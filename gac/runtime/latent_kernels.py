@@ -4,8 +4,9 @@ A program takes a head of keys and values with all queries of it, and a part of 
 itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
 are read straight into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and
 scored (``latent_scores``). What is read for both, the second factor of the keys and the queries, lies in shared memory,
-the factor only where it finds room; registers hold the queries where they find room. Values stay latents: a second
-kernel adds the parts up, and multiplies the sum of all tokens by the second factor.
+the factor only where it finds room; registers hold the queries where they find room. The L2 cache is told of the keys
+another step before. Values stay latents: each warp leaves what it has found, and a second kernel adds that up, and
+multiplies the sum of all tokens by the second factor.
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.
@@ -15,10 +16,10 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import beside, keep_order, packed, product, transposed
+    from .fragments import keep_order, packed, product, transposed
     from .latent_layout import ROOM
-    from .latent_reading import columns, numbers, scale_of, tiles
-    from .latent_scores import all_asked, leave_asked, scores, turned_further, turns_at
+    from .latent_reading import left_of_numbers, scale_of, soon, tiles
+    from .latent_scores import all_asked, angles_at, leave_asked, scores, turned_further
     from .shared_words import all_copied, copied, reserved
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
@@ -80,80 +81,82 @@ def _weights(score, peak, total):  # type: ignore[no-untyped-def]
 def _mixed(  # type: ignore[no-untyped-def]
     mixed, read, rights, fades, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
-    """Sums of values with those of both tiles; each product has 16 numbers of a piece in its rows."""
+    """Sums of values with those of both tiles, 16 numbers of a value in the rows of each."""
     low, high = fades
+    one, two = left_of_numbers(read[0], BITS, dtype, COMPILED), left_of_numbers(read[1], BITS, dtype, COMPILED)
     found = ()
-    for half in tl.static_range(2 if BITS == 4 else 1):
-        for which in tl.static_range(len(read[0])):
-            one = _turned_over(read[0][which], BITS, half, dtype, COMPILED)
-            two = _turned_over(read[1][which], BITS, half, dtype, COMPILED)
-            for at in tl.static_range(len(one)):
-                sums = mixed[len(found)]
-                sums = (sums[0] * low, sums[1] * high, sums[2] * low, sums[3] * high)
-                sums = product(one[at], rights[0], sums, dtype, COMPILED)
-                found += (product(two[at], rights[1], sums, dtype, COMPILED),)  # type: ignore[assignment]
-    return found
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _turned_over(read, BITS: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Left matrices of a piece of values, whose columns are tokens."""
-    of_token, found = (), ()
-    for which in tl.static_range(4):
-        of_token += (numbers(read[which], BITS, half, dtype, COMPILED),)  # type: ignore[assignment]
-    for at in tl.static_range(len(of_token[0])):  # type: ignore[misc]
-        near = beside(of_token[0][at], of_token[1][at], COMPILED)  # type: ignore[misc]
-        far = beside(of_token[2][at], of_token[3][at], COMPILED)  # type: ignore[misc]
-        found += ((near[0], near[1], far[0], far[1]),)  # type: ignore[assignment]
+    for at in tl.static_range(len(mixed)):
+        sums = mixed[at]
+        sums = (sums[0] * low, sums[1] * high, sums[2] * low, sums[3] * high)
+        sums = product(one[at], rights[0], sums, dtype, COMPILED)
+        found += (product(two[at], rights[1], sums, dtype, COMPILED),)  # type: ignore[assignment]
     return found
 
 
 @triton.jit
-def _by_query(low, high):  # type: ignore[no-untyped-def]
-    """Both columns of each thread by warp and row, first or second tokens, and the four queries as 2 x 2."""
-    return tl.reshape(tl.join(low, high), (low.shape[0] // 4, 2, 2, 2))
+def _higher(peak):  # type: ignore[no-untyped-def]
+    """Of a query's two columns: of the first tokens, and of the others."""
+    rows: tl.constexpr = peak.shape[0] // 4
+    high = tl.max(tl.reshape(peak, (rows, 2, 2)), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(high, (rows, 2, 2)), peak.shape)
+
+
+@triton.jit
+def _added_up(part):  # type: ignore[no-untyped-def]
+    """Of a query's two columns."""
+    rows: tl.constexpr = part.shape[0] // 4
+    both = tl.sum(tl.reshape(part, (rows, 2, 2)), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(both, (rows, 2, 2)), part.shape)
+
+
+@triton.jit
+def _of_column(part):  # type: ignore[no-untyped-def]
+    """The sum of what all threads of a warp have in a column."""
+    warps: tl.constexpr = part.shape[0] // 32
+    whole = tl.sum(tl.reshape(part, (warps, 8, 4)), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(whole, (warps, 8, 4)), part.shape)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _leave_piece(  # type: ignore[no-untyped-def]
-    sums, left, real, low, high, mixed, rank, end, BEFORE: tl.constexpr, AT: tl.constexpr, WIDE: tl.constexpr
-):  # fmt: skip
-    """Write what WIDE products have left, from step AT on; of each thread ``4 i + j`` has number 2 WIDE i and the next.
-
-    BEFORE: steps of the other half.
-    """
-    for step in tl.static_range(WIDE):
-        one = mixed[BEFORE + AT + step]
-        first, second = tl.join(one[0] * low, one[2] * low), tl.join(one[1] * high, one[3] * high)
-        lanes = tl.reshape(tl.join(first, second), (low.shape[0] // 32, 8, 2, 2, 2, 2))
-        found = tl.sum(tl.sum(lanes, axis=2), axis=0)
-        at = tl.arange(0, 8)[:, None, None, None] * (2 * WIDE) + tl.arange(0, 2)[None, None, :, None]
-        number = AT * 16 + step * 2 + at
-        tl.store(sums + left[None, :, None, :] * rank + number, found, mask=real[None, :, None, :] & (number < end))
+def _leave_product(  # type: ignore[no-untyped-def]
+    sums, first, there, low, high, one, end, row, AT: tl.constexpr, APART: tl.constexpr
+):
+    """Write what a product has left, of numbers AT and on: ``left_of_numbers`` says which, every APART of them two."""
+    number = AT + row // 2 * APART + row % 2
+    for half in tl.static_range(2):
+        found = tl.where(first, _added_up(one[2 * half] * low), _added_up(one[2 * half + 1] * high))
+        tl.store(sums + number + 2 * half, found, mask=there & (number + 2 * half < end))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _leave(  # type: ignore[no-untyped-def]
-    sums, peaks, totals, left, real, state, rank, HALVES: tl.constexpr, STEPS: tl.constexpr
-):
-    """Write what all warps have found for four queries, ``(2, 2)``: left says where, and real whether they are."""
+    sums, peaks, totals, left, state, rank, row, quarter,
+    QUERIES: tl.constexpr, HALVES: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Write what each warp has found for up to four queries, from where left says.
+
+    Of four threads the first two write for queries 0 and 2, the others for 1 and 3.
+    """
     peak, total, mixed = state
-    threads: tl.constexpr = peak[0].shape[0]
-    lanes = _by_query(peak[0], peak[1])
-    top = tl.max(tl.max(lanes, axis=1), axis=0)
-    tl.store(peaks + left, top, mask=real)
-    low, high = tl.split(tl.reshape(tl.exp2(lanes - _level(top)[None, None, :, :]), (threads, 2)))
-    total = _by_query(total[0] * low, total[1] * high)
-    tl.store(totals + left, tl.sum(tl.sum(total, axis=1), axis=0), mask=real)
+    first = quarter < 2
+    query = quarter % 2 * 2 + quarter // 2
+    there, own = query < QUERIES, left + query
+    top, other = _higher(peak[0]), _higher(peak[1])
+    low, high = tl.exp2(peak[0] - _level(top)), tl.exp2(peak[1] - _level(other))
+    tl.store(peaks + own, tl.where(first, top, other), mask=there & (row == 0))
+    found = tl.where(first, _added_up(_of_column(total[0]) * low), _added_up(_of_column(total[1]) * high))
+    tl.store(totals + own, found, mask=there & (row == 0))
+    sums += own * rank
+    paired: tl.constexpr = STEPS // 2 * 2
     end = rank // HALVES
     for half in tl.static_range(HALVES):
         to = sums + half * (rank // 2)
-        for four in tl.static_range(STEPS // 4):
-            _leave_piece(to, left, real, low, high, mixed, rank, end, half * STEPS, four * 4, 4)
-        if STEPS % 4 > 1:
-            _leave_piece(to, left, real, low, high, mixed, rank, end, half * STEPS, STEPS // 4 * 4, 2)
+        for at in tl.static_range(paired):
+            one = mixed[half * paired + at]
+            _leave_product(to, first, there, low, high, one, end, row, at // 2 * 32 + at % 2 * 4, 8)
         if STEPS % 2:
-            _leave_piece(to, left, real, low, high, mixed, rank, end, half * STEPS, STEPS - 1, 1)
+            one = mixed[HALVES * paired + half]
+            _leave_product(to, first, there, low, high, one, end, row, paired * 16, 4)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -185,7 +188,7 @@ def _attended(  # type: ignore[no-untyped-def]
     """What four queries have with two more tiles of tokens; there: each thread's token of a tile is.
 
     Args:
-        read: ``latent_reading.columns``. v_scales: of these tokens' values.
+        read: ``latent_reading.tiles``. v_scales: of these tokens' values.
     """
     peaks, totals, mixed = state
     one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, ADDED)
@@ -203,27 +206,31 @@ def _attended(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _kept(  # type: ignore[no-untyped-def]
-    room, program, factor, head, thread, ASKED: tl.constexpr, MADE_OF: tl.constexpr, WARPS: tl.constexpr
+    room, part, factor, turns, thread,
+    ASKED: tl.constexpr, MADE_OF: tl.constexpr, TURNS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Where each thread's queries will lie, and its part of the head's factor, which is copied to where it finds room.
+    """Where each thread's queries will lie, and its parts of the head's factor and of the turns of a step.
+
+    These are copied to where they find room.
 
     Args:
-        room: None: shared memory. ASKED, MADE_OF: words of the queries, and of a head's factor.
+        room: None: shared memory; else the program's own. ASKED, MADE_OF, TURNS: words of each; 0: there are none.
     """
     lane = thread % 32
-    factor_at = lane  # where there is no factor: Triton returns no None
-    if factor is not None:
-        factor += head * MADE_OF
-        factor_at = factor + lane * 4
+    factor_at, turns_at = factor + lane * 4, turns + lane % 4 * 4
     if room is None:
         room_at = reserved(thread)
         asked_at = room_at + lane * 8
-        if factor is not None and 4 * (ASKED + MADE_OF) <= _ROOM:
+        filled: tl.constexpr = ASKED + (MADE_OF if 4 * (ASKED + MADE_OF) <= _ROOM else 0)
+        if filled > ASKED:
             copied(room_at + 4 * ASKED, factor, thread, MADE_OF, 32 * WARPS)
             factor_at = room_at + 4 * ASKED + lane * 16
+        if TURNS and 4 * (filled + TURNS) <= _ROOM:
+            copied(room_at + 4 * filled, turns, thread, TURNS, 32 * WARPS)
+            turns_at = room_at + 4 * filled + lane % 4 * 16
     else:
-        asked_at = room + program * ASKED + lane * 2
-    return asked_at, factor_at
+        asked_at = room + part * ASKED + lane * 2
+    return asked_at, factor_at, turns_at
 
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
@@ -261,7 +268,7 @@ def attend(  # type: ignore[no-untyped-def]
     k_words = K_STEPS * 8 if K_EVEN else k_eighths * (4 // k_halves)
     v_words = V_STEPS * 8 if V_EVEN else v_eighths * (4 // v_halves)
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    program = (text * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + head
+    part = text * tl.num_programs(1) + tl.program_id(1)
     there_are, begin, end = _part(length, tokens, step)
     thread = tl.arange(0, 32 * WARPS)
     eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 32
@@ -269,14 +276,17 @@ def attend(  # type: ignore[no-untyped-def]
     values += text * v_batch * V_UNIT + head // V_SHARED * v_words
     k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
     ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
-    made_of: tl.constexpr = (SIZE + 15) // 16 * matrices * 128
-    asked_at, factor_at = _kept(room, program, factor, head, thread, ASKED, made_of, WARPS)
-    if factor is None:
-        factor_at = None
+    tiles_of: tl.constexpr = (SIZE + 15) // 16
+    made_of: tl.constexpr = 0 if factor is None else tiles_of * matrices * 128
+    asked_at, factor_at, turns_at = _kept(
+        room, part * tl.num_programs(0) + head, keys if factor is None else factor + head * made_of,
+        keys if turns is None else turns.to(tl.pointer_type(tl.int32), bitcast=True), thread,
+        ASKED, made_of, tiles_of * 16 if ROTATED else 0, WARPS,
+    )  # fmt: skip
     angles = ()
     if ROTATED:
         place = tl.load(position + text * position_batch) + 1 - there_are + begin
-        angles = turns_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
+        angles = angles_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
     leave_asked(
         asked_at, query + (text * q_batch + head * QUERIES * q_head), q_head, factor, frequencies, thread // 32,
         eighth, quarter, WARPS, QUERIES, SIZE, ROTATED, dtype, COMPILED,
@@ -286,23 +296,20 @@ def attend(  # type: ignore[no-untyped-def]
     state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
     for start in tl.range(begin, end, step):
         at = start + own + eighth
+        soon(keys, start + step + thread, end, k_token, K_UNIT, K_STEPS, COMPILED)
         if EARLY:
-            read = columns(
-                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED
-            )
+            read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
             keep_order(thread, COMPILED)
         scales = (
             scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
         )  # fmt: skip
         score = scores(
-            ahead, end >> 31, scales, factor_at, bias, head * SIZE, norm, eps, asked_at, asked, angles, quarter,
-            fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
+            ahead, end >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps, asked_at,
+            asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
         )  # fmt: skip
         keep_order(thread, COMPILED)
         if not EARLY:
-            read = columns(
-                values, start + own + 2 * quarter, end, eighth, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED
-            )
+            read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
         behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
         keep_order(thread, COMPILED)
         token = tl.where(quarter < 2, at, at + 8)
@@ -317,11 +324,13 @@ def attend(  # type: ignore[no-untyped-def]
                     V_BITS, ADDED, dtype, COMPILED,
                 ),
             )  # type: ignore[assignment]  # fmt: skip
-        state, ahead, angles = found, behind, turned_further(angles, turns, quarter, COMPILED)
+        state, ahead, angles = found, behind, turned_further(angles, turns_at, COMPILED)
+    left = (part * WARPS + thread // 32) * (tl.num_programs(0) * QUERIES) + head * QUERIES
     for four in tl.static_range(fours):
-        which = four * 4 + tl.arange(0, 2)[:, None] * 2 + tl.arange(0, 2)[None, :]
-        left = program * QUERIES + which
-        _leave(sums, peaks, totals, left, which < QUERIES, state[four], v_eighths * 8, v_halves, V_STEPS)
+        _leave(
+            sums, peaks, totals, left + four * 4, state[four], v_eighths * 8, eighth, quarter,
+            QUERIES - four * 4, v_halves, V_STEPS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -337,7 +346,7 @@ def join(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """A program adds up what all parts left of a query, and multiplies it by its head's factor, if there is one.
+    """A program adds up what all warps left of a query, and multiplies it by its head's factor, if there is one.
 
     eighths: of the rank, which WIDE is a power of two for. SHARED: queries of a head. PARTS: as many are added at once;
     FEATURES are made at once, and the first of them read before all else.

@@ -8,8 +8,8 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import packed
-    from .word_loads import further, neighbours
+    from .fragments import packed, transposed
+    from .word_loads import further, neighbours, soon_read
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -36,14 +36,14 @@ def _words(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _row(  # type: ignore[no-untyped-def]
-    keys, token, end, quarter, stride, limit,
+    held, token, end, quarter, stride, limit,
     UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The words of one token that each thread takes to make keys; from end on those of the last token before it.
+    """The words of one token that each thread takes; from end on those of the last token before it.
 
     Four of each 16 words, which two steps of a product take; of an odd last step two of 8 words.
     """
-    row = further(keys, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
+    row = further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
     found = ()
     for chunk in tl.static_range(STEPS // 2):
         found += (_words(row, chunk * 16 + quarter * 4, 4, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
@@ -54,59 +54,31 @@ def _row(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def tiles(  # type: ignore[no-untyped-def]
-    keys, token, end, quarter, stride, limit,
+    held, token, end, quarter, stride, limit,
     UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Of both tiles those of both tokens."""
+    """Of keys or values those of both tokens, by tile.
+
+    From end on they are numbers of a token before it, which are finite: such a token's weight is 0.
+    """
     found = ()
     for tile in tl.static_range(2):
         of_tile = ()
         for which in tl.static_range(2):
             own = token + tile * 16 + which * 8
-            of_tile += (_row(keys, own, end, quarter, stride, limit, UNIT, STEPS, EVEN, COMPILED),)  # type: ignore[assignment]
+            of_tile += (_row(held, own, end, quarter, stride, limit, UNIT, STEPS, EVEN, COMPILED),)  # type: ignore[assignment]
         found += (of_tile,)  # type: ignore[assignment]
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _piece(  # type: ignore[no-untyped-def]
-    values, token, end, eighth, stride, limit, AT: tl.constexpr, WIDE: tl.constexpr,
-    UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """WIDE words of each thread from step AT on, of tokens 2j, 2j + 1, 2j + 8 and 2j + 9."""
-    found = ()
-    for which in tl.static_range(4):
-        own = token + which % 2 + which // 2 * 8
-        row = further(values, tl.minimum(own, end - 1), stride * UNIT, COMPILED)
-        found += (_words(row, AT * 8 + eighth * WIDE, WIDE, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
-    return found
+def soon(held, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The L2 cache reads one token of each thread. From memory keys would come later than they are waited for."""
+    soon_read(further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def columns(  # type: ignore[no-untyped-def]
-    values, token, end, eighth, stride, limit,
-    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """Words of values of both tiles, by tile and piece: of four steps, and of what is left two, then one.
-
-    A step is 16 numbers, the rows of a product. From end on they are those of the last token before it, so that numbers
-    are finite: their weight is 0.
-    """
-    found = ()
-    for tile in tl.static_range(2):
-        of_tile, own = (), token + tile * 16
-        for four in tl.static_range(STEPS // 4):
-            of_tile += (_piece(values, own, end, eighth, stride, limit, four * 4, 4, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
-        if STEPS % 4 > 1:
-            of_tile += (_piece(values, own, end, eighth, stride, limit, STEPS // 4 * 4, 2, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
-        if STEPS % 2:
-            of_tile += (_piece(values, own, end, eighth, stride, limit, STEPS - 1, 1, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
-        found += (of_tile,)  # type: ignore[assignment]
-    return found
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Words as pairs of numbers of 16 bits; of numbers of 4 bits those in the lower or upper halves of bytes."""
     if BITS == 0:
         return words
@@ -129,14 +101,30 @@ def left(read, nil, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.conste
     found, odd = (), ()
     for half in tl.static_range(2 if BITS == 4 else 1):
         for chunk in tl.static_range(len(read[0])):
-            first = numbers(read[0][chunk], BITS, half, dtype, COMPILED)
-            second = numbers(read[1][chunk], BITS, half, dtype, COMPILED)
+            first = _numbers(read[0][chunk], BITS, half, dtype, COMPILED)
+            second = _numbers(read[1][chunk], BITS, half, dtype, COMPILED)
             one = (first[0] | nil, second[0] | nil, first[1] | nil, second[1] | nil)
             if len(first) == 4:
                 found += (one, (first[2] | nil, second[2] | nil, first[3] | nil, second[3] | nil))  # type: ignore[assignment]
             else:
                 odd += (one,)  # type: ignore[assignment]
     return found + odd
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def left_of_numbers(read, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same the other way round: rows are numbers of latents, and columns are tokens.
+
+    Row i of a matrix is number ``8 (i // 2) + i % 2`` of 32, of those that are left ``4 (i // 2) + i % 2`` of 16; row
+    i + 8 is two numbers further on. The second of two matrices begins four numbers after the first.
+    """
+    of_tokens = left(read, 0, BITS, dtype, COMPILED)
+    found = ()
+    for at in tl.static_range(len(of_tokens)):
+        one = of_tokens[at]
+        first, second = transposed(one[0], COMPILED), transposed(one[2], COMPILED)
+        found += ((first, second, transposed(one[1], COMPILED), transposed(one[3], COMPILED)),)  # type: ignore[assignment]
+    return found
 
 
 @triton.jit

@@ -53,7 +53,7 @@ def _angles(frequencies, place, at, quarter, ROTATED: tl.constexpr, COMPILED: tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turns_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+def angles_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Angles of all pairs of each thread at its place; nothing where keys are not rotated."""
     found = ()
     if ROTATED:
@@ -68,13 +68,13 @@ def _float(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turned_further(turns, step, quarter, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Angles that are a step further; step is ``latent_layout.turns_of``."""
+def turned_further(angles, turns, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Angles that are a step further; turns is where each thread's part of ``latent_layout.turns_of`` begins."""
     found = ()
-    for at in tl.static_range(len(turns)):
-        by = neighbours(step.to(tl.pointer_type(tl.int32), bitcast=True) + quarter * 4 + at * 16, None, 4, 4, COMPILED)
-        one, two = _turned(turns[at][0], turns[at][2], _float(by[0]), _float(by[2]))
-        three, four = _turned(turns[at][1], turns[at][3], _float(by[1]), _float(by[3]))
+    for at in tl.static_range(len(angles)):
+        by = held(turns, at * 16, 4, COMPILED)
+        one, two = _turned(angles[at][0], angles[at][2], _float(by[0]), _float(by[2]))
+        three, four = _turned(angles[at][1], angles[at][3], _float(by[1]), _float(by[3]))
         found += ((one, three, two, four),)  # type: ignore[assignment]
     return found
 

@@ -15,6 +15,9 @@ except ImportError as failure:  # transformers looks for what files import, but 
 
 
 _FURTHER = tl.constexpr("mad.wide.s32 $0, $1, $2, $3;")
+_SOON = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+_LINE = tl.constexpr(32)
+"""Words of 32 bits that a cache reads at once."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -28,6 +31,17 @@ def further(held, count, words, COMPILED: tl.constexpr):  # type: ignore[no-unty
         return at.to(held.dtype)
     else:  # noqa: RET505 - Triton compiles one branch alone
         return held + count.to(tl.int64) * words
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def soon_read(row, WORDS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Let the L2 cache read so many words of each thread's row, which a later load then finds there."""
+    if COMPILED:
+        line: tl.constexpr = _LINE * 32 // row.dtype.element_ty.primitive_bitwidth
+        for start in tl.static_range(0, WORDS, line):
+            tl.inline_asm_elementwise(
+                _SOON, "=r,l", [(row + start).to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+            )
 
 
 def _load(count: int, kind: str) -> str:
