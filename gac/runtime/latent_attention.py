@@ -49,7 +49,7 @@ def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     keys, angles = 10 * sizes["K_STEPS"] * halves["K"], 4 * tiles_of if sizes["ROTATED"] else 0
     left = _REGISTERS - keys - angles - sizes["V_STEPS"] * (8 + 4 * fours * halves["V"])
     plain = not (biased or sizes["KIND"] or sizes["K_BITS"] or sizes["V_BITS"])
-    return {"EARLY": left >= 0, "HELD": plain and left >= sizes["ASKED"] // 32}
+    return {"EARLY": left >= 0, "HELD": plain and left > sizes["ASKED"] // 32}
 
 
 def parts_of(tokens: int, programs: int, device: torch.device) -> int:

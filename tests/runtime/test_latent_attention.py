@@ -287,6 +287,7 @@ def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pyt
         (Case(size=128, k_rank=48, v_rank=80), True, True),
         (Case(size=64, k_rank=32, v_rank=32, queries=3), True, True),
         (Case(size=64, k_rank=96, v_rank=96), True, False),
+        (Case(size=64, k_rank=96, v_rank=48, queries=8), True, False),
         (Case(size=128, k_rank=96, v_rank=96), False, False),
         (Case(size=128, k_rank=64, v_rank=64, bias=True), True, False),
         (Case(size=128, k_rank=64, v_rank=64, k_bits=8, v_bits=8), True, False),
