@@ -2,11 +2,11 @@
 
 A program takes a head of keys and values with all queries of it, and a part of the context. Each of its warps works by
 itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
-are read straight into the registers that a product takes (``latent_reading``), those of the keys a step ahead, and
-scored (``latent_scores``). What is read for both, the second factor of the keys and the queries, lies in shared memory,
-the factor only where it finds room; registers hold the queries where they find room. The L2 cache is told of the keys
-another step before. Values stay latents: each warp leaves what it has found, and a second kernel adds that up, and
-multiplies the sum of all tokens by the second factor.
+are read straight into the registers that a product takes (``latent_reading``), and scored (``latent_scores``). Keys of
+the next step are asked for when a step begins, into the L2 cache, and when its own are scored, into registers. What is
+read for both tiles, the second factor of the keys and the queries, lies in shared memory, the factor only where it
+finds room; registers hold the queries where they find room. Values stay latents: each warp leaves what it has found,
+and a second kernel adds that up, and multiplies the sum of all tokens by the second factor.
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.
@@ -245,7 +245,7 @@ def attend(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
-    What it leaves of each query: the largest score, the sum of the weights, and of values weighted by them.
+    Each warp leaves of each query the largest score, the sum of the weights, and that of values weighted by them.
 
     Args:
         keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.

@@ -73,7 +73,7 @@ def tiles(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def soon(held, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The L2 cache reads one token of each thread. From memory keys would come later than they are waited for."""
+    """The L2 cache reads one token of each thread; from memory it would come later than it is waited for."""
     soon_read(further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
 
 

@@ -17,7 +17,7 @@ except ImportError as failure:  # transformers looks for what files import, but 
 _FURTHER = tl.constexpr("mad.wide.s32 $0, $1, $2, $3;")
 _SOON = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
 _LINE = tl.constexpr(32)
-"""Words of 32 bits that a cache reads at once."""
+"""Words of 32 bits of a line of the L2 cache."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -35,7 +35,10 @@ def further(held, count, words, COMPILED: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit  # type: ignore[untyped-decorator]
 def soon_read(row, WORDS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Let the L2 cache read so many words of each thread's row, which a later load then finds there."""
+    """Let the L2 cache read lines of each thread's row, one for each 128 bytes of so many words.
+
+    Where a row does not begin with a line, the last of its lines is another thread's to ask for, or comes late.
+    """
     if COMPILED:
         line: tl.constexpr = _LINE * 32 // row.dtype.element_ty.primitive_bitwidth
         for start in tl.static_range(0, WORDS, line):
