@@ -114,6 +114,22 @@ def product(a, b, sums, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def sum_of(part, COUNT: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """In each of COUNT threads that are APART the sum of what they have."""
+    shape: tl.constexpr = (part.shape[0] // (COUNT * APART), COUNT, APART)
+    found = tl.sum(tl.reshape(part, shape), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(found, shape), part.shape)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def highest_of(part, COUNT: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """In each of COUNT threads that are APART the highest of what they have."""
+    shape: tl.constexpr = (part.shape[0] // (COUNT * APART), COUNT, APART)
+    found = tl.max(tl.reshape(part, shape), axis=1, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(found, shape), part.shape)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def keep_order(thread, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
     """The assembler moves no load from before this to behind it, nor the other way."""
     if COMPILED:

@@ -48,8 +48,8 @@ def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     halves = {name: 2 if sizes[f"{name}_BITS"] == HALVES else 1 for name in "KV"}
     keys, angles = 10 * sizes["K_STEPS"] * halves["K"], 4 * tiles_of if sizes["ROTATED"] else 0
     left = _REGISTERS - keys - angles - sizes["V_STEPS"] * (8 + 4 * fours * halves["V"])
-    plain = sizes["ROTATED"] and not (biased or sizes["KIND"] or sizes["K_BITS"] or sizes["V_BITS"])
-    return {"EARLY": left >= 0, "HELD": bool(plain) and left > sizes["ASKED"] // 32}
+    plain = sizes["ROTATED"] > 0 and not (biased or sizes["KIND"] or sizes["K_BITS"] or sizes["V_BITS"])
+    return {"EARLY": left >= 0, "HELD": plain and left > sizes["ASKED"] // 32}
 
 
 def parts_of(tokens: int, programs: int, device: torch.device) -> int:

@@ -3,8 +3,8 @@
 A program takes a head of keys and values with all queries of it, and a part of the context. Each of its warps works by
 itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
 are read straight into the registers that a product takes (``latent_reading``), and scored (``latent_scores``). Keys of
-the next step are asked for when a step begins, into the L2 cache, and when its own are scored, into registers. What is
-read for both tiles, the second factor of the keys and the queries, lies in shared memory, the factor only where it
+the next step are prefetched into L2 when a step begins, and loaded into registers when its own are scored. What is read
+for both tiles, the second factor of the keys and the queries, lies in shared memory, the factor only where it
 finds room; registers hold the queries where they find room. Values stay latents: each warp leaves what it has found,
 and a second kernel adds that up, and multiplies the sum of all tokens by the second factor.
 
@@ -16,9 +16,9 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import keep_order, packed, product, transposed
+    from .fragments import highest_of, keep_order, packed, product, sum_of, transposed
     from .latent_layout import ROOM
-    from .latent_reading import left_of_numbers, scale_of, soon, tiles
+    from .latent_reading import left_of_numbers, prefetch, scale_of, tiles
     from .latent_scores import all_asked, angles_at, leave_asked, scores, turned_further
     from .shared_words import all_copied, copied, reserved
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
@@ -56,14 +56,6 @@ def _seen(score, there, mask, at, ADDED: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def _highest(score):  # type: ignore[no-untyped-def]
-    """Of all threads of a warp that have the same column."""
-    warps: tl.constexpr = score.shape[0] // 32
-    high = tl.max(tl.reshape(score, (warps, 8, 4)), axis=1, keep_dims=True)
-    return tl.reshape(tl.broadcast_to(high, (warps, 8, 4)), (score.shape[0],))
-
-
-@triton.jit
 def _level(peak):  # type: ignore[no-untyped-def]
     return tl.where(peak == float("-inf"), 0.0, peak)
 
@@ -71,7 +63,7 @@ def _level(peak):  # type: ignore[no-untyped-def]
 @triton.jit
 def _weights(score, peak, total):  # type: ignore[no-untyped-def]
     """Of a column in both tiles; how much of what was before stays; and its peak and the thread's sum of weights."""
-    higher = tl.maximum(peak, _highest(tl.maximum(score[0], score[1])))
+    higher = tl.maximum(peak, highest_of(tl.maximum(score[0], score[1]), 8, 4))
     level = _level(higher)
     one, two, fade = tl.exp2(score[0] - level), tl.exp2(score[1] - level), tl.exp2(peak - level)
     return (one, two), fade, higher, total * fade + (one + two)
@@ -94,27 +86,9 @@ def _mixed(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _higher(peak):  # type: ignore[no-untyped-def]
-    """Of a query's two columns: of the first tokens, and of the others."""
-    rows: tl.constexpr = peak.shape[0] // 4
-    high = tl.max(tl.reshape(peak, (rows, 2, 2)), axis=1, keep_dims=True)
-    return tl.reshape(tl.broadcast_to(high, (rows, 2, 2)), peak.shape)
-
-
-@triton.jit
-def _added_up(part):  # type: ignore[no-untyped-def]
-    """Of a query's two columns."""
-    rows: tl.constexpr = part.shape[0] // 4
-    both = tl.sum(tl.reshape(part, (rows, 2, 2)), axis=1, keep_dims=True)
-    return tl.reshape(tl.broadcast_to(both, (rows, 2, 2)), part.shape)
-
-
-@triton.jit
-def _of_column(part):  # type: ignore[no-untyped-def]
-    """The sum of what all threads of a warp have in a column."""
-    warps: tl.constexpr = part.shape[0] // 32
-    whole = tl.sum(tl.reshape(part, (warps, 8, 4)), axis=1, keep_dims=True)
-    return tl.reshape(tl.broadcast_to(whole, (warps, 8, 4)), part.shape)
+def _of_query(part):  # type: ignore[no-untyped-def]
+    """The sum of both columns of a query: of the first tokens, and of the others."""
+    return sum_of(part, 2, 2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -124,7 +98,7 @@ def _leave_product(  # type: ignore[no-untyped-def]
     """Write what a product has left, of numbers AT and on: ``left_of_numbers`` says which, every APART of them two."""
     number = AT + row // 2 * APART + row % 2
     for half in tl.static_range(2):
-        found = tl.where(first, _added_up(one[2 * half] * low), _added_up(one[2 * half + 1] * high))
+        found = tl.where(first, _of_query(one[2 * half] * low), _of_query(one[2 * half + 1] * high))
         tl.store(sums + number + 2 * half, found, mask=there & (number + 2 * half < end))
 
 
@@ -141,10 +115,10 @@ def _leave(  # type: ignore[no-untyped-def]
     first = quarter < 2
     query = quarter % 2 * 2 + quarter // 2
     there, own = query < QUERIES, left + query
-    top, other = _higher(peak[0]), _higher(peak[1])
+    top, other = highest_of(peak[0], 2, 2), highest_of(peak[1], 2, 2)
     low, high = tl.exp2(peak[0] - _level(top)), tl.exp2(peak[1] - _level(other))
     tl.store(peaks + own, tl.where(first, top, other), mask=there & (row == 0))
-    found = tl.where(first, _added_up(_of_column(total[0]) * low), _added_up(_of_column(total[1]) * high))
+    found = tl.where(first, _of_query(sum_of(total[0], 8, 4) * low), _of_query(sum_of(total[1], 8, 4) * high))
     tl.store(totals + own, found, mask=there & (row == 0))
     sums += own * rank
     paired: tl.constexpr = STEPS // 2 * 2
@@ -214,7 +188,8 @@ def _kept(  # type: ignore[no-untyped-def]
     These are copied to where they find room.
 
     Args:
-        room: None: shared memory; else the program's own. ASKED, MADE_OF, TURNS: words of each; 0: there are none.
+        room: None: shared memory; else the program's own. factor, turns: anything where there are none, for Triton
+            returns no None. ASKED, MADE_OF, TURNS: words of each; 0: there are none.
     """
     lane = thread % 32
     factor_at, turns_at = factor + lane * 4, turns + lane % 4 * 4
@@ -296,7 +271,7 @@ def attend(  # type: ignore[no-untyped-def]
     state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
     for start in tl.range(begin, end, step):
         at = start + own + eighth
-        soon(keys, start + step + thread, end, k_token, K_UNIT, K_STEPS, COMPILED)
+        prefetch(keys, start + step + thread, end, k_token, K_UNIT, K_STEPS, COMPILED)
         if EARLY:
             read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
             keep_order(thread, COMPILED)

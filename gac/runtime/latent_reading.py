@@ -9,7 +9,7 @@ try:
     import triton.language as tl
 
     from .fragments import packed, transposed
-    from .word_loads import further, neighbours, soon_read
+    from .word_loads import further, neighbours, prefetched
 except ImportError as failure:  # transformers looks for what files import, but not here: a CPU needs no Triton
     raise RuntimeError("Triton is not installed") from failure
 
@@ -72,9 +72,9 @@ def tiles(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def soon(held, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The L2 cache reads one token of each thread; from memory it would come later than it is waited for."""
-    soon_read(further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
+def prefetch(held, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One token of each thread, into L2."""
+    prefetched(further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

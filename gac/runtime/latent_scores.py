@@ -11,7 +11,7 @@ try:
     import triton
     import triton.language as tl
 
-    from .fragments import cosine_and_sine, packed, product
+    from .fragments import cosine_and_sine, packed, product, sum_of
     from .latent_reading import left
     from .shared_words import held, leave_two
     from .word_loads import neighbours
@@ -371,14 +371,6 @@ def _added(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _normed(score, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores with keys over the root of the mean of their squares, of which each of four threads has a part."""
-    first = tl.rsqrt(_of_four(squares[0]) / SIZE + eps)
-    second = tl.rsqrt(_of_four(squares[1]) / SIZE + eps)
+    first = tl.rsqrt(sum_of(squares[0], 4, 1) / SIZE + eps)
+    second = tl.rsqrt(sum_of(squares[1], 4, 1) / SIZE + eps)
     return score[0] * first, score[1] * first, score[2] * second, score[3] * second
-
-
-@triton.jit
-def _of_four(part):  # type: ignore[no-untyped-def]
-    """The sum of what four threads beside each other have."""
-    rows: tl.constexpr = part.shape[0] // 4
-    whole = tl.sum(tl.reshape(part, (rows, 4)), axis=1, keep_dims=True)
-    return tl.reshape(tl.broadcast_to(whole, (rows, 4)), part.shape)

@@ -15,9 +15,9 @@ except ImportError as failure:  # transformers looks for what files import, but 
 
 
 _FURTHER = tl.constexpr("mad.wide.s32 $0, $1, $2, $3;")
-_SOON = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
-_LINE = tl.constexpr(32)
-"""Words of 32 bits of a line of the L2 cache."""
+_PREFETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+_LINE = tl.constexpr(1024)
+"""Bits of a line of the L2 cache."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -34,17 +34,15 @@ def further(held, count, words, COMPILED: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def soon_read(row, WORDS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Let the L2 cache read lines of each thread's row, one for each 128 bytes of so many words.
+def prefetched(row, WORDS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Prefetch so many words of each thread's row into L2, a line for every 128 bytes from its beginning on.
 
-    Where a row does not begin with a line, the last of its lines is another thread's to ask for, or comes late.
+    The last line of a row that begins within a line is left to the thread whose row begins there.
     """
     if COMPILED:
-        line: tl.constexpr = _LINE * 32 // row.dtype.element_ty.primitive_bitwidth
-        for start in tl.static_range(0, WORDS, line):
-            tl.inline_asm_elementwise(
-                _SOON, "=r,l", [(row + start).to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-            )
+        for start in tl.static_range(0, WORDS, _LINE // row.dtype.element_ty.primitive_bitwidth):
+            at = (row + start).to(tl.int64)
+            tl.inline_asm_elementwise(_PREFETCH, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def _load(count: int, kind: str) -> str:
