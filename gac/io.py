@@ -1,11 +1,9 @@
 """Files at the boundary: whole or absent, validated when read."""
 
 import errno
-import json
 import os
 import stat
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -13,12 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from gac.arguments import checked
-from gac.errors import UNSAFE, GacError
+from gac.errors import GacError
+from gac.untrusted import UnsafeJsonError, parse_strictly, read_bytes, read_document
 
 T = TypeVar("T")
-_LARGEST = 2**62
-_BEYOND = object()
-_MOST_BYTES, _MOST_VALUES, _MOST_LETTERS = 2**28, 2_000_000, 2**16
 
 # What file systems say that cannot sync a directory, and one that may not be read.
 _NOT_FOR_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
@@ -120,28 +116,6 @@ def open_to_umask(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
-def check_inside(folder: Path, error: type[GacError]) -> None:
-    """Refuse a directory in which a symlink leads out of it: whoever sent it would choose what is read.
-
-    So is what is neither a file nor a directory: of a pipe nothing might ever come, of a device no end. Symlinks of a
-    Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
-
-    Raises:
-        GacError: of the class ``error``, naming what it is.
-    """
-    root = Path(os.path.realpath(folder))  # resolve() raises other errors for links that go round
-    homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(home) for home in homes):
-            raise error(
-                f"{path} is a symlink to {path.readlink()}, outside of the directory",
-                "files of this directory",
-                "Copy the file there if you trust it.",
-            )
-        if not path.is_file() and not path.is_dir():
-            raise error(f"{path} is no file: a pipe, a device, or a link to nothing", "files", "Remove it.")
-
-
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
     written: bytes = _adapter(type(value)).dump_json(value, indent=indent)  # type: ignore[arg-type]  # is hashable
@@ -165,17 +139,21 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
 
     expected = f"a {kind.__name__} as this version of GAC writes it"
     remedy = "Make it again, or open it with the version of GAC that wrote it."
-    reason = suspicion(text)
-    if reason and not reason.startswith("Invalid JSON"):
-        raise error(f"{what}: {reason}", expected, remedy)
+    invalid: ValueError | None = None
+    try:
+        parse_strictly(text)
+    except UnsafeJsonError as failure:  # before pydantic keeps an error for each of millions of values
+        raise error(f"{what}: {failure}", expected, remedy) from failure
+    except ValueError as failure:
+        invalid = failure
     try:
         found: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
         raise error(f"{what}: {field}: {first['msg']}", expected, remedy) from failure
-    if reason:  # what one of two readers cannot read is not read
-        raise error(f"{what}: {reason}", expected, remedy)
+    if invalid:  # what one of two readers cannot read is not read
+        raise error(f"{what}: {invalid}", expected, remedy)
     return found
 
 
@@ -184,59 +162,6 @@ def _adapter(kind: type) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
-
-
-class _SuspiciousError(Exception):
-    pass
-
-
-def suspicion(text: str | bytes) -> str | None:
-    """What no file of ours holds, though its types are right."""
-    try:
-        _check_count(text)  # pydantic keeps an error for each value, which is what takes the memory
-        json.loads(text, object_pairs_hook=_checked_pairs, parse_int=_checked_int)
-    except _SuspiciousError as found:
-        return str(found)
-    except (ValueError, RecursionError) as failure:
-        return f"Invalid JSON: {failure}"
-    return None
-
-
-def _check_count(text: str | bytes) -> None:
-    separators = text.count(",") if isinstance(text, str) else text.count(b",")
-    if separators > _MOST_VALUES:
-        raise _SuspiciousError(f"{separators:,} commas, more than {_MOST_VALUES:,}")
-
-
-def _checked_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise _SuspiciousError(f"the key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
-    for key, value in pairs:
-        for one in (key, *_leaves(value)):
-            if isinstance(one, str) and UNSAFE.search(one):
-                raise _SuspiciousError(f"{key[:40]!r} holds a control character: {one[:40]!r}")
-            if isinstance(one, str) and len(one) > _MOST_LETTERS:
-                raise _SuspiciousError(f"{key[:40]}: a string of {len(one):,} characters")
-            if one is _BEYOND:
-                raise _SuspiciousError(f"{key[:40]}: an integer beyond 2**62")
-    return found
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """What lies in lists of lists; a generator a level would take as many steps for each."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting.extend(reversed(one))
-        else:
-            yield one
-
-
-def _checked_int(text: str) -> Any:
-    return _BEYOND if len(text) > len(str(-_LARGEST)) or abs(int(text)) > _LARGEST else int(text)
 
 
 @contextmanager
@@ -327,43 +252,3 @@ class Record:
             if isinstance(document, dict) and field in document:
                 raise cls._error(f"{source}, which is {told}", expected, remedy) from None
             raise
-
-
-def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
-    """Read JSON of which only some fields are looked at, whatever else it holds. Huge integers become no numbers.
-
-    Args:
-        what: how to name it in an error: ``report``.
-        expected: what would have been accepted.
-        error: which ``GacError`` to raise.
-
-    Raises:
-        GacError: of the class ``error``, where the file cannot be read or is no JSON.
-    """
-    text = read_bytes(Path(path), what, expected, error)
-    try:
-        _check_count(text)
-        return json.loads(text, parse_int=_checked_int)
-    except (ValueError, RecursionError, _SuspiciousError) as failure:
-        raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
-
-
-def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
-    """A file that is not larger than any of ours.
-
-    Args:
-        what: how to name it in an error: ``report``.
-        expected: what would have been accepted.
-        error: which ``GacError`` to raise.
-
-    Raises:
-        GacError: of the class ``error``, where the file cannot be read or is larger.
-    """
-    try:
-        with source.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-    except OSError as failure:
-        raise error(f"{what} {source} cannot be read: {failure.strerror}", expected, "Check the path.") from failure
-    if len(text) > _MOST_BYTES:
-        raise error(f"{what} {source} is larger than {_MOST_BYTES:,} bytes", f"a {what}", "Check the path.")
-    return text

@@ -11,11 +11,12 @@ from gac.costs import floored
 from gac.display import Shown
 from gac.errors import GacError, PlanError
 from gac.evidence import ProfileUsed
-from gac.io import Record, read_document
+from gac.io import Record
 from gac.models.attentions import Heads
 from gac.models.sites import LARGEST_SIZE
 from gac.plan import Certificate, Plan, WorkloadLatency
 from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.untrusted import read_document
 from gac.workloads import Workload
 
 SCHEMA = 2
@@ -164,7 +165,8 @@ def _check_counts(plan: TokenPlan) -> None:
     heads, layers, budgets = plan.heads, plan.layers, list(dict(plan.layers[0].priced)) if plan.layers else []
     numbers = [*(one.layer for one in layers), *plan.whole]
     held = {
-        "layers": bool(layers) and len(set(numbers)) == len(numbers) and min(numbers, default=0) >= 0,
+        "layers": bool(layers) and sorted(numbers) == [*range(len(numbers))],
+        "layers, in order": [one.layer for one in layers] == sorted(one.layer for one in layers),
         "context, step and windows": min(plan.context, plan.step, plan.windows, plan.following) >= 1,
         "heads": 1 <= heads.cached <= heads.queries and heads.length >= 1 and max(vars(heads).values()) <= LARGEST_SIZE,
         "window": bool(plan.whole) or plan.window is None,

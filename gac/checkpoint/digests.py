@@ -17,10 +17,11 @@ from torch import Tensor
 from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.header import contradiction
 from gac.errors import CheckpointError
-from gac.io import read_document, whole_file
+from gac.io import whole_file
 from gac.models.loading import bytes_of
 from gac.runtime.compressed import CODE
 from gac.runtime.contract import DIGESTS
+from gac.untrusted import file_digest, is_plain_name, read_model_json
 
 _SCHEMA = 1
 _WEIGHTS = "model.safetensors"
@@ -31,6 +32,8 @@ _NOT_ESSENTIAL = frozenset(
 # Of other files: those that GAC, transformers or a tokenizer reads. People edit the card.
 _READ = (".json", ".jinja", ".txt", ".model")
 _NOT_READ = frozenset({"config.json", "adapter_config.json", DIGESTS})
+_MAX_BYTES = 2**30
+"""Of all files together that are neither config nor weights: tokenizers of a million tokens take a tenth."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def write_digests(directory: Path) -> None:
     with ThreadPoolExecutor() as pool:
         rows = dict(zip(tensors, pool.map(_row, tensors.values()), strict=True))
     names = sorted(path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name))
-    config = _of_config(json.loads((directory / "config.json").read_bytes()))
+    config = _of_config(read_model_json(directory / "config.json", "the config of a model", CheckpointError))
     found = Digests(rows, config, {name: file_digest(directory / name) for name in names})
     text = json.dumps({"schema_version": _SCHEMA} | asdict(found), indent=1)
     with whole_file(directory / DIGESTS, "digests", CheckpointError) as temporary:
@@ -73,17 +76,22 @@ def read_digests(directory: Path) -> Digests | None:
     """The digests of a directory; None where there is no such file, as in what older versions wrote.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: the file is damaged, or names files that ``gac.save`` writes no digests of: of another
+            directory, or of weights.
     """
     path, expected = directory / DIGESTS, "digests as gac.save wrote them"
     if not path.exists():
         return None
-    document = read_document(path, "digests", expected, CheckpointError)
-    names = ("tensors", "config", "files")
-    fields: list[Any] = [document.get(name) for name in names] if isinstance(document, dict) else []
-    if not fields or document.get("schema_version") != _SCHEMA or not all(isinstance(one, dict) for one in fields):
+    document = read_model_json(path, expected, CheckpointError)
+    members: list[Any] = [document.get(name) for name in ("tensors", "config", "files")]
+    if document.get("schema_version") != _SCHEMA or not all(isinstance(member, dict) for member in members):
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
-    return Digests(*fields)
+    digests = Digests(*members)
+    if foreign := next((name for name in digests.files if not _is_read(name)), None):
+        raise contradiction(
+            directory, f"{DIGESTS} names the file {foreign!r}", f"files of this directory in {', '.join(_READ)}"
+        )
+    return digests
 
 
 def check_config(document: Mapping[str, Any], digests: Digests, source: Path) -> None:
@@ -132,13 +140,21 @@ def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -
 def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
     """Files other than config and weights are as they were saved.
 
+    Args:
+        names: plain names of files.
+
     Raises:
-        CheckpointError: names the first that is missing or differs.
+        CheckpointError: names the first that is missing, differs, or is no file; or they are larger than any that
+            ``gac.save`` writes, and then none is read.
     """
-    for name in names:
-        path = source / name
-        if (found := file_digest(path) if path.is_file() else "missing") != digests.files.get(name, "missing"):
-            given = f"{name} is missing" if found == "missing" else f"{name} has the digest {found[:12]}"
+    paths = {name: source / name for name in names}
+    total = sum(path.stat().st_size for path in paths.values() if path.is_file())
+    if total > _MAX_BYTES:
+        raise _differs(source, f"files beside the weights of {total:,} bytes", f"at most {_MAX_BYTES:,} bytes")
+    for name, path in paths.items():
+        digest = _digest_within(path) if path.exists() else "missing"
+        if digest != digests.files.get(name, "missing"):
+            given = f"{name} is missing" if digest == "missing" else f"{name} has the digest {digest[:12]}"
             raise _differs(source, given, "the file that was saved" if name in digests.files else "no such file")
 
 
@@ -148,14 +164,15 @@ def unlisted(digests: Digests, weights: Iterable[str], source: Path) -> tuple[st
     return tuple(sorted(path.name for path in source.iterdir() if path.name not in known and path.name[0] != "."))
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _digest_within(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except OSError as failure:
+        raise contradiction(path.parent, f"{path.name} cannot be read: {failure.strerror}", "a file") from failure
 
 
 def _is_read(name: str) -> bool:
-    return name in CODE or (name.endswith(_READ) and name not in _NOT_READ)
+    return is_plain_name(name) and (name in CODE or (name.endswith(_READ) and name not in _NOT_READ))
 
 
 def _of_config(document: Mapping[str, Any]) -> dict[str, str]:

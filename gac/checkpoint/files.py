@@ -1,6 +1,7 @@
 """The files of a compressed checkpoint, each read and checked by itself: config, plan, weights."""
 
 import json
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from torch import Tensor, nn
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
 from gac.errors import CheckpointError, first_line
-from gac.io import read_bytes
-from gac.models.families import check_layers, supported
-from gac.models.loading import UNREADABLE, is_checkpoint, reading
+from gac.models.config_fields import check_config, check_content
+from gac.models.families import supported
+from gac.models.loading import UNREADABLE, reading
 from gac.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
 from gac.runtime.stored import stored_modules
+from gac.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
 
 _ADAPTER = "adapter_config.json"
+_SHOWN = 80  # letters of a name
 _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
 
@@ -28,13 +31,14 @@ def read_config(source: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: there is none with a key ``gac`` of this schema, or a key of it chooses code.
     """
-    if not is_checkpoint(source):
+    path = source / "config.json"
+    document = read_model_json(path, "the config that gac.save wrote", CheckpointError) if os.path.exists(path) else {}
+    if "gac" not in document:
         raise CheckpointError(
             f"{source} has no config.json with a key gac",
             "a directory that gac.save wrote",
             "Check the path; open a dense model with transformers.",
         )
-    document: dict[str, Any] = json.loads((source / "config.json").read_bytes())
     version = document["gac"].get("schema_version") if isinstance(document["gac"], dict) else None
     if version != SCHEMA:
         raise CheckpointError(
@@ -57,8 +61,10 @@ def described(document: dict[str, Any], source: Path) -> Any:
     if dense == model_type or dense not in supported():
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
     with unread(source):
-        check_layers(document)
-        return classes_of(dense).config.from_pretrained(source)
+        check_content(document)
+        config = classes_of(dense).config.from_pretrained(source)
+        check_config(config)
+    return config
 
 
 def _check_no_code(document: dict[str, Any], source: Path) -> None:
@@ -129,8 +135,9 @@ def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tup
     suffix = Path(whole).suffix
     named = _named_in(directory, index) if indexed else (whole,)
     for name in named:
-        if Path(name).name != name or not name.endswith(suffix):
-            raise _wrong(directory, f"{index} names the file {name!r}", f"a {suffix[1:]} file of this directory")
+        if not is_plain_name(name) or not name.endswith(suffix):
+            shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name):,} characters)"
+            raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
         if not (directory / name).is_file():
             raise _wrong(directory, f"{name} is missing", "every file that was saved")
     return named, index if indexed else None
@@ -148,6 +155,7 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in files:
         try:
+            check_safetensors_header(directory / file)
             with safe_open(directory / file, framework="pt") as opened:
                 held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
         except UNREADABLE as failure:
@@ -182,13 +190,13 @@ def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> 
 
 
 def _named_in(directory: Path, index: str) -> tuple[str, ...]:
-    try:
-        names = set(json.loads((directory / index).read_bytes())["weight_map"].values())
-    except UNREADABLE as failure:
-        raise _wrong(directory, f"{index} is no index", "a weight_map from weights to files") from failure
-    if not names:
-        raise _wrong(directory, f"{index} names no file", "a weight_map from weights to files")
-    return tuple(sorted(map(str, names)))
+    expected = "a weight_map from weights to files"
+    weights = read_model_json(directory / index, expected, CheckpointError).get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise _wrong(directory, f"{index} is no index", expected)
+    if not weights:
+        raise _wrong(directory, f"{index} names no file", expected)
+    return tuple(sorted({*weights.values()}))
 
 
 def _wrong(directory: Path, given: str, expected: str) -> CheckpointError:

@@ -14,15 +14,16 @@ from gac.checkpoint.digests import check_config, check_files, check_tensors, rea
 from gac.checkpoint.direct import empty_model, fill
 from gac.checkpoint.files import check_dtypes, described, open_tensors, plan_text, read_config, unread, weight_files
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
+from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
 from gac.checkpoint.verify import verify as verify_checkpoint
 from gac.errors import CheckpointError
-from gac.io import check_inside
 from gac.models.loading import quiet_transformers, usable_device
 from gac.models.moving import moved, sending
 from gac.models.threads import LOADING
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
 from gac.runtime.ranks import SplitError
+from gac.untrusted import check_inside, check_model_files
 
 logger = logging.getLogger("gac")
 
@@ -43,7 +44,7 @@ def load(
     What is read is compared with the digests that were written with it: names, dtypes and shapes of all tensors, the
     config, the plan and the generation config; the tensors' bytes with ``verify``. Where plan, header and dims are as
     they were written, the plan is read when it is first asked for; otherwise it is read and compared here. Of a
-    checkpoint without digests a warning says so.
+    checkpoint without digests a warning says so. Where the directory is replaced meanwhile, it is read again.
 
     Args:
         device: None takes the GPU if there is one.
@@ -53,7 +54,8 @@ def load(
             a GPU of its own. Such a model runs without gradients, and is not saved again.
 
     Raises:
-        CheckpointError: a file is missing or damaged, is not what was saved, or contradicts another; or with
+        CheckpointError: a file is missing or damaged, is not what was saved, or contradicts another; the directory was
+            replaced during each of several attempts; or with
             ``verify``, there are no digests; or with ``tp_plan``, there is one process, nothing of the model can be
             divided by their number, a device is given too, or the processes see other files.
         ModelError: there is no such device.
@@ -61,17 +63,22 @@ def load(
     if tp_plan is not None and device is not None:
         given = f"tp_plan={tp_plan!r} and device={str(device)!r}"
         raise CheckpointError(given, "one of them", "Leave the device out: torchrun gives each process its own GPU.")
-    place = usable_device(device)
-    if verify:
-        verify_checkpoint(directory)
-    with LOADING, uncollected():
-        model = _load(Path(directory), dtype or "auto", place, tp_plan)
-    loaded: PlannedModel = model
-    return loaded
+    place, source = usable_device(device), Path(directory)
+
+    def read() -> PlannedModel:
+        if verify:
+            verify_checkpoint(source)
+        with LOADING, uncollected():
+            model: PlannedModel = _load(source, dtype or "auto", place, tp_plan)
+        return model
+
+    # Processes that share a model cannot begin again one by one.
+    return read_unreplaced(source, read, ATTEMPTS if tp_plan is None else 1)
 
 
 def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan: str | None) -> Any:
     check_inside(source, CheckpointError)
+    check_model_files(source, CheckpointError)
     document, text = read_config(source), plan_text(source)
     config = described(document, source)
     untouched = is_unchanged(config.gac, config) and config.gac.get("plan") == digest_of(text)

@@ -10,15 +10,15 @@ from gac.checkpoint.digests import (
     check_config,
     check_files,
     check_tensors,
-    file_digest,
     read_digests,
     unlisted,
 )
 from gac.checkpoint.files import open_tensors, read_config, read_plan, weight_files
 from gac.checkpoint.header import contradiction
+from gac.checkpoint.replaced import read_unreplaced
 from gac.errors import CheckpointError
-from gac.io import check_inside
 from gac.runtime.contract import DIGESTS
+from gac.untrusted import check_inside, check_model_files, file_digest
 
 _CODE_OR_WEIGHTS = (".py", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".so", ".gguf")
 
@@ -55,7 +55,12 @@ def verify(directory: str | Path) -> Verified:
             were not there.
     """
     source = Path(directory)
+    return read_unreplaced(source, lambda: _verified(source))
+
+
+def _verified(source: Path) -> Verified:
     check_inside(source, CheckpointError)
+    check_model_files(source, CheckpointError)
     document = read_config(source)
     digests = read_digests(source)
     if digests is None:

@@ -22,7 +22,7 @@ from gac.cli.options import (
 )
 from gac.cli.verb import Answer, Verb
 from gac.errors import GacError
-from gac.io import read_document
+from gac.untrusted import read_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

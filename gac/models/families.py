@@ -325,20 +325,6 @@ def text_config(config: Any) -> Any:
     return getattr(config, "text_config", None) or config
 
 
-def check_layers(content: Any) -> None:
-    """Refuse the content of a ``config.json`` with more layers than any model: transformers lists them as it reads it.
-
-    Raises:
-        ValueError: their number is none.
-    """
-    parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]
-    for part in parts:
-        for name in ("num_hidden_layers", "n_layer"):
-            count = part.get(name, 1)
-            if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
-                raise ValueError(f"{name} is {str(count)[:40]}, and not from 1 to {MOST_LAYERS:,}")
-
-
 def family_of(config: Any) -> Family:
     """The family of a transformers config, dense or compressed.
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +24,13 @@ from transformers import PreTrainedModel
 
 from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
-from gac.models.families import check_layers
+from gac.models.config_fields import check_config, check_content
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
 from gac.progress import has_bars
+from gac.untrusted import check_model_files, read_model_json
 
 DIGESTED_AT_ONCE = 8
 """Parameters whose digests are taken at a time."""
@@ -113,7 +115,7 @@ def load_tokenizer(name: str) -> Any:
     if name in PACKAGED:
         with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
-    if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
+    if not (os.path.isdir(name) or _HUB_ID.fullmatch(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     _check_name(name)
     try:
@@ -138,7 +140,9 @@ def load_config(name: str) -> Any:
             return PACKAGED[name].config()
     _check_name(name)
     with LOADING, _reading(name):
-        return _AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = _AutoConfig.from_pretrained(name, trust_remote_code=False)
+        check_config(config)
+    return config
 
 
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
@@ -256,12 +260,10 @@ def _parameters(model: PreTrainedModel) -> set[str]:
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a directory holds a model that GAC compressed and saved."""
-    file = Path(path) / "config.json"
     try:
-        config = json.loads(file.read_bytes()) if file.is_file() else None  # of a pipe nothing might ever come
-    except (OSError, ValueError, RecursionError):
+        return "gac" in read_model_json(Path(path) / "config.json", "a config", ModelError)
+    except ModelError:
         return False
-    return isinstance(config, dict) and "gac" in config
 
 
 def default_device() -> str:
@@ -341,6 +343,7 @@ def _read(name: str, dtype: torch.dtype | None) -> Any:
         model, report = _AutoModel.from_pretrained(
             name, dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
         )
+        check_config(model.config)
     missing = report["missing_keys"]
     if missing:
         raise ModelError(
@@ -357,15 +360,17 @@ def _no_tokenizer(given: str) -> ModelError:
 
 def _check_name(name: str) -> None:
     """Tell a directory from a hub id, and from a misspelt name of ours, before anything goes to the network."""
-    path = Path(name)
-    meant = "" if path.is_dir() else _nearly_known(name)
-    if not name or meant or (not path.is_dir() and (path.exists() or not _HUB_ID.fullmatch(name))):
+    is_directory = os.path.isdir(name)  # False for a name that no file system allows
+    meant = "" if is_directory else _nearly_known(name)
+    if not name or meant or (not is_directory and (os.path.exists(name) or not _HUB_ID.fullmatch(name))):
         raise ModelError(
             f"model {name!r}: no such directory",
             f"a directory with a config.json, a hub id like org/name, or a packaged model ({', '.join(PACKAGED)})",
             meant or "Check the path.",
         )
-    if not path.is_dir():
+    if is_directory:
+        check_model_files(Path(name), ModelError)
+    else:
         _check_hub(name)
 
 
@@ -397,6 +402,6 @@ def _reading(name: str) -> Iterator[None]:
     expected = "a directory or hub id of a causal language model that transformers can read"
     remedy = "Check the name and the network; packaged models need none: " + f"{', '.join(PACKAGED)}."
     with reading(lambda said: ModelError(f"model {name!r} cannot be loaded: {said}", expected, remedy)):
-        if (path := Path(name) / "config.json").is_file():
-            check_layers(json.loads(path.read_bytes()))
+        if os.path.isdir(name):
+            check_content(read_model_json(Path(name) / "config.json", "the config of a model", ModelError))
         yield

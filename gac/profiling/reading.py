@@ -25,7 +25,6 @@ from msgspec.structs import astuple, replace
 
 from gac.arrays import Floats, Ints
 from gac.errors import ProfileError
-from gac.io import suspicion
 from gac.profiling.lines import (
     AgainLine,
     HeaderLine,
@@ -39,6 +38,7 @@ from gac.profiling.lines import (
 )
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.rows import Kind, Rows
+from gac.untrusted import parse_strictly
 
 _CHUNK_BYTES = 2**19
 _LONGEST_LINE = 2**20
@@ -133,8 +133,10 @@ def read_line(line: bytes, where: str) -> Line:
         record: Line = _DECODER.decode(line)
     except (ValueError, RecursionError) as failure:
         raise malformed(f"{where}: {_complaint(line, failure)}") from failure
-    if reason := suspicion(line):
-        raise malformed(f"{where}: {reason}")
+    try:
+        parse_strictly(line)
+    except ValueError as failure:
+        raise malformed(f"{where}: {failure}") from failure
     return record
 
 

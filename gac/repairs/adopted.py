@@ -11,7 +11,6 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gac.checkpoint.classes import auto_map, classes_of
-from gac.checkpoint.digests import file_digest
 from gac.checkpoint.header import digest_of
 from gac.costs import PARAMS
 from gac.forms import form_named
@@ -36,6 +35,7 @@ from gac.repairs.shared_dims import Dims, SharedDim, with_dims
 from gac.repairs.weight_files import Source
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.contract import SCHEMA as HEADER_SCHEMA
+from gac.untrusted import file_digest
 from gac.version import __version__
 
 Chosen = Mapping[str, tuple[str, int]]

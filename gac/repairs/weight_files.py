@@ -1,6 +1,5 @@
 """A checkpoint's files: which tensors are where, read without running code from a pickle."""
 
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from torch import Tensor
 from gac.checkpoint.files import weight_files
 from gac.checkpoint.verify import verify
 from gac.errors import CheckpointError, first_line
-from gac.io import check_inside
 from gac.models.loading import UNREADABLE, is_checkpoint
 from gac.runtime.contract import DIGESTS
+from gac.untrusted import check_inside, check_model_files, check_safetensors_header, read_model_json
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")
@@ -44,15 +43,7 @@ class Source:
     @cached_property
     def config(self) -> dict[str, Any]:
         path = self.directory / "config.json"
-        try:
-            config = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as failure:
-            raise CheckpointError(
-                f"{path} cannot be read: {failure}", "the config of a transformers model", "Check the path."
-            ) from failure
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{path} holds a {type(config).__name__}", "a JSON object", "Check the path.")
-        return config
+        return read_model_json(path, "the config of a transformers model", CheckpointError)
 
     @cached_property
     def by_file(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -104,6 +95,7 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")
     for folder in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
         check_inside(folder, CheckpointError)
+    check_model_files(directory, CheckpointError)
     if is_checkpoint(directory) and (directory / DIGESTS).exists():
         verify(directory)  # the repaired one gets digests of its own, which must not hide that something was changed
     source = Source(directory, *_weights(directory))
@@ -148,6 +140,7 @@ def _mapped(path: Path) -> dict[str, Tensor]:
 
 
 def _safe_tensors(path: Path) -> Any:
+    check_safetensors_header(path)
     with safe_open(path, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from gac.checkpoint.card import model_card
 from gac.checkpoint.digests import write_digests
 from gac.checkpoint.files import read_plan, write_header
+from gac.errors import CheckpointError
 from gac.forms.tensors import with_zeros
 from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
@@ -19,6 +20,7 @@ from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions, wit
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
 from gac.runtime.compressed import CODE, write_code
 from gac.runtime.contract import DIGESTS
+from gac.untrusted import read_model_json
 
 _LEFT_OUT = (*PICKLES, ".pkl", ".ckpt", ".py")
 
@@ -102,8 +104,9 @@ def _write_file(source: Source, file: str, part: Path, put_in: Insertions) -> No
 
 
 def _write_index(source: Source, name: str, part: Path, bytes_: int) -> None:
-    index = json.loads((source.directory / name).read_bytes())
-    index["metadata"] = dict(index.get("metadata") or {}) | {"total_size": bytes_}
+    index = read_model_json(source.directory / name, "a weight_map from weights to files", CheckpointError)
+    metadata = index.get("metadata")
+    index["metadata"] = (metadata if isinstance(metadata, dict) else {}) | {"total_size": bytes_}
     index["weight_map"] = {
         tensor: _safe_name(source, file) for file, tensors in source.by_file.items() for tensor in tensors
     }

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import PlanError
+from gac.models.attentions import heads_of, sliding_layers
 from gac.runtime.contract import COMPRESSED
 from gac.token_plan import TokenPlan
 from gac.tokens.attending import attending, attentions
@@ -39,14 +40,19 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
         """Evict after each prefill inside.
 
         Raises:
-            PlanError: the model has other layers than the plan.
+            PlanError: the model has other layers or other heads than the plan.
         """
-        plan, layers = self.plan, [one.layer for one in self.plan.layers]
+        plan, layers = self.plan, [layer.layer for layer in self.plan.layers]
+        config = model.config.get_text_config()
         found = len(attentions(model)), model.config.model_type.removeprefix(COMPRESSED)
+        remedy = "Use the plan with the model that it was made for."
         if found != (wanted := (len(layers) + len(plan.whole), plan.family)):
             given = f"a {found[1]} of {found[0]} layers"
-            expected = f"a {wanted[1]} of {wanted[0]}, as {plan.model}"
-            raise PlanError(given, expected, "Use the plan with the model that it was made for.")
+            raise PlanError(given, f"a {wanted[1]} of {wanted[0]}, as {plan.model}", remedy)
+        windows, heads = sliding_layers(config), heads_of(config)
+        if (windows, heads) != (plan.whole, plan.heads):
+            given = f"a model of {heads}, with sliding windows in layers {windows}"
+            raise PlanError(given, f"{plan.heads}, with sliding windows in layers {plan.whole}", remedy)
         with attending(model, layers, self._evict):
             yield
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 
 from gac.errors import UNSAFE, GacError, PlanError, ProfileError
 from gac.forms import form_named
-from gac.io import suspicion
 from gac.models.sites import Weight, check_weight
 from gac.plan import Plan
 from gac.profiling.reading import parse
 from gac.profiling.table import Profile
+from gac.untrusted import UnsafeJsonError, parse_strictly
 from gac.workloads import Workload
 from tests.cli.commands import refused
 from tests.fuzz.hostile import spoiled
@@ -280,5 +281,9 @@ def test_the_fuzzer_runs(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_file_of_ours_holds_is_seen(text: str, reason: str | None) -> None:
-    assert suspicion(text) == reason
-    assert suspicion(text.encode()) == reason
+    for given_as in (text, text.encode()):
+        if reason is None:
+            parse_strictly(given_as)
+        else:
+            with pytest.raises(UnsafeJsonError, match=re.escape(reason)):
+                parse_strictly(given_as)

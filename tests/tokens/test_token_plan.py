@@ -98,8 +98,8 @@ def test_budgets_hold_at_every_length() -> None:
 
 
 def test_a_layer_that_is_not_cut_keeps_all() -> None:
-    plan = plan_of(curves(4), 4 * 64, whole=(9,))
-    assert {plan.kept(layer, 777) for layer in (0, 1, 2, 3, 9)} == {777}
+    plan = plan_of(curves(4), 4 * 64, whole=(4,))
+    assert {plan.kept(layer, 777) for layer in range(5)} == {777}
 
 
 def test_a_context_too_short_for_one_token_is_refused() -> None:
@@ -133,6 +133,7 @@ def test_plans_that_contradict_themselves_are_refused(changed: dict[str, Any], m
     [
         ({"layers": ()}, "layers"),
         ({"whole": (0,), "window": 8}, "layers"),
+        ({"whole": (9,)}, "layers"),
         ({"context": 0}, "context, step and windows"),
         ({"heads": Heads(4, 0, 32)}, "heads"),
         ({"window": 8}, "window"),
@@ -145,6 +146,14 @@ def test_plans_that_contradict_themselves_are_refused(changed: dict[str, Any], m
 def test_counts_that_cannot_be_are_refused(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(PlanError, match=f"plan of tokens has {named}"):
         replace(plan_of(curves(3), 72), **changed)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 99), (1, 2, 3), (0, 2, 1), (-1, 0, 1), (0, 1, 1)])
+def test_layers_that_no_model_has_are_refused(numbers: tuple[int, ...]) -> None:
+    plan = plan_of(curves(3), 72)
+    layers = tuple(replace(layer, layer=number) for layer, number in zip(plan.layers, numbers, strict=True))
+    with pytest.raises(PlanError, match="plan of tokens has layers"):
+        replace(plan, layers=layers)
 
 
 @pytest.mark.parametrize(

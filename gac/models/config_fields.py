@@ -1,0 +1,100 @@
+"""Fields of a model's config that no model can have: refused when it is opened, not when it first runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from gac.models.families import MOST_LAYERS, supported, text_config
+from gac.models.sites import LARGEST_SIZE
+from gac.runtime.contract import COMPRESSED
+
+_LAYERS = ("num_hidden_layers", "n_layer")
+_SIZES = (
+    *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
+    *("max_position_embeddings", "n_positions", "sliding_window", "word_embed_proj_dim"),
+    *("intermediate_size", "ffn_dim", "n_inner"),
+)
+_ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
+_OLD_ROPE_TYPES = ("su",)  # of the first Phi-3, which transformers still reads
+_SHARES = (
+    *("attention_dropout", "dropout", "hidden_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop", "layerdrop"),
+    *("partial_rotary_factor", "rotary_pct"),
+)
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+_ROPE = ("rope_parameters", "rope_scaling")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SHOWN = 40
+
+
+def check_content(content: Mapping[str, Any]) -> None:
+    """Refuse the content of a ``config.json`` before transformers makes a config of it, with as many entries as layers.
+
+    Raises:
+        ValueError: names the field. Of architectures that are not supported only the number of layers is looked at.
+    """
+    for part in (part for part in (content, content.get("text_config")) if isinstance(part, dict)):
+        for name in _LAYERS:
+            count = part.get(name, 1)
+            if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
+                raise ValueError(f"{name} is {str(count)[:_SHOWN]}, and not from 1 to {MOST_LAYERS:,}")
+        if str(part.get("model_type")).removeprefix(COMPRESSED) in supported():
+            _check_fields(part)
+
+
+def check_config(config: Any) -> None:
+    """Refuse a transformers config whose layers have attentions that its architecture lacks.
+
+    Raises:
+        ValueError: names the field.
+    """
+    config = text_config(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None or str(config.model_type).removeprefix(COMPRESSED) not in supported():
+        return
+    if len(kinds) != config.num_hidden_layers:
+        raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
+    if wrong := next((kind for kind in kinds if kind not in (_FULL, _SLIDING)), None):
+        raise _wrong("layer_types", wrong, f"{_FULL} or {_SLIDING}")
+    if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
+        raise _wrong("sliding_window", None, f"a number of tokens, for layer_types has {_SLIDING}")
+
+
+def _check_fields(part: Mapping[str, Any]) -> None:
+    for name, value in ((name, value) for name, value in part.items() if value is not None):
+        if name in _SIZES and not (_is_number(value, int) and 1 <= value <= LARGEST_SIZE):
+            raise _wrong(name, value, f"an integer from 1 to {LARGEST_SIZE:,}")
+        if name == "query_pre_attn_scalar" and not (_is_number(value) and value > 0):
+            raise _wrong(name, value, "a number above 0")
+        if name in _SHARES and not (_is_number(value) and 0 <= value <= 1):
+            raise _wrong(name, value, "a number from 0 to 1")
+        if name in _ACTIVATIONS and (not isinstance(value, str) or value not in ACT2FN):
+            raise _wrong(name, value, "an activation of transformers")
+        if name in _ROPE:
+            _check_rope(name, value)
+    kinds = part.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise _wrong("layer_types", kinds, "a list of names, one a layer")
+
+
+def _check_rope(name: str, rope: Any) -> None:
+    """Parameters of rotary embeddings: of all layers, or by their kind."""
+    if not isinstance(rope, dict):
+        raise _wrong(name, rope, "an object")
+    for key, value in rope.items():
+        if key in ("rope_type", "type"):
+            if value not in _ROPE_TYPES + _OLD_ROPE_TYPES:
+                raise _wrong(f"{name}.{key}", value, f"one of {', '.join(_ROPE_TYPES)}")
+        elif isinstance(value, dict):
+            _check_rope(f"{name}.{key}", value)
+        elif not all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, str):
+            raise _wrong(f"{name}.{key}", value, "a number, or a list of numbers")
+
+
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _wrong(name: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{name} is {str(value)[:_SHOWN]}, and not {expected}")
