@@ -32,8 +32,17 @@ class GacError(Exception):
 
 def printable(text: str) -> str:
     """The text with its control characters escaped, and cut after 2000 characters; line breaks stay."""
-    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    return UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else ascii(found[0])[1:-1], cut)
+    return escaped(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+
+
+def escaped(text: str) -> str:
+    """The text with its control characters escaped; line breaks stay."""
+    return UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """The text as a name that a plan can hold: control characters and line breaks escaped."""
+    return escaped(text).replace("\n", "\\n")
 
 
 class BudgetError(GacError):

@@ -42,7 +42,7 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
     """
     root = Path(os.path.realpath(folder))  # resolve() raises other errors for links that go round
     homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in _entries(folder):
         if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(home) for home in homes):
             raise error(
                 f"{path} is a symlink to {path.readlink()}, outside of the directory",
@@ -51,6 +51,11 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
             )
         if not path.is_file() and not path.is_dir():
             raise error(f"{path} is no file: a pipe, a device, or a link to nothing", "files", "Remove it.")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Those of a directory, by name; none where there is none."""
+    return sorted(folder.iterdir()) if os.path.isdir(folder) else []
 
 
 def is_plain_name(name: object) -> bool:
@@ -176,7 +181,7 @@ def check_model_files(folder: Path, error: type[GacError]) -> None:
     """
     for name in filter(lambda name: os.path.lexists(folder / name), _PARSED):
         read_model_json(folder / name, f"a {name} of a transformers model", error)
-    for path in sorted(folder.iterdir()):
+    for path in _entries(folder):
         if path.suffix not in _READ_WHOLE or not path.exists() or path.is_dir():
             continue
         if not path.is_file() or (size := path.stat().st_size) > MAX_BYTES:

@@ -2,10 +2,12 @@
 
 import re
 
+from gac.errors import escaped
 from gac.plan import Plan
 from gac.plan_summary import allocate_command, apply_commands, what_is_kept
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_MARKUP = re.compile(r"([\\`*_\[\]|~$]|(?<!\w)www\.|:)")
 
 _LOAD = """## Load
 
@@ -41,7 +43,8 @@ def model_card(plan: Plan) -> str:
     commands = "\n".join([allocate_command(plan), *apply_commands(plan)])
     what = (
         "Every weight has the form and the dim that lose least, all chosen at once, within the budget and for the GPU "
-        f"named\nbelow. The predicted perplexity holds for the calibration text: {text};\nits windows do not overlap. "
+        f"named\nbelow. The predicted perplexity holds for the calibration text: {_words(text)};\nits windows do not "
+        "overlap. "
         "`plan.json` has every choice."
     )
     # The command line cannot say which documents were given in memory.
@@ -50,11 +53,9 @@ def model_card(plan: Plan) -> str:
 {_LOAD}
 ## Reproduce
 
-With GAC {plan.gac_version} and the profile `{profile.digest[:12]}` of the {profile.gpu}{documents}:
+With GAC {_words(plan.gac_version)} and the profile `{profile.digest[:12]}` of the {_words(profile.gpu)}{documents}:
 
-```
-{commands}
-```
+{_verbatim(commands)}
 """
 
 
@@ -86,11 +87,23 @@ tags:
 - gac
 {base_model}---
 
-# {plan.measured.model}, compressed to {what_is_kept(plan)}{how}
+# {_words(plan.measured.model)}, compressed to {what_is_kept(plan)}{how}
 
 {what}
 
-```
-{plan.summary()}
-```
+{_verbatim(plan.summary())}
 """
+
+
+def _words(text: object) -> str:
+    """Text of a plan within a line of Markdown: no markup, no HTML, no link, and no end of the line."""
+    return _MARKUP.sub(r"\\\1", _without_tags(" ".join(str(text).split())).replace(">", "&gt;"))
+
+
+def _verbatim(text: str) -> str:
+    """Lines as they are, in which neither Markdown nor HTML counts; a name could close a fence of backticks."""
+    return f"<pre>\n{_without_tags(text)}\n</pre>"
+
+
+def _without_tags(text: str) -> str:
+    return escaped(text).replace("&", "&amp;").replace("<", "&lt;")

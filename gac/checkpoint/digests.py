@@ -24,6 +24,7 @@ from gac.runtime.contract import DIGESTS
 from gac.untrusted import file_digest, is_plain_name, read_model_json
 
 _SCHEMA = 1
+_SHOWN = 80  # letters of a name
 _WEIGHTS = "model.safetensors"
 # No logit follows from these keys of a config; from every other one may, also from those that GAC does not know.
 _NOT_ESSENTIAL = frozenset(
@@ -87,9 +88,11 @@ def read_digests(directory: Path) -> Digests | None:
     if document.get("schema_version") != _SCHEMA or not all(isinstance(member, dict) for member in members):
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
     digests = Digests(*members)
-    if foreign := next((name for name in digests.files if not _is_read(name)), None):
+    if foreign := [name for name in digests.files if not _is_read(name)]:
         raise contradiction(
-            directory, f"{DIGESTS} names the file {foreign!r}", f"files of this directory in {', '.join(_READ)}"
+            directory,
+            f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}",
+            f"files of this directory in {', '.join(_READ)}",
         )
     return digests
 

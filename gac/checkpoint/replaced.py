@@ -59,7 +59,7 @@ def _same_directory(path: Path) -> Iterator[Callable[[], bool]]:
     Until then that directory is held open where the system can, so that no new one is given its number.
     """
     before, handle = _stat(path), None
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         before = os.fstat(handle)
 

@@ -16,11 +16,12 @@ import click
 
 from gac.cli.options import Target
 from gac.distributed.launch import leads
-from gac.errors import GacError
+from gac.errors import GacError, escaped
 from gac.io import whole_file
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 FAILED = 1
 INTERRUPTED = 130
@@ -179,12 +180,25 @@ def _show(tables: Iterable["RenderableType"]) -> None:
     width = None if sys.stdout.isatty() else _WIDTH
     console = Console(width=width, markup=False, highlight=False, emoji=False)
     for number, table in enumerate(tables):
-        console.print(*([""] if number else []), table, sep="\n")
+        console.print(*([""] if number else []), _Escaped(table), sep="\n")
+
+
+@dataclass(frozen=True)
+class _Escaped:
+    """A table whose words cannot move the cursor: names of files and models come from anyone."""
+
+    table: "RenderableType"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["Segment"]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self.table, options):
+            yield Segment(escaped(text), style, control)
 
 
 class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(record.getMessage(), err=True)
+        click.echo(escaped(record.getMessage()), err=True)
 
 
 @contextmanager

@@ -112,7 +112,6 @@ def heal_model(
         window_tokens=int(found.train.shape[1]),
         held=len(found.held),
         tokens=ended.tokens,
-        seconds=round(time.monotonic() - begun, 1),
         learning_rate=work.learning_rate,
         seed=work.seed,
         before=before,
@@ -124,7 +123,8 @@ def heal_model(
         documents=found.documents,
         bos=found.bos,
     )
-    logger.info("healed: divergence %.4f -> %.4f nats a token, on text held out", before, after)
+    minutes, lost = (time.monotonic() - begun) / 60, f"divergence {before:.4f} -> {after:.4f} nats a token"
+    logger.info("healed in %.1f minutes: %s, on text held out", minutes, lost)
     if work.labels and after > before:
         less = "the model is less like the dense one than before"
         logger.warning("%s: labels=%g made it learn the text", less, work.labels)

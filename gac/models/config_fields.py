@@ -55,8 +55,8 @@ def check_config(config: Any) -> None:
         return
     if len(kinds) != config.num_hidden_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries, and not {config.num_hidden_layers}, one a layer")
-    if wrong := next((kind for kind in kinds if kind not in (_FULL, _SLIDING)), None):
-        raise _wrong("layer_types", wrong, f"{_FULL} or {_SLIDING}")
+    if wrong := [kind for kind in kinds if kind not in (_FULL, _SLIDING)]:
+        raise _wrong("layer_types", wrong[0], f"{_FULL} or {_SLIDING}")
     if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
         raise _wrong("sliding_window", None, f"a number of tokens, for layer_types has {_SLIDING}")
 

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gac.distributed import launch
-from gac.errors import GacError, ModelError, did_you_mean, first_line, printable
+from gac.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
 from gac.models.config_fields import check_config, check_content
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
@@ -103,7 +103,7 @@ def load_model(
             raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
         name = model.config.name_or_path or f"{type(model).__name__} in memory"
         loaded = model if device is None else model.to(device)  # type: ignore[arg-type]  # as its wrapper is annotated
-    return Loaded(loaded, name, tokenizer or name)
+    return Loaded(loaded, one_line(name), tokenizer or name)
 
 
 def load_tokenizer(name: str) -> Any:

@@ -1,5 +1,6 @@
 """A checkpoint's files: which tensors are where, read without running code from a pickle."""
 
+import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
             or is a pipe, the weights are pickled and ``allow_pickle`` is not given, or it is a checkpoint of GAC that
             is not as it was saved.
     """
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")
     for folder in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
         check_inside(folder, CheckpointError)

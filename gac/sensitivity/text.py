@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gac.errors import TextError, did_you_mean
+from gac.errors import UNSAFE, TextError, did_you_mean
 from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
 from gac.sensitivity.wikipedia import wiki_sample
 
@@ -328,12 +328,14 @@ def _source(text: str | Documents) -> _Source:
 
 
 def check_text(name: str) -> None:
-    """Refuse a text that is neither known nor a file.
+    """Refuse a text that is neither known nor a file, or whose name no plan can hold.
 
     Raises:
         TextError: with the known names.
     """
     if is_text(name):
+        if UNSAFE.search(name):
+            raise TextError(f"text {name!r}", "a name without control characters", "Rename the file.")
         return
     known = f"one of {', '.join(_SOURCES)}, or a path"
     if len(name) > _NAME:

@@ -133,7 +133,7 @@ class Healings(Study):
         except gac.GacError as failure:
             return model, {"failed": str(failure)}
         record = model.gac_plan.healed[-1]
-        named = ("windows", "tokens", "learning_rate", "before", "after", "seconds")
+        named = ("windows", "tokens", "learning_rate", "before", "after")
         return model, {f"healing_{name}": getattr(record, name) for name in named}
 
     def _lora(self, model: Any, _case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

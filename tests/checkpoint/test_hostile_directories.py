@@ -1,0 +1,241 @@
+"""A checkpoint from anyone: names stay in its directory, sizes are bounded, and configs are refused when opened."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import gac
+from gac.errors import CheckpointError, GacError, ModelError
+from gac.models.loading import is_checkpoint, load_config, load_model, load_tokenizer
+from gac.runtime.contract import DIGESTS
+from tests.fuzz.test_hostile_inputs import limited
+
+INDEX = "model.safetensors.index.json"
+HUGE = 40 * 10**9
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    "load": gac.load,
+    "verified": lambda folder: gac.load(folder, verify=True),
+    "verify": gac.verify,
+    "repair": lambda folder: gac.repair(folder, folder.parent / "repaired"),
+}
+every_opener = pytest.mark.parametrize("opened", OPENERS.values(), ids=OPENERS)
+
+
+def edit(path: Path, **members: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | members))
+
+
+def sparse(path: Path, size: int) -> None:
+    path.touch()
+    os.truncate(path, size)
+
+
+@pytest.fixture
+def dense(tiny_config: LlamaConfig, tmp_path: Path) -> Path:
+    LlamaForCausalLM(tiny_config).save_pretrained(tmp_path / "dense")
+    return tmp_path / "dense"
+
+
+# --- names in files -------------------------------------------------------------------------------------------------
+
+OUTSIDE = ["/etc/hostname", "../secret.json", "/proc/kmsg", "..", ".", "", "a/b.json", "a\\b.json", "x\x1b.json"]
+
+
+@every_opener
+def test_digests_name_files_of_the_directory_alone(opened: Any, saved: Path) -> None:
+    (saved.parent / "secret.json").write_text("secret")
+    before = json.loads((saved / DIGESTS).read_bytes())
+    for name in (*OUTSIDE, "x" * 5000 + ".json", "model.safetensors", "big.bin", "config.json"):
+        edit(saved / DIGESTS, files=before["files"] | {name: "0" * 64})
+        with pytest.raises(CheckpointError, match="names the file|holds a control character") as caught:
+            opened(saved)
+        assert "the digest" not in str(caught.value), name
+
+
+@every_opener
+def test_an_index_names_files_of_the_directory_alone(opened: Any, saved: Path) -> None:
+    for name in (*OUTSIDE, "x" * 5000 + ".safetensors", "model.bin"):
+        weights = dict.fromkeys(load_file(saved / "model.safetensors"), name)
+        (saved / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+        with pytest.raises(CheckpointError, match="names the file|holds a control character"):
+            opened(saved)
+
+
+@pytest.mark.parametrize("size", [2**30 + 1, HUGE])
+def test_large_files_beside_the_weights_are_not_hashed(size: int, saved: Path) -> None:
+    sparse(saved / "notes.txt", size)
+    digests = json.loads((saved / DIGESTS).read_bytes())
+    digests["files"]["notes.txt"] = "0" * 64
+    (saved / DIGESTS).write_text(json.dumps(digests))
+    with pytest.raises(CheckpointError, match=rf"notes\.txt of {size:,} bytes; expected a file of at most"):
+        gac.verify(saved)
+
+
+def test_many_files_beside_the_weights_are_not_hashed(saved: Path) -> None:
+    digests = json.loads((saved / DIGESTS).read_bytes())
+    for number in range(5):
+        sparse(saved / f"{number}.txt", 2**28)
+        digests["files"][f"{number}.txt"] = "0" * 64
+    (saved / DIGESTS).write_text(json.dumps(digests))
+    with pytest.raises(CheckpointError, match=r"files beside the weights of 1,342,\d+,\d+ bytes; expected at most"):
+        gac.verify(saved)
+
+
+# --- JSON beside the weights ----------------------------------------------------------------------------------------
+
+NOT_STRICT: dict[str, tuple[bytes, str]] = {
+    "repeated": (b'{"a": 1, "a": 1}', "the key 'a' is there twice"),
+    "nan": (b'{"a": NaN}', "a: nan, which is no finite number"),
+    "infinity": (b'{"a": [[1e999]]}', "a: inf, which is no finite number"),
+    "nul": (rb'{"a": "\u0000"}', "'a' holds a control character"),
+    "surrogate": (rb'{"\ud800": 1}', "holds a control character"),
+    "integer": (b'{"a": 1' + b"0" * 400 + b"}", "a: an integer beyond 2**62"),
+    "deep": (b'{"a":' + b"[" * 100_000, "Invalid JSON: maximum recursion depth exceeded"),
+    "list": (b"[]", "a list, no object"),
+    "bytes": (b"\xff", "Invalid JSON: 'utf-8' codec can't decode"),
+}
+
+
+@every_opener
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX, DIGESTS, "adapter_config.json"])
+def test_json_of_a_checkpoint_is_read_strictly(name: str, opened: Any, saved: Path) -> None:
+    for text, said in NOT_STRICT.values():
+        (saved / name).write_bytes(text)
+        with pytest.raises(CheckpointError) as caught:
+            opened(saved)
+        assert f"{saved / name} cannot be read: " in str(caught.value)
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+def test_json_of_a_dense_model_is_read_strictly(name: str, dense: Path) -> None:
+    for text, said in NOT_STRICT.values():
+        (dense / name).write_bytes(text)
+        for read in (load_config, load_model, load_tokenizer):
+            with pytest.raises(ModelError) as caught:
+                read(str(dense))
+            assert said in str(caught.value)
+
+
+def test_generation_may_stop_at_line_breaks(saved: Path) -> None:
+    model = gac.load(saved)
+    model.generation_config.stop_strings = ["\n\n", "\tuser:"]
+    gac.save(model, saved.parent / "again")
+    assert gac.load(saved.parent / "again", verify=True).generation_config.stop_strings == ["\n\n", "\tuser:"]
+
+
+@pytest.mark.parametrize("name", ["config.json", DIGESTS, "tokenizer.json"])
+def test_a_file_of_40_gigabytes_is_not_read(name: str, saved: Path, dense: Path) -> None:
+    for folder in (saved, dense):
+        sparse(folder / name, HUGE)
+    code = (
+        "import sys, gac\nfrom gac.models.loading import load_config, load_model, load_tokenizer\n"
+        "def refused(call, *given, **options):\n"
+        "    try:\n        call(*given, **options)\n"
+        "    except gac.GacError as failure:\n        return 'bytes' in str(failure) or 'no config' in str(failure)\n"
+        "saved, dense = sys.argv[1:]\n"
+        "print(refused(gac.load, saved), refused(gac.verify, saved), refused(gac.load, saved, verify=True))\n"
+        "print([refused(read, dense) for read in (load_config, load_model, load_tokenizer)])\n"
+    )
+    command = [sys.executable, "-c", code, str(saved), str(dense)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
+    assert (done.returncode, done.stdout) == (0, f"True True True\n{[True] * 3}\n"), done.stderr
+
+
+@every_opener
+def test_a_million_keys_are_refused(opened: Any, saved: Path) -> None:
+    many = {str(number): 0 for number in range(1_000_000)}
+    for name in ("config.json", INDEX, DIGESTS):
+        before = (saved / name).read_bytes() if (saved / name).exists() else b"{}"
+        (saved / name).write_text(json.dumps(json.loads(before) | many))
+        with pytest.raises(CheckpointError, match=r"commas, more than 500,000"):
+            opened(saved)
+        (saved / name).write_bytes(before) if before != b"{}" else (saved / name).unlink()
+    assert is_checkpoint(saved)
+
+
+@every_opener
+def test_a_million_tensors_are_refused(opened: Any, saved: Path) -> None:
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({str(number): empty for number in range(300_000)}).encode()
+    (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match=r"commas, more than 500,000"):
+        opened(saved)
+
+
+@every_opener
+def test_a_tensor_that_is_named_twice_is_refused(opened: Any, saved: Path) -> None:
+    header = (
+        b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    )
+    (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="the key 'a' is there twice"):
+        opened(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "generation_config.json", "tokenizer.json", "notes.txt"])
+def test_a_pipe_beside_dense_weights_is_not_waited_for(name: str, dense: Path) -> None:
+    (dense / name).unlink(missing_ok=True)
+    os.mkfifo(dense / name)
+    with pytest.raises(ModelError, match="not a regular file|is a pipe or a device"):
+        load_model(str(dense))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\x00b", "x/" * 3000])
+def test_a_name_that_no_file_system_allows_is_refused(name: str) -> None:
+    for read in (gac.load, gac.verify, load_config, load_model, load_tokenizer):
+        with pytest.raises(GacError):
+            read(name)
+
+
+# --- configs that open and do not run ---------------------------------------------------------------------------------
+
+WRONG_FIELDS = [
+    ("layer_types", ["nonsense"] * 2),
+    ("layer_types", ["chunked_attention"] * 2),
+    ("layer_types", ["linear_attention", "full_attention"]),
+    ("layer_types", ["sliding_attention"] * 2),
+    ("layer_types", ["full_attention"]),
+    ("layer_types", []),
+    ("layer_types", "full_attention"),
+    ("layer_types", [None, None]),
+    ("rope_parameters", {"rope_type": "nonsense", "rope_theta": 1e4}),
+    ("rope_parameters", {"rope_type": "linear", "factor": "x", "rope_theta": 1e4}),
+    ("rope_parameters", {"rope_type": ["default"], "rope_theta": 1e4}),
+    ("rope_scaling", []),
+    ("hidden_act", "nonsense"),
+    ("hidden_act", 3),
+    ("hidden_size", -64),
+    ("vocab_size", 0),
+    ("num_attention_heads", 0),
+    ("num_attention_heads", "4"),
+    ("num_key_value_heads", -1),
+    ("head_dim", True),
+    ("max_position_embeddings", 0),
+    ("intermediate_size", 1.5),
+    ("sliding_window", -1),
+    ("attention_dropout", 2),
+]
+
+
+def test_a_config_that_cannot_run_is_refused_when_opened(saved: Path, dense: Path) -> None:
+    (saved / DIGESTS).unlink()
+    configs = {folder: (folder / "config.json").read_text() for folder in (saved, dense)}
+    for field, value in WRONG_FIELDS:
+        for folder, text in configs.items():
+            (folder / "config.json").write_text(text)
+            edit(folder / "config.json", **{field: value})
+        named = "sliding_window|layer_types" if value == ["sliding_attention"] * 2 else field
+        with pytest.raises(CheckpointError, match=named):
+            gac.load(saved)
+        for read in (load_config, load_model):
+            with pytest.raises(ModelError, match=named):
+                read(str(dense))
