@@ -40,6 +40,8 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
     Raises:
         GacError: of the class ``error``, naming what it is.
     """
+    if not os.path.isdir(folder):  # also of a name that no file system allows
+        return
     root = Path(os.path.realpath(folder))  # resolve() raises other errors for links that go round
     homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
     for path in _entries(folder):

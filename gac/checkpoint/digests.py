@@ -89,11 +89,8 @@ def read_digests(directory: Path) -> Digests | None:
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
     digests = Digests(*members)
     if foreign := [name for name in digests.files if not _is_read(name)]:
-        raise contradiction(
-            directory,
-            f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}",
-            f"files of this directory in {', '.join(_READ)}",
-        )
+        given = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
+        raise contradiction(directory, given, f"files of this directory in {', '.join(_READ)}")
     return digests
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -115,7 +116,7 @@ def load_tokenizer(name: str) -> Any:
     if name in PACKAGED:
         with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
-    if not (os.path.isdir(name) or _HUB_ID.fullmatch(name)):
+    if not (os.path.isdir(name) or _is_hub_id(name)):
         raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
     _check_name(name)
     try:
@@ -362,7 +363,7 @@ def _check_name(name: str) -> None:
     """Tell a directory from a hub id, and from a misspelt name of ours, before anything goes to the network."""
     is_directory = os.path.isdir(name)  # False for a name that no file system allows
     meant = "" if is_directory else _nearly_known(name)
-    if not name or meant or (not is_directory and (os.path.exists(name) or not _HUB_ID.fullmatch(name))):
+    if not name or meant or (not is_directory and (os.path.exists(name) or not _is_hub_id(name))):
         raise ModelError(
             f"model {name!r}: no such directory",
             f"a directory with a config.json, a hub id like org/name, or a packaged model ({', '.join(PACKAGED)})",
@@ -372,6 +373,14 @@ def _check_name(name: str) -> None:
         check_model_files(Path(name), ModelError)
     else:
         _check_hub(name)
+
+
+def _is_hub_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def _check_hub(name: str) -> None:

@@ -55,7 +55,7 @@ def test_digests_name_files_of_the_directory_alone(opened: Any, saved: Path) -> 
     before = json.loads((saved / DIGESTS).read_bytes())
     for name in (*OUTSIDE, "x" * 5000 + ".json", "model.safetensors", "big.bin", "config.json"):
         edit(saved / DIGESTS, files=before["files"] | {name: "0" * 64})
-        with pytest.raises(CheckpointError, match="names the file|holds a control character") as caught:
+        with pytest.raises(CheckpointError, match=r"names the file|holds a control character") as caught:
             opened(saved)
         assert "the digest" not in str(caught.value), name
 
@@ -65,7 +65,7 @@ def test_an_index_names_files_of_the_directory_alone(opened: Any, saved: Path) -
     for name in (*OUTSIDE, "x" * 5000 + ".safetensors", "model.bin"):
         weights = dict.fromkeys(load_file(saved / "model.safetensors"), name)
         (saved / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-        with pytest.raises(CheckpointError, match="names the file|holds a control character"):
+        with pytest.raises(CheckpointError, match=r"names the file|holds a control character"):
             opened(saved)
 
 
@@ -185,7 +185,7 @@ def test_a_tensor_that_is_named_twice_is_refused(opened: Any, saved: Path) -> No
 def test_a_pipe_beside_dense_weights_is_not_waited_for(name: str, dense: Path) -> None:
     (dense / name).unlink(missing_ok=True)
     os.mkfifo(dense / name)
-    with pytest.raises(ModelError, match="not a regular file|is a pipe or a device"):
+    with pytest.raises(ModelError, match=r"not a regular file|is a pipe or a device"):
         load_model(str(dense))
 
 

@@ -61,5 +61,5 @@ def test_an_error_of_a_directory_that_stays_is_raised_once(saved: Path) -> None:
     (saved / "plan.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"plan\.json"):
         gac.load(saved)
-    with pytest.raises(CheckpointError, match="has no config.json with a key gac"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json with a key gac"):
         gac.load(saved.parent / "missing")
