@@ -9,9 +9,10 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from io import BufferedReader
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gac.errors import UNSAFE, GacError
 
@@ -72,7 +73,7 @@ def is_plain_name(name: object) -> bool:
     )
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; a pipe, a device or a directory is never waited for.
 
     Raises:
