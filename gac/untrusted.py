@@ -151,11 +151,11 @@ def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[st
         if len(text) > CHECKPOINT_BYTES:
             raise ValueError(f"larger than {CHECKPOINT_BYTES:,} bytes")
         document = parse_strictly(text, CHECKPOINT_COMMAS, _CONTROL)
-        if not isinstance(document, dict):
-            raise ValueError(f"a {type(document).__name__}, no object")
     except (OSError, ValueError) as failure:
         given = f"{path} cannot be read: {_reason(failure)}"
         raise error(given, expected, "Save or copy the model again.") from failure
+    if not isinstance(document, dict):
+        raise error(f"{path} holds a {type(document).__name__}", "a JSON object", "Check the path.")
     return document
 
 

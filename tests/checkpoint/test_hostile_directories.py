@@ -99,7 +99,7 @@ NOT_STRICT: dict[str, tuple[bytes, str]] = {
     "surrogate": (rb'{"\ud800": 1}', "holds a control character"),
     "integer": (b'{"a": 1' + b"0" * 400 + b"}", "a: an integer beyond 2**62"),
     "deep": (b'{"a":' + b"[" * 100_000, "Invalid JSON: maximum recursion depth exceeded"),
-    "list": (b"[]", "a list, no object"),
+    "list": (b"[]", "holds a list; expected a JSON object"),
     "bytes": (b"\xff", "Invalid JSON: 'utf-8' codec can't decode"),
 }
 
@@ -111,7 +111,7 @@ def test_json_of_a_checkpoint_is_read_strictly(name: str, opened: Any, saved: Pa
         (saved / name).write_bytes(text)
         with pytest.raises(CheckpointError) as caught:
             opened(saved)
-        assert f"{saved / name} cannot be read: " in str(caught.value)
+        assert str(caught.value).startswith(str(saved / name))
         assert said in str(caught.value)
 
 

@@ -166,7 +166,7 @@ def test_a_damaged_file_is_refused(name: str, damage: str, saved: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "config.json", "."])
 def test_what_is_no_checkpoint_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[1]")
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError) as caught:
         gac.load(tmp_path / name)
     assert str(caught.value) == (
@@ -337,7 +337,9 @@ def test_an_index_names_only_safetensors_of_its_directory(shard: str, saved: Pat
 @pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}'])
 def test_an_index_that_is_none_is_refused(index: str, saved: Path) -> None:
     (saved / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(CheckpointError, match="is no index; expected a weight_map from weights to files"):
+    with pytest.raises(
+        CheckpointError, match=r"is no index; expected a weight_map|holds a list|index\.json cannot be read"
+    ):
         gac.load(saved)
 
 
