@@ -18,7 +18,7 @@ import torch
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
