@@ -28,7 +28,7 @@ from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.io import home, to_json
 from gac.models.basis import Rotation
 from gac.models.families import family_of
-from gac.models.linears import check_rows_together
+from gac.models.linears import check_rows_together, check_sizes
 from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
 from gac.models.modules import input_device
 from gac.models.rotation import rotate, rotated, rotates_freely
@@ -313,8 +313,14 @@ def statistics_key(digest: str, recipe: Recipe) -> str:
 
 
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
-    """SHA-256 of the weights of the sites."""
-    return model_digest(loaded.model, [weight.name for site in sites for weight in site.weights])
+    """SHA-256 of the weights of the sites.
+
+    Raises:
+        ModelError: a weight has another size than the config gives it.
+    """
+    weights = [weight for site in sites for weight in site.weights]
+    check_sizes(loaded.model, weights)
+    return model_digest(loaded.model, [weight.name for weight in weights])
 
 
 def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
@@ -326,7 +332,7 @@ def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
     digest = targeted_digest(loaded, sites)
     if digest != plan.measured.digest:
         raise PlanError(
-            f"the model's weights have digest {digest[:12]}",
+            f"the model's config and weights have digest {digest[:12]}",
             f"{plan.measured.digest[:12]}, those of {plan.measured.model} that the plan was made for",
             "Use the plan with the model it was made for, or allocate again.",
         )

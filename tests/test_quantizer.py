@@ -33,7 +33,7 @@ def test_a_base_model_is_compressed_while_it_is_loaded(directory: Path, plan: Pa
 
 
 def test_a_plan_for_other_weights_is_refused(directory: Path, plan: Path) -> None:
-    with pytest.raises(PlanError, match=r"the model's weights have digest .*; expected .*, those of"):
+    with pytest.raises(PlanError, match=r"the model's config and weights have digest .*; expected .*, those of"):
         AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, quantization_config=gac.GacConfig(plan))
 
 

@@ -193,6 +193,8 @@ def _empty(model: Any, config: Any) -> Any:
     """The dense class without values, to say what is stored how."""
     dense = next(base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
     with torch.device("meta"):
+        config = copy.deepcopy(config)
+        config.dtype = model.dtype  # transformers writes its name there when it saves, and then cannot read it
         return dense(config).to(model.dtype)
 
 

@@ -132,6 +132,8 @@ def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tup
     """
     index = f"{whole}.index.json"
     indexed = (directory / index).exists()
+    if indexed and (directory / whole).exists():
+        raise _wrong(directory, f"it holds {whole} and {index}, each with weights of its own", "one of the two")
     suffix = Path(whole).suffix
     named = _named_in(directory, index) if indexed else (whole,)
     for name in named:

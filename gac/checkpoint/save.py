@@ -11,7 +11,7 @@ from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
-from gac.distributed.launch import leads
+from gac.distributed.run import this_run
 from gac.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
@@ -51,6 +51,7 @@ def save(
         max_shard_size: bytes, or as in ``5GB``, after which another file of weights begins.
 
     Raises:
+        GacError: RANK and WORLD_SIZE are set, and there are no such processes.
         CheckpointError: the model carries no plan or no longer matches it, the size is none, or the directory is in
             use or cannot be written.
     """
@@ -59,7 +60,7 @@ def save(
         raise CheckpointError(given, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
     target = Path(directory)
     plan = planned(model)
-    if not leads():
+    if not this_run().leads:
         return
     _check_storable(plan)
     _check_matches(model, plan)

@@ -33,9 +33,8 @@ from gac.forms.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.linalg import add_square, fits_tf32, mirrored, tf32_products
-from gac.models.families import family_of
 from gac.models.linears import linear_at
-from gac.models.modules import frozen, swapped
+from gac.models.modules import frozen, last_norm_of, swapped
 from gac.models.sites import Site, Weight
 from gac.plan import WeightChoice
 from gac.progress import progress_bar
@@ -117,8 +116,7 @@ def refit(
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
                 logger.info("refitting %d layers: %s", many, about(many * (time.monotonic() - begun)))
-        if how == "residual":
-            name = family_of(model.config).last_norm
+        if how == "residual" and (name := last_norm_of(model)) is not None:
             scale = fitted_scale(both.logits(_spaced(run)), run.ranks)
             fitted[name] = scaled_norm(model.get_submodule(name), scale)
     for name, module in fitted.items():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gac.healing.shards import own_part, part_like, whole_like
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
+from gac.models.modules import last_norm_of
 from gac.plan import WeightChoice
 from gac.runtime.shared_gemm import FusedMember
 from gac.runtime.stored import StoredLinear, stored_modules
@@ -164,8 +165,8 @@ def _of_weight(model: Any, choice: WeightChoice) -> list[nn.Parameter]:
 
 def _norms(model: Any, weights: Sequence[WeightChoice]) -> list[nn.Parameter]:
     """Those of the decoder layers and the last one: vectors that belong to no weight."""
-    layers, last = family_of(model.config).layers, model.get_submodule(family_of(model.config).last_norm)
+    layers, last = family_of(model.config).layers, last_norm_of(model)
     inside = tuple(f"{choice.name}." for choice in weights)
     named = model.get_submodule(layers).named_parameters(prefix=layers)
     found = [one for name, one in named if one.dim() == 1 and not name.startswith(inside)]
-    return [*found, *last.parameters()]
+    return found if last is None else [*found, *model.get_submodule(last).parameters()]

@@ -5,6 +5,10 @@ from typing import Any
 
 from gac.errors import ModelError
 from gac.operations import Operation, attend
+from gac.runtime.contract import COMPRESSED
+
+WITHOUT_HEAD_KEYS = ("gpt2", "gpt_neox", "opt")
+"""Architectures that read neither ``num_key_value_heads`` nor ``head_dim``, which a config may hold all the same."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,10 @@ class Heads:
 
 
 def heads_of(config: Any) -> Heads:
-    """Those of every layer; the heads are as long as the hidden size leaves them where the config does not say."""
+    """Heads of every layer; the heads are as long as the hidden size leaves them where the config does not say."""
     queries = config.num_attention_heads
+    if getattr(config, "model_type", "").removeprefix(COMPRESSED) in WITHOUT_HEAD_KEYS:
+        return Heads(queries, queries, config.hidden_size // queries)
     length = getattr(config, "head_dim", None) or config.hidden_size // queries
     return Heads(queries, getattr(config, "num_key_value_heads", None) or queries, length)
 

@@ -54,7 +54,8 @@ class Family:
     Attributes:
         model_types: of the transformers configs.
         layers: name of the list of layers in the model; all names below but the next are names in a layer.
-        last_norm: name in the model of the norm that the last layer's output passes before the head.
+        last_norm: name in the model of the norm that the last layer's output passes before the head; see
+            ``gac.models.modules.last_norm_of`` for models that were made without it.
         qkv: the weights that write queries, keys and values, in this order; or the one that writes all three.
         output: the weight that reads what attention mixed.
         up: the weights that write the MLP's neurons: gate and up, or the only one.

@@ -7,6 +7,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gac.errors import ModelError
 from gac.models.loading import read_parameter
+from gac.models.sites import Weight
 
 
 def as_linear(module: nn.Module) -> nn.Module:
@@ -41,6 +42,23 @@ def check_rows_together(model: nn.Module, names: Iterable[str]) -> None:
                 f"{name} is a {type(module).__name__}, and one row is to run in Triton",
                 "weights of shape (out, in), as nn.Linear keeps them",
                 "Plan with decode_kernel='torch'.",
+            )
+
+
+def check_sizes(model: nn.Module, weights: Iterable[Weight]) -> None:
+    """Refuse a model whose config gives a linear weight another size than it has.
+
+    Raises:
+        ModelError: names the first.
+    """
+    for weight in weights:
+        linear = linear_at(model, weight.name)
+        sizes = linear.out_features, linear.in_features
+        if sizes != (weight.out_features, weight.in_features):
+            raise ModelError(
+                f"{weight.name} has {sizes[0]} outputs and {sizes[1]} inputs",
+                f"{weight.out_features} and {weight.in_features}, as the config says",
+                "Remove keys from the config that this architecture does not read.",
             )
 
 

@@ -239,7 +239,13 @@ def bytes_of(values: torch.Tensor) -> memoryview:
     return values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
-_NOT_OF_THE_MODEL = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
+_NOT_OF_THE_MODEL = frozenset(
+    {
+        *("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "unsloth_version"),
+        *("output_hidden_states", "output_attentions", "return_dict", "gradient_checkpointing"),
+        *("attention_dropout", "id2label", "label2id", "problem_type"),
+    }
+)
 
 
 def _essential(config: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gac.models.families import family_of
+
 
 def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
     """Replace each named submodule."""
@@ -52,6 +54,13 @@ def frozen(model: nn.Module) -> Iterator[None]:
         for name, parameter in required.items():  # streamed weights are other parameters by now
             parameter.requires_grad_(True)
             now.get(name, parameter).requires_grad_(True)
+
+
+def last_norm_of(model: nn.Module) -> str | None:
+    """Name of the norm before the head; None: the model has none, as OPT with norms after its layers."""
+    name = family_of(model.config).last_norm
+    parent, _, attribute = name.rpartition(".")
+    return name if isinstance(getattr(model.get_submodule(parent), attribute), nn.Module) else None
 
 
 def input_device(model: Any) -> torch.device:

@@ -33,6 +33,7 @@ DOCUMENTS = ("plan.json", "README.md")
 CODE = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.py") if path.name != "__init__.py"))
 COMPANIONS = (*DOCUMENTS, *CODE)
 """Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
+_WEIGHTS = "model.safetensors"
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _logger = logging.getLogger("gac")
 _CONSTRUCTING = RLock()
@@ -176,6 +177,8 @@ class CompressedModel:
             Path(directory, name).write_text(text, encoding="utf-8")
         write_code(Path(directory))
         Path(directory, DIGESTS).unlink(missing_ok=True)  # of what was there before; GAC writes new ones
+        if Path(directory, _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
+            Path(directory, f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
 def write_code(directory: Path) -> None:

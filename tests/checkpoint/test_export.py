@@ -50,6 +50,13 @@ def test_uniformly_narrower_mlps_need_no_code(model_type: str, make_plan: MakePl
     assert (logits(plain) - logits(model)).abs().max() < 1e-5 * logits(model).abs().max()
 
 
+def test_a_model_that_was_saved_can_be_exported(make_plan: MakePlan, tmp_path: Path) -> None:
+    model = small_compressed("apertus", make_plan)
+    gac.save(model, tmp_path / "saved")
+    gac.export(model, tmp_path / "merged", merge=True)
+    assert (logits(opened(tmp_path / "merged")) - logits(model)).abs().max() < 1e-4 * logits(model).abs().max()
+
+
 @pytest.mark.parametrize("decode_kernel", ["torch", "triton"])
 @pytest.mark.parametrize("form", ["latent:1", "fused"])
 def test_pairs_of_other_kinds_and_fused_inputs_are_merged(

@@ -361,3 +361,36 @@ def test_code_in_the_directory_is_refused_not_run(saved: Path, tmp_path: Path) -
     AutoModelForCausalLM.from_pretrained(saved).save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_bytes())["auto_map"] == {}
     assert not (tmp_path / "ran").exists()
+
+
+def test_shards_then_one_file_in_the_same_directory(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    model.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors*")) == ["model.safetensors"]
+    assert torch.equal(logits(gac.load(tmp_path)), logits(model))
+
+
+def test_one_file_and_an_index_of_others_are_refused(model: Any, saved: Path, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    (tmp_path / "shards" / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"holds model.safetensors and model.safetensors.index.json"):
+        gac.load(tmp_path / "shards")
+
+
+@pytest.mark.parametrize("processes", ["", "two", "-1"])
+def test_variables_of_torchrun_that_are_no_numbers(
+    processes: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": processes}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(GacError, match=r"^the environment variable WORLD_SIZE="):
+        gac.save(model, tmp_path / "saved")
+
+
+def test_a_process_without_its_run_says_that_it_saves_nothing(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(GacError, match=r"^8 processes that do not find one another"):
+        gac.save(model, tmp_path / "saved")

@@ -279,3 +279,10 @@ def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPa
     assert moved
     monkeypatch.undo()
     assert torch.equal(there, logits(applied(deep("llama"), plan)))
+
+
+def test_a_model_without_a_last_norm_is_refitted(small: Small) -> None:
+    model = small_model(small_config("opt", _remove_final_layer_norm=True))
+    plan = small.allocate(0.8, model=model, refit="residual")
+    assert plan.recipe.refit == "residual"
+    assert logits(small.compress(plan, model=model)).isfinite().all()

@@ -503,7 +503,7 @@ def test_models_that_do_not_belong_together(learned: Trained, tiny_model: Any, t
     small = learned.compressed()
     with pytest.raises(PlanError) as failure:
         learned.heal(small, against=tiny_model)
-    assert str(failure.value).startswith("the model's weights have digest ")
+    assert str(failure.value).startswith("the model's config and weights have digest ")
     with pytest.raises(CheckpointError, match="a LlamaForCausalLM without a plan"):
         learned.heal(copy.deepcopy(tiny_model))
     with pytest.raises(CheckpointError) as none:

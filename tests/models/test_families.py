@@ -17,8 +17,10 @@ from gac.compression.apply import share_gemms
 from gac.errors import ModelError, PlanError
 from gac.forms import FORMS
 from gac.forms.planned_sites import check_forms_fit, run_together
+from gac.models.attentions import WITHOUT_HEAD_KEYS
 from gac.models.families import Family, family_of, supported, text_config
-from gac.models.linears import as_linear
+from gac.models.linears import as_linear, check_sizes
+from gac.models.modules import last_norm_of
 from gac.models.sites import Weight
 from gac.operations import linear
 from gac.plan import Plan
@@ -221,3 +223,25 @@ def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
     with pytest.raises(ModelError, match=r"^model type 'gemma3'; expected a supported architecture"):
         family_of(config)
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
+@pytest.mark.parametrize("model_type", WITHOUT_HEAD_KEYS)
+def test_keys_that_an_architecture_does_not_read_change_no_size(model_type: str, key: str) -> None:
+    config, plain = small_config(model_type), small_config(model_type)
+    setattr(config, key, 2)
+    assert family_of(config).sites(config) == family_of(plain).sites(plain)
+    check_sizes(small_model(config), weights_of(config))
+
+
+def test_a_weight_of_another_size_than_the_config_says() -> None:
+    config = small_config("llama")
+    model = small_model(config)
+    config.intermediate_size = 96
+    with pytest.raises(ModelError, match=r"^model.layers.0.mlp.gate_proj has 176 outputs and 64 inputs; expected 96"):
+        check_sizes(model, weights_of(config))
+
+
+def test_a_model_without_a_last_norm() -> None:
+    assert last_norm_of(small_model(small_config("opt"))) == "model.decoder.final_layer_norm"
+    assert last_norm_of(small_model(small_config("opt", do_layer_norm_before=False))) is None
