@@ -89,7 +89,7 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
     counted = _of_each(sites, lambda site: _matching(site, recipe, timing, columns))
     groups = [Group(site.name, *own) for site, own in zip(sites, counted, strict=True)]
-    smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.value)
+    smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.lower_bound)
     whole = dense_total(dense, PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, whole)):
         slower = all(recipe.fractions[column] == 1 for column in columns)

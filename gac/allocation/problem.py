@@ -27,7 +27,7 @@ from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
 PATIENCE, CLOSE = 10.0, 1e-3
-"""Seconds after which a choice will do that is proved to be so close to the best, as a part of its value.
+"""Units of work after which a choice will do that is proved to be so close to the best, as a part of its value.
 
 The layers of some models are so much alike that a proof takes minutes. What is predicted is off by far more than this.
 """
@@ -205,7 +205,7 @@ class Instance:
     def solve(self, start: Sequence[int] | None = None) -> Solution:
         """The choice of the smallest value, with its proof.
 
-        Where that takes more than ``PATIENCE`` seconds, a choice that is proved to be ``CLOSE`` to it is taken.
+        Where that takes more than ``PATIENCE`` units of work, a choice that is proved to be ``CLOSE`` to it is taken.
 
         Args:
             start: a choice within the limits, where one is known.
@@ -215,8 +215,8 @@ class Instance:
         """
         names = [name_of(column) for column in self.limits]
         solve = partial(knapsack, self.groups, list(self.limits.values()), names=names)
-        with suppress(BudgetError):  # of what is out of reach, or was not found in so short a time
-            solution = solve(seconds=PATIENCE, start=start)
+        with suppress(BudgetError):  # of what is out of reach, or was not found with so little work
+            solution = solve(work_limit=PATIENCE, start=start)
             if solution.certificate.gap <= CLOSE * solution.certificate.value:
                 return solution
             start = solution.choice

@@ -37,7 +37,7 @@ _FRONTIER = Target(PlanError, early=False)
 @click.argument("model")
 @recipe_options(limits=True)
 @click.option(
-    "--verify", is_flag=True, help="Solve it a second time with OR-Tools CP-SAT, and fail if the two disagree."
+    "--verify", is_flag=True, help="Solve it a second time with HiGHS, and fail if the two disagree."
 )
 @click.option(
     "--check",
