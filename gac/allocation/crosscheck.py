@@ -79,7 +79,8 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
         return CrossCheck(None, bound, visited)
     if 2 * (Fraction(proof.lower_bound) - found[1]) >= unit:
         raise _defect(
-            f"HiGHS found a choice that loses {float(found[1]):.17g}", f"{proof.lower_bound:.17g} or more, as was proved"
+            f"HiGHS found a choice that loses {float(found[1]):.17g}",
+            f"{proof.lower_bound:.17g} or more, as was proved",
         )
     return CrossCheck(float(found[1] / loss), bound, visited)
 
@@ -115,7 +116,7 @@ def _by_highs(
     group = np.repeat(np.arange(len(groups)), list(map(len, kept)))
     scaled = costs.T / np.array([float(max(limit, 1)) for limit in limits])[:, None]
     try:
-        taken, bound, visited = minimised(nodes, _TOLERANCE, values=values, group=group, costs=scaled)
+        taken, bound, visited = minimised(values, group, scaled, nodes, _TOLERANCE)
     except CalledProcessError as failure:
         words = (failure.stderr.strip().splitlines() or [f"exit status {failure.returncode}"])[-1]
         raise GacError(f"HiGHS broke off: {words}", "an answer", "Free memory, or do not ask to verify.") from None

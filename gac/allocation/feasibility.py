@@ -10,7 +10,7 @@ from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.problem import dense_total, name_of
+from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats, Ints
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
@@ -55,6 +55,22 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
     if recipe.limits.latency:
         _check_latency(sites, recipe, profile)
+
+
+def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> bool:
+    """Say whether dense weights that are not rounded keep every limit, in shared GEMMs or not: they lose nothing."""
+    exact = tuple(name for name in recipe.space.schemes if not scheme_named(name).lossy)
+    if not exact:
+        return False
+    space, timing = replace(recipe.space, forms=(), schemes=exact), timing_of(profile, recipe.deployment)
+    dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
+    limits = allowed(recipe, dense)
+    sets = [candidates(site, LossCurves({}), space, timing, limits, needed=limits) for site in sites]
+    try:
+        as_knapsack(sets, limits).solve()
+    except (BudgetError, ProfileError):
+        return False
+    return True
 
 
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
@@ -105,9 +121,8 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
 def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]) -> tuple[Floats, Ints]:
     """Parameters, and latencies by column, of the candidates whose latencies are known."""
     found = candidates(site, _flat(site, recipe.space), recipe.space, timing, (PARAMS, *columns), needed=columns)
-    costs = np.column_stack([found.cost(column) for column in columns])
-    known = (costs != UNKNOWN).all(axis=1)
-    return found.params[known].astype(np.float64), costs[known]
+    found = with_known_costs(replace(found, site=site.kind), columns)
+    return found.params.astype(np.float64), np.column_stack([found.cost(column) for column in columns])
 
 
 def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:

@@ -7,22 +7,27 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # run as a script, it has no package
+    from gac.arrays import Floats, Ints
 
 _PROGRAM, _ANSWER = "program.npz", "answer.npz"
 
 
-def minimised(nodes: int, gap: float, **program: NDArray[Any]) -> tuple[NDArray[Any] | None, float | None, int]:
+def minimised(
+    values: "Floats", group: "Ints", costs: "Floats", nodes: int, gap: float
+) -> "tuple[Floats | None, float | None, int]":
     """Minimise a sum of values with one item a group, within limits of 1.
 
     Args:
+        values: of each item, shape ``(items,)``.
+        group: of each item, ascending, shape ``(items,)``.
+        costs: shape ``(limits, items)``.
         nodes: after so many of its tree HiGHS stops.
         gap: between choice and bound at which it stops.
-        program: ``values`` and ``group`` of each item, ascending, shape ``(items,)``, and ``costs``, shape ``(limits,
-            items)``.
 
     Returns:
         Each item's share (None without a choice), a lower bound (None without one), and the nodes that it took.
@@ -31,7 +36,7 @@ def minimised(nodes: int, gap: float, **program: NDArray[Any]) -> tuple[NDArray[
         subprocess.CalledProcessError: HiGHS broke off; its last words are in ``stderr``.
     """
     with TemporaryDirectory() as directory:
-        np.savez(Path(directory, _PROGRAM), nodes=nodes, gap=gap, **program)
+        np.savez(Path(directory, _PROGRAM), values=values, group=group, costs=costs, nodes=nodes, gap=gap)
         command = [sys.executable, "-P", __file__, directory]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
         with np.load(Path(directory, _ANSWER)) as answer:
@@ -45,12 +50,12 @@ def _solve(directory: Path) -> None:
 
     with np.load(directory / _PROGRAM) as program:
         values, group, costs = program["values"], program["group"], program["costs"]
-        options = {"node_limit": int(program["nodes"]), "mip_rel_gap": float(program["gap"])}
+        options: Any = {"node_limit": int(program["nodes"]), "mip_rel_gap": float(program["gap"])}
     exactly = LinearConstraint(csr_array((np.ones(len(group)), (group, np.arange(len(group))))), 1, 1)
     answer: Any = milp(
         values,
         constraints=[exactly, LinearConstraint(costs, -np.inf, 1)],
-        integrality=np.ones(len(values)),
+        integrality=np.ones(len(values), dtype=np.int64),
         bounds=Bounds(0, 1),
         options=options,
     )

@@ -19,8 +19,8 @@ from ortools.sat.python.cp_model import CpSolver
 from gac.allocation.knapsack import Group, Solution, extension, halves, knapsack, search
 from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import Answer
-from gac.allocation.knapsack.work import STEPS, Work
 from gac.allocation.knapsack.growth import Grown
+from gac.allocation.knapsack.work import STEPS, Work
 from gac.errors import BudgetError, GacError
 
 SMALL = st.integers(0, 12)
@@ -183,7 +183,7 @@ def test_many_equal_groups() -> None:
     assert (solution.certificate.status, solution.certificate.value) == ("optimal", 3999.0)
 
 
-# --- a limit of work ----------------------------------------------------------------------------------------------------
+# --- a limit of work -------------------------------------------------------------------------------------------------
 
 
 def check_bounded(solution: Solution, groups: list[Group], limits: list[int]) -> None:
@@ -347,8 +347,8 @@ CHEAPER = "Raise the limit, or add cheaper candidates."
             TRADING,
             [4, 4],
             {"work_limit": 0},
-            "limit 2 of 4 beside limit 1: the work was spent before a choice was found or ruled out (best 8); expected a "
-            "choice that takes 4 or less. Raise the limit, or allow more work.",
+            "limit 2 of 4 beside limit 1: the work was spent before a choice was found or ruled out (best 8); expected "
+            "a choice that takes 4 or less. Raise the limit, or allow more work.",
         ),
         ([], [1], {}, f"0 groups and 1 limits; {NO_ONE}"),
         ([ONE], [], {}, f"1 groups and 0 limits; {NO_ONE}"),

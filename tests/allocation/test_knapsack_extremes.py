@@ -154,7 +154,10 @@ def test_whatever_can_be_listed_is_taken(given: dict[str, Any]) -> None:
         ({"groups": ONE[0]}, "groups of Group("),
         ({"groups": [0]}, "an entry of type int among the groups; expected Group objects. Pass a list of Group."),
         ({"names": 3}, "names of 3; expected several, one after the other. Name every limit, or none."),
-        ({"work_limit": None}, "a work limit of None; expected a number of 0 or more. Say how many units of work may be done."),
+        (
+            {"work_limit": None},
+            "a work limit of None; expected a number of 0 or more. Say how many units of work may be done.",
+        ),
         ({"work_limit": math.nan}, "a work limit of nan; expected a number of 0 or more"),
         ({"work_limit": -1}, "a work limit of -1; expected a number of 0 or more"),
         ({"work_limit": "5"}, "a work limit of '5'; expected a number of 0 or more"),

@@ -3,8 +3,8 @@
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 MOST_STATES = 1 << 18

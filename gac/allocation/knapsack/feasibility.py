@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.groups import Group
 from gac.allocation.knapsack.instance import flatten, reduced_items, rows_of
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
+from gac.allocation.knapsack.work import Work
 from gac.errors import BudgetError
 
 
@@ -23,9 +23,7 @@ class _Least:
     lower: int
 
 
-def within_limits(
-    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], work: Work
-) -> tuple[int, ...]:
+def within_limits(groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], work: Work) -> tuple[int, ...]:
     """A choice within all limits: one row after the other is minimised, in exact integers, under those before it.
 
     Returns:

@@ -28,7 +28,12 @@ def as_given(
         raise GacError(
             f"a work limit of {work_limit!r}", "a number of 0 or more", "Say how many units of work may be done."
         )
-    return known, most, tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))), float(work_limit)
+    return (
+        known,
+        most,
+        tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))),
+        float(work_limit),
+    )
 
 
 def start_within(groups: tuple[Group, ...], limits: tuple[int, ...], start: Sequence[int]) -> tuple[int, ...]:

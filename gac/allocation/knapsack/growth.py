@@ -10,11 +10,11 @@ from math import gcd
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.extension import extended, short
 from gac.allocation.knapsack.halves import grown_halves
 from gac.allocation.knapsack.outlook import least_worth
 from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 _APART = 1 << 12

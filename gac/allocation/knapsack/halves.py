@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.extension import MOST_STATES, extended, short
 from gac.allocation.knapsack.outlook import Outlook, outlook
 from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.knapsack.work import Work
 from gac.allocation.pareto import front
 from gac.arrays import Ints
 

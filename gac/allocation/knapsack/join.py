@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.states import States
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 MOST_PAIRS = 1 << 26

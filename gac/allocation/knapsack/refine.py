@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.instance import FINEST, bits_of, to_grains
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import Outcome, settle
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Floats, Ints
 
 _FAR = 2.0**-20

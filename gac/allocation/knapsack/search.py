@@ -6,12 +6,12 @@ import numpy as np
 
 from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import cp_sat
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.extension import GivenUpError
 from gac.allocation.knapsack.growth import grown_lists
 from gac.allocation.knapsack.join import join
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import Bound
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 _FIRST, _FINEST = 24, 16

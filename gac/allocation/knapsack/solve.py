@@ -7,12 +7,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
-from gac.allocation.knapsack.work import Work
 from gac.allocation.knapsack.feasibility import within_limits
 from gac.allocation.knapsack.given import as_given, start_within
 from gac.allocation.knapsack.groups import Group, Solution
 from gac.allocation.knapsack.instance import OutOfReachError, reduced_items, rows_of
 from gac.allocation.knapsack.refine import Refined, refined
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 from gac.errors import GacError
 from gac.plan import Certificate
@@ -88,7 +88,9 @@ def knapsack(
     return _solution(groups, found, [multipliers[row] for row in rows.deciding], len(instance.items), work)
 
 
-def _solution(groups: Sequence[Group], found: Refined, multipliers: Sequence[float], items: int, work: Work) -> Solution:
+def _solution(
+    groups: Sequence[Group], found: Refined, multipliers: Sequence[float], items: int, work: Work
+) -> Solution:
     """The choice (one item index a group) with its proof, counted again in what the groups hold."""
     choice = tuple(found.choice[: len(groups)].tolist())
     chosen = list(zip(groups, choice, strict=True))
