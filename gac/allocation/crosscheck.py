@@ -124,8 +124,9 @@ def _by_highs(
     if taken is not None:
         parts = np.split(taken, np.flatnonzero(np.diff(group)) + 1)
         choice = [int(items[part.argmax()]) for items, part in zip(kept, parts, strict=True)]
-    refuted = bound is None or bound > 1 + _TOLERANCE  # by the checked choice
-    return choice, None if refuted else min(bound, 1.0), visited
+    if bound is not None:
+        bound = None if bound > 1 + _TOLERANCE else min(bound, 1.0)  # the checked choice refutes a higher one
+    return choice, bound, visited
 
 
 def _defect(given: str, expected: str) -> GacError:

@@ -16,7 +16,7 @@ from gac.evaluation.shapes import planner_of_shapes
 from gac.forms.planned_sites import as_planned
 from gac.recipe import Recipe
 from gac.workloads import Workload
-from tests.allocation.small_problems import PREFILL, profile, problem, rows
+from tests.allocation.small_problems import PREFILL, problem, profile, rows
 
 TABLE = "nvidia-h100-80gb-hbm3"
 """Of 16-bit numbers, on one GPU."""
