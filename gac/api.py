@@ -9,7 +9,7 @@ from typing import Unpack
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.allocation.crosscheck import check_installed, verified
+from gac.allocation.crosscheck import verified
 from gac.allocation.frontier import Frontier, check_asked, check_limited
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.one_gpu import beside_one_gpu
@@ -78,7 +78,7 @@ def allocate(
         budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 where nothing is said.
         recipe: all that is asked for, as one record or the path of one; instead of ``budget`` and the options.
         tokenizer: one, or where to read it; needed where ``model`` is a loaded model of which none can be found.
-        verify: solve the instance a second time, with OR-Tools CP-SAT, and raise where the two disagree.
+        verify: solve the instance a second time, with HiGHS, and raise where the two disagree.
         check: a text like what the model will serve, a name, a path or documents. It is compared with the calibration
             text first, which is logged; with a warning where it is far from that.
         progress: show progress bars.
@@ -98,8 +98,6 @@ def allocate(
             not usable.
     """
     asked = Asked.of(recipe, budget, options)
-    if verify:
-        check_installed()
     problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
 
     def decided() -> Plan:

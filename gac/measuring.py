@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gac.allocation.decide import settled
-from gac.allocation.feasibility import check_reachable
+from gac.allocation.feasibility import check_reachable, meets_without_loss
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends
@@ -22,7 +22,7 @@ from gac.distributed.ranks import ALONE, Ranks
 from gac.distributed.run import check_shared, this_run
 from gac.errors import GacError, ModelError, PlanError
 from gac.evaluation.protocol import check_positions
-from gac.forms import DEFAULT_FORMS
+from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.io import home, to_json
@@ -143,6 +143,8 @@ def measure_problem(
     loaded = dense_model(model, tokenizer, stream=True)
     planned, recipe = _settled(loaded.model.config, asked.recipe, table)
     recipe = _with_rotation(recipe, loaded.model)
+    if spared := [name for name in asked.recipe.space.forms if name not in recipe.space.forms]:
+        logger.info("dense weights keep every limit: %s need not be measured, and is left out", " and ".join(spared))
     family: str = loaded.model.config.model_type
     layout = family_of(loaded.model.config)
     sites = layout.sites(loaded.model.config)
@@ -224,6 +226,8 @@ def _head(model: "PreTrainedModel", run: CalibrationRun, name: str) -> RoundedHe
 def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site], Recipe]:
     """The sites as they are planned, and the recipe with what it leaves open decided; refused where it cannot be met.
 
+    Forms that the model is run for are left out where latency is limited and dense weights keep all limits.
+
     Args:
         config: the model's, or the shapes of a known one.
     """
@@ -236,6 +240,10 @@ def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site
     planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
     recipe = settled(replace(recipe, refit=refit), planned, table)
     check_reachable(planned, recipe, table)
+    space = recipe.space
+    cheap = tuple(name for name in space.forms if not form_named(name).runs)
+    if cheap != space.forms and recipe.limits.latency and meets_without_loss(planned, recipe, table):
+        return _settled(config, replace(recipe, space=replace(space, forms=cheap)), table)
     return planned, recipe
 
 

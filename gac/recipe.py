@@ -283,12 +283,12 @@ class Recipe(Record):
         refit: how weights are fitted again, layer by layer, to the model as it is compressed so far: ``residual``
             (dense weights too, to the dense outputs and to what the residual stream has lost), ``update`` (second
             factors alone, SVD-LLM's closed form) or ``none``. None: ``residual`` for the method ``kfac`` and the rule
-            ``loss`` where layers add what o_proj and down_proj write to the residual stream (not Gemma 2 and 3, OLMo 2
-            and 3, GLM 4, EXAONE 4, Granite). It belongs to the plan, for it changes what is predicted.
+            ``loss``, but for OPT-350M, whose norms change the residual stream itself. It belongs to the plan, for it
+            changes what is predicted.
         slack: how much more than the least loss may be lost for speed: of the choices that lose at most this fraction
             more, the fastest is taken, which saves most over all workloads together (each as a fraction of the dense
-            model's time); 0 takes the least loss. None: 0.01 with the rule ``loss`` where ``limits.latency`` names no
-            workload, else 0.
+            model's time); 0 takes the least loss. None: 0.003 (``gac.allocation.decide.SLACK``) with the rule ``loss``
+            where ``limits.latency`` is None or {} and the profile has the latencies, else 0.
         rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
             (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
             ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration

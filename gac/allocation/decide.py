@@ -1,6 +1,7 @@
 """The decision: the plan that loses least, or the fastest of those that lose hardly more."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import floor, frexp, ldexp
 
@@ -15,7 +16,7 @@ from gac.allocation.latencies import Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.costs import floored, ns_of
-from gac.errors import ProfileError
+from gac.errors import BudgetError, ProfileError
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits
 from gac.models.sites import Site
@@ -130,7 +131,7 @@ def decide(problem: Problem) -> Decision:
     """The plan that loses least within the recipe's limits, with its certificate.
 
     Where the recipe has a slack, and the profile holds a latency, it is the fastest of the plans that lose at most that
-    much more, with a certificate of its own.
+    much more, with a certificate of its own. Where the latency of none is known, it is the one that loses least.
 
     Raises:
         BudgetError: a limit cannot be met.
@@ -142,10 +143,11 @@ def decide(problem: Problem) -> Decision:
     sets = problem.candidates(limits, besides=weights)
     instance = as_knapsack(sets, limits)
     solution = instance.solve()
-    if slack and weights:
-        value = solution.certificate.value
+    if slack and weights and all(rows.known(weights).any() for rows in instance.sets):
+        value, start = solution.certificate.value, _start(instance, solution, weights)
         quick, unit = fastest(instance.sets, limits, weights, value * (1 + slack), value * slack)
-        return _faster(problem, instance, solution, quick, unit, _start(instance, solution, weights))
+        with suppress(BudgetError):  # the choices of known latency may not keep the limits
+            return _faster(problem, instance, solution, quick, unit, start)
     plan = _plan(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
     return Decision(plan, instance, solution)
 

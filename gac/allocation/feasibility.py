@@ -10,7 +10,7 @@ from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.allocation.problem import dense_total, name_of
+from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats, Ints
 from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
@@ -57,6 +57,22 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
         _check_latency(sites, recipe, profile)
 
 
+def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> bool:
+    """Say whether dense weights that are not rounded keep every limit, in shared GEMMs or not: they lose nothing."""
+    exact = tuple(name for name in recipe.space.schemes if not scheme_named(name).lossy)
+    if not exact:
+        return False
+    space, timing = replace(recipe.space, forms=(), schemes=exact), timing_of(profile, recipe.deployment)
+    dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
+    limits = allowed(recipe, dense)
+    sets = [candidates(site, LossCurves({}), space, timing, limits, needed=limits) for site in sites]
+    try:
+        as_knapsack(sets, limits).solve()
+    except (BudgetError, ProfileError):
+        return False
+    return True
+
+
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
     space = recipe.space
     anything = [name for name in space.schemes if scheme_named(name).needs is None]
@@ -89,7 +105,7 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
     counted = _of_each(sites, lambda site: _matching(site, recipe, timing, columns))
     groups = [Group(site.name, *own) for site, own in zip(sites, counted, strict=True)]
-    smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.value)
+    smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.lower_bound)
     whole = dense_total(dense, PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, whole)):
         slower = all(recipe.fractions[column] == 1 for column in columns)
@@ -105,9 +121,8 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
 def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]) -> tuple[Floats, Ints]:
     """Parameters, and latencies by column, of the candidates whose latencies are known."""
     found = candidates(site, _flat(site, recipe.space), recipe.space, timing, (PARAMS, *columns), needed=columns)
-    costs = np.column_stack([found.cost(column) for column in columns])
-    known = (costs != UNKNOWN).all(axis=1)
-    return found.params[known].astype(np.float64), costs[known]
+    found = with_known_costs(replace(found, site=site.kind), columns)
+    return found.params.astype(np.float64), np.column_stack([found.cost(column) for column in columns])
 
 
 def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:

@@ -16,7 +16,7 @@ from gac.allocation.split_latencies import timing_of
 from gac.arrays import Floats
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.curves import LossCurves
-from gac.errors import BudgetError, ProfileError
+from gac.errors import BudgetError, ModelError, ProfileError
 from gac.forms import form_named, variants_of
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
@@ -27,7 +27,7 @@ from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.workloads import Workload
 
 PATIENCE, CLOSE = 10.0, 1e-3
-"""Seconds after which a choice will do that is proved to be so close to the best, as a part of its value.
+"""Units of work after which a choice will do that is proved to be so close to the best, as a part of its value.
 
 The layers of some models are so much alike that a proof takes minutes. What is predicted is off by far more than this.
 """
@@ -173,6 +173,9 @@ class Problem:
 
         Args:
             besides: cost columns that are to be small, and may be unknown where they are not limited.
+
+        Raises:
+            ModelError: a loss is not finite; names the weight, form, scheme and dim.
         """
         columns: Iterable[str] = (*limited, *besides)
         alike = self.recipe.space.schemes == (DEFAULT_SCHEME,)  # bytes are then as parameters are
@@ -183,9 +186,21 @@ class Problem:
         compared = tuple(dict.fromkeys(columns))
         needed = tuple(column for column in compared if column in limited)
         if (compared, needed) not in self._made:
+            self._check_losses()
             make = partial(candidates, space=self.recipe.space, timing=self.timing, limited=compared, needed=needed)
             self._made[compared, needed] = [make(site, self.curves) for site in self.sites]
         return self._made[compared, needed]
+
+    def _check_losses(self) -> None:
+        for (form, scheme, weight), curve in self.curves.by_key.items():
+            wrong = np.flatnonzero(~np.isfinite(curve.loss))
+            if len(wrong):
+                raise ModelError(
+                    f"{weight} in form {form} and scheme {scheme} loses {curve.loss[wrong[0]]} at dim {wrong[0]}",
+                    "finite losses",
+                    "Leave out the form or the scheme, or calibrate on other text; a scheme may be too narrow for the "
+                    "weight's numbers.",
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +220,7 @@ class Instance:
     def solve(self, start: Sequence[int] | None = None) -> Solution:
         """The choice of the smallest value, with its proof.
 
-        Where that takes more than ``PATIENCE`` seconds, a choice that is proved to be ``CLOSE`` to it is taken.
+        Where that takes more than ``PATIENCE`` units of work, a choice that is proved to be ``CLOSE`` to it is taken.
 
         Args:
             start: a choice within the limits, where one is known.
@@ -215,8 +230,8 @@ class Instance:
         """
         names = [name_of(column) for column in self.limits]
         solve = partial(knapsack, self.groups, list(self.limits.values()), names=names)
-        with suppress(BudgetError):  # of what is out of reach, or was not found in so short a time
-            solution = solve(seconds=PATIENCE, start=start)
+        with suppress(BudgetError):  # of what is out of reach, or was not found with so little work
+            solution = solve(work_limit=PATIENCE, start=start)
             if solution.certificate.gap <= CLOSE * solution.certificate.value:
                 return solution
             start = solution.choice
@@ -247,13 +262,32 @@ def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Inst
     """The knapsack of these candidates.
 
     Args:
-        limits: the most that all sites may take together, by cost column; every site has a candidate whose costs are
-            known, the dense one.
+        limits: the most that all sites may take together, by cost column.
+
+    Raises:
+        ProfileError: a site has no candidate whose costs are known.
     """
-    known, groups = [], []
-    for rows in sets:
-        costs = np.column_stack([rows.cost(column) for column in limits])
-        certain = (costs != UNKNOWN).all(axis=1)
-        known.append(rows.at(certain))
-        groups.append(Group(rows.site, rows.loss[certain], costs[certain]))
+    known = [with_known_costs(rows, limits) for rows in sets]
+    costs = [np.column_stack([rows.cost(column) for column in limits]) for rows in known]
+    groups = [Group(rows.site, rows.loss, row) for rows, row in zip(known, costs, strict=True)]
     return Instance(tuple(known), tuple(groups), limits)
+
+
+def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet:
+    """The candidates of a site whose costs in these columns are known.
+
+    Raises:
+        ProfileError: there is none.
+    """
+    known = rows.known(columns)
+    if not known.any():
+        column = next((one for one in columns if not rows.known([one]).any()), next(iter(columns)))
+        schemes = ", ".join(np.unique(rows.schemes).tolist())
+        raise ProfileError(
+            f"the profile lacks the latency of {rows.site} for {column.removeprefix('ns:')} in every form and scheme "
+            f"that it may have (schemes {schemes})",
+            "one of which it is known, since latency is limited",
+            "Profile this model's shapes with gac profile --model NAME (--scheme NAME), or plan without a limit of "
+            "latency: latency='any' (--latency any).",
+        )
+    return rows.at(known)

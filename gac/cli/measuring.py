@@ -264,7 +264,7 @@ def _say_cost(model: str, recipe: Recipe) -> None:
         runs = sum(dims) + (0 if form.least else comb(min(len(dims), MOST), 2))
         note(
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
-            "from the first layer that changes on"
+            "from the first layer that changes on, unless dense weights keep all limits"
         )
     held = len(held_out(text.windows, text.length)) if attended else 0
     asked = {one.name: one for form in map(form_named, own) for one in (form.upon or form,) if one.anchors and held}

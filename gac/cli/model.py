@@ -36,9 +36,7 @@ _FRONTIER = Target(PlanError, early=False)
 @click.command(cls=Verb, resume=STATISTICS_KEPT)
 @click.argument("model")
 @recipe_options(limits=True)
-@click.option(
-    "--verify", is_flag=True, help="Solve it a second time with OR-Tools CP-SAT, and fail if the two disagree."
-)
+@click.option("--verify", is_flag=True, help="Solve it a second time with HiGHS, and fail if the two disagree.")
 @click.option(
     "--check",
     metavar="FILE",

@@ -319,6 +319,7 @@ def _measured_by_runs(
     if run.store is not None:
         run.store.check_writable()
     own = [step for turn, step in enumerate(todo) if run.ranks.owns(turn)]
+    _tell_of_runs(own, by_layer, runs_of)
     for part, layer in progress_bar("leaving out blocks", "layer", steps=own, shown=run.progress):
         runs = runs_of(part)
         assert runs is not None, f"{part.name} is measured by running the model"
@@ -330,6 +331,25 @@ def _measured_by_runs(
     for part, layer in (step for step in todo if step not in own):
         found[layer] += _read(run, [part], layer, by_layer[layer])
     return found
+
+
+def _tell_of_runs(
+    steps: Sequence[tuple[_Part, int]], by_layer: Mapping[int, Sequence[Site]], runs_of: RunsByPart
+) -> None:
+    """Say what is going to be run, and how long that takes after one run of the dense model."""
+    if not steps:
+        return
+    begun = time.monotonic()
+    runs_of(steps[0][0])
+    seconds, forms = time.monotonic() - begun, {form.name: form for part, _ in steps for form in part.forms}
+    taken = [(form, weight) for part, layer in steps for form in part.forms for weight in _weights_of(by_layer[layer])]
+    runs = sum(form.full(weight) - form.least for form, weight in taken if form.shortens(weight) == "in")
+    logger.info(
+        "running the model %d times to find what %s loses: %s; other forms= (--form) leave that out",
+        runs,
+        " and ".join(forms),
+        about(runs * seconds / 2),  # from the layer that changes on: half of the layers on average
+    )
 
 
 def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -> RunsByPart:

@@ -84,8 +84,15 @@ def decide(
 
     Raises:
         BudgetError: no choice is within the limits.
+        ProfileError: no budget has a known latency in every one that is limited.
     """
     usable = [at for at in range(len(budgets)) if all(one.ns[at] != UNKNOWN for one in times)]
+    if not usable:
+        raise ProfileError(
+            f"a profile without any number of tokens whose latency is known for {', '.join(one.name for one in times)}",
+            "one of which it is",
+            "Measure attention with gac profile --model NAME --tokens, or plan without the limits of latency.",
+        )
     costs = [[budgets[at], *(one.ns[at] for one in times)] for at in usable]
     groups = [Group(f"layer {layer}", own[usable], costs) for layer, own in zip(layers, losses, strict=True)]
     if any(one.beside for one in times):

@@ -1,8 +1,12 @@
 """The exact knapsack beside its peers, and what must hold of any optimum; ``knapsack_agreement.py`` does 10,000."""
 
+import time
+from concurrent.futures import Future
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,12 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from knapsack_instances import KINDS, curves, random_instance, within
 from knapsack_peers import brute_force_finds, cp_sat_finds, fault, highs_finds
+from ortools.sat.python.cp_model import CpSolver
 
-from gac.allocation.knapsack import Group, Solution, deadline, extension, halves, knapsack, search
+from gac.allocation.knapsack import Group, Solution, extension, halves, knapsack, search
 from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import Answer
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.growth import Grown
+from gac.allocation.knapsack.work import STEPS, Work
 from gac.errors import BudgetError, GacError
 
 SMALL = st.integers(0, 12)
@@ -162,8 +167,8 @@ def test_long_lists_leave_out_nothing_better(kind: str, seed: int) -> None:
 def test_margins_shrink_where_lists_grow(limits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shrunk, grown_lists = [], search.grown_lists
 
-    def watched(core: Core, until: Deadline) -> Grown:
-        grown = grown_lists(core, until)
+    def watched(core: Core, work: Work) -> Grown:
+        grown = grown_lists(core, work)
         shrunk.append(grown.room < core.room)
         return grown
 
@@ -178,7 +183,7 @@ def test_many_equal_groups() -> None:
     assert (solution.certificate.status, solution.certificate.value) == ("optimal", 3999.0)
 
 
-# --- out of time ----------------------------------------------------------------------------------------------------
+# --- a limit of work -------------------------------------------------------------------------------------------------
 
 
 def check_bounded(solution: Solution, groups: list[Group], limits: list[int]) -> None:
@@ -188,40 +193,59 @@ def check_bounded(solution: Solution, groups: list[Group], limits: list[int]) ->
     assert 0 < proof.gap == pytest.approx(proof.value - proof.lower_bound)
 
 
-def test_out_of_time_it_says_feasible_and_how_far_the_bound_is() -> None:
+def test_without_work_it_says_feasible_and_how_far_the_bound_is() -> None:
     groups, most = curves(groups=60, limits=2)
     best = knapsack(groups, most).certificate.value
-    solution = knapsack(groups, most, seconds=0)
+    solution = knapsack(groups, most, work_limit=0)
     check_bounded(solution, groups, most)
     assert 0.99 * best < solution.certificate.lower_bound <= best <= solution.certificate.value < 1.1 * best
     # Three limits, and losses that are a sum of the costs.
     hard = random_instance(560, groups=30, items=12, kind="correlated")
-    check_bounded(knapsack(*hard, seconds=0), *hard)
+    check_bounded(knapsack(*hard, work_limit=0), *hard)
 
 
-@pytest.mark.parametrize("readings", [3, 10, 30, 50])
-def test_a_search_is_cut_short_wherever_it_is(monkeypatch: pytest.MonkeyPatch, readings: int) -> None:
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            self.now += 1.0
-            return self.now
-
-    monkeypatch.setattr(deadline, "time", Clock())
-    monkeypatch.setattr(search, "cp_sat", lambda *_, **__: Answer("UNKNOWN", None, 0.0))
-    groups, most = curves(groups=60, limits=2)
-    early = knapsack(groups, most, seconds=readings)
-    check_bounded(early, groups, most)
-    monkeypatch.undo()
+@pytest.mark.parametrize("steps", [1, 100, 1_000, 3_000])
+def test_a_search_is_cut_short_wherever_it_is(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, most = curves(groups=60, limits=3)
     best = knapsack(groups, most).certificate.value
+    monkeypatch.setattr(search, "cp_sat", lambda *_, **__: Answer("UNKNOWN", None, 0.0))
+    early = knapsack(groups, most, work_limit=steps / STEPS)
+    check_bounded(early, groups, most)
     assert early.certificate.lower_bound <= best <= early.certificate.value
+
+
+def test_the_clock_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of lists that are given up, nor of CP-SAT, which is stopped before it has a proof."""
+    groups, most = random_instance(560, groups=30, items=12, kind="correlated")
+    solutions = [knapsack(groups, most, work_limit=limit) for limit in (0.02, 1.0)]
+    assert [solution.certificate.status for solution in solutions] == ["feasible"] * 2
+    assert "CP-SAT" in solutions[1].certificate.method
+    years = count(step=1e9)
+    for clock in ("time", "monotonic", "perf_counter", "process_time"):
+        monkeypatch.setattr(time, clock, lambda: float(next(years)))
+    assert [knapsack(groups, most, work_limit=limit) for limit in (0.02, 1.0)] == solutions
+
+
+def test_ctrl_c_stops_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, most = random_instance(560, groups=30, items=12, kind="correlated")
+    monkeypatch.setattr(extension, "MOST_STATES", 4)
+    stopped, stop = [], CpSolver.stop_search
+
+    def watched(solver: CpSolver) -> None:
+        stopped.append(solver)
+        stop(solver)
+
+    monkeypatch.setattr(CpSolver, "stop_search", watched)
+    monkeypatch.setattr(Future, "result", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        knapsack(groups, most)
+    assert stopped
 
 
 def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what CP-SAT finds without a proof is kept."""
     groups, most = curves(groups=60, limits=2)
-    first = knapsack(groups, most, seconds=0).certificate.value
+    first = knapsack(groups, most, work_limit=0).certificate.value
     best, exact = knapsack(groups, most).certificate.value, search.cp_sat
     monkeypatch.setattr(extension, "MOST_STATES", 4)
     settled = knapsack(groups, most)
@@ -322,9 +346,9 @@ CHEAPER = "Raise the limit, or add cheaper candidates."
         (
             TRADING,
             [4, 4],
-            {"seconds": 0},
-            "limit 2 of 4 beside limit 1: the time ran out before a choice was found or ruled out (best 8); expected a "
-            "choice that takes 4 or less. Raise the limit, or allow more seconds.",
+            {"work_limit": 0},
+            "limit 2 of 4 beside limit 1: the work was spent before a choice was found or ruled out (best 8); expected "
+            "a choice that takes 4 or less. Raise the limit, or allow more work.",
         ),
         ([], [1], {}, f"0 groups and 1 limits; {NO_ONE}"),
         ([ONE], [], {}, f"1 groups and 0 limits; {NO_ONE}"),

@@ -137,8 +137,8 @@ ONE = [Group("a", [0.0, 1.0], [[3], [1]])]
         {"groups": (group for group in ONE)},
         {"names": None},
         {"names": iter(["params"])},
-        {"seconds": np.float32(1)},
-        {"seconds": math.inf},
+        {"work_limit": np.float32(1)},
+        {"work_limit": math.inf},
     ],
 )
 def test_whatever_can_be_listed_is_taken(given: dict[str, Any]) -> None:
@@ -154,11 +154,14 @@ def test_whatever_can_be_listed_is_taken(given: dict[str, Any]) -> None:
         ({"groups": ONE[0]}, "groups of Group("),
         ({"groups": [0]}, "an entry of type int among the groups; expected Group objects. Pass a list of Group."),
         ({"names": 3}, "names of 3; expected several, one after the other. Name every limit, or none."),
-        ({"seconds": None}, "seconds of None; expected a number of 0 or more. Say how long the search may take."),
-        ({"seconds": math.nan}, "seconds of nan; expected a number of 0 or more"),
-        ({"seconds": -1}, "seconds of -1; expected a number of 0 or more"),
-        ({"seconds": "5"}, "seconds of '5'; expected a number of 0 or more"),
-        ({"seconds": True}, "seconds of True; expected a number of 0 or more"),
+        (
+            {"work_limit": None},
+            "a work limit of None; expected a number of 0 or more. Say how many units of work may be done.",
+        ),
+        ({"work_limit": math.nan}, "a work limit of nan; expected a number of 0 or more"),
+        ({"work_limit": -1}, "a work limit of -1; expected a number of 0 or more"),
+        ({"work_limit": "5"}, "a work limit of '5'; expected a number of 0 or more"),
+        ({"work_limit": True}, "a work limit of True; expected a number of 0 or more"),
     ],
 )
 def test_what_is_no_instance_is_refused(given: dict[str, Any], message: str) -> None:

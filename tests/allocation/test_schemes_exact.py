@@ -1,4 +1,4 @@
-"""Form, dim and scheme together under one, two and three limits: the optimum of brute force and of CP-SAT."""
+"""Form, dim and scheme together under one, two and three limits: the optimum of brute force and of HiGHS."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -107,7 +107,7 @@ def _counted(of: Problem, weight, name: str, scheme: str, dim: int):  # type: ig
 
 
 @pytest.mark.parametrize("columns", [(BYTES,), (BYTES, PARAMS), (BYTES, PARAMS, KV_NUMBERS)])
-def test_cp_sat_agrees_on_a_models_candidates(columns: Sequence[str], small: Small) -> None:
+def test_highs_agrees_on_a_models_candidates(columns: Sequence[str], small: Small) -> None:
     """The tiny model, measured: pairs, narrower MLPs and shorter heads, in three schemes."""
     options = {name: value for name, value in small.options.items() if name not in ("tokenizer", "progress")}
     asked = {"schemes": ["bf16", "w8a16", "w4a16"], "forms": ["low_rank", "narrow", "head_dim"], "align": False}
@@ -122,4 +122,4 @@ def test_cp_sat_agrees_on_a_models_candidates(columns: Sequence[str], small: Sma
         limits = {column: floored(shares[column], dense_total(of.dense, column)) for column in columns}
         instance = as_knapsack(of.candidates(limits), limits)
         record = crosscheck(instance.groups, list(limits.values()), instance.solve())
-        assert (record.status, record.objective) == ("OPTIMAL", record.value)
+        assert record.verdict.startswith("HiGHS agrees")

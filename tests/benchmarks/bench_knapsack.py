@@ -80,7 +80,7 @@ def solved(solve: Solver, instance: Instance, seconds: float, repeats: int = 1) 
 
 
 def ours(groups: list[Group], limits: list[int], seconds: float) -> str:
-    proof = knapsack(groups, limits, seconds=seconds).certificate
+    proof = knapsack(groups, limits, work_limit=seconds).certificate
     return f"{proof.status} {proof.value:.9g}"
 
 

@@ -1,10 +1,13 @@
 """A reduced instance through OR-Tools CP-SAT, which proves its optimum in integers."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from gac.allocation.interruptible import interruptible
 from gac.allocation.knapsack.ragged import Mask, Ragged
+from gac.allocation.knapsack.work import STEPS, Work
 from gac.arrays import Ints
 
 
@@ -17,7 +20,7 @@ class Answer:
     bound: float
 
 
-def cp_sat(items: Ragged, seconds: float, hint: Mask | None = None) -> Answer:
+def cp_sat(items: Ragged, work: Work, hint: Mask | None = None) -> Answer:
     """Minimise the sum of integer values within the slack, starting from the ``hint`` (which items it takes).
 
     Its presolve is off: with it, version 9.15 was seen to prove a wrong optimum on an instance with huge costs.
@@ -36,9 +39,12 @@ def cp_sat(items: Ragged, seconds: float, hint: Mask | None = None) -> Answer:
     for pick, taken in zip(picks, [] if hint is None else hint.tolist(), strict=hint is not None):
         model.add_hint(pick, taken)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = work.left
+    solver.parameters.num_workers = 1
     solver.parameters.cp_model_presolve = False
-    status = solver.solve(model)
+    solver.parameters.catch_sigint_signal = False
+    status = interruptible(partial(solver.solve, model), solver.stop_search)
+    work.steps += int(solver.response_proto.deterministic_time * STEPS)
     choice = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         choice = np.flatnonzero([bool(solver.boolean_value(pick)) for pick in picks])

@@ -3,8 +3,8 @@
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 MOST_STATES = 1 << 18
@@ -13,13 +13,13 @@ _BATCH = 1 << 21
 
 
 class GivenUpError(Exception):
-    """A list grew beyond ``MOST_STATES``, or the deadline passed."""
+    """A list grew beyond ``MOST_STATES``, or the work is spent."""
 
 
-def extended(states: States, core: Core, group: int, tree: Tree, room: int, deadline: Deadline) -> States:
+def extended(states: States, core: Core, group: int, tree: Tree, room: int, work: Work) -> States:
     """The states themselves (the group keeps its default), and each of them with each alternative that leaves room."""
     first, end = core.starts[group : group + 2].tolist()
-    if deadline.passed or _children(states, core.reduced[first:end], room) > MOST_CHILDREN:
+    if work.spent or _children(states, core.reduced[first:end], room) > MOST_CHILDREN:
         raise GivenUpError
     parts = [states.table]
     width = max(1, _BATCH // max(1, len(states)))
@@ -32,7 +32,9 @@ def extended(states: States, core: Core, group: int, tree: Tree, room: int, dead
         added = states.table[:, parent] + core.steps[:, item]
         added[-1] = tree.add(states.node[parent], core.alternatives[item])
         parts.append(added)
-    return States(np.concatenate(parts, axis=1)) if len(parts) > 1 else states
+    grown = States(np.concatenate(parts, axis=1)) if len(parts) > 1 else states
+    work.steps += grown.costs.size
+    return grown
 
 
 def _children(states: States, reduced: Ints, room: int) -> int:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.groups import Group
 from gac.allocation.knapsack.instance import flatten, reduced_items, rows_of
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
+from gac.allocation.knapsack.work import Work
 from gac.errors import BudgetError
 
 
@@ -23,9 +23,7 @@ class _Least:
     lower: int
 
 
-def within_limits(
-    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], deadline: Deadline
-) -> tuple[int, ...]:
+def within_limits(groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], work: Work) -> tuple[int, ...]:
     """A choice within all limits: one row after the other is minimised, in exact integers, under those before it.
 
     Returns:
@@ -33,7 +31,7 @@ def within_limits(
 
     Raises:
         BudgetError: there is none; names the limit that cannot be met alone or beside the earlier ones, and what could
-            be. Or the deadline passed before there was a choice or a proof that there is none.
+            be. Or the work was spent before there was a choice or a proof that there is none.
     """
     items = flatten(groups)
     for limit, most in enumerate(limits):
@@ -43,7 +41,7 @@ def within_limits(
     rows = rows_of(groups, limits)
     found = _cheapest(rows.items, 0)
     for row in range(1, len(rows.limits)):
-        found = _least(rows.items, rows.limits, row, found.choice, deadline)
+        found = _least(rows.items, rows.limits, row, found.choice, work)
         if found.used > rows.limits[row]:
             limit, shift = rows.deciding.index(row), rows.shifts[row]
             beside = f" beside {' and '.join(names[:limit])}" if limit else ""
@@ -59,7 +57,7 @@ def _cheapest(items: Ragged, limit: int) -> _Least:
     return _Least(tuple(items.origin[items.first_minimum(items.costs[limit])].tolist()), used, used)
 
 
-def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, ...], deadline: Deadline) -> _Least:
+def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, ...], work: Work) -> _Least:
     """The choice that takes least of a limit within those before it, or one that takes no more than is allowed.
 
     The knapsack itself, with that limit's costs for losses: they are integers already, so nothing is rounded.
@@ -71,7 +69,7 @@ def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, .
     multipliers, other = relax(inside)
     if other is not None and inside.values[other].sum() < inside.values[start].sum():
         start = other
-    outcome = settle(inside, lagrangian(inside, multipliers), start, deadline, enough=limits[limit] - zero)
+    outcome = settle(inside, lagrangian(inside, multipliers), start, work, enough=limits[limit] - zero)
     return _Least(tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower)
 
 
@@ -82,9 +80,9 @@ def _short(
     used = [int(group.costs[item, limit]) for group, item in zip(groups, choice, strict=False)]
     if short <= 0:
         return BudgetError(
-            f"{name} of {most}{beside}: the time ran out before a choice was found or ruled out (best {sum(used)})",
+            f"{name} of {most}{beside}: the work was spent before a choice was found or ruled out (best {sum(used)})",
             f"a choice that takes {most} or less",
-            "Raise the limit, or allow more seconds.",
+            "Raise the limit, or allow more work.",
         )
     largest = max(range(len(used)), key=used.__getitem__)
     proved = most + short == sum(used)

@@ -10,7 +10,7 @@ from gac.errors import GacError
 
 
 def as_given(
-    groups: Iterable[Group], limits: Iterable[int], names: Iterable[str] | None, seconds: float
+    groups: Iterable[Group], limits: Iterable[int], names: Iterable[str] | None, work_limit: float
 ) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...], float]:
     """The same as tuples, limits as Python integers, and a name for each; refused as ``knapsack`` says."""
     known = _listed("groups", groups, "Pass a list of Group.")
@@ -24,9 +24,16 @@ def as_given(
     called = () if named is None else _listed("names", named, "Name every limit, or none.")
     if called and len(called) != len(most):
         raise GacError(f"{len(called)} names for {len(most)} limits", "one name a limit", "Name every limit, or none.")
-    if isinstance(seconds, str | bool) or not _number(seconds) >= 0:
-        raise GacError(f"seconds of {seconds!r}", "a number of 0 or more", "Say how long the search may take.")
-    return known, most, tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))), float(seconds)
+    if isinstance(work_limit, str | bool) or not _number(work_limit) >= 0:
+        raise GacError(
+            f"a work limit of {work_limit!r}", "a number of 0 or more", "Say how many units of work may be done."
+        )
+    return (
+        known,
+        most,
+        tuple(map(str, called)) or tuple(f"limit {at + 1}" for at in range(len(most))),
+        float(work_limit),
+    )
 
 
 def start_within(groups: tuple[Group, ...], limits: tuple[int, ...], start: Sequence[int]) -> tuple[int, ...]:

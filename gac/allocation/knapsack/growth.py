@@ -10,11 +10,11 @@ from math import gcd
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.extension import extended, short
 from gac.allocation.knapsack.halves import grown_halves
 from gac.allocation.knapsack.outlook import least_worth
 from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 _APART = 1 << 12
@@ -32,21 +32,21 @@ class Grown:
     longest: int
 
 
-def grown_lists(core: Core, deadline: Deadline) -> Grown:
+def grown_lists(core: Core, work: Work) -> Grown:
     """Lists that hold between them every choice that there is room for, or a better one.
 
     Raises:
-        GivenUpError: a list is too long, or the deadline passed.
+        GivenUpError: a list is too long, or the work is spent.
     """
     tree = Tree()
     if len(core.free) > 1:
-        left, right, room, longest = grown_halves(core, tree, deadline)
+        left, right, room, longest = grown_halves(core, tree, work)
         return Grown(left, right, tree, room, longest)
-    left, right = _under_one_limit(core, tree, deadline)
+    left, right = _under_one_limit(core, tree, work)
     return Grown(left, right, tree, core.room, max(len(left), len(right)))
 
 
-def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States]:
+def _under_one_limit(core: Core, tree: Tree, work: Work) -> tuple[States, States]:
     """The shorter list takes the next group; but what stands in the way of a large common divisor goes to the left.
 
     From then on each state there tells how much of the limit a choice with it is bound to waste. That counts as part
@@ -65,12 +65,12 @@ def _under_one_limit(core: Core, tree: Tree, deadline: Deadline) -> tuple[States
         if least[group] >= spare:
             continue
         if len(left) <= len(right) or (place < apart and len(left) < _APART):
-            left, before = _undominated(extended(left, core, group, tree, room, deadline)), step
+            left, before = _undominated(extended(left, core, group, tree, room, work)), step
             step = gcd(by_right, coming[place + 1])
             left = _wasting(left, core, before, step)
             spare = room - left.least_reduced(room)
         else:
-            right = _undominated(extended(right, core, group, tree, spare, deadline))
+            right = _undominated(extended(right, core, group, tree, spare, work))
             by_right = gcd(by_right, divisors[group])
     return left, right
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.extension import MOST_STATES, extended, short
 from gac.allocation.knapsack.outlook import Outlook, outlook
 from gac.allocation.knapsack.states import States, Tree
+from gac.allocation.knapsack.work import Work
 from gac.allocation.pareto import front
 from gac.arrays import Ints
 
@@ -20,7 +20,7 @@ _BLOCK = 1 << 17
 _LARGEST = 2.0**61
 
 
-def grown_halves(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, States, int, int]:
+def grown_halves(core: Core, tree: Tree, work: Work) -> tuple[States, States, int, int]:
     """The shorter list takes its next group: the left one from the fine steps on, the right one from the coarse ones.
 
     So what is coarse remains for the left list for long, and it knows early what does not fit.
@@ -33,7 +33,7 @@ def grown_halves(core: Core, tree: Tree, deadline: Deadline) -> tuple[States, St
     room, longest = core.room, 0
     for _ in order:
         half = min(left, right, key=len)
-        room = half.take(room, deadline)
+        room = half.take(room, work)
         longest = max(longest, len(half))
     return left.states, right.states, room, longest
 
@@ -57,20 +57,20 @@ class _Half:
     def __len__(self) -> int:
         return len(self.states)
 
-    def take(self, room: int, deadline: Deadline) -> int:
+    def take(self, room: int, work: Work) -> int:
         """Extend the list by the next group; without states that have no room for what the others are bound to add.
 
         Returns:
             The room; where the list has more than ``many`` states, only as much as leaves so many of them.
         """
         core = self._core
-        grown = extended(self.states, core, self._coming.pop(0), self._tree, room, deadline)
+        grown = extended(self.states, core, self._coming.pop(0), self._tree, room, work)
         grown = grown.at(self._bound(grown) < room)
         if len(grown) >= _SIFT_FROM and len(self._outlooks) == 1 < len(self._priced):
             self._outlooks.append(self._joint_outlook(room))
             grown = grown.at(self._bound(grown) < room)
         if len(grown) >= min(self._sift_from, MOST_STATES):
-            grown = self._undominated(grown, deadline)
+            grown = self._undominated(grown, work)
         if len(grown) > core.many and room > core.least_room:
             bound = self._bound(grown)
             room = max(core.least_room, int(np.partition(bound, core.many)[core.many]))
@@ -85,9 +85,9 @@ class _Half:
             bound = np.maximum(bound, states.reduced + ahead.added(states.costs, coming))
         return bound
 
-    def _undominated(self, states: States, deadline: Deadline) -> States:
+    def _undominated(self, states: States, work: Work) -> States:
         """Less what others beat; says how long the list may get before the next look."""
-        kept = _sifted(states, deadline)
+        kept = _sifted(states, work)
         few = 4 * len(kept) >= 3 * len(states)
         self._sift_from = max(_SIFT_FROM, 2 * len(kept) if few else len(kept))
         return kept
@@ -105,13 +105,14 @@ class _Half:
         return outlook(limits, costs, core.reduced, groups, free, multipliers, widths)
 
 
-def _sifted(states: States, deadline: Deadline) -> States:
+def _sifted(states: States, work: Work) -> States:
     """Several limits: without the states that one of the same block (half a second's work) beats or equals."""
     points = np.vstack([states.costs, states.values]).T
+    work.steps += points.size
     size = max(_BLOCK >> 2 * (points.shape[1] - 3), _SIFT_FROM)
     kept = np.ones(len(points), dtype=np.bool_)
     for start in range(0, len(points), size):
-        if deadline.passed:
+        if work.spent:
             break
         kept[start : start + size] = front(points[start : start + size])
     return states.at(kept)

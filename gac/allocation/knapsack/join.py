@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.states import States
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 MOST_PAIRS = 1 << 26
@@ -20,16 +20,16 @@ Joined = tuple[tuple[int, int] | None, bool, int]
 """The best pair (positions in left and right, or None), whether none was left out, and how many were looked at."""
 
 
-def join(left: States, right: States, core: Core, deadline: Deadline) -> Joined:
+def join(left: States, right: States, core: Core, work: Work) -> Joined:
     """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is less than ``below``.
 
-    Beyond ``MOST_PAIRS``, or past the deadline, the rest is left out.
+    Beyond ``MOST_PAIRS``, or once the work is spent, the rest is left out.
     """
     if not len(left) or not len(right):
         return None, True, 0
     if len(core.free) == 1:
         return _join_one(left, right, int(core.free[0]), core.below), True, len(left)
-    return _join_several(left, right, core, deadline)
+    return _join_several(left, right, core, work)
 
 
 def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
@@ -49,7 +49,7 @@ def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, 
     return int(fits[best]), int(order[partner])
 
 
-def _join_several(left: States, right: States, core: Core, deadline: Deadline) -> Joined:
+def _join_several(left: States, right: States, core: Core, work: Work) -> Joined:
     """Several limits: look only at the pairs that use nearly all of the limit whose use is tightest.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
@@ -66,7 +66,8 @@ def _join_several(left: States, right: States, core: Core, deadline: Deadline) -
         most = core.free[tightest] - left.costs[tightest, rows]
         first, end = _window(right.costs[tightest, members], most, core.reach - least[rows], multiplier)
         pairs += int((end - first).sum())
-        if pairs > MOST_PAIRS or deadline.passed:
+        work.steps += len(left) + int((end - first).sum())
+        if pairs > MOST_PAIRS or work.spent:
             return best, False, pairs
         for a, b in _pairs(rows, first, end):
             found = _best_of(left, right, a, members[b], core.free, below)

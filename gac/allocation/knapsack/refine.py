@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.instance import FINEST, bits_of, to_grains
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import Outcome, settle
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Floats, Ints
 
 _FAR = 2.0**-20
@@ -35,7 +35,7 @@ class Refined:
     multipliers: Floats
 
 
-def refined(items: Ragged, first: Callable[[], Ints], deadline: Deadline) -> Refined:
+def refined(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
     """The best choice within the limits; ``items`` has costs from 0 and float values from 0.
 
     Each round knows a better choice than the one before. It leaves out the items that alone lose more than that whole
@@ -66,9 +66,9 @@ def refined(items: Ragged, first: Callable[[], Ints], deadline: Deadline) -> Ref
         exponent = max(top + int(np.frexp(total)[1]) - bits, FINEST)
         whole = replace(items, values=to_grains(items.values, 2.0**exponent))
         bound = lagrangian(whole, np.ldexp(multipliers, top - exponent))
-        outcome = settle(whole, bound, start, deadline)
+        outcome = settle(whole, bound, start, work)
         start = outcome.choice
-        if exponent == FINEST or outcome.value >> bits - _FINE or deadline.passed:
+        if exponent == FINEST or outcome.value >> bits - _FINE or work.spent:
             return Refined(items.origin[start], outcome, 2.0**exponent, bound.multipliers)
 
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import cp_sat
-from gac.allocation.knapsack.deadline import Deadline
 from gac.allocation.knapsack.extension import GivenUpError
 from gac.allocation.knapsack.growth import grown_lists
 from gac.allocation.knapsack.join import join
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import Bound
+from gac.allocation.knapsack.work import Work
 from gac.arrays import Ints
 
 _FIRST, _FINEST = 24, 16
@@ -54,46 +54,48 @@ class Found:
     Attributes:
         choice: the best one (one item position a group), or None.
         room: there is no other choice that exceeds the bound by less and has a smaller value; 0 where it gave up.
-        work: how many states and pairs were looked at in the end.
+        looked: how many states and pairs were looked at in the end.
         longest: states of the longest list.
     """
 
     choice: Ints | None
     room: int
-    work: int = 0
+    looked: int = 0
     longest: int = 0
 
 
-def settle(items: Ragged, bound: Bound, choice: Ints, deadline: Deadline, enough: int = 0) -> Outcome:
+def settle(items: Ragged, bound: Bound, choice: Ints, work: Work, enough: int = 0) -> Outcome:
     """Search ever wider margins above the bound; where ``value`` and ``lower`` come out equal, the choice is optimal.
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
     holds the optimum or reaches the best known value. How long the lists of a wider one get is not known before: where
     they are several times as long as those before, the margin shrinks. Where a search gives up, which it does after
-    half of the time that is left, CP-SAT is asked once.
+    half of the work that is left, CP-SAT is asked once.
 
-    Past the deadline, or with a value of ``enough`` or less, what has been found and proved so far is returned.
+    Once the work is spent, or with a value of ``enough`` or less, what has been found and proved so far is returned.
     """
     value, lower = _value(items, choice), bound.lower
-    margin, core, work = Margin(_first_room(items, bound, value), 1, _LONGER * _CHEAP), 0, 0
-    while lower < value and value > enough and not deadline.passed:
+    margin, core, looked = Margin(_first_room(items, bound, value), 1, _LONGER * _CHEAP), 0, 0
+    while lower < value and value > enough and not work.spent:
         near = bound.reduced < min(value - bound.lower, margin.room)
         part, core = items.keep(near), int(near.sum())
-        found = better(part, bound.keep(near), value, margin, Deadline.after(deadline.left / 2))
+        half = Work(work.left / 2)
+        found = better(part, bound.keep(near), value, margin, half)
+        work.steps += half.steps
         if found.choice is not None:
             choice = np.flatnonzero(near)[found.choice]
             value = _value(items, choice)
         if not found.room and lower < value:
-            if deadline.passed:
+            if work.spent:
                 break
-            return _settle_by_cp_sat(items, bound, choice, lower, deadline.left)
+            return _settle_by_cp_sat(items, bound, choice, lower, work)
         lower = min(value, bound.lower + found.room)
-        margin, work = _wider(found, work), found.work
+        margin, looked = _wider(found, looked), found.looked
     return Outcome(choice, value, max(lower, 0), core, _LISTS)
 
 
-def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, seconds: float) -> Outcome:
+def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, work: Work) -> Outcome:
     """Ask CP-SAT for a choice better than this one; only a completed search is a proof, its float bound is not.
 
     In each group the smallest value and the lowest costs count 0, so that the sums fit int64 if they can.
@@ -108,7 +110,7 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, sec
         costs=part.costs - part.cheapest[:, part.group],
         slack=part.slack - part.cheapest.sum(axis=1),
     )
-    answer = cp_sat(shifted, seconds, hint=np.isin(np.flatnonzero(near), choice))
+    answer = cp_sat(shifted, work, hint=np.isin(np.flatnonzero(near), choice))
     if answer.choice is not None:
         found = np.flatnonzero(near)[answer.choice]
         assert (items.used(found) <= items.slack).all(), "CP-SAT broke a limit"
@@ -125,10 +127,10 @@ def _wider(found: Found, before: int) -> Margin:
     Work grows faster than the margin, the more so the more there is of it. Where lists are nearly as long as they may
     get, a wide step would be given up; a narrow one may find the optimum.
     """
-    if found.work < _CHEAP:
+    if found.looked < _CHEAP:
         growth = _FAST_GROWTH
     else:
-        growth = _GROWTH if found.work < min(max(_DEAR, 2 * before), _DEAREST) else _SLOW_GROWTH
+        growth = _GROWTH if found.looked < min(max(_DEAR, 2 * before), _DEAREST) else _SLOW_GROWTH
     return Margin(
         room=int(found.room * growth) + 1,
         least_room=int(found.room * _SLOW_GROWTH) + 1,
@@ -149,30 +151,30 @@ def _first_room(items: Ragged, bound: Bound, value: int) -> int:
     return max(int(np.partition(alternatives, rank)[rank]), value - bound.lower >> _FINEST) + 1
 
 
-def better(items: Ragged, bound: Bound, value: int, margin: Margin, deadline: Deadline) -> Found:
+def better(items: Ragged, bound: Bound, value: int, margin: Margin, work: Work) -> Found:
     """The best choice within the limits and the margin whose value is below ``value``, or perhaps one a bit beyond.
 
     The reduced values of every choice within the margin sum to less than its room; all of those are
     enumerated, but for the ones that another one beats or equals in every cost and in value, and those that are bound
     to leave so much of the limits unused that they are not within the margin. So if a complete search finds nothing
     there, there is nothing. What it finds beyond, in ``REACH`` times the room, is a better incumbent, not an optimum.
-    Where a list grows too long, or the deadline passes, the search gives up.
+    Where a list grows too long, or the work is spent, the search gives up.
     """
     default = items.first_minimum(bound.reduced)
     core = _core(items, bound, default, value, margin)
     try:
-        grown = grown_lists(core, deadline)
+        grown = grown_lists(core, work)
     except GivenUpError:
         return Found(None, 0)
-    best, complete, pairs = join(grown.left, grown.right, core.within(grown.room), deadline)
-    room, work = grown.room if complete else 0, len(grown.left) + len(grown.right) + pairs
+    best, complete, pairs = join(grown.left, grown.right, core.within(grown.room), work)
+    room, looked = grown.room if complete else 0, len(grown.left) + len(grown.right) + pairs
     if best is None:
-        return Found(None, room, work, grown.longest)
+        return Found(None, room, looked, grown.longest)
     choice = default.copy()
     for states, at in zip((grown.left, grown.right), best, strict=True):
         picked = grown.tree.items(int(states.node[at]))
         choice[items.group[picked]] = picked
-    return Found(choice, room, work, grown.longest)
+    return Found(choice, room, looked, grown.longest)
 
 
 def _core(items: Ragged, bound: Bound, default: Ints, value: int, margin: Margin) -> Core:

@@ -1,0 +1,68 @@
+"""HiGHS on a mixed-integer program, in a process of its own: it prints to standard output, and Ctrl-C cannot end it.
+
+Run as a script, it reads ``program.npz`` in the directory that it is given, and leaves ``answer.npz`` there.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # run as a script, it has no package
+    from gac.arrays import Floats, Ints
+
+_PROGRAM, _ANSWER = "program.npz", "answer.npz"
+
+
+def minimised(
+    values: "Floats", group: "Ints", costs: "Floats", nodes: int, gap: float
+) -> "tuple[Floats | None, float | None, int]":
+    """Minimise a sum of values with one item a group, within limits of 1.
+
+    Args:
+        values: of each item, shape ``(items,)``.
+        group: of each item, ascending, shape ``(items,)``.
+        costs: shape ``(limits, items)``.
+        nodes: after so many of its tree HiGHS stops.
+        gap: between choice and bound at which it stops.
+
+    Returns:
+        Each item's share (None without a choice), a lower bound (None without one), and the nodes that it took.
+
+    Raises:
+        subprocess.CalledProcessError: HiGHS broke off; its last words are in ``stderr``.
+    """
+    with TemporaryDirectory() as directory:
+        np.savez(Path(directory, _PROGRAM), values=values, group=group, costs=costs, nodes=nodes, gap=gap)
+        command = [sys.executable, "-P", __file__, directory]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+        with np.load(Path(directory, _ANSWER)) as answer:
+            taken, bound, visited = answer["taken"], float(answer["bound"]), int(answer["nodes"])
+    return taken if len(taken) else None, None if np.isnan(bound) else bound, visited
+
+
+def _solve(directory: Path) -> None:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    with np.load(directory / _PROGRAM) as program:
+        values, group, costs = program["values"], program["group"], program["costs"]
+        options: Any = {"node_limit": int(program["nodes"]), "mip_rel_gap": float(program["gap"])}
+    exactly = LinearConstraint(csr_array((np.ones(len(group)), (group, np.arange(len(group))))), 1, 1)
+    answer: Any = milp(
+        values,
+        constraints=[exactly, LinearConstraint(costs, -np.inf, 1)],
+        integrality=np.ones(len(values), dtype=np.int64),
+        bounds=Bounds(0, 1),
+        options=options,
+    )
+    taken = [] if answer.x is None else answer.x
+    bound = np.nan if answer.mip_dual_bound is None else answer.mip_dual_bound
+    np.savez(directory / _ANSWER, taken=taken, bound=bound, nodes=answer.mip_node_count or 0)
+
+
+if __name__ == "__main__":
+    _solve(Path(sys.argv[1]))

@@ -1,0 +1,77 @@
+"""Sites of which no latency, or no finite loss, is known: a plan where one is possible, else what is lacking."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gac.allocation.decide import decide, settled
+from gac.allocation.one_gpu import beside_one_gpu
+from gac.allocation.problem import Problem, as_knapsack
+from gac.costs import PARAMS, ns_of
+from gac.curves import LossCurve, LossCurves
+from gac.errors import ModelError, ProfileError
+from gac.evaluation.shapes import planner_of_shapes
+from gac.forms.planned_sites import as_planned
+from gac.recipe import Recipe
+from gac.workloads import Workload
+from tests.allocation.small_problems import PREFILL, problem, profile, rows
+
+TABLE = "nvidia-h100-80gb-hbm3"
+"""Of 16-bit numbers, on one GPU."""
+
+
+def shipped(gpus: int, schemes: tuple[str, ...], **options: Any) -> Problem:
+    """One layer of Llama-3-8B on that table, with what is left open decided as ``gac.allocate`` does."""
+    workloads = [Workload.parse("decode:1@1024")]
+    found = planner_of_shapes("llama-3-8b", workloads, TABLE, layers=1, schemes=schemes, gpus=gpus).problem
+    asked = {"budget": 0.8, "fuse": "auto", "refit": "none", "latency": "any", "align": 512} | options
+    recipe = Recipe.of(schemes=schemes, workloads=map(str, workloads), tensor_parallel=gpus, **asked)
+    sites = as_planned(found.sites, recipe.space.forms, recipe.deployment.fuse)
+    return replace(found, sites=sites, recipe=settled(recipe, sites, found.profile))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "schemes", "options"),
+    [
+        (2, ("w4a16",), {}),
+        (2, ("fp8",), {"budget": None, "memory": 0.4}),
+        (2, ("w4a16",), {"budget": 1, "forms": ()}),
+        (8, ("w4a16",), {"fuse": False, "forms": "narrow", "budget": 0.9}),
+        (1, ("w4a16",), {"slack": 0.01}),
+        (1, ("bf16", "w4a16"), {"budget": None, "memory": 0.3, "slack": 0.01}),  # bf16 alone would be too large
+    ],
+)
+def test_a_table_without_the_schemes_latencies_gives_a_plan(
+    gpus: int, schemes: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    of = shipped(gpus, schemes, **options)
+    assert of.recipe.slack
+    plan = beside_one_gpu(of, decide(of)).plan
+    assert plan.speed is None
+    assert plan.certificate.status == "optimal"
+    assert {one.scheme for one in plan.weights} <= set(schemes)
+    assert (plan.one_gpu is None) == (gpus == 1)
+
+
+def test_a_site_without_a_known_latency_is_named() -> None:
+    of = replace(problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60]), profile=profile(rows(1, [10] * 6)))
+    limits = {PARAMS: 288, ns_of(PREFILL): 100}
+    with pytest.raises(ProfileError) as caught:
+        as_knapsack(of.candidates(limits), limits)
+    assert str(caught.value) == (
+        f"the profile lacks the latency of site0 for {PREFILL} in every form and scheme that it may have (schemes "
+        "bf16); expected one of which it is known, since latency is limited. Profile this model's shapes with gac "
+        "profile --model NAME (--scheme NAME), or plan without a limit of latency: latency='any' (--latency any)."
+    )
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_named(lost: float) -> None:
+    of = problem([[5, 4, 3, 2, 1]] * 2, [10, 20, 30, 40, 50, 60])
+    loss = of.curves.by_key["low_rank", "bf16", "site1"].loss.copy()
+    loss[3] = lost
+    curves = LossCurves({**of.curves.by_key, ("low_rank", "bf16", "site1"): LossCurve(loss)})
+    with pytest.raises(ModelError, match=f"site1 in form low_rank and scheme bf16 loses {lost} at dim 3; expected"):
+        replace(of, curves=curves).candidates([PARAMS])
