@@ -15,6 +15,15 @@ def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         model.set_submodule(name, module)
 
 
+@torch.no_grad()
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Give every parameter a dtype, in place. Buffers keep theirs: rotary frequencies, and what storages hold."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+
+
 @contextmanager
 def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """With these modules in the place of those of the same names."""

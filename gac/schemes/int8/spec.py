@@ -27,6 +27,7 @@ class Int8(EightBits):
     dtype = "w8a8"
     reads = "int8"
     kind = "int"
+    largest = W8A16.largest
     storage = StorageSpec("Integers8", {})
 
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
@@ -37,6 +38,7 @@ class Int8(EightBits):
     ) -> "dict[str, Tensor]":
         from gac.schemes.integers.torch import round_matrix
 
+        self.check_range(matrix)
         found = round_matrix(matrix, inputs, self.bits, None, zero=False, gradients=gradients)
         return {"weight": found.signed, "weight_scale": found.scale}
 
