@@ -41,7 +41,7 @@ from gac.measuring import (
 )
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory, is_checkpoint, load_config, load_model
-from gac.models.modules import cast_parameters, swap_in
+from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
@@ -227,7 +227,7 @@ def compress(
     swap_in(loaded.model, modules)
     swap_in_ends(loaded.model, ends)
     if dtype is not None:
-        cast_parameters(loaded.model, dtype)
+        cast(loaded.model, dtype)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)
     make_quick(loaded.model, plan.weights)

@@ -15,12 +15,16 @@ def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         model.set_submodule(name, module)
 
 
-@torch.no_grad()
-def cast_parameters(model: Any, dtype: torch.dtype) -> None:
-    """Give every parameter a dtype, in place. Buffers keep theirs: rotary frequencies, and what storages hold."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+def cast(model: Any, dtype: torch.dtype) -> None:
+    """Cast a model in place, but for buffers that no file has, such as rotary frequencies."""
+    buffers = [
+        (module, name, module._buffers[name])
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    ]
+    model.to(dtype)
+    for module, name, buffer in buffers:
+        module._buffers[name] = buffer
     model.config.dtype = dtype
 
 

@@ -31,6 +31,7 @@ class Int8(EightBits):
     storage = StorageSpec("Integers8", {})
 
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+        self.check_range(matrix)
         return W8A16.rounded(matrix, inputs, gradients)
 
     def stored(
