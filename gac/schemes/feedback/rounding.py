@@ -85,7 +85,7 @@ def _losses(errors: Tensor, moment: Tensor, gradients: Tensor | None, high: int)
     seen = errors @ moment
     if gradients is None:
         return (seen * errors).sum(1)
-    parts = zip(seen.split(high), errors.split(high), range(0, len(errors), high), strict=True)
+    parts = zip(torch.split(seen, high), torch.split(errors, high), range(0, len(errors), high), strict=True)
     return torch.stack(
         [((own @ error.T) * gradients[start : start + high, start : start + high]).sum() for own, error, start in parts]
     )
