@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import verified
@@ -24,7 +25,7 @@ from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
 from gac.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.distributed.run import on_every_rank, this_run
-from gac.errors import CheckpointError, GacError
+from gac.errors import CheckpointError, GacError, ModelError
 from gac.forms.planned_sites import as_planned
 from gac.healing.heal import heal_model
 from gac.healing.work import BLOCKS, Work
@@ -40,7 +41,8 @@ from gac.measuring import (
 )
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory, is_checkpoint, load_config, load_model
-from gac.models.modules import swap_in
+from gac.models.modules import cast, swap_in
+from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
@@ -164,6 +166,7 @@ def compress(
     *,
     calibration: CalibrationText | None = None,
     tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    dtype: torch.dtype | None = None,
     progress: bool = True,
 ) -> PlannedModel:
     """Give every weight the form and dim of the plan; on the same device, ready to generate.
@@ -178,14 +181,21 @@ def compress(
         calibration: the text that the plan was made with (or all of its texts, in their order), where it was documents
             given in memory, or a file that has moved since; as many windows as then are taken of it. None reads it by
             the plan's own name for it.
+        dtype: of all numbers that no scheme stores, in the model that is returned, and so in what is saved of it. The
+            plan counts 16 bits for each. None keeps the model's own; a packaged one, which is computed with in
+            float32, becomes bfloat16.
 
     Raises:
         PlanError: the plan was made for another model, or for other calibration text.
         GacError: the model or the text cannot be read.
     """
+    if dtype not in (None, torch.bfloat16, torch.float32):
+        raise ModelError(f"dtype={dtype}", "torch.bfloat16 or torch.float32", "Name one of them, or leave it out.")
     plan = replace(Plan.opened(plan), healed=())
     recipe = plan.recipe
     loaded = dense_model(model, tokenizer)
+    if dtype is None and loaded.name in PACKAGED:
+        dtype = SAVED_IN
     sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
     check_class(loaded.model)
@@ -214,6 +224,8 @@ def compress(
             modules = store_all(run, modules, plan.weights, whole, factors(rounding=True))
     swap_in(loaded.model, modules)
     swap_in_ends(loaded.model, ends)
+    if dtype is not None:
+        cast(loaded.model, dtype)
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)
     make_quick(loaded.model, plan.weights)

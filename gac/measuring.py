@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,15 @@ from gac.io import home, to_json
 from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together, check_sizes
-from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
+from gac.models.loading import (
+    Loaded,
+    check_finite,
+    check_in_memory,
+    load_config,
+    load_model,
+    model_digest,
+    read_parameter,
+)
 from gac.models.modules import input_device
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
@@ -38,6 +47,7 @@ from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.recipe import Recipe
 from gac.runtime.compressed import CompressedModel
+from gac.runtime.ends import ends_of
 from gac.schemes import scheme_named
 from gac.sensitivity.calibration import CalibrationRun
 from gac.sensitivity.curves import measure_curves
@@ -157,6 +167,7 @@ def measure_problem(
         check_ends(loaded.model)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
     check_finite(loaded.model)
+    _check_ranges(loaded.model, sites, recipe)
     digest = targeted_digest(loaded, sites)
     check_alike(ranks, loaded, digest, windows, recipe)
     if check is not None:
@@ -184,6 +195,19 @@ def measure_problem(
     )
     expected = expected_curves(curves.curves, recipe, method, layout)
     return Problem(planned, expected, table, recipe, measured, extra)
+
+
+def _check_ranges(model: "PreTrainedModel", sites: Sequence[Site], recipe: Recipe) -> None:
+    """Refuse weights, and an embedding and a head, with numbers that a scheme asked for cannot store.
+
+    Raises:
+        ModelError: names the first of them, its largest number and the scheme.
+    """
+    targeted = [weight.name for site in sites for weight in site.weights]
+    for names, schemes in ((targeted, recipe.space.schemes), (ends_of(model), (recipe.space.head,))):
+        tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
+        for name in names if tightest.largest < inf else ():
+            tightest.check_range(read_parameter(model, f"{name}.weight"), name)
 
 
 def _rounds_as_dense(recipe: Recipe) -> bool:

@@ -98,7 +98,7 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
             module.config = described
     cache_latents(model)
     changed.gac_plan = plan
-    changed.gac_files = {"plan.json": text, "README.md": model_card(plan)}
+    changed.gac_files = {"plan.json": text, "README.md": model_card(plan, model.dtype.itemsize)}
     planned_model: PlannedModel = changed
     return planned_model
 

@@ -35,8 +35,12 @@ _PRUNED = (
 )
 
 
-def model_card(plan: Plan) -> str:
-    """README.md for the directory of a compressed model, in Markdown."""
+def model_card(plan: Plan, itemsize: int = 2) -> str:
+    """README.md for the directory of a compressed model, in Markdown.
+
+    Args:
+        itemsize: bytes of a number that no scheme stores; a plan counts 2.
+    """
     if not plan.measured.predicted:
         return f"{_about(plan, '', _PRUNED)}\n{_LOAD}"
     text, profile = plan.measured.calibration, plan.measured.profile
@@ -47,6 +51,8 @@ def model_card(plan: Plan) -> str:
         "overlap. "
         "`plan.json` has every choice."
     )
+    if itemsize != 2:
+        what += f"\nNumbers that no scheme stores take {itemsize} bytes here; the bytes below count 2 for each."
     # The command line cannot say which documents were given in memory.
     documents = ", with the same documents in a text file, or in Python as they were" if plan.documents else ""
     return f"""{_about(plan, "", what)}

@@ -121,15 +121,25 @@ def _range(found: "Frontier") -> dict[str, Any]:
 @click.option("--plan", "plan_file", type=FILE, required=True, help="A plan that gac allocate wrote.")
 @output_option(_NEW, "The directory to write.", required=True)
 @click.option("--overwrite", is_flag=True, help="Replace an existing compressed checkpoint.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    help="Of the numbers that no scheme stores; the plan counts 16 bits for each. Default: MODEL's own, for a packaged "
+    "model bfloat16.",
+)
 @tokenizer_option
-def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokenizer: str | None) -> Answer:
+def compress(
+    model: str, plan_file: Path, output: Path, overwrite: bool, dtype: str | None, tokenizer: str | None
+) -> Answer:
     """Apply a plan to MODEL and save the smaller model.
 
     MODEL is the one that the plan was made for. The directory holds safetensors, the config, the plan, the
     tokenizer and a model card; gac.load opens it.
     """
+    import torch
+
     from gac.checkpoint.target import check_free
-    from gac.models.loading import load_model
+    from gac.models.loading import load_tokenizer
     from gac.reporting.tables import plan_line
     from gac.runtime.stored import count_parameters
 
@@ -139,9 +149,9 @@ def compress(model: str, plan_file: Path, output: Path, overwrite: bool, tokeniz
         f"loading {model}; its statistics on {plan.measured.calibration} are "
         "read, or taken again where they are gone" + (" (in two shots)" if plan.recipe.measure.shots == 2 else "")
     )
-    loaded = load_model(model, tokenizer)
-    small = gac.compress(loaded.model, plan, tokenizer=loaded.tokenizer)
-    gac.save(small, output, tokenizer=loaded.tokenizer, overwrite=overwrite)
+    reader = load_tokenizer(tokenizer or model)
+    small = gac.compress(model, plan, tokenizer=reader, dtype=getattr(torch, dtype) if dtype else None)
+    gac.save(small, output, tokenizer=reader, overwrite=overwrite)
     sizes = {
         "parameters": count_parameters(small),
         "dense_parameters": plan.measured.params,

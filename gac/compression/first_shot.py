@@ -43,7 +43,7 @@ FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""
 STEP = 8
 """What the dims of the first shot are multiples of, on any GPU."""
-_FORMAT = 12  # raised when what is kept of a layer changes, or how a first shot is made
+_FORMAT = 13  # raised when what is kept of a layer changes, or how a first shot is made
 
 
 def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], model_type: str) -> None:

@@ -18,6 +18,7 @@ from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
+from gac.models.packaged import PACKAGED
 from gac.models.threads import one_call_at_a_time
 from gac.runtime.stored import count_parameters
 from gac.sensitivity.documents import Documents, Text
@@ -86,8 +87,9 @@ def evaluate(
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     samples = [take_sample(reader, one, windows, length, bos) for one in texts]
     measure = partial(_evaluated, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
+    dtype = _widest(everyone)
     reference = _open(against) if against is not None and kl and samples else None
-    measured = [measure(_open(given), reference) for given in named]
+    measured = [measure(_open(given, dtype), reference) for given in named]
     if against is None:
         return Evaluation(tuple(found for found, _ in measured))
     dense = reference or _open(against)
@@ -95,10 +97,18 @@ def evaluate(
     return Evaluation(found, measure(dense, known=measured[0][1])[0])
 
 
-def _open(given: Given) -> Loaded:
-    if isinstance(given, str | Path):
-        logger.info("loading %s", given)
-    return open_model(given)
+def _widest(models: Sequence[Given]) -> torch.dtype | None:
+    """float32 where a packaged or loaded model runs in it, so that all models compared round activations alike."""
+    wide = (one.dtype == torch.float32 if isinstance(one, PreTrainedModel) else str(one) in PACKAGED for one in models)
+    return torch.float32 if any(wide) else None
+
+
+def _open(given: Given, dtype: torch.dtype | None = None) -> Loaded:
+    """A model; a compressed checkpoint in this dtype, if one is given."""
+    if not isinstance(given, str | Path):
+        return open_model(given)
+    logger.info("loading %s", given)
+    return open_model(given, dtype=dtype if is_checkpoint(given) else None)
 
 
 def _evaluated(

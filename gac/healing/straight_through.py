@@ -19,7 +19,8 @@ from gac.runtime.packed import in_parts
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.stored import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
-from gac.schemes.grid import Grid, near_16_bits
+from gac.schemes.grid import Grid
+from gac.schemes.integers.grids import in_16_bits
 
 
 class _Passed(torch.autograd.Function):
@@ -104,7 +105,7 @@ class StraightThrough(nn.Module):
         if self.factor is None:
             return self.scale
         exact = self.scale * self.factor
-        return _passed(exact, near_16_bits(exact.detach()))
+        return _passed(exact, in_16_bits(exact.detach()))
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
         """The numbers of the grid ``(rows, groups, size)``, and the scales ``(rows, groups)``."""

@@ -17,6 +17,19 @@ def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         model.set_submodule(name, module)
 
 
+def cast(model: Any, dtype: torch.dtype) -> None:
+    """Cast a model in place, but for buffers that no file has, such as rotary frequencies."""
+    buffers = [
+        (module, name, module._buffers[name])
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    ]
+    model.to(dtype)
+    for module, name, buffer in buffers:
+        module._buffers[name] = buffer
+    model.config.dtype = dtype
+
+
 @contextmanager
 def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """With these modules in the place of those of the same names."""

@@ -26,6 +26,10 @@ _AutoModel: Any = transformers.AutoModelForCausalLM
 _AutoTokenizer: Any = transformers.AutoTokenizer
 
 
+SAVED_IN = torch.bfloat16
+"""A packaged model counts as a checkpoint in this dtype: it is read in float32 to compute with, and saved in this."""
+
+
 @dataclass(frozen=True)
 class Packaged:
     """A model in a GGUF file that packages hold, whole or in parts.

@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gac.errors import ModelError
 from gac.models.sites import Weight
 from gac.operations import Operation
 from gac.runtime.kernel_limits import LIMITS
@@ -38,6 +40,7 @@ class Scheme(ABC):
             forms are built as, with the rounded numbers in the model's dtype.
         needs: what its operators want of a weight's matrices, in words that follow "expected"; None: they take all.
         group: neighbouring columns of a row that have one scale; None: all of them, or as its modules hold them.
+        largest: number that can be stored, on both sides of zero: its scales reach no further.
         reads: what rounds the inputs of a matrix before they are multiplied, by its name in
             ``gac.runtime.rounded_inputs.READERS``; None: they are multiplied as they are.
     """
@@ -49,6 +52,7 @@ class Scheme(ABC):
     storage: StorageSpec | None = None
     needs: ClassVar[str | None] = None
     group: int | None = None
+    largest: float = inf
     reads: ClassVar[str | None] = None
 
     def takes(self, weight: Weight) -> bool:
@@ -79,6 +83,23 @@ class Scheme(ABC):
     def operation(self, operation: Operation) -> Operation:
         """What runs instead of this operation of 16-bit weights."""
         return operation
+
+    def check_range(self, matrix: "Tensor", name: str = "a matrix") -> None:
+        """Refuse numbers beyond ``largest``.
+
+        Args:
+            name: of the weight that the matrix belongs to.
+
+        Raises:
+            ModelError: the matrix has such numbers.
+        """
+        most = float(matrix.detach().abs().max()) if matrix.numel() else 0.0
+        if most > self.largest:
+            raise ModelError(
+                f"{name} has numbers up to {most:.4g}, in scheme {self.name}",
+                f"numbers up to {self.largest:.4g}, which its scales of 16 bits reach",
+                f"Leave {self.name} out, or use a checkpoint with smaller weights.",
+            )
 
     @abstractmethod
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gac.schemes.feedback.levels import Levels
-from gac.schemes.integers.grids import TINY
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +35,3 @@ class Grid:
     def rescales(self) -> bool:
         """Whether another scale is another grid: of floating-point numbers it moves the smallest ones alone."""
         return not self.levels.floating
-
-
-def near_16_bits(scale: Tensor) -> Tensor:
-    """Scales, float32, to the nearest that float16 and bfloat16 both hold, above 0."""
-    return scale.clamp_min(TINY).bfloat16().half().float()

@@ -43,8 +43,12 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs
 
     Args:
         inputs: A, as the scheme is told of it.
+
+    Raises:
+        ModelError: the weight has numbers that the scheme cannot store.
     """
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
+    scheme.check_range(matrix, weight.name)
     error = (matrix - scheme.rounded(matrix, inputs, metric.gradients if weight.scores else None)).detach().double()
     lost = float(metric.cost(error))
     if scheme.reads is not None:

@@ -76,6 +76,8 @@ def rounding_by_rank(
     pair = inputs.once(
         (RotatedPair, weight.name), lambda _: RotatedPair.of(second[:, :rank], first[:rank], inputs, gradients)
     )
+    for factor in (pair.first, pair.second):
+        scheme.check_range(factor, f"a factor of {weight.name}")
     of_first = pair.of_first.cost(scheme.rounded(pair.first, inputs) - pair.first)
     rows = gradients if weight.scores else None
     of_second = pair.of_second.cost(scheme.rounded(pair.second, pair.latents, rows) - pair.second)

@@ -9,7 +9,8 @@ nearest plane for A and G at once, as in YAQA (arXiv 2505.22988).
 A row needs of the rows before it only the columns that it has come to. So piece p of row i is rounded at step i + p, in
 all blocks of ``ROWS`` rows at once. A piece is the columns that are rounded at a time, all of one group; the scale of a
 group is fitted as its first piece is reached. G counts within a block, and blocks do not hear of each other. Without G
-a block is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``).
+a block is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``). A block
+that loses less where each number is rounded by itself, as one of equal numbers may, is rounded so.
 """
 
 import torch
@@ -48,7 +49,46 @@ def rounded(
     if high == 1 and inputs.thorough:
         own = [one.transpose(0, 1).contiguous() for one in (columns, numbers, scale, zeros)]
         numbers, scale = (one.transpose(0, 1) for one in levels.improved(order, *own))
+    found = numbers, scale, zeros
+    if inputs.thorough:
+        found = _better(levels, found, columns, order.layout.square(inputs.moment.double()), gradients, high)
+    numbers, scale, zeros = found
     return order.layout.back(numbers), scale[..., 0], zeros[..., 0]
+
+
+Groups = tuple[Tensor, Tensor, Tensor]
+"""Numbers ``(rows, groups, size)``, scales and zero points ``(rows, groups, 1)``."""
+
+
+def _better(
+    levels: Levels, fed_back: Groups, columns: Tensor, moment: Tensor, gradients: Tensor | None, high: int
+) -> Groups:
+    """Of each block of rows what loses less: rounded with feedback, or every number by itself.
+
+    Args:
+        columns: the matrix, ``(rows, groups, size)``.
+        moment: A in the order of the columns.
+    """
+    scale, zeros = levels.fitted(columns, columns.new_ones(columns.shape[-1]))
+    alone = levels.nearest_(columns / scale + zeros), scale, zeros
+    losses = [
+        _losses(((numbers - zeros) * scale - columns).flatten(1), moment, gradients, high)
+        for numbers, scale, zeros in (fed_back, alone)
+    ]
+    is_worse = (losses[0] > losses[1]).repeat_interleave(high)[: len(columns), None, None]
+    numbers, scale, zeros = (torch.where(is_worse, *pair) for pair in zip(alone, fed_back, strict=True))
+    return numbers, scale, zeros
+
+
+def _losses(errors: Tensor, moment: Tensor, gradients: Tensor | None, high: int) -> Tensor:
+    """``tr(G E A E^T)`` of each block of rows."""
+    seen = errors @ moment
+    if gradients is None:
+        return (seen * errors).sum(1)
+    parts = zip(torch.split(seen, high), torch.split(errors, high), range(0, len(errors), high), strict=True)
+    return torch.stack(
+        [((own @ error.T) * gradients[start : start + high, start : start + high]).sum() for own, error, start in parts]
+    )
 
 
 def _in_blocks(values: Tensor, high: int) -> Tensor:

@@ -27,9 +27,11 @@ class Int8(EightBits):
     dtype = "w8a8"
     reads = "int8"
     kind = "int"
+    largest = W8A16.largest
     storage = StorageSpec("Integers8", {})
 
     def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+        self.check_range(matrix)
         return W8A16.rounded(matrix, inputs, gradients)
 
     def stored(
@@ -37,6 +39,7 @@ class Int8(EightBits):
     ) -> "dict[str, Tensor]":
         from gac.schemes.integers.torch import round_matrix
 
+        self.check_range(matrix)
         found = round_matrix(matrix, inputs, self.bits, None, zero=False, gradients=gradients)
         return {"weight": found.signed, "weight_scale": found.scale}
 

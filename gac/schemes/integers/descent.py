@@ -6,10 +6,11 @@ from torch import Tensor
 from gac.schemes.feedback.levels import Levels
 from gac.schemes.feedback.order import Order
 from gac.schemes.feedback.sweep import sweep
-from gac.schemes.integers.grids import TINY, in_16_bits
+from gac.schemes.integers.grids import SMALLEST_SCALE, in_16_bits
 
 AGAIN = 3
 """How often each."""
+_TINY = torch.finfo(torch.float64).tiny
 
 
 def improved(
@@ -59,9 +60,9 @@ def _scales_again(moment: Tensor, wanted: Tensor, numbers: Tensor, scale: Tensor
         1,
     )
     level = square.diagonal(dim1=1, dim2=2)
-    level += 1e-9 * level.mean(1, keepdim=True) + TINY
+    level += 1e-9 * level.mean(1, keepdim=True) + _TINY
     found = in_16_bits(torch.linalg.solve(square, right)).T[..., None]
-    return torch.where(found > TINY, found, scale)
+    return torch.where(found > SMALLEST_SCALE, found, scale)
 
 
 def _flat(values: Tensor) -> Tensor:

@@ -6,11 +6,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gac.schemes.integers.spec import LARGEST_SCALE
+
 NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()[1:]
-"""Parts of a group's range that are tried after the whole one, which wins where several are as good."""
+"""Parts of a group's range that are tried after all of it."""
 AT_ONCE = 2**25
 """Numbers that are rounded at once to see which range is best."""
-TINY = torch.finfo(torch.float16).tiny
+SMALLEST_SCALE = 2.0**-24
+"""float16 holds no smaller number above 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +58,7 @@ def fitted(values: Tensor, weighs: Tensor, most: int, zero: bool) -> Grid:
     best = _grid(low, high, most, zero)
     least = _costs(best, values, weighs)
     at_once = max(1, AT_ONCE // max(values.numel(), 1))
-    for parts in torch.split(_narrowed(values.dtype, values.device), at_once):
+    for parts in torch.split(_others(most, zero, values.dtype, values.device), at_once):
         several = parts.view(-1, *[1] * values.dim())
         grid = _grid(several * low, several * high, most, zero)
         costs, where = _costs(grid, values, weighs).min(0, keepdim=True)
@@ -67,19 +70,22 @@ def fitted(values: Tensor, weighs: Tensor, most: int, zero: bool) -> Grid:
 
 
 def in_16_bits(scale: Tensor) -> Tensor:
-    """Scales, float64, to the nearest that float16 and bfloat16 both hold: so a model of either dtype takes them."""
-    return scale.bfloat16().half().double()
+    """Scales to the nearest that float16 and bfloat16 both hold, so that a model of either dtype takes them."""
+    return scale.bfloat16().half().to(scale.dtype).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
 
 
-def _below(scale: Tensor) -> Tensor:
-    """To the next that is no larger: then a range takes all numbers of few bits, and is found again from them."""
-    mantissa, exponent = torch.frexp(scale)
-    return torch.ldexp((mantissa * 256).floor_() / 256, exponent).half().double()
+def parts_of(most: int, zero: bool) -> list[float]:
+    """Parts of a group's range to try; the first wins where several are as good.
+
+    With a zero point a range of one number more is tried too: a scale that was rounded up may leave one number without
+    a value. So what is rounded once is found again as it is.
+    """
+    return [1.0, *([most / (most - 1)] if zero else []), *NARROWED]
 
 
 @cache
-def _narrowed(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(NARROWED, dtype=dtype, device=device)
+def _others(most: int, zero: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(parts_of(most, zero)[1:], dtype=dtype, device=device)
 
 
 def _costs(grid: Grid, values: Tensor, weighs: Tensor) -> Tensor:
@@ -90,7 +96,7 @@ def _costs(grid: Grid, values: Tensor, weighs: Tensor) -> Tensor:
 def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> Grid:
     """With a scale that 16 bits hold."""
     if not zero:  # one number fewer, so that there are as many on both sides
-        scale = in_16_bits(2 * high / (most - 1)).clamp_min(TINY)
+        scale = in_16_bits(2 * high / (most - 1))
         return Grid(scale, torch.full_like(scale, (most + 1) // 2), most)
-    scale = _below((high - low) / most).clamp_min(TINY)
+    scale = in_16_bits((high - low) / most)
     return Grid(scale, (-low / scale).round().clamp(0, most), most)

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from gac.schemes.integers.grids import NARROWED
+from gac.schemes.integers.grids import SMALLEST_SCALE, parts_of
+from gac.schemes.integers.spec import LARGEST_SCALE
 
 RANGES = 8
 """Ranges that are tried at once."""
@@ -16,13 +17,13 @@ WIDE = 1024
 """Most columns that are read at once."""
 EACH = 128
 """Columns of a warp."""
-TINY = tl.constexpr(torch.finfo(torch.float16).tiny)
+_SMALLEST, _LARGEST = tl.constexpr(SMALLEST_SCALE), tl.constexpr(LARGEST_SCALE)
 
 
 def launch(values: Tensor, weighs: Tensor, most: int, zero: bool) -> tuple[Tensor, Tensor]:
     """The scale and the zero point of ``fitted``, for float64 tensors on a GPU."""
     *several, rows, columns = values.shape
-    values, parts = values.contiguous(), _parts(values.device)
+    values, parts = values.contiguous(), _parts(most, zero, values.device)
     weighs = weighs.contiguous().expand(*several, columns).reshape(-1, columns)
     scale, zeros = (values.new_empty(*several, rows, 1) for _ in range(2))
     wide = min(triton.next_power_of_2(columns), WIDE)
@@ -36,8 +37,8 @@ def launch(values: Tensor, weighs: Tensor, most: int, zero: bool) -> tuple[Tenso
 
 
 @cache
-def _parts(device: torch.device) -> Tensor:
-    return torch.tensor([1.0, *NARROWED], dtype=torch.float64, device=device)
+def _parts(most: int, zero: bool, device: torch.device) -> Tensor:
+    return torch.tensor(parts_of(most, zero), dtype=torch.float64, device=device)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -61,7 +62,6 @@ def _fit(  # type: ignore[no-untyped-def]
         here = place // ranges * ranges == first
         own, own_inverse, own_zeros = _only(scale, here), _only(inverse, here), _only(zeros, here)
         costs = _costs(own, own_inverse, own_zeros, values_at, weighs_at, columns, most, ranges, wide)
-        costs = tl.where(costs == costs, costs, float("-inf"))  # too large a range stays, as it is first
         cost = tl.min(costs, 0)
         best = tl.where(cost < least, first + tl.argmin(costs, 0), best)
         least = tl.minimum(cost, least)
@@ -89,14 +89,11 @@ def _ends(values_at, columns, wide: tl.constexpr):  # type: ignore[no-untyped-de
 @triton.jit  # type: ignore[untyped-decorator]
 def _grid(low, high, most, zero: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scales and zero points, bit for bit those of ``grids``: in PyTorch too, what 16 bits hold comes by float32."""
-    if zero:
-        bits = ((high - low) / most).to(tl.int64, bitcast=True)
-        scale = (bits >> 45 << 45).to(tl.float64, bitcast=True).to(tl.float32)  # 8 significant bits of 53
-    else:
-        bits = (2 * high / (most - 1)).to(tl.float32).to(tl.int32, bitcast=True)
-        bits += 32767 + (bits >> 16 & 1)  # to the nearest bfloat16, the even one of two
-        scale = (bits >> 16 << 16).to(tl.float32, bitcast=True)
-    scale = tl.maximum(scale.to(tl.float16).to(tl.float64), TINY)
+    scale = (high - low) / most if zero else 2 * high / (most - 1)
+    bits = scale.to(tl.float32).to(tl.int32, bitcast=True)
+    bits += 32767 + (bits >> 16 & 1)  # to the nearest bfloat16, the even one of two
+    scale = (bits >> 16 << 16).to(tl.float32, bitcast=True)
+    scale = tl.minimum(tl.maximum(scale.to(tl.float16).to(tl.float64), _SMALLEST), _LARGEST)
     zeros = high * 0.0 + (most + 1) // 2
     if zero:
         zeros = tl.minimum(tl.maximum(libdevice.rint(-low / scale), 0.0), most)

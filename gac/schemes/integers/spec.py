@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
 _WORD, _WORD_BYTES, _SCALE_BYTES = 32, 4, 2
+LARGEST_SCALE = 65280.0
+"""The largest number that float16 and bfloat16 both hold."""
 
 
 class Integers(Scheme):
@@ -36,6 +38,7 @@ class Integers(Scheme):
     def __init__(self, kind: str, bits: int, group: int | None, zero: bool, name: str | None = None) -> None:
         self.kind, self.bits, self.group, self.zero = kind, bits, group, zero
         self.name = self.dtype = name or kind
+        self.largest = LARGEST_SCALE * (2**bits - 1 if zero else 2**bits - 2) / 2
         self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero})
 
     def with_parameter(self, text: str) -> "Integers":
@@ -96,6 +99,7 @@ class Integers(Scheme):
     def _numbers(self, matrix: "Tensor", inputs: "Inputs | None", gradients: "Tensor | None") -> "Numbers":
         from gac.schemes.integers.torch import round_matrix
 
+        self.check_range(matrix)
         return round_matrix(matrix, inputs, self.bits, self.group, self.zero, gradients)
 
 
