@@ -87,7 +87,7 @@ def ordered(documents: object) -> tuple[Any, ...]:
     """Read an iterable of documents to its end.
 
     Raises:
-        TextError: it is a string, a mapping or a table, whose entries are names of columns, or a set, which has no order.
+        TextError: it is a string, a mapping or table, whose entries are names of columns, or a set, which has no order.
     """
     kind = f"a {type(documents).__name__}"
     if isinstance(documents, Mapping) or hasattr(documents, "columns"):

@@ -97,5 +97,5 @@ def test_a_column_of_a_data_set() -> None:
     for column in (rows["text"], rows[:3]["text"], np.array(["abc", "", "d"]), dict.fromkeys(["abc", "", "d"]).keys()):
         assert Documents(column).texts == ("abc", "", "d")
     for table in (rows, rows[:2], datasets.DatasetDict({"train": rows})):
-        with pytest.raises(TextError, match="as documents|document 0 of type dict"):
+        with pytest.raises(TextError, match=r"as documents|document 0 of type dict"):
             Documents(table)
