@@ -261,7 +261,7 @@ def _items(given: CalibrationText, length: int) -> tuple[str | Part, ...]:
         return items
     if any(isinstance(one, (TextSpec, Documents)) for one in items):
         return Texts.of(items).parts
-    return (Documents(items, length=length),)  # type: ignore[arg-type]  # refuses what is no string
+    return (Documents(items, length=length),)
 
 
 def _is_named(item: object) -> bool:

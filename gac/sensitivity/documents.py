@@ -91,7 +91,8 @@ def ordered(documents: object) -> tuple[Any, ...]:
     """
     kind = f"a {type(documents).__name__}"
     if isinstance(documents, Mapping) or hasattr(documents, "columns"):
-        columns = ", ".join(repr(name) for name in islice(getattr(documents, "columns", documents), 3))
+        names: Iterable[Any] = getattr(documents, "columns", documents)
+        columns = ", ".join(repr(name) for name in islice(names, 3))
         given = f"{kind} of columns ({columns}) as documents"
         raise TextError(given, _EXPECTED, "Give the column that has the text, such as documents['text'].")
     if isinstance(documents, (set, frozenset)):

@@ -56,7 +56,7 @@ class Texts:
             raise TextError(f"a {type(given).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
         items = ordered(given)
         if not any(map(_is_text, items)):
-            return cls((Documents(items),))  # type: ignore[arg-type]  # refuses what is no string
+            return cls((Documents(items),))
         return cls(tuple(map(_part, items)))
 
     @classmethod

@@ -59,7 +59,7 @@ class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return super().get_seq_length() + self.evicted if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.keys.shape[-2] + query_length, self.evicted
+        return super().get_seq_length() + query_length, self.evicted
 
     def crop(self, tokens: int) -> None:
         """Take back tokens, the last ``-tokens``, or all behind the first ``tokens``; none of the context.
@@ -72,7 +72,8 @@ class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             given = f"a cache that is cropped to {self.get_seq_length() - removed} tokens"
             raise GacError(given, f"at least {self.context}, its context, which a press has cut", "Use a new cache.")
         if removed > 0:
-            self.keys, self.values = (states[..., :-removed, :] for states in (self.keys, self.values))
+            states: Any = self  # versions of transformers crop by other lengths
+            states.keys, states.values = states.keys[..., :-removed, :], states.values[..., :-removed, :]
 
     def reset(self) -> None:
         super().reset()
@@ -122,8 +123,8 @@ def _rotary(rotary: Any, attention: nn.Module) -> Any:
     """The rotary embedding as presses call it; Gemma-3 has one for each kind of layer."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return rotary
-    config, layer = attention.config, attention.layer_idx
-    return partial(rotary, layer_type=config.layer_types[layer])  # type: ignore[index]
+    described: Any = attention
+    return partial(rotary, layer_type=described.config.layer_types[described.layer_idx])
 
 
 def _cached(cache: Any, layer: int) -> int:
