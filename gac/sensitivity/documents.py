@@ -91,7 +91,7 @@ def ordered(documents: object) -> tuple[Any, ...]:
     """
     kind = f"a {type(documents).__name__}"
     if isinstance(documents, Mapping) or hasattr(documents, "columns"):
-        names: Iterable[Any] = getattr(documents, "columns", documents)
+        names: Any = getattr(documents, "columns", documents)
         columns = ", ".join(repr(name) for name in islice(names, 3))
         given = f"{kind} of columns ({columns}) as documents"
         raise TextError(given, _EXPECTED, "Give the column that has the text, such as documents['text'].")
