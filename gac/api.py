@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ from gac.allocation.frontier import Frontier, check_asked, check_limited
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
-from gac.arguments import Count, checked
+from gac.arguments import Count, Most, checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, check_class, planned
 from gac.checkpoint.load import load
 from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
@@ -115,7 +115,7 @@ def allocate(
 def frontier(
     model: PreTrainedModel | str | Path,
     *,
-    points: int = 100,
+    points: Annotated[int, Most(10_000)] = 100,
     limit: str = PARAMS,
     recipe: Recipe | str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | str | Path | None = None,

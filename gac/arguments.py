@@ -25,8 +25,15 @@ class Least:
     number: int
 
 
-Count = Annotated[int, Least(1)]
-"""A whole number, 1 or more."""
+@dataclass(frozen=True)
+class Most:
+    """In a hint: the largest number that is taken."""
+
+    number: int
+
+
+Count = Annotated[int, Least(1), Most(10**12)]
+"""A whole number, 1 or more; nothing that is counted here ends within a year beyond the largest."""
 
 
 def is_whole(value: object) -> bool:
@@ -101,7 +108,9 @@ def _allows(hint: Any, value: Any) -> bool:
     if kind is Literal:
         return any(value == one and type(value) is type(one) for one in inner)
     if kind is Annotated:
-        return _allows(inner[0], value) and all(value >= one.number for one in inner[1:] if isinstance(one, Least))
+        return _allows(inner[0], value) and all(
+            value >= limit.number if isinstance(limit, Least) else value <= limit.number for limit in inner[1:]
+        )
     if kind is not None:
         return _allows_each(kind, inner, value)
     if hint in (int, float, Path):
@@ -148,7 +157,9 @@ def _described(hint: Any) -> str:
     if kind is Literal:
         return " or ".join(map(repr, inner))
     if kind is Annotated:
-        return f"{_described(inner[0])}, {inner[1].number} or more"
+        limits = [f"{limit.number:,}" for limit in inner[1:]]
+        last = "up to {}" if isinstance(inner[1], Most) else "{} or more"
+        return f"{_described(inner[0])}, {' to '.join(limits) if len(limits) > 1 else last.format(*limits)}"
     if kind is not None and issubclass(kind, Mapping):
         return f"a mapping from {_described(inner[0])} to {_described(inner[1])}"
     if kind is not None and issubclass(kind, Iterable):

@@ -11,12 +11,13 @@ from gac.checkpoint.classes import auto_map, classes_of
 from gac.checkpoint.digests import write_digests
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of
 from gac.checkpoint.layout import layout_of
-from gac.errors import CheckpointError
+from gac.errors import CheckpointError, ModelError
 from gac.io import to_json
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED, LAYOUT
 from gac.runtime.latents import cache_latents
+from gac.runtime.serving import not_paged
 
 if TYPE_CHECKING:
     _Dense = PreTrainedModel
@@ -61,6 +62,16 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
         if digest_of(text) != digest:
             given = f"plan.json has digest {digest_of(text)[:12]}"
             raise contradiction(source, given, f"{str(digest)[:12]}, as config.json says")
+
+    def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
+        """As for any compressed model.
+
+        Raises:
+            ModelError: keys and values of a layer are of another size than the paged cache holds.
+        """
+        if (wrong := not_paged(self)) is not None:
+            raise ModelError(*wrong)
+        return super().init_continuous_batching(*args, **options)
 
     def _write_companions(self, directory: Any) -> None:
         super()._write_companions(directory)

@@ -21,7 +21,7 @@ from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, l
 from gac.models.packaged import PACKAGED
 from gac.models.threads import one_call_at_a_time
 from gac.runtime.stored import count_parameters
-from gac.sensitivity.documents import Documents, Text
+from gac.sensitivity.documents import Documents, Text, ordered
 
 logger = logging.getLogger("gac")
 
@@ -72,7 +72,7 @@ def evaluate(
     if not named:
         raise GacError("no model", "at least one", "Name a model.")
     tasks = (tasks,) if isinstance(tasks, str) else tasks
-    more = (also,) if isinstance(also, (str, Documents)) else also
+    more = (also,) if isinstance(also, (str, Documents)) else ordered(also)
     texts = [*([] if text is None else [text]), *more]
     if not texts and not tasks:
         raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")

@@ -16,7 +16,7 @@ from gac.evaluation.protocol import check_positions
 from gac.healing.own_text import SELF, WINDOWS
 from gac.models.loading import Loaded
 from gac.plan import Plan
-from gac.sensitivity.documents import DEFAULT_LENGTH, Documents
+from gac.sensitivity.documents import DEFAULT_LENGTH, Documents, ordered
 from gac.sensitivity.text import (
     TextSpec,
     Windows,
@@ -256,12 +256,12 @@ def _items(given: CalibrationText, length: int) -> tuple[str | Part, ...]:
         return (str(given),)
     if not isinstance(given, Iterable):
         return Texts.of(given).parts
-    items = tuple(str(one) if isinstance(one, PathLike) else one for one in given)
+    items = tuple(str(one) if isinstance(one, PathLike) else one for one in ordered(given))
     if any(map(_is_named, items)):
         return items
     if any(isinstance(one, (TextSpec, Documents)) for one in items):
         return Texts.of(items).parts
-    return (Documents(items, length=length),)  # type: ignore[arg-type]  # refuses what is no string
+    return (Documents(items, length=length),)
 
 
 def _is_named(item: object) -> bool:

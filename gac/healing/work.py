@@ -2,13 +2,14 @@
 
 import time
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 
 from gac.distributed.ranks import Ranks
 from gac.errors import GacError
 
 MINUTES = 5.0
 """What healing takes where nothing is said."""
+MOST_MINUTES = 525_600
 BLOCKS = 0.1
 """The part of the work that goes to decoder layers by themselves."""
 RATE, AT = 2e-3, 1.35e8
@@ -62,8 +63,8 @@ class Work:
         if minutes is not None and tokens is not None:
             raise GacError(f"minutes={minutes:g} and tokens={tokens:,}", "one of the two", "Leave one out.")
         minutes = MINUTES if minutes is None and tokens is None else minutes
-        if minutes is not None and not 0 < minutes < inf:
-            raise GacError(f"minutes={minutes:g}", "minutes above 0", "Ask for more, such as 5.")
+        if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+            raise GacError(f"minutes={minutes:g}", f"minutes above 0, up to {MOST_MINUTES:,}, a year", "Try 5.")
         if learning_rate is not None and not 0 < learning_rate < 1:
             given = f"learning_rate={learning_rate:g}"
             raise GacError(given, "a part of the weights' size, above 0 and below 1", f"Try {RATE:g}, or leave it out.")

@@ -23,7 +23,7 @@ from .latents import cache_latents, caches_latents
 from .one_launch import run_in_one_launch
 from .ranks import Ranks, SplitError, ranks_asked_for
 from .round_before import round_before
-from .serving import prepare_for_vllm
+from .serving import not_paged, prepare_for_vllm
 from .shared_gemm import share_gemm
 from .skipped import skip_blocks
 from .splitting import split
@@ -166,6 +166,12 @@ class CompressedModel:
         if self.tp_size is not None or caches_latents(self):
             return None
         return super()._get_static_cache_init_shape()  # type: ignore[misc]
+
+    def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
+        """As for any transformers model; refused where its paged cache has no room for the model's keys and values."""
+        if (wrong := not_paged(self)) is not None:
+            raise ValueError("{}; expected {}. {}".format(*wrong))
+        return super().init_continuous_batching(*args, **options)  # type: ignore[misc]
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
         """What transformers pushes to the hub, with our card and not the one that it would write."""

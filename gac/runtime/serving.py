@@ -8,6 +8,7 @@ from torch import nn
 
 from .contract import LAYOUT, VLLM
 from .header import HEAD, header_value, own_name, weights_of
+from .modules import Absent
 from .serving_split import keep_from_merging, tell_vllm
 
 
@@ -103,3 +104,26 @@ def _check_heads(model: Any, names: Iterable[str]) -> None:
                 f"{name} has {kept} key-value heads; expected {heads} in every layer, which is all that vLLM's "
                 "attention knows. Serve it with transformers, or plan without the form heads."
             )
+
+
+def not_paged(model: Any) -> tuple[str, str, str] | None:
+    """Say why transformers' paged cache does not fit the model: it has the same heads in every layer.
+
+    Returns:
+        What was found, what was expected, and what to do; None where it fits.
+    """
+    config = model.config.get_text_config()
+    heads, remedy = config.num_key_value_heads, "Use generate, whose caches take each layer as it is."
+    if model.tp_size is not None:
+        return f"continuous batching of a model split over {model.tp_size} processes", "a whole model", remedy
+    for name in weights_of(model.config):
+        attention, _, projection = own_name(model, name).rpartition(".")
+        if projection not in ("k_proj", "v_proj"):
+            continue
+        length = model.get_submodule(attention).head_dim
+        module = model.get_submodule(f"{attention}.{projection}")
+        written = module.out_features // (own := getattr(module, "length", length)), own
+        if written != (heads, length) and not isinstance(module, Absent):
+            given = "continuous batching of a model in which {} writes {} heads of {} numbers".format(name, *written)
+            return given, f"{heads} of {length} in every layer, which is all that its paged cache holds", remedy
+    return None

@@ -1,14 +1,26 @@
-"""Text that is at hand instead of having a name: documents, packed one after the other."""
+"""Calibration and evaluation text given as in-memory documents, packed one after the other."""
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from gac.arguments import Count, check_fields
 from gac.errors import TextError
 
 DEFAULT_WINDOWS = 64
 DEFAULT_LENGTH = 1024
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+_EXPECTED = "an iterable of strings, each a document"
+_MEND = "Replace half characters: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+_REMEDIES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bytes, "Decode it: document.decode('utf-8')."),
+    (Mapping, "Give its text: [row['text'] for row in documents]."),
+    ((list, tuple), "Give one flat list: [text for texts in documents for text in texts]."),
+    (object, "Leave it out, or give its text."),
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,8 @@ class Documents:
         separator: what stands between two documents; the tokenizer's ``eos_token`` is another choice.
 
     Raises:
-        TextError: there are none, one is no string, or a number is below 1.
+        TextError: there are none, all are blank, one is not a string or has characters that are not text (the error has
+            its index), they have no order or are columns of a table, or a number is below 1.
     """
 
     texts: Iterable[str]
@@ -34,14 +47,19 @@ class Documents:
     separator: str = "\n\n"
 
     def __post_init__(self) -> None:
-        several = isinstance(self.texts, Iterable) and not isinstance(self.texts, str)
-        texts = tuple(self.texts) if several else ()
-        wrong = next((text for text in texts if not isinstance(text, str)), None) if several else self.texts
-        if not texts or wrong is not None:
-            given = "no document" if wrong is None else f"a {type(wrong).__name__}"
-            raise TextError(given, "an iterable of strings, each a document", "Pass a list of documents.")
+        texts = ordered(self.texts)
+        if not texts:
+            raise TextError("no document", _EXPECTED, "Pass a list of documents.")
         object.__setattr__(self, "texts", texts)
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(text, kind))
+                raise TextError(f"document {index} of type {type(text).__name__}", _EXPECTED, remedy)
+            check_characters(text, f"document {index}")
         check_fields(self, TextError)
+        check_characters(self.separator, "the separator")
+        if not any(map(str.strip, texts)):
+            raise TextError(f"{self.name}, all of them blank", "text", "Pass documents that have text.")
 
     @classmethod
     def of(cls, given: "Documents | Iterable[str]") -> "Documents":
@@ -62,7 +80,45 @@ class Documents:
     @property
     def digests(self) -> tuple[str, ...]:
         """For each document the first 16 hexadecimal digits of its SHA-256."""
-        return tuple(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16] for text in self.texts)
+        return tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in self.texts)
+
+
+def ordered(documents: object) -> tuple[Any, ...]:
+    """Read an iterable of documents to its end.
+
+    Raises:
+        TextError: it is a string, a mapping or table, whose entries are names of columns, or a set, which has no order.
+    """
+    kind = f"a {type(documents).__name__}"
+    if isinstance(documents, Mapping) or hasattr(documents, "columns"):
+        names: Any = getattr(documents, "columns", documents)
+        columns = ", ".join(repr(name) for name in islice(names, 3))
+        given = f"{kind} of columns ({columns}) as documents"
+        raise TextError(given, _EXPECTED, "Give the column that has the text, such as documents['text'].")
+    if isinstance(documents, (set, frozenset)):
+        given = f"{kind} of documents, whose order changes from run to run"
+        raise TextError(given, "documents in an order", "Give a list: sorted(documents).")
+    if not isinstance(documents, Iterable) or isinstance(documents, (str, bytes)):
+        raise TextError(f"{kind} as documents", _EXPECTED, "Pass a list of documents.")
+    return tuple(documents)
+
+
+def check_characters(text: str, name: str, remedy: str | None = None) -> None:
+    """Refuse NUL and lone surrogates, which no tokenizer and no file in UTF-8 takes.
+
+    Args:
+        name: what the error calls the text.
+        remedy: what to do about it; None says how to read or mend a document.
+
+    Raises:
+        TextError: with the first such character and its index.
+    """
+    if (wrong := _NOT_TEXT.search(text)) is None:
+        return
+    character, mend = f"the lone surrogate {wrong[0]!a}", _MEND
+    if wrong[0] == "\0":
+        character, mend = "NUL", "Read it in its own encoding, which may be UTF-16."
+    raise TextError(f"{name} has {character} at character {wrong.start()}", "text in Unicode", remedy or mend)
 
 
 Text = str | Documents | Iterable[str]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gac.errors import UNSAFE, TextError, did_you_mean
-from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text
+from gac.sensitivity.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text, check_characters
 from gac.sensitivity.wikipedia import wiki_sample
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
@@ -331,8 +331,9 @@ def check_text(name: str) -> None:
     """Refuse a text that is neither known nor a file, or whose name no plan can hold.
 
     Raises:
-        TextError: with the known names.
+        TextError: with the known names; or a file's name is not UTF-8, which no plan can hold.
     """
+    check_characters(name, f"the name of text {name[:_NAME]!a}", "Rename the file.")
     if is_text(name):
         if UNSAFE.search(name):
             raise TextError(f"text {name!r}", "a name without control characters", "Rename the file.")
@@ -347,11 +348,13 @@ def check_text(name: str) -> None:
 
 def _local(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as failure:
         raise TextError(
             f"text file {path} cannot be read: {failure}", "a readable UTF-8 file", "Check the file and its encoding."
         ) from failure
+    check_characters(text, f"text file {path}")
+    return text
 
 
 def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gac.errors import TextError
-from gac.sensitivity.documents import Documents, Text
+from gac.sensitivity.documents import Documents, Text, ordered
 from gac.sensitivity.text import TextSpec, Windows, calibration_windows, check_text, digest_of, is_sized_text
 
 _SPLITS = 16
@@ -54,9 +54,9 @@ class Texts:
         if not isinstance(given, Iterable):
             expected = "a name, a path, documents, or a list of these"
             raise TextError(f"a {type(given).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
-        items = tuple(given)
+        items = ordered(given)
         if not any(map(_is_text, items)):
-            return cls((Documents(items),))  # type: ignore[arg-type]  # refuses what is no string
+            return cls((Documents(items),))
         return cls(tuple(map(_part, items)))
 
     @classmethod

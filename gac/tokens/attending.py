@@ -1,7 +1,9 @@
 """Attention whose cache differs in length from layer to layer: a call after each prefill, and masks that fit."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from gac.errors import GacError
+from gac.errors import GacError, ModelError
 from gac.models.attentions import not_pressed
 from gac.runtime.contract import CACHES
+from gac.runtime.latents import caches_latents
 
+_MASKED = ("sdpa", "eager")
+"""Attentions of transformers that take a mask; flash attention needs none for new tokens behind cached ones."""
 Prefilled = Callable[[nn.Module, int, Tensor, Any, Tensor | None, Mapping[str, Any]], None]
 """Called with the attention, its number, its inputs, its layer of the cache, its weights or None, and its arguments."""
 
@@ -21,8 +26,15 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     """The attention of every layer, where presses find it.
 
     Raises:
-        ModelError: the architecture has them elsewhere.
+        ModelError: the architecture has them elsewhere, they cache latents, or their mask cannot differ by layer.
     """
+    if caches_latents(model):
+        given, expected = "a model that caches latents, with a press", "a cache of keys and values, which presses score"
+        raise ModelError(given, expected, "Plan the weights without the form latent, or keep all tokens.")
+    implementation = str(model.config._attn_implementation)
+    if implementation not in _MASKED and not implementation.startswith("flash_attention"):
+        given, expected = f"attn_implementation {implementation!r} with a press", "sdpa, eager or flash_attention"
+        raise ModelError(given, expected, "Call model.set_attn_implementation('sdpa').")
     decoder: Any = getattr(model, "model", None)
     decoder = getattr(decoder, "language_model", decoder)
     layers = list(getattr(decoder, "layers", ()))
@@ -30,6 +42,50 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     if not layers or len(found) < len(layers) or not hasattr(decoder, "rotary_emb"):
         raise not_pressed(model.config.model_type)
     return found
+
+
+class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keys and values of which a press has taken some away: its length counts these too, so that positions go on.
+
+    Attributes:
+        context: tokens that there were when it did.
+        evicted: how many of them are gone.
+    """
+
+    context: int
+    evicted: int
+
+    def get_seq_length(self) -> int:
+        return super().get_seq_length() + self.evicted if self.is_initialized else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return super().get_seq_length() + query_length, self.evicted
+
+    def crop(self, tokens: int) -> None:
+        """Take back tokens, the last ``-tokens``, or all behind the first ``tokens``; none of the context.
+
+        Raises:
+            GacError: the context would be cut.
+        """
+        removed = -tokens if tokens < 0 else self.get_seq_length() - tokens if tokens else 0
+        if removed > self.get_seq_length() - self.context:
+            given = f"a cache that is cropped to {self.get_seq_length() - removed} tokens"
+            raise GacError(given, f"at least {self.context}, its context, which a press has cut", "Use a new cache.")
+        if removed > 0:
+            states: Any = self  # versions of transformers crop by other lengths
+            states.keys, states.values = states.keys[..., :-removed, :], states.values[..., :-removed, :]
+
+    def reset(self) -> None:
+        super().reset()
+        self.__class__ = DynamicLayer  # type: ignore[assignment]
+
+
+def evict(layer: DynamicLayer, keys: Tensor, values: Tensor) -> None:
+    """Leave these of a layer's keys and values, each ``(batch, key-value heads, tokens, head_dim)``; in place."""
+    context = layer.get_seq_length()
+    layer.__class__ = EvictedLayer
+    layer.keys, layer.values = keys, values
+    layer.context, layer.evicted = context, context - keys.shape[-2]  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -42,13 +98,13 @@ def attending(model: PreTrainedModel, layers: Sequence[int], prefilled: Prefille
     Args:
         prefilled: called after the attention of each of these layers has seen a context, and nothing before it.
     """
-    found, mends = attentions(model), model.config._attn_implementation in ("sdpa", "eager")
+    found, mends = attentions(model), model.config._attn_implementation in _MASKED
     decoder: Any = getattr(model.model, "language_model", model.model)
     with ExitStack() as stack:
         for layer in layers:
             attention = found[layer]
             if not hasattr(attention, "rotary_emb"):
-                attention.rotary_emb = decoder.rotary_emb
+                attention.rotary_emb = _rotary(decoder.rotary_emb, attention)
                 stack.callback(delattr, attention, "rotary_emb")
             before = _before(layer, mends)
             stack.callback(attention.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -63,20 +119,31 @@ def _cache_of(given: Mapping[str, Any]) -> Any:
     return next((given[name] for name in CACHES if given.get(name) is not None), None)
 
 
-def _length(cache: Any, layer: int) -> int:
-    return int(cache.layers[layer].get_seq_length()) if layer < len(cache.layers) else 0
+def _rotary(rotary: Any, attention: nn.Module) -> Any:
+    """The rotary embedding as presses call it; Gemma-3 has one for each kind of layer."""
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return rotary
+    described: Any = attention
+    return partial(rotary, layer_type=described.config.layer_types[described.layer_idx])
+
+
+def _cached(cache: Any, layer: int) -> int:
+    """How many keys a head of a layer holds."""
+    keys = getattr(cache.layers[layer], "keys", None) if layer < len(cache.layers) else None
+    return 0 if keys is None else int(keys.shape[-2])
 
 
 def _before(layer: int, mends: bool) -> Callable[..., Any]:
     def before(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        cache, mask = _cache_of(named), named.get("attention_mask")
+        cache, mask, hidden = _cache_of(named), named.get("attention_mask"), named["hidden_states"]
         if cache is None:
-            return None
-        cached = _length(cache, layer)
-        if not cached:
-            _check_no_padding(mask)
-        elif mends:
-            hidden = named["hidden_states"]
+            expected = (
+                "a cache, from which tokens can be taken: without one the model answers as if there were no press"
+            )
+            raise GacError("a model without a cache, with a press", expected, "Run it with use_cache=True.")
+        if hidden.shape[1] > 1:
+            _check_no_padding(mask, hidden.shape[1])
+        if mends and (cached := _cached(cache, layer)) and isinstance(cache.layers[layer], DynamicLayer):
             return given, named | {"attention_mask": _mask(hidden, cached)}
         return None
 
@@ -93,25 +160,27 @@ def _mask(hidden: Tensor, cached: int) -> Tensor | None:
     return mask.triu(cached + 1)[None, None]
 
 
-def _check_no_padding(mask: Tensor | None) -> None:
-    """Refuse a context of which some tokens are padding: a press would keep them."""
+def _check_no_padding(mask: Tensor | None, new: int) -> None:
+    """Refuse new tokens of which some are padding: a press would keep them, and the masks here would show them."""
     if mask is None:
         return
-    last = mask[..., -1, :] if mask.ndim == 4 else mask
+    last = (mask[..., -1, :] if mask.ndim == 4 else mask)[..., -new:]
     seen = last if last.dtype == torch.bool else last >= 0 if mask.ndim == 4 else last != 0
     if not bool(seen.all()):
-        expected = "contexts of one length, without padding"
-        raise GacError("a padded batch with a press", expected, "Run contexts of different lengths one by one.")
+        expected = "texts of one length, without padding"
+        raise GacError("a padded batch with a press", expected, "Run texts of different lengths one by one.")
 
 
 def _after(layer: int, prefilled: Prefilled) -> Callable[..., Any]:
     def after(attention: nn.Module, _: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         cache, hidden = _cache_of(named), named["hidden_states"]
-        if cache is None or _length(cache, layer) != hidden.shape[1]:
+        held = cache.layers[layer]
+        if int(held.get_seq_length()) != hidden.shape[1]:
             return
-        if not isinstance(cache.layers[layer], DynamicLayer):
-            given = f"a {type(cache).__name__} of {type(cache.layers[layer]).__name__} with a press"
+        if type(held) is not DynamicLayer or getattr(cache, "offloading", False):
+            kind = "offloaded " if getattr(cache, "offloading", False) else ""
+            given = f"a {kind}{type(cache).__name__} of {type(held).__name__} with a press"
             raise GacError(given, "a DynamicCache, from which tokens can be taken", "Use cache_implementation=None.")
-        prefilled(attention, layer, hidden, cache.layers[layer], output[1], named)
+        prefilled(attention, layer, hidden, held, output[1], named)
 
     return after

@@ -1,6 +1,6 @@
 """The press that evicts what a plan says, layer by layer. Imports kvpress."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.errors import PlanError
-from gac.models.attentions import heads_of, sliding_layers
+from gac.models.attentions import Heads, heads_of, sliding_layers
 from gac.runtime.contract import COMPRESSED
 from gac.token_plan import TokenPlan
-from gac.tokens.attending import attending, attentions
+from gac.tokens.attending import attending, attentions, evict
+from gac.tokens.generating import generating
 from gac.tokens.presses import evicted, press_of
 
 
@@ -40,20 +41,19 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
         """Evict after each prefill inside.
 
         Raises:
-            PlanError: the model has other layers or other heads than the plan.
+            PlanError: the model has other layers or heads than the plan.
+            GacError: inside, of ways to generate that do not read the context in one forward pass.
         """
-        plan, layers = self.plan, [layer.layer for layer in self.plan.layers]
-        config = model.config.get_text_config()
-        found = len(attentions(model)), model.config.model_type.removeprefix(COMPRESSED)
-        remedy = "Use the plan with the model that it was made for."
-        if found != (wanted := (len(layers) + len(plan.whole), plan.family)):
-            given = f"a {found[1]} of {found[0]} layers"
-            raise PlanError(given, f"a {wanted[1]} of {wanted[0]}, as {plan.model}", remedy)
-        windows, heads = sliding_layers(config), heads_of(config)
-        if (windows, heads) != (plan.whole, plan.heads):
-            given = f"a model of {heads}, with sliding windows in layers {windows}"
-            raise PlanError(given, f"{plan.heads}, with sliding windows in layers {plan.whole}", remedy)
-        with attending(model, layers, self._evict):
+        plan, config = self.plan, model.config.get_text_config()
+        layers, whole = [layer.layer for layer in plan.layers], plan.whole
+        family = model.config.model_type.removeprefix(COMPRESSED)
+        found = _described(family, len(attentions(model)), heads_of(config), sliding_layers(config))
+        count = len(layers) + len(whole)
+        expected = _described(plan.family, count, plan.heads, whole)
+        if found != expected or sorted((*layers, *whole)) != list(range(count)):
+            given = "one of other layers" if found == expected else found
+            raise PlanError(given, f"{expected}, as {plan.model}", "Use the plan with the model that it was made for.")
+        with generating(model), attending(model, layers, self._evict):
             yield
 
     def _evict(
@@ -66,4 +66,12 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
         given: Mapping[str, Any],
     ) -> None:
         kept, held = self.plan.kept(layer, hidden.shape[1]), (cached.keys, cached.values)
-        cached.keys, cached.values = evicted(self._press, attention, hidden, held, weights, given, kept)
+        if kept < hidden.shape[1]:
+            evict(cached, *evicted(self._press, attention, hidden, held, weights, given, kept))
+
+
+def _described(family: str, layers: int, heads: Heads, whole: Sequence[int]) -> str:
+    """``a llama of 2 layers with 4 query heads and 2 key-value heads of 16 numbers``."""
+    sizes = f"{heads.queries} query heads and {heads.cached} key-value heads of {heads.length} numbers"
+    sliding = f", layers {', '.join(map(str, whole))} of a sliding window" if whole else ""
+    return f"a {family} of {layers} layers with {sizes}{sliding}"

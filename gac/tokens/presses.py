@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gac.errors import GacError, did_you_mean, first_line
@@ -97,6 +98,7 @@ def press_of(asked: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
     if known.get(name) is not kind:
         raise GacError(f"a {kind.__name__}, which no plan can make again", listed, "Choose one of these.")
     held = {one.name: getattr(asked, one.name) for one in fields(asked) if one.init and one.name != RATIO}
+    held = {key: value for key, value in held.items() if value is not None and not key.startswith("_")}
     if wrong := next((key for key, value in held.items() if not isinstance(value, bool | int | float | str)), None):
         raise GacError(f"{name} with {wrong}={held[wrong]!r}", "numbers and strings", "Leave it at its default.")
     return asked, name, held
@@ -136,15 +138,18 @@ def evicted(
     tokens = cached[0].shape[2]
     if kept == tokens:
         return cached
-    own = copy.copy(press)
-    own.compression_ratio = 1 - (kept + 0.5) / tokens  # kvpress keeps floor(tokens * (1 - ratio))
+    cutting = copy.copy(press)
+    cutting.compression_ratio = 1 - (kept + 0.5) / tokens  # kvpress keeps floor(tokens * (1 - ratio))
+    device = cached[0].device
     try:
-        keys, values = own.compress(attention, hidden, *cached, weights, given)
-    except (AssertionError, NotImplementedError, RuntimeError) as failure:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)  # some presses draw projections: the same ones each time, and no numbers of the caller
+            keys, values = cutting.compress(attention, hidden, *cached, weights, given)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as failure:
         raise GacError(
             f"{type(press).__name__} fails on {tokens} tokens of layer {attention.layer_idx} ({first_line(failure)})",
             "a context and a model that the press can score",
-            "Give a longer context, or choose another press.",
+            "Give a longer context, choose another press, or load the model with attn_implementation='eager'.",
         ) from failure
     assert keys.shape[2] == kept == values.shape[2], (keys.shape, kept)
     return keys, values

@@ -1,4 +1,5 @@
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,28 @@ def test_a_file_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     path.write_bytes("déjà vu".encode("latin-1"))
     with pytest.raises(TextError, match=r"latin\.txt cannot be read: 'utf-8' codec .*expected a readable UTF-8 file"):
         evaluation_windows(str(path), Ordinals())
+
+
+def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"na\xffme.txt")
+    path.write_text("some text", encoding="utf-8")
+    with pytest.raises(TextError, match=r"the name of text .*na\\udcffme.* Rename the file"):
+        check_text(str(path))
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for name, encoding in (("marked.txt", "utf-8-sig"), ("plain.txt", "utf-8")):
+        (tmp_path / name).write_text("abcdefgh", encoding=encoding)
+    marked, plain = (evaluation_windows(str(tmp_path / f"{one}.txt"), Ordinals(), 1, 4) for one in ("marked", "plain"))
+    assert marked.digest == plain.digest
+
+
+@pytest.mark.parametrize(("encoding", "expected"), [("utf-16", "codec"), ("utf-16-le", "has NUL at character 1")])
+def test_a_file_in_utf16(encoding: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "wide.txt"
+    path.write_text("some text", encoding=encoding)
+    with pytest.raises(TextError, match=rf"text file {path} .*{expected}"):
+        evaluation_windows(str(path), Ordinals(), 1, 4)
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:

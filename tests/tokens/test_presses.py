@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
 import gac
 from gac.cli import main
@@ -124,8 +124,8 @@ def test_a_layer_is_priced_as_it_runs_alone(small: Small) -> None:
             cache = DynamicCache()
             with torch.inference_mode(), gac.press(alone)(small.model):
                 small.model(input_ids=ids[None, :64], past_key_values=cache, use_cache=True)
-                after = torch.arange(64, 80)[None]
-                cut = small.model(input_ids=ids[None, 64:], position_ids=after, past_key_values=cache).logits
+                cut = small.model(input_ids=ids[None, 64:], past_key_values=cache).logits
+            with torch.inference_mode():
                 dense = small.model(input_ids=ids[None], use_cache=False).logits[:, 64:]
             found += float(window_divergences(cut, dense)) / 16
         assert priced[layer][32] == pytest.approx(found / 2, rel=1e-3)
@@ -226,13 +226,14 @@ def test_a_context_that_the_press_cannot_score_is_refused(small: Small) -> None:
 def test_a_plan_of_another_model_is_refused(small: Small) -> None:
     plan = planned(small)
     other = small_model(small_config("llama", num_hidden_layers=3))
-    with pytest.raises(PlanError, match="a llama of 3 layers; expected a llama of 2"), gac.press(plan)(other):
+    with pytest.raises(PlanError, match=r"a llama of 3 layers .*; expected a llama of 2"), gac.press(plan)(other):
         pass
 
 
 def test_a_cache_from_which_no_token_can_be_taken_is_refused(small: Small) -> None:
+    cache = StaticCache(small.model.config, 80)
     with gac.press(planned(small))(small.model), pytest.raises(GacError, match="a StaticCache"):
-        small.model.generate(torch.randint(0, 255, (1, 64)), max_new_tokens=2, cache_implementation="static")
+        small.model.generate(torch.randint(0, 255, (1, 64)), max_new_tokens=2, past_key_values=cache)
 
 
 def test_the_command_writes_the_plan_that_the_function_returns(
