@@ -28,7 +28,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _ROOM = tl.constexpr(ROOM)
 _ANY = [
     *("tokens", "k_eighths", "v_eighths", "k_batch", "k_token", "v_batch", "v_token"),
-    *("ks_batch", "ks_token", "vs_batch", "vs_token", "mask_batch", "mask_token", "position_batch"),
+    *("ks_batch", "ks_token", "vs_batch", "vs_token", "mask_batch", "mask_token", "p_batch", "p_token"),
 ]
 
 
@@ -44,14 +44,45 @@ def _part(length, tokens, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _seen(score, there, mask, at, ADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _last_shown(mask, begin, end, thread, token_stride, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The end of the last token from begin to end that a boolean mask shows; begin: it shows none."""
+    shown = tl.where(tl.load(mask + (tl.maximum(end, 1) - 1).to(tl.int64) * token_stride) != 0, end, begin)
+    while (shown <= begin) & (end > begin):
+        token = end - STEP + thread
+        told = tl.load(mask + token.to(tl.int64) * token_stride, mask=token >= begin, other=0)
+        shown = tl.max(tl.where(told != 0, token + 1, begin), axis=0)
+        end -= STEP
+    return shown
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _last_run(  # type: ignore[no-untyped-def]
+    positions, mask, begin, end, thread, token_stride, mask_token,
+    ROTATED: tl.constexpr, SHOWN: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The last tokens from begin to end whose positions count up by one: their first and end, and the first's position.
+
+    Tokens behind the last one that a boolean mask shows are no part of them: their positions may be anything.
+    """
+    first, position = begin, begin
+    if ROTATED:
+        if SHOWN:
+            end = _last_shown(mask, begin, end, thread, mask_token, STEP)
+        last = positions + (tl.maximum(end, 1) - 1).to(tl.int64) * token_stride
+        first = tl.maximum(begin, end - tl.maximum(tl.load(last + 1), 1))
+        position = tl.load(last) - (end - 1 - first)
+    return first, end, position
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _seen(score, there, mask, at, SHOWN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores of the tokens that are attended to; of others minus infinity."""
     if mask is not None:
         told = tl.load(mask + at, mask=there, other=0)
-        if ADDED:
-            score += told.to(tl.float32) * _LOG2E
-        else:
+        if SHOWN:
             there = there & (told != 0)
+        else:
+            score += told.to(tl.float32) * _LOG2E
     return tl.where(there, score, float("-inf"))
 
 
@@ -147,17 +178,17 @@ def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):  # type: ignore[no-
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _column(score, scale, there, mask, seen_at, quarter, ADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _column(score, scale, there, mask, seen_at, quarter, SHOWN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Both columns' scores of each thread's token in a tile."""
     one = tl.where(quarter < 2, score[0], score[2]) * (scale * _LOG2E)
     two = tl.where(quarter < 2, score[1], score[3]) * (scale * _LOG2E)
-    return _seen(one, there, mask, seen_at, ADDED), _seen(two, there, mask, seen_at, ADDED)
+    return _seen(one, there, mask, seen_at, SHOWN), _seen(two, there, mask, seen_at, SHOWN)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attended(  # type: ignore[no-untyped-def]
     state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
-    BITS: tl.constexpr, ADDED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+    BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """What four queries have with two more tiles of tokens; there: each thread's token of a tile is.
 
@@ -165,8 +196,8 @@ def _attended(  # type: ignore[no-untyped-def]
         read: ``latent_reading.tiles``. v_scales: of these tokens' values.
     """
     peaks, totals, mixed = state
-    one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, ADDED)
-    two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, ADDED)
+    one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
+    two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, SHOWN)
     ones, low, low_peak, low_total = _weights((one[0], two[0]), peaks[0], totals[0])
     twos, high, high_peak, high_total = _weights((one[1], two[1]), peaks[1], totals[1])
     rights = ()
@@ -210,13 +241,13 @@ def _kept(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
-    query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, position, length,
+    query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, positions, length,
     room, sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token,
-    v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
+    v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, p_batch, p_token,
     K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_STEPS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
     V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_STEPS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
     QUERIES: tl.constexpr, ASKED: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
-    ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, HELD: tl.constexpr, COMPILED: tl.constexpr,
+    SHOWN: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, HELD: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
@@ -225,13 +256,13 @@ def attend(  # type: ignore[no-untyped-def]
     Args:
         keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
         norm, eps: of keys, of this KIND.
-        position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
+        positions: ``latent_layout.with_runs``. length: how many tokens there are; None: ``tokens``.
         k_eighths, v_eighths: of ranks. room: of each program, for its queries; None: they lie in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.
         K_STEPS, V_STEPS: of 8 words of a token. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head. ASKED: words that they fill.
-        ADDED: the mask is added to scores; else it says who is seen.
+        SHOWN: the mask says which tokens are attended to; else it is added to scores.
         EARLY: values are asked for before the keys of their tokens are scored. HELD: queries stay in registers.
     """
     dtype: tl.constexpr = query.dtype.element_ty
@@ -258,10 +289,13 @@ def attend(  # type: ignore[no-untyped-def]
         keys if turns is None else turns.to(tl.pointer_type(tl.int32), bitcast=True), thread,
         ASKED, made_of, tiles_of * 16 if ROTATED else 0, WARPS,
     )  # fmt: skip
-    angles = ()
-    if ROTATED:
-        place = tl.load(position + text * position_batch) + 1 - there_are + begin
-        angles = angles_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
+    positions, shown = (keys if positions is None else positions + text * p_batch), mask
+    if SHOWN:
+        shown += text * mask_batch
+    first, stop, position = _last_run(
+        positions, shown, begin, end, thread, p_token, mask_token, ROTATED, SHOWN, step
+    )  # fmt: skip
+    angles = angles_at(frequencies, position + own + eighth, quarter, SIZE, ROTATED, COMPILED)
     leave_asked(
         asked_at, query + (text * q_batch + head * QUERIES * q_head), q_head, factor, frequencies, thread // 32,
         eighth, quarter, WARPS, QUERIES, SIZE, ROTATED, dtype, COMPILED,
@@ -269,37 +303,51 @@ def attend(  # type: ignore[no-untyped-def]
     all_copied(thread, COMPILED)
     asked = all_asked(asked_at, ASKED // 64 if HELD else 0, COMPILED)
     state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
-    for start in tl.range(begin, end, step):
-        at = start + own + eighth
-        prefetch(keys, start + step + thread, end, k_token, K_UNIT, K_STEPS, COMPILED)
-        if EARLY:
-            read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+    loaded = begin  # from where the keys of the first step are in registers
+    while stop > begin:
+        if ROTATED:
+            if first != loaded:
+                ahead = tiles(
+                    keys, first + own + eighth, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED
+                )  # fmt: skip
+        for start in tl.range(first, stop, step):
+            at = start + own + eighth
+            prefetch(keys, start + step + thread, stop, k_token, K_UNIT, K_STEPS, COMPILED)
+            if EARLY:
+                read = tiles(values, at, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+                keep_order(thread, COMPILED)
+            scales = (
+                scale_of(k_scales, k_scales_at, at, ks_token, stop),
+                scale_of(k_scales, k_scales_at, at + 8, ks_token, stop),
+            )  # fmt: skip
+            score = scores(
+                ahead, stop >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps, asked_at,
+                asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
+            )  # fmt: skip
             keep_order(thread, COMPILED)
-        scales = (
-            scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
-        )  # fmt: skip
-        score = scores(
-            ahead, end >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps, asked_at,
-            asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
-        )  # fmt: skip
-        keep_order(thread, COMPILED)
-        if not EARLY:
-            read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
-        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
-        keep_order(thread, COMPILED)
-        token = tl.where(quarter < 2, at, at + 8)
-        v_scale = scale_of(v_scales, v_scales_at, token, vs_token, end)
-        seen_at = text * mask_batch + token.to(tl.int64) * mask_token
-        found = ()
-        for four in tl.static_range(fours):
-            found += (
-                _attended(
-                    state[four], (score[0][four], score[1][four]), read, scale, v_scale,
-                    (token < end, token + 16 < end), mask, (seen_at, seen_at + 16 * mask_token), eighth, quarter,
-                    V_BITS, ADDED, dtype, COMPILED,
-                ),
-            )  # type: ignore[assignment]  # fmt: skip
-        state, ahead, angles = found, behind, turned_further(angles, turns_at, COMPILED)
+            if not EARLY:
+                read = tiles(values, at, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+            behind = tiles(keys, at + step, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
+            keep_order(thread, COMPILED)
+            token = tl.where(quarter < 2, at, at + 8)
+            v_scale = scale_of(v_scales, v_scales_at, token, vs_token, stop)
+            seen_at = text * mask_batch + token.to(tl.int64) * mask_token
+            found = ()
+            for four in tl.static_range(fours):
+                found += (
+                    _attended(
+                        state[four], (score[0][four], score[1][four]), read, scale, v_scale,
+                        (token < stop, token + 16 < stop), mask, (seen_at, seen_at + 16 * mask_token), eighth, quarter,
+                        V_BITS, SHOWN, dtype, COMPILED,
+                    ),
+                )  # type: ignore[assignment]  # fmt: skip
+            state, ahead, angles = found, behind, turned_further(angles, turns_at, COMPILED)
+        end, stop, loaded = first, begin, begin - 1
+        if end > begin:
+            first, stop, position = _last_run(
+                positions, shown, begin, end, thread, p_token, mask_token, ROTATED, SHOWN, step
+            )  # fmt: skip
+            angles = angles_at(frequencies, position + own + eighth, quarter, SIZE, ROTATED, COMPILED)
     left = (part * WARPS + thread // 32) * (tl.num_programs(0) * QUERIES) + head * QUERIES
     for four in tl.static_range(fours):
         _leave(

@@ -15,7 +15,7 @@ from transformers import DynamicCache, StaticCache
 
 from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, latent_layout, tiles
 from gac.runtime.latent_attention import Attention, in_registers, parts_of
-from gac.runtime.latent_layout import TILE, turns_of
+from gac.runtime.latent_layout import TILE, turns_of, with_runs
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
 from gac.runtime.rows import NORMS, plainly_rotated
@@ -106,7 +106,7 @@ class Case:
             mask=None,
             frequencies=frequencies if pairs else None,
             turns=turns_of(frequencies, self.size) if pairs else None,
-            last=torch.full((1, 1), self.tokens - 1, device=DEVICE) if pairs else None,
+            positions=with_runs(torch.arange(self.tokens, device=DEVICE)[None]) if pairs else None,
             length=None,
             scale=self.size**-0.5,
             norm=normal(self.size) if self.norm else None,
@@ -138,8 +138,8 @@ def expected(given: Attention) -> Tensor:
     if given.norm is not None:
         keys = NORMS[given.kind](keys, given.norm.to(wide), given.eps)
     if given.frequencies is not None:
-        assert given.last is not None
-        at = (torch.arange(there, device=DEVICE) - there + 1 + given.last).to(wide)
+        assert given.positions is not None
+        at = given.positions[:, :there, 0].to(wide)
         angles = (at[..., None] * given.frequencies.to(wide)).repeat(1, 1, 2)
         turned, rest = keys.split([angles.shape[-1], given.size - angles.shape[-1]], -1)
         keys = torch.cat((plainly_rotated(turned, turned, angles.cos(), angles.sin())[1], rest), -1)
@@ -219,7 +219,6 @@ def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
     for one in (given.keys, given.values, given.k_scales, given.v_scales):
         assert one is not None
         one[:, 70:] = -1 if one.dtype == torch.int8 else torch.nan
-    given = replace(given, last=torch.full((1, 1), 69, device=DEVICE))
     assert off(given) < 1e-3
 
 
@@ -245,11 +244,10 @@ def test_parts_of_other_sizes(processors: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
 def test_of_a_static_cache_what_is_there(tokens: int) -> None:
-    """Its other places hold anything, positions count from the length, and there are more parts than tiles."""
-    case = Case(tokens=200, batch=2)
-    given = case.attention(
-        length=torch.tensor(tokens, device=DEVICE), last=torch.tensor([[tokens + 4], [8]]).to(DEVICE)
-    )
+    """Its other places hold anything, and there are more parts than tiles."""
+    positions = with_runs(torch.arange(200, device=DEVICE) + torch.tensor([[5], [8]], device=DEVICE))
+    positions[:, tokens:] = 0
+    given = Case(tokens=200, batch=2).attention(length=torch.tensor(tokens, device=DEVICE), positions=positions)
     given.keys[:, tokens:], given.values[:, tokens:] = torch.nan, torch.nan
     assert off(given) < 1e-3
 
