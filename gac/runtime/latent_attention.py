@@ -37,8 +37,9 @@ _REGISTERS = 156  # of a thread, beside those that it works with
 def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     """What a thread has registers for: to ask for values before the keys of their tokens are scored, and for queries.
 
-    What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held, or 8 bytes.
-    They are not held beside a bias or a norm of keys, beside rounded numbers, nor where keys are not rotated.
+    What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held, or 24 bytes
+    beside a mask. They are not held beside a bias or a norm of keys, beside rounded numbers, nor where keys are not
+    rotated.
 
     Args:
         sizes: what the kernel is compiled for.
@@ -160,8 +161,8 @@ class Attention:
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
                 self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
-                self.frequencies, self.turns, positions, self.length, room, sums, peaks, totals, keys.shape[1], self.scale,
-                self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
+                self.frequencies, self.turns, positions, self.length, room, sums, peaks, totals, keys.shape[1],
+                self.scale, self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
                 *self.query.stride()[:2], *_apart(keys, sizes["K_UNIT"]), *_apart(values, sizes["V_UNIT"]),
                 *_strides(self.k_scales), *_strides(self.v_scales),
                 *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), *_strides(positions),

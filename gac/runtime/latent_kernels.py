@@ -10,6 +10,9 @@ and a second kernel adds that up, and multiplies the sum of all tokens by the se
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.
+
+Keys are turned by one angle from step to step, so a part of the context is read run by run, from its end: tokens whose
+positions count up by one. In most texts that is one run; padding that a boolean mask hides divides none.
 """
 
 try:
@@ -34,13 +37,13 @@ _ANY = [
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _part(length, tokens, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many tokens there are, and where the program's part of them begins and ends."""
+    """Where the program's part of the tokens begins and ends."""
     there_are = tokens
     if length is not None:
         there_are = tl.minimum(tl.load(length), tokens).to(tl.int32)
     each = tl.cdiv(tl.cdiv(there_are, STEP), tl.num_programs(1)) * STEP
     begin = tl.program_id(1) * each
-    return there_are, begin, tl.minimum(begin + each, there_are)
+    return begin, tl.minimum(begin + each, there_are)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,21 +60,22 @@ def _last_shown(mask, begin, end, thread, token_stride, STEP: tl.constexpr):  # 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _last_run(  # type: ignore[no-untyped-def]
-    positions, mask, begin, end, thread, token_stride, mask_token,
-    ROTATED: tl.constexpr, SHOWN: tl.constexpr, STEP: tl.constexpr,
+    positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
+    SIZE: tl.constexpr, ROTATED: tl.constexpr, SHOWN: tl.constexpr, STEP: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The last tokens from begin to end whose positions count up by one: their first and end, and the first's position.
+    """The last tokens from begin to end whose positions count up by one: where they begin and end, and their angles.
 
     Tokens behind the last one that a boolean mask shows are no part of them: their positions may be anything.
     """
-    first, position = begin, begin
+    first, angles = begin, ()
     if ROTATED:
         if SHOWN:
-            end = _last_shown(mask, begin, end, thread, mask_token, STEP)
-        last = positions + (tl.maximum(end, 1) - 1).to(tl.int64) * token_stride
+            end = _last_shown(mask + text * mask_batch, begin, end, thread, mask_token, STEP)
+        last = positions + text * p_batch + (tl.maximum(end, 1) - 1).to(tl.int64) * p_token
         first = tl.maximum(begin, end - tl.maximum(tl.load(last + 1), 1))
-        position = tl.load(last) - (end - 1 - first)
-    return first, end, position
+        place = tl.load(last) - (end - 1 - first) + thread // 32 * 32 + thread // 4 % 8
+        angles = angles_at(frequencies, place, thread % 4, SIZE, ROTATED, COMPILED)
+    return first, end, angles
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -210,6 +214,23 @@ def _attended(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _all_attended(  # type: ignore[no-untyped-def]
+    state, scores, read, scale, v_scales, there, mask, seen_at, apart, eighth, quarter,
+    BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The same of all queries; apart: of the mask from token to token."""
+    found = ()
+    for four in tl.static_range(len(state)):
+        found += (
+            _attended(
+                state[four], (scores[0][four], scores[1][four]), read, scale, v_scales, there, mask,
+                (seen_at, seen_at + 16 * apart), eighth, quarter, BITS, SHOWN, dtype, COMPILED,
+            ),
+        )  # type: ignore[assignment]  # fmt: skip
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _kept(  # type: ignore[no-untyped-def]
     room, part, factor, turns, thread,
     ASKED: tl.constexpr, MADE_OF: tl.constexpr, TURNS: tl.constexpr, WARPS: tl.constexpr,
@@ -275,7 +296,7 @@ def attend(  # type: ignore[no-untyped-def]
     v_words = V_STEPS * 8 if V_EVEN else v_eighths * (4 // v_halves)
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
     part = text * tl.num_programs(1) + tl.program_id(1)
-    there_are, begin, end = _part(length, tokens, step)
+    begin, end = _part(length, tokens, step)
     thread = tl.arange(0, 32 * WARPS)
     eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 32
     keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
@@ -289,27 +310,22 @@ def attend(  # type: ignore[no-untyped-def]
         keys if turns is None else turns.to(tl.pointer_type(tl.int32), bitcast=True), thread,
         ASKED, made_of, tiles_of * 16 if ROTATED else 0, WARPS,
     )  # fmt: skip
-    positions, shown = (keys if positions is None else positions + text * p_batch), mask
-    if SHOWN:
-        shown += text * mask_batch
-    first, stop, position = _last_run(
-        positions, shown, begin, end, thread, p_token, mask_token, ROTATED, SHOWN, step
+    first, stop, angles = _last_run(
+        positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
+        SIZE, ROTATED, SHOWN, step, COMPILED,
     )  # fmt: skip
-    angles = angles_at(frequencies, position + own + eighth, quarter, SIZE, ROTATED, COMPILED)
     leave_asked(
         asked_at, query + (text * q_batch + head * QUERIES * q_head), q_head, factor, frequencies, thread // 32,
         eighth, quarter, WARPS, QUERIES, SIZE, ROTATED, dtype, COMPILED,
     )  # fmt: skip
     all_copied(thread, COMPILED)
     asked = all_asked(asked_at, ASKED // 64 if HELD else 0, COMPILED)
-    state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
-    loaded = begin  # from where the keys of the first step are in registers
+    state, loaded = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32)), begin
     while stop > begin:
-        if ROTATED:
-            if first != loaded:
-                ahead = tiles(
-                    keys, first + own + eighth, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED
-                )  # fmt: skip
+        if first != loaded:  # keys in registers are those of another place
+            ahead = tiles(
+                keys, first + own + eighth, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED
+            )  # fmt: skip
         for start in tl.range(first, stop, step):
             at = start + own + eighth
             prefetch(keys, start + step + thread, stop, k_token, K_UNIT, K_STEPS, COMPILED)
@@ -321,8 +337,8 @@ def attend(  # type: ignore[no-untyped-def]
                 scale_of(k_scales, k_scales_at, at + 8, ks_token, stop),
             )  # fmt: skip
             score = scores(
-                ahead, stop >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps, asked_at,
-                asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
+                ahead, stop >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps,
+                asked_at, asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
             )  # fmt: skip
             keep_order(thread, COMPILED)
             if not EARLY:
@@ -331,23 +347,18 @@ def attend(  # type: ignore[no-untyped-def]
             keep_order(thread, COMPILED)
             token = tl.where(quarter < 2, at, at + 8)
             v_scale = scale_of(v_scales, v_scales_at, token, vs_token, stop)
-            seen_at = text * mask_batch + token.to(tl.int64) * mask_token
-            found = ()
-            for four in tl.static_range(fours):
-                found += (
-                    _attended(
-                        state[four], (score[0][four], score[1][four]), read, scale, v_scale,
-                        (token < stop, token + 16 < stop), mask, (seen_at, seen_at + 16 * mask_token), eighth, quarter,
-                        V_BITS, SHOWN, dtype, COMPILED,
-                    ),
-                )  # type: ignore[assignment]  # fmt: skip
-            state, ahead, angles = found, behind, turned_further(angles, turns_at, COMPILED)
+            state = _all_attended(
+                state, score, read, scale, v_scale, (token < stop, token + 16 < stop), mask,
+                text * mask_batch + token.to(tl.int64) * mask_token, mask_token, eighth, quarter,
+                V_BITS, SHOWN, dtype, COMPILED,
+            )  # fmt: skip
+            ahead, angles = behind, turned_further(angles, turns_at, COMPILED)
         end, stop, loaded = first, begin, begin - 1
         if end > begin:
-            first, stop, position = _last_run(
-                positions, shown, begin, end, thread, p_token, mask_token, ROTATED, SHOWN, step
+            first, stop, angles = _last_run(
+                positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
+                SIZE, ROTATED, SHOWN, step, COMPILED,
             )  # fmt: skip
-            angles = angles_at(frequencies, position + own + eighth, quarter, SIZE, ROTATED, COMPILED)
     left = (part * WARPS + thread // 32) * (tl.num_programs(0) * QUERIES) + head * QUERIES
     for four in tl.static_range(fours):
         _leave(

@@ -263,6 +263,52 @@ def test_masks(rows: int, added: bool) -> None:
     assert off(case.attention(mask=mask.to(DEVICE))) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [[*range(9), *range(20, 81)], [*range(50), *range(20)]],
+        [[7] * 6 + [*range(64)], [*range(66), 1, 1, 1, 66]],
+        [[3, *range(69)], [*range(5, 75)]],
+    ],
+    ids=["jumps", "repeats", "one of two"],
+)
+def test_positions_that_do_not_count_up(positions: list[list[int]]) -> None:
+    case = Case(tokens=70, batch=2, queries=1, size=32)
+    assert off(case.attention(positions=with_runs(torch.tensor(positions, device=DEVICE)))) < 1e-3
+
+
+@pytest.mark.parametrize("length", [None, 280])
+def test_positions_of_padding_may_be_anything(length: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding on the left that fills a part, on the right of a prompt, and inside."""
+    shown = torch.ones(3, 1, 1, 300, dtype=torch.bool)
+    shown[0, ..., :200], shown[1, ..., 100:250], shown[2, ..., 30:130:7] = False, False, False
+    ids = (shown.long().cumsum(-1) - 1).masked_fill(~shown, 1)[:, 0, 0]
+    given: dict[str, Any] = {"positions": with_runs(ids).to(DEVICE), "mask": shown.to(DEVICE)}
+    if length is not None:
+        given |= {"length": torch.tensor(length, device=DEVICE)}
+    assert off(Case(tokens=300, batch=3, queries=1, size=32).attention(**given)) < 1e-3
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_captured_step_follows_positions() -> None:
+    """A CUDA graph is replayed with positions that changed since it was captured."""
+    given = Case(tokens=300, batch=2).attention()
+    counted = given.positions
+    assert counted is not None
+    given = replace(given, positions=counted.expand(2, -1, 2).clone())
+    given.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = given.run()
+    jumps = torch.randint(0, 50, (2, 300), device=DEVICE).cumsum(1)
+    for ids in (counted[..., 0].expand(2, -1), jumps):
+        assert given.positions is not None
+        given.positions.copy_(with_runs(ids))
+        graph.replay()
+        due = expected(given)
+        assert (found - due).norm() < 1e-3 * due.norm()
+
+
 def test_tensors_may_lie_apart() -> None:
     given = Case(batch=2).attention()
     wide = given.keys.new_zeros(*given.keys.shape[:2], 3 * given.keys.shape[2])
