@@ -62,20 +62,21 @@ def update_positions(
     Raises:
         ValueError: the layer holds tokens without positions.
     """
-    layer = cache.layers[layer_idx]
+    layer: Any = cache.layers[layer_idx]
     key = kind, getattr(type(layer), "without_positions", type(layer)), getattr(layer, "sliding_window", None)
-    positioned = (other for other in cache.layers[:layer_idx] if hasattr(other, "positions"))
+    positioned = (other for other in cache.layers[:layer_idx] if hasattr(type(other), "without_positions"))
     if (shared := next((other.positions for other in positioned if other.positions.key == key), None)) is not None:
-        latest: Positions = shared.latest
-        return latest
-    if not hasattr(layer, "positions"):
+        return shared.latest  # type: ignore[no-any-return]
+    if not hasattr(type(layer), "without_positions"):
         _attach(layer, layer_idx, key)
     table = layer.positions
     new = with_runs(position_ids, _last(table))
-    moving = new[..., :0] if frequencies is None else frequencies.float().view(torch.int32).expand(*new.shape[:2], -1)
-    rows, moving = (states.squeeze(1) for states in table.update(new.unsqueeze(1), moving.unsqueeze(1)))
-    table.latest = Positions(rows, None if frequencies is None else moving.view(torch.float32))
-    return table.latest  # type: ignore[no-any-return]
+    words = new[..., :0]  # caches of some versions of transformers have one dtype
+    if frequencies is not None:
+        words = frequencies.to(new.device, torch.float32).view(torch.int32).expand(*new.shape[:2], -1)
+    rows, words = (states.squeeze(1) for states in table.update(new.unsqueeze(1), words.unsqueeze(1)))
+    latest = table.latest = Positions(rows, None if frequencies is None else words.view(torch.float32))
+    return latest
 
 
 def _attach(layer: Any, layer_idx: int, key: tuple[Any, ...]) -> None:
@@ -84,8 +85,9 @@ def _attach(layer: Any, layer_idx: int, key: tuple[Any, ...]) -> None:
             f"layer {layer_idx} of the cache holds tokens without positions; expected an empty layer, or one that this "
             "model has filled. Give it a new cache, not one that was made of tensors or that another model has filled."
         )
-    kind = type(layer)
-    layer.positions = DynamicLayer() if isinstance(layer, QUANTIZED) else deepcopy(layer)
+    kind: Any = type(layer)
+    empty: Any = DynamicLayer
+    layer.positions = empty() if isinstance(layer, QUANTIZED) else deepcopy(layer)
     layer.positions.is_initialized, layer.positions.key = False, key
     layer.__class__ = _positioned(kind)
 
@@ -127,4 +129,5 @@ def _last(table: Any) -> Tensor | None:
     if count == 0:
         return None
     last = min(count, table.keys.shape[2]) - 1
-    return table.keys[:, 0, last : last + 1]
+    row: Tensor = table.keys[:, 0, last : last + 1]
+    return row

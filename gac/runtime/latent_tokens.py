@@ -83,7 +83,7 @@ class Rotary:
             return cosines.flatten(), sines.flatten()
 
         cosines, sines = torch.vmap(of_token)(frequencies.flatten(0, 1), positions.flatten())
-        return cosines.unflatten(0, positions.shape), sines.unflatten(0, positions.shape)
+        return cosines.view(*positions.shape, -1), sines.view(*positions.shape, -1)
 
     @property
     def _prefix(self) -> str:

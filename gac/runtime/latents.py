@@ -204,7 +204,7 @@ class _LatentCache:
         assert self.positions is not None, f"{type(self.attention).__name__} was told no position_ids"
         rotary = Rotary.of(self.rotary, self.attention)
         position_ids = self.positions.to(latents.device).expand(len(latents), -1)
-        frequencies = rotary.frequencies.to(latents.device) if rotary.moves else None
+        frequencies = rotary.frequencies if rotary.moves else None
         positions = update_positions(self.cache, layer, rotary.kind, position_ids, frequencies)
         return Rotation(rotary, positions.to(latents.device))
 
