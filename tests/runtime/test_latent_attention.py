@@ -277,16 +277,16 @@ def test_positions_that_do_not_count_up(positions: list[list[int]]) -> None:
     assert off(case.attention(positions=with_runs(torch.tensor(positions, device=DEVICE)))) < 1e-3
 
 
-@pytest.mark.parametrize("length", [None, 280])
-def test_positions_of_padding_may_be_anything(length: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [None, 165])
+def test_positions_of_padding_may_be_anything(length: int | None) -> None:
     """Padding on the left that fills a part, on the right of a prompt, and inside."""
-    shown = torch.ones(3, 1, 1, 300, dtype=torch.bool)
-    shown[0, ..., :200], shown[1, ..., 100:250], shown[2, ..., 30:130:7] = False, False, False
+    shown = torch.ones(3, 1, 1, 170, dtype=torch.bool)
+    shown[0, ..., :140], shown[1, ..., 50:160], shown[2, ..., 30:130:9] = False, False, False
     ids = (shown.long().cumsum(-1) - 1).masked_fill(~shown, 1)[:, 0, 0]
     given: dict[str, Any] = {"positions": with_runs(ids).to(DEVICE), "mask": shown.to(DEVICE)}
     if length is not None:
         given |= {"length": torch.tensor(length, device=DEVICE)}
-    assert off(Case(tokens=300, batch=3, queries=1, size=32).attention(**given)) < 1e-3
+    assert off(Case(heads=1, tokens=170, batch=3, queries=1, size=16).attention(**given)) < 1e-3
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
