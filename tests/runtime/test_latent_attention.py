@@ -286,7 +286,7 @@ def test_positions_of_padding_may_be_anything(length: int | None) -> None:
     given: dict[str, Any] = {"positions": with_runs(ids).to(DEVICE), "mask": shown.to(DEVICE)}
     if length is not None:
         given |= {"length": torch.tensor(length, device=DEVICE)}
-    assert off(Case(heads=1, tokens=170, batch=3, queries=1, size=16).attention(**given)) < 1e-3
+    assert off(Case(heads=1, tokens=170, batch=3, queries=1, size=32).attention(**given)) < 2e-3
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
