@@ -37,8 +37,9 @@ _REGISTERS = 156  # of a thread, beside those that it works with
 def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
     """What a thread has registers for: to ask for values before the keys of their tokens are scored, and for queries.
 
-    What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held, or 8 bytes.
-    They are not held beside a bias or a norm of keys, beside rounded numbers, nor where keys are not rotated.
+    What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held, or 24 bytes
+    beside a mask. They are not held beside a bias or a norm of keys, beside rounded numbers, nor where keys are not
+    rotated.
 
     Args:
         sizes: what the kernel is compiled for.
@@ -75,7 +76,7 @@ class Attention:
         k_bias, v_bias: ``(rows,)``; None: there is none.
         mask: boolean, or added to scores, ``(1 or batch, 1, 1, tokens)``; None: every token is attended to.
         frequencies, turns: of ``gac.runtime.latent_tokens.Angles``; None: keys are not rotated.
-        last: position of the new token of each text, ``(1 or batch, 1)``.
+        positions: ``latent_layout.with_runs`` of all tokens, ``(1 or batch, tokens, 2)``; None: keys are not rotated.
         length: how many tokens there are, one number; None: as many as the cache has room for.
         scale: of scores.
         norm: weight of the keys' norm, ``(head_dim,)``, which they pass before they are rotated; None: there is none.
@@ -95,7 +96,7 @@ class Attention:
     mask: Tensor | None
     frequencies: Tensor | None
     turns: Tensor | None
-    last: Tensor | None
+    positions: Tensor | None
     length: Tensor | None
     scale: float
     norm: Tensor | None = None
@@ -155,17 +156,17 @@ class Attention:
 
         batch = len(self.query)
         mask = None if self.mask is None else self.mask.expand(batch, 1, 1, self.keys.shape[1])
-        last = None if self.last is None else self.last.expand(batch, 1)
+        positions = None if self.positions is None else self.positions.expand(batch, -1, 2)
         keys, values, sizes = _words(self.keys), _words(self.values), self._sizes()
         with launching_on(self.query):
             attend[(self.heads, parts, batch)](
                 self.query, keys, values, self.k_scales, self.v_scales, self._arranged(), self.k_bias, self.norm, mask,
-                self.frequencies, self.turns, last, self.length, room, sums, peaks, totals, keys.shape[1], self.scale,
-                self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
+                self.frequencies, self.turns, positions, self.length, room, sums, peaks, totals, keys.shape[1],
+                self.scale, self.eps, (self.k_rank or self.size) // ALIGNED, self.v_rank // ALIGNED,
                 *self.query.stride()[:2], *_apart(keys, sizes["K_UNIT"]), *_apart(values, sizes["V_UNIT"]),
                 *_strides(self.k_scales), *_strides(self.v_scales),
-                *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), 0 if last is None else last.stride(0),
-                ADDED=mask is not None and mask.dtype != torch.bool, **sizes,
+                *((0, 0) if mask is None else (mask.stride(0), mask.stride(3))), *_strides(positions),
+                SHOWN=mask is not None and mask.dtype == torch.bool, **sizes,
                 **in_registers(sizes, self.k_bias is not None),
                 WARPS=WARPS, COMPILED=self.query.is_cuda, num_warps=WARPS,
             )  # fmt: skip
@@ -244,9 +245,9 @@ def _apart(words: Tensor, unit: int) -> tuple[int, int]:
     return batch, token
 
 
-def _strides(scales: Tensor | None) -> tuple[int, int]:
+def _strides(tensor: Tensor | None) -> tuple[int, int]:
     """From text to text, and from token to token."""
-    return (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
+    return (0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1))
 
 
 def attend(attention: Attention) -> Tensor:
@@ -268,7 +269,7 @@ def _like(*given: Any) -> Tensor:
 make_operator(
     "latent_attention",
     "(Tensor query, Tensor keys, Tensor values, Tensor? k_scales, Tensor? v_scales, Tensor? k_factor, Tensor? k_bias, "
-    "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? last, "
+    "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? positions, "
     "Tensor? length, float scale, Tensor? norm, float eps, str kind) -> Tensor",
     _run,
     _like,

@@ -58,7 +58,7 @@ def decoded(
             mask=mask,
             frequencies=None if angles is None else angles.frequencies,
             turns=None if angles is None else angles.turns,
-            last=None if latents.rotation is None else latents.rotation.last,
+            positions=None if latents.rotation is None else latents.rotation.positions.table,
             length=latents.length,
             scale=(query.shape[-1] ** -0.5 if scale is None else scale) * (1.0 if angles is None else angles.scale),
             **_norm(attention, seconds[0]),

@@ -10,6 +10,9 @@ and a second kernel adds that up, and multiplies the sum of all tokens by the se
 
 Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
 column has a peak and a sum of its own until the end.
+
+Keys are turned by one angle from step to step, so a part of the context is read run by run, from its end: tokens whose
+positions count up by one. In most texts that is one run; padding that a boolean mask hides divides none.
 """
 
 try:
@@ -28,30 +31,62 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _ROOM = tl.constexpr(ROOM)
 _ANY = [
     *("tokens", "k_eighths", "v_eighths", "k_batch", "k_token", "v_batch", "v_token"),
-    *("ks_batch", "ks_token", "vs_batch", "vs_token", "mask_batch", "mask_token", "position_batch"),
+    *("ks_batch", "ks_token", "vs_batch", "vs_token", "mask_batch", "mask_token", "p_batch", "p_token"),
 ]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _part(length, tokens, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many tokens there are, and where the program's part of them begins and ends."""
+    """Where the program's part of the tokens begins and ends."""
     there_are = tokens
     if length is not None:
         there_are = tl.minimum(tl.load(length), tokens).to(tl.int32)
     each = tl.cdiv(tl.cdiv(there_are, STEP), tl.num_programs(1)) * STEP
     begin = tl.program_id(1) * each
-    return there_are, begin, tl.minimum(begin + each, there_are)
+    return begin, tl.minimum(begin + each, there_are)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _seen(score, there, mask, at, ADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _last_shown(mask, begin, end, thread, token_stride, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The end of the last token from begin to end that a boolean mask shows; begin: it shows none."""
+    shown = tl.where(tl.load(mask + (tl.maximum(end, 1) - 1).to(tl.int64) * token_stride) != 0, end, begin)
+    while (shown <= begin) & (end > begin):
+        token = end - STEP + thread
+        told = tl.load(mask + token.to(tl.int64) * token_stride, mask=token >= begin, other=0)
+        shown = tl.max(tl.where(told != 0, token + 1, begin), axis=0)
+        end -= STEP
+    return shown
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _last_run(  # type: ignore[no-untyped-def]
+    positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
+    SIZE: tl.constexpr, ROTATED: tl.constexpr, SHOWN: tl.constexpr, STEP: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The last tokens from begin to end whose positions count up by one: where they begin and end, and their angles.
+
+    Tokens behind the last one that a boolean mask shows are no part of them: their positions may be anything.
+    """
+    first, angles = begin, ()
+    if ROTATED:
+        if SHOWN:
+            end = _last_shown(mask + text * mask_batch, begin, end, thread, mask_token, STEP)
+        last = positions + text * p_batch + (tl.maximum(end, 1) - 1).to(tl.int64) * p_token
+        first = tl.maximum(begin, end - tl.maximum(tl.load(last + 1), 1))
+        place = tl.load(last) - (end - 1 - first) + thread // 32 * 32 + thread // 4 % 8
+        angles = angles_at(frequencies, place, thread % 4, SIZE, ROTATED, COMPILED)
+    return first, end, angles
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _seen(score, there, mask, at, SHOWN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores of the tokens that are attended to; of others minus infinity."""
     if mask is not None:
         told = tl.load(mask + at, mask=there, other=0)
-        if ADDED:
-            score += told.to(tl.float32) * _LOG2E
-        else:
+        if SHOWN:
             there = there & (told != 0)
+        else:
+            score += told.to(tl.float32) * _LOG2E
     return tl.where(there, score, float("-inf"))
 
 
@@ -147,17 +182,17 @@ def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):  # type: ignore[no-
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _column(score, scale, there, mask, seen_at, quarter, ADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _column(score, scale, there, mask, seen_at, quarter, SHOWN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Both columns' scores of each thread's token in a tile."""
     one = tl.where(quarter < 2, score[0], score[2]) * (scale * _LOG2E)
     two = tl.where(quarter < 2, score[1], score[3]) * (scale * _LOG2E)
-    return _seen(one, there, mask, seen_at, ADDED), _seen(two, there, mask, seen_at, ADDED)
+    return _seen(one, there, mask, seen_at, SHOWN), _seen(two, there, mask, seen_at, SHOWN)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attended(  # type: ignore[no-untyped-def]
     state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
-    BITS: tl.constexpr, ADDED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+    BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """What four queries have with two more tiles of tokens; there: each thread's token of a tile is.
 
@@ -165,8 +200,8 @@ def _attended(  # type: ignore[no-untyped-def]
         read: ``latent_reading.tiles``. v_scales: of these tokens' values.
     """
     peaks, totals, mixed = state
-    one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, ADDED)
-    two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, ADDED)
+    one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
+    two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, SHOWN)
     ones, low, low_peak, low_total = _weights((one[0], two[0]), peaks[0], totals[0])
     twos, high, high_peak, high_total = _weights((one[1], two[1]), peaks[1], totals[1])
     rights = ()
@@ -176,6 +211,23 @@ def _attended(  # type: ignore[no-untyped-def]
         rights += ((tl.where(eighth < 4, weights, 0), tl.where(eighth < 4, 0, weights)),)  # type: ignore[assignment]
     mixed = _mixed(mixed, read, rights, (low, high), BITS, dtype, COMPILED)
     return (low_peak, high_peak), (low_total, high_total), mixed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _all_attended(  # type: ignore[no-untyped-def]
+    state, scores, read, scale, v_scales, there, mask, seen_at, apart, eighth, quarter,
+    BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The same of all queries; apart: of the mask from token to token."""
+    found = ()
+    for four in tl.static_range(len(state)):
+        found += (
+            _attended(
+                state[four], (scores[0][four], scores[1][four]), read, scale, v_scales, there, mask,
+                (seen_at, seen_at + 16 * apart), eighth, quarter, BITS, SHOWN, dtype, COMPILED,
+            ),
+        )  # type: ignore[assignment]  # fmt: skip
+    return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -210,13 +262,13 @@ def _kept(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
-    query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, position, length,
+    query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, positions, length,
     room, sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token,
-    v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, position_batch,
+    v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, p_batch, p_token,
     K_BITS: tl.constexpr, K_UNIT: tl.constexpr, K_STEPS: tl.constexpr, K_EVEN: tl.constexpr, K_SHARED: tl.constexpr,
     V_BITS: tl.constexpr, V_UNIT: tl.constexpr, V_STEPS: tl.constexpr, V_EVEN: tl.constexpr, V_SHARED: tl.constexpr,
     QUERIES: tl.constexpr, ASKED: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, KIND: tl.constexpr,
-    ADDED: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, HELD: tl.constexpr, COMPILED: tl.constexpr,
+    SHOWN: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, HELD: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head and one part of the context of a text; ``factor`` None: keys are read as they are.
 
@@ -225,13 +277,13 @@ def attend(  # type: ignore[no-untyped-def]
     Args:
         keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
         norm, eps: of keys, of this KIND.
-        position: that of the last token of each text. length: how many tokens there are; None: ``tokens``.
+        positions: ``latent_layout.with_runs``. length: how many tokens there are; None: ``tokens``.
         k_eighths, v_eighths: of ranks. room: of each program, for its queries; None: they lie in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.
         K_STEPS, V_STEPS: of 8 words of a token. K_EVEN, V_EVEN: all are whole.
         K_SHARED, V_SHARED: heads of a group of latents. QUERIES: of the head. ASKED: words that they fill.
-        ADDED: the mask is added to scores; else it says who is seen.
+        SHOWN: the mask says which tokens are attended to; else it is added to scores.
         EARLY: values are asked for before the keys of their tokens are scored. HELD: queries stay in registers.
     """
     dtype: tl.constexpr = query.dtype.element_ty
@@ -244,7 +296,7 @@ def attend(  # type: ignore[no-untyped-def]
     v_words = V_STEPS * 8 if V_EVEN else v_eighths * (4 // v_halves)
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
     part = text * tl.num_programs(1) + tl.program_id(1)
-    there_are, begin, end = _part(length, tokens, step)
+    begin, end = _part(length, tokens, step)
     thread = tl.arange(0, 32 * WARPS)
     eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 32
     keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
@@ -258,48 +310,55 @@ def attend(  # type: ignore[no-untyped-def]
         keys if turns is None else turns.to(tl.pointer_type(tl.int32), bitcast=True), thread,
         ASKED, made_of, tiles_of * 16 if ROTATED else 0, WARPS,
     )  # fmt: skip
-    angles = ()
-    if ROTATED:
-        place = tl.load(position + text * position_batch) + 1 - there_are + begin
-        angles = angles_at(frequencies, place + own + eighth, quarter, SIZE, ROTATED, COMPILED)
+    first, stop, angles = _last_run(
+        positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
+        SIZE, ROTATED, SHOWN, step, COMPILED,
+    )  # fmt: skip
     leave_asked(
         asked_at, query + (text * q_batch + head * QUERIES * q_head), q_head, factor, frequencies, thread // 32,
         eighth, quarter, WARPS, QUERIES, SIZE, ROTATED, dtype, COMPILED,
     )  # fmt: skip
     all_copied(thread, COMPILED)
     asked = all_asked(asked_at, ASKED // 64 if HELD else 0, COMPILED)
-    state = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32))
-    for start in tl.range(begin, end, step):
-        at = start + own + eighth
-        prefetch(keys, start + step + thread, end, k_token, K_UNIT, K_STEPS, COMPILED)
-        if EARLY:
-            read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+    state, loaded = _none(fours, v_halves * V_STEPS, tl.zeros(thread.shape, tl.float32)), begin
+    while stop > begin:
+        if first != loaded:  # keys in registers are those of another place
+            ahead = tiles(
+                keys, first + own + eighth, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED
+            )  # fmt: skip
+        for start in tl.range(first, stop, step):
+            at = start + own + eighth
+            prefetch(keys, start + step + thread, stop, k_token, K_UNIT, K_STEPS, COMPILED)
+            if EARLY:
+                read = tiles(values, at, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+                keep_order(thread, COMPILED)
+            scales = (
+                scale_of(k_scales, k_scales_at, at, ks_token, stop),
+                scale_of(k_scales, k_scales_at, at + 8, ks_token, stop),
+            )  # fmt: skip
+            score = scores(
+                ahead, stop >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps,
+                asked_at, asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
+            )  # fmt: skip
             keep_order(thread, COMPILED)
-        scales = (
-            scale_of(k_scales, k_scales_at, at, ks_token, end), scale_of(k_scales, k_scales_at, at + 8, ks_token, end),
-        )  # fmt: skip
-        score = scores(
-            ahead, end >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps, asked_at,
-            asked, angles, quarter, fours, SIZE, ROTATED, K_BITS, KIND, dtype, COMPILED,
-        )  # fmt: skip
-        keep_order(thread, COMPILED)
-        if not EARLY:
-            read = tiles(values, at, end, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
-        behind = tiles(keys, at + step, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
-        keep_order(thread, COMPILED)
-        token = tl.where(quarter < 2, at, at + 8)
-        v_scale = scale_of(v_scales, v_scales_at, token, vs_token, end)
-        seen_at = text * mask_batch + token.to(tl.int64) * mask_token
-        found = ()
-        for four in tl.static_range(fours):
-            found += (
-                _attended(
-                    state[four], (score[0][four], score[1][four]), read, scale, v_scale,
-                    (token < end, token + 16 < end), mask, (seen_at, seen_at + 16 * mask_token), eighth, quarter,
-                    V_BITS, ADDED, dtype, COMPILED,
-                ),
-            )  # type: ignore[assignment]  # fmt: skip
-        state, ahead, angles = found, behind, turned_further(angles, turns_at, COMPILED)
+            if not EARLY:
+                read = tiles(values, at, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+            behind = tiles(keys, at + step, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
+            keep_order(thread, COMPILED)
+            token = tl.where(quarter < 2, at, at + 8)
+            v_scale = scale_of(v_scales, v_scales_at, token, vs_token, stop)
+            state = _all_attended(
+                state, score, read, scale, v_scale, (token < stop, token + 16 < stop), mask,
+                text * mask_batch + token.to(tl.int64) * mask_token, mask_token, eighth, quarter,
+                V_BITS, SHOWN, dtype, COMPILED,
+            )  # fmt: skip
+            ahead, angles = behind, turned_further(angles, turns_at, COMPILED)
+        end, stop, loaded = first, begin, begin - 1
+        if end > begin:
+            first, stop, angles = _last_run(
+                positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
+                SIZE, ROTATED, SHOWN, step, COMPILED,
+            )  # fmt: skip
     left = (part * WARPS + thread // 32) * (tl.num_programs(0) * QUERIES) + head * QUERIES
     for four in tl.static_range(fours):
         _leave(

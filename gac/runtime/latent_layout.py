@@ -1,4 +1,4 @@
-"""How attention over latents reads what no token changes: second factors of keys, and how far a step turns keys."""
+"""How attention over latents reads second factors of keys, positions, and how far a step turns keys."""
 
 from typing import Any
 
@@ -67,6 +67,25 @@ def turns_of(frequencies: Tensor, size: int) -> Tensor:
     """
     angles = pad(TILE * frequencies, (0, ceil_div(size, 2 * PAIRS) * PAIRS - len(frequencies)))
     return torch.stack((angles.cos().view(-1, 2), angles.sin().view(-1, 2)), 1).flatten(1)
+
+
+def with_runs(position_ids: Tensor, previous: Tensor | None = None) -> Tensor:
+    """Positions, and how many tokens up to each one have positions that count up by one, int32, ``(batch, tokens, 2)``.
+
+    Args:
+        position_ids: shape ``(batch, tokens)``.
+        previous: the same of the token before, shape ``(batch, 1, 2)``; None: these are the first.
+
+    >>> with_runs(torch.tensor([[0, 1, 2, 2, 3]]))[..., 1]
+    tensor([[1, 2, 3, 1, 2]], dtype=torch.int32)
+    """
+    ids = position_ids.to(torch.int32)
+    if previous is None:
+        previous = torch.stack((ids[:, :1], torch.zeros_like(ids[:, :1])), -1)
+    before = torch.cat((previous[..., 0], ids[:, :-1]), 1)
+    index = torch.arange(ids.shape[1], device=ids.device, dtype=torch.int32)
+    start = torch.where(ids == before + 1, -1, index).cummax(1).values  # -1: the run goes on from the token before
+    return torch.stack((ids, index - start + torch.where(start < 0, previous[..., 1], 1)), -1)
 
 
 def kept(factor: Tensor, *how: Any) -> Tensor:

@@ -1,6 +1,8 @@
 """What a cache of latents holds of all tokens, and by which angles their keys are rotated when they are read."""
 
+import inspect
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .latent_layout import TILE, turns_of
+from .latent_positions import Positions
 from .latent_rounding import RoundedLatents
 from .rotary import rotates_plainly
 
@@ -32,55 +35,106 @@ class Angles:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation:
-    """The rotary embedding of cached keys, whose positions count up by one.
+class Rotary:
+    """A model's rotary embedding, as one kind of layer uses it.
 
     Attributes:
-        rotary: the model's module.
-        kind: the type of layer that it asks for; None: it asks for none.
-        last: position of the last token of each text, ``(1 or batch, 1)``.
-        end: how many tokens there were so far; those of a window and empty places of a static cache counted or not.
+        module: the model's.
+        kind: the type of layer that it takes as an argument; None: it takes none.
     """
 
-    rotary: Any
+    module: Any
     kind: str | None
-    last: Tensor
-    end: Any
+
+    @classmethod
+    def of(cls, module: Any, attention: Any) -> "Rotary":
+        """As an attention of the model uses it."""
+        kinds = "layer_type" in inspect.signature(module.forward).parameters
+        return cls(module, attention.config.layer_types[attention.layer_idx] if kinds else None)
+
+    @property
+    def frequencies(self) -> Tensor | None:
+        """Radians a place, of the last call, shape ``(pairs,)``; None: the module has none."""
+        return getattr(self.module, f"{self._prefix}inv_freq", None)
+
+    @property
+    def scale(self) -> float:
+        """By which rotated keys are multiplied."""
+        return float(getattr(self.module, f"{self._prefix}attention_scaling", 1.0))
+
+    @property
+    def moves(self) -> bool:
+        """True if frequencies follow the length of the text."""
+        types = getattr(self.module, "rope_type", "default")
+        return (types.get(self.kind) if isinstance(types, dict) else types) in _MOVING
+
+    def tables(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at positions ``(batch, tokens)``, each ``(batch, tokens, rotated)``."""
+        cosines, sines = self.module(like, positions, **self._options)
+        return cosines, sines
+
+    def tables_of(self, like: Tensor, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, each token with frequencies of its own, ``(batch, tokens, pairs)``; the module stays as it is."""
+        forward = inspect.unwrap(type(self.module).forward)  # without what changes the frequencies
+
+        def of_token(of_its: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+            module = {**self.module._buffers, **vars(self.module), f"{self._prefix}inv_freq": of_its}
+            cosines, sines = forward(SimpleNamespace(**module), like, position.view(1, 1), **self._options)
+            return cosines.flatten(), sines.flatten()
+
+        cosines, sines = torch.vmap(of_token)(frequencies.flatten(0, 1), positions.flatten())
+        return cosines.view(*positions.shape, -1), sines.view(*positions.shape, -1)
+
+    @property
+    def _prefix(self) -> str:
+        return "" if self.kind is None else f"{self.kind}_"
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return {} if self.kind is None else {"layer_type": self.kind}
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotation of cached keys.
+
+    Attributes:
+        rotary: by which they are rotated.
+        positions: of all tokens.
+    """
+
+    rotary: Rotary
+    positions: Positions
 
     def tables(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all tokens of keys ``(batch, tokens, ...)``, each ``(1 or batch, tokens, rotated)``."""
-        tokens = keys.shape[1]
-        first = (self.end - tokens) * (self.end > tokens)  # of a window the last tokens are kept
-        at = torch.arange(tokens, device=keys.device) + first + 1 - self.end + self.last
-        cosines, sines = self._of(keys, at)
+        """Cosines and sines of all tokens of keys ``(batch, tokens, ...)``, each ``(batch, tokens, rotated)``."""
+        ids, frequencies = self.positions.table[..., 0], self.positions.frequencies
+        if frequencies is None:
+            cosines, sines = self.rotary.tables(keys, ids)
+        else:
+            cosines, sines = self.rotary.tables_of(keys, ids, frequencies)
         return cosines.to(keys.device), sines.to(keys.device)
 
     def angles(self, attention: Any, device: torch.device) -> Angles | None:
         """Those by which its model rotates in halves, by one angle a place; None: it rotates in another way."""
-        known = _found.setdefault(self.rotary, {})
-        key = self.kind, type(attention), attention.head_dim, device
+        known = _found.setdefault(self.rotary.module, {})
+        key = self.rotary.kind, type(attention), attention.head_dim, device
         if key not in known:
             known[key] = self._angles(attention.head_dim, device) if rotates_plainly(type(attention)) else None
         return known[key]
 
     def _angles(self, size: int, device: torch.device) -> Angles | None:
-        before = "" if self.kind is None else f"{self.kind}_"
-        types = getattr(self.rotary, "rope_type", "default")
-        frequencies = getattr(self.rotary, f"{before}inv_freq", None)
-        if (types.get(self.kind) if isinstance(types, dict) else types) in _MOVING or frequencies is None:
+        if self.rotary.moves or (frequencies := self.rotary.frequencies) is None:
             return None
-        own = frequencies.to(device, torch.float32)
-        scale = float(getattr(self.rotary, f"{before}attention_scaling", 1.0))
+        frequencies, scale = frequencies.to(device, torch.float32), self.rotary.scale
         places = torch.arange(TILE + 1, device=device)
-        angles = places[:, None].float() * own
+        angles = places[:, None].float() * frequencies
         turns = torch.stack((angles.cos(), angles.sin()), dim=1)
-        tables = torch.stack(self._of(turns, places[None]), dim=2)[0]
-        same = tables.shape[-1] == 2 * len(own) and torch.allclose(turns.repeat(1, 1, 2) * scale, tables, atol=1e-4)
-        return Angles(own, turns_of(own, size), scale) if same else None
-
-    def _of(self, like: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        cosines, sines = self.rotary(like, at, **({} if self.kind is None else {"layer_type": self.kind}))
-        return cosines, sines
+        tables = torch.stack(self.rotary.tables(turns, places[None]), dim=2)[0]
+        same = tables.shape[-1] == 2 * len(frequencies) and torch.allclose(
+            turns.repeat(1, 1, 2) * scale, tables, atol=1e-4
+        )
+        return Angles(frequencies, turns_of(frequencies, size), scale) if same else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ The model's own attention module runs, with its own queries, masks and options. 
 answered here, and ``attend_latents`` is where it then attends.
 """
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
-from transformers.cache_utils import QuantizedLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .contract import CACHES
 from .latent_decoding import decoded
+from .latent_positions import QUANTIZED, update_positions
 from .latent_rounding import RoundedLatents, words_of
-from .latent_tokens import Latents, Rotation
+from .latent_tokens import Latents, Rotary, Rotation
 from .modules import BlockLinear
 from .rotary import in_one_launch, rotate_of
 from .stored import StoredBlocks
@@ -164,7 +163,9 @@ class _LatentCache:
         if torch.int16 in dtypes:  # both are words then: caches of some versions of transformers have one dtype
             new = [one.view(torch.int16) for one in new]
         self._check(layer, new)
+        rotation = self._rotation(layer, new[0])
         cached = in_one_launch(self.cache).update(*new, layer, *rest, **named)
+        _check_tokens(layer, cached[0].shape[-2], rotation)
         if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
             return keys, values
         end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
@@ -172,15 +173,16 @@ class _LatentCache:
             _read(second, states.squeeze(1), dtype)
             for second, states, dtype in zip(self.seconds, cached, dtypes, strict=True)
         ]
-        length, rotation = _length(end, cached[0]), self._rotation(end, cached[0].device)
-        latents = Latents(held[0], held[1], length, rotation)
+        latents = Latents(held[0], held[1], _length(end, cached[0]), rotation)
         self.attention.config = _Attending(self.attention.config)
         return latents, latents
 
     def _check(self, layer: int, new: list[Tensor]) -> None:
-        held: Any = self.cache.layers[layer] if layer < len(self.cache.layers) else None
+        while layer >= len(self.cache.layers):  # of a cache that adds layers as they are asked for
+            self.cache.layers.append(self.cache.layer_class_to_replicate())
+        held: Any = self.cache.layers[layer]
         words = new[0].dtype == torch.int16
-        if words and isinstance(held, QuantizedLayer):
+        if words and isinstance(held, QUANTIZED):
             raise ValueError(
                 f"layer {layer} of the cache is a {type(held).__name__}, which rounds what it keeps; expected one that "
                 "keeps it as it is: this model's latents are rounded already. Give it a dynamic or a static cache."
@@ -195,19 +197,24 @@ class _LatentCache:
                 "another model has filled or that early_initialization has laid out."
             )
 
-    def _rotation(self, end: Any, device: torch.device) -> Rotation | None:
-        """Of every cached token; there were so many at the end.
-
-        Positions count up by one from each token to the next, so those of the last new token say them all.
-        """
-        attention = self.attention
-        if self.seconds[0] is None or not _rotates(attention):
+    def _rotation(self, layer: int, latents: Tensor) -> Rotation | None:
+        """Of all tokens' keys, with those of new latents; None: they are not rotated, or not kept as latents."""
+        if self.seconds[0] is None or not _rotates(self.attention):
             return None
-        assert self.positions is not None, f"{type(attention).__name__} was told no position_ids"
-        _check_counted(self.positions)
-        kinds = "layer_type" in inspect.signature(self.rotary.forward).parameters
-        kind = attention.config.layer_types[attention.layer_idx] if kinds else None
-        return Rotation(self.rotary, kind, self.positions[:, -1:].to(device), end)
+        assert self.positions is not None, f"{type(self.attention).__name__} was told no position_ids"
+        rotary = Rotary.of(self.rotary, self.attention)
+        position_ids = self.positions.to(latents.device).expand(len(latents), -1)
+        frequencies = rotary.frequencies if rotary.moves else None
+        positions = update_positions(self.cache, layer, rotary.kind, position_ids, frequencies)
+        return Rotation(rotary, positions.to(latents.device))
+
+
+def _check_tokens(layer: int, tokens: int, rotation: Rotation | None) -> None:
+    if rotation is not None and (positions := rotation.positions.table.shape[1]) != tokens:
+        raise ValueError(
+            f"layer {layer} of the cache has {tokens} tokens and {positions} positions; expected as many. Change all "
+            "layers together, by the methods of the cache, or give it a new cache."
+        )
 
 
 def _length(end: Any, keys: Tensor) -> Tensor | None:
@@ -263,18 +270,6 @@ def own_interface(attention: Any, config: Any) -> Any:
     """The attention that the model's config names, for a module of its."""
     eager = sys.modules[type(attention).__module__].eager_attention_forward
     return ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager)
-
-
-def _check_counted(positions: Tensor) -> None:
-    """Refuse positions that do not count up by one, but for padding on the left; where looking at them is cheap."""
-    if positions.shape[-1] < 2 or torch.compiler.is_compiling():
-        return
-    up = positions.diff(dim=-1) == 1
-    if not bool((up[:, 1:] | ~up[:, :-1]).all()):
-        raise ValueError(
-            f"position_ids {positions[0].tolist()[:16]}; expected ones that count up by one, with padding on the left "
-            "only: a cache of latents rotates keys when it is read. Pad on the left, and give one text a row."
-        )
 
 
 def _rotates(attention: Any) -> bool:

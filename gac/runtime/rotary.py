@@ -54,8 +54,12 @@ class _Static:
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         """As the cache does."""
         layer: Any = self._cache.layers[layer_idx]
-        whole = type(layer) is StaticLayer and layer.is_initialized and not getattr(self._cache, "offloading", False)
-        if not whole or not can_run(keys, values, layer.keys, layer.values):
+        static = type(layer).update is StaticLayer.update and layer.is_initialized
+        if (
+            not static
+            or getattr(self._cache, "offloading", False)
+            or not can_run(keys, values, layer.keys, layer.values)
+        ):
             found: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
             return found
         write_to_cache(keys, values, layer.keys, layer.values, layer.cumulative_length)

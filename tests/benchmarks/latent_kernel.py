@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gac.runtime import tiles
 from gac.runtime.latent_attention import Attention
-from gac.runtime.latent_layout import turns_of
+from gac.runtime.latent_layout import turns_of, with_runs
 from gac.runtime.rows import plainly_rotated
 from tests.benchmarks.harness import machine, options, write
 from tests.benchmarks.kernels.bench import clock_of, copied_bytes
@@ -71,11 +71,11 @@ class Sizes:
         factors = [self.normal(groups, group * self.size, rank) / rank**0.5 for rank in ranks]
         frequencies = 5e5 ** -(torch.arange(self.size // 2, device=self.device) / (self.size // 2))
         query = self.normal(self.batch, self.heads, 1, self.size)
-        last = torch.full((1, 1), self.context - 1, device=self.device)
+        positions = with_runs(torch.arange(self.context, device=self.device)[None])
         turns = turns_of(frequencies, self.size)
         key, value = ((one, None) for one in factors)
         given = keys, values, None, None, *key, *value
-        return Attention(query, *given, None, frequencies, turns, last, None, self.size**-0.5)
+        return Attention(query, *given, None, frequencies, turns, positions, None, self.size**-0.5)
 
 
 def latent_calls(given: Attention, count: int) -> list[Callable[[], object]]:

@@ -15,7 +15,7 @@ from transformers import DynamicCache, StaticCache
 
 from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, latent_layout, tiles
 from gac.runtime.latent_attention import Attention, in_registers, parts_of
-from gac.runtime.latent_layout import TILE, turns_of
+from gac.runtime.latent_layout import TILE, turns_of, with_runs
 from gac.runtime.latent_rounding import RoundedLatents, words_of
 from gac.runtime.latents import cache_latents
 from gac.runtime.rows import NORMS, plainly_rotated
@@ -106,7 +106,7 @@ class Case:
             mask=None,
             frequencies=frequencies if pairs else None,
             turns=turns_of(frequencies, self.size) if pairs else None,
-            last=torch.full((1, 1), self.tokens - 1, device=DEVICE) if pairs else None,
+            positions=with_runs(torch.arange(self.tokens, device=DEVICE)[None]) if pairs else None,
             length=None,
             scale=self.size**-0.5,
             norm=normal(self.size) if self.norm else None,
@@ -138,8 +138,8 @@ def expected(given: Attention) -> Tensor:
     if given.norm is not None:
         keys = NORMS[given.kind](keys, given.norm.to(wide), given.eps)
     if given.frequencies is not None:
-        assert given.last is not None
-        at = (torch.arange(there, device=DEVICE) - there + 1 + given.last).to(wide)
+        assert given.positions is not None
+        at = given.positions[:, :there, 0].to(wide)
         angles = (at[..., None] * given.frequencies.to(wide)).repeat(1, 1, 2)
         turned, rest = keys.split([angles.shape[-1], given.size - angles.shape[-1]], -1)
         keys = torch.cat((plainly_rotated(turned, turned, angles.cos(), angles.sin())[1], rest), -1)
@@ -219,7 +219,6 @@ def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
     for one in (given.keys, given.values, given.k_scales, given.v_scales):
         assert one is not None
         one[:, 70:] = -1 if one.dtype == torch.int8 else torch.nan
-    given = replace(given, last=torch.full((1, 1), 69, device=DEVICE))
     assert off(given) < 1e-3
 
 
@@ -245,11 +244,10 @@ def test_parts_of_other_sizes(processors: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
 def test_of_a_static_cache_what_is_there(tokens: int) -> None:
-    """Its other places hold anything, positions count from the length, and there are more parts than tiles."""
-    case = Case(tokens=200, batch=2)
-    given = case.attention(
-        length=torch.tensor(tokens, device=DEVICE), last=torch.tensor([[tokens + 4], [8]]).to(DEVICE)
-    )
+    """Its other places hold anything, and there are more parts than tiles."""
+    positions = with_runs(torch.arange(200, device=DEVICE) + torch.tensor([[5], [8]], device=DEVICE))
+    positions[:, tokens:] = 0
+    given = Case(tokens=200, batch=2).attention(length=torch.tensor(tokens, device=DEVICE), positions=positions)
     given.keys[:, tokens:], given.values[:, tokens:] = torch.nan, torch.nan
     assert off(given) < 1e-3
 
@@ -263,6 +261,52 @@ def test_masks(rows: int, added: bool) -> None:
     shown[:1, ..., :70], shown[..., -1] = False, True
     mask = torch.where(shown, 0.0, torch.finfo(torch.float32).min) if added else shown
     assert off(case.attention(mask=mask.to(DEVICE))) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [[*range(9), *range(20, 81)], [*range(50), *range(20)]],
+        [[7] * 6 + [*range(64)], [*range(66), 1, 1, 1, 66]],
+        [[3, *range(69)], [*range(5, 75)]],
+    ],
+    ids=["jumps", "repeats", "one of two"],
+)
+def test_positions_that_do_not_count_up(positions: list[list[int]]) -> None:
+    case = Case(tokens=70, batch=2, queries=1, size=32)
+    assert off(case.attention(positions=with_runs(torch.tensor(positions, device=DEVICE)))) < 1e-3
+
+
+@pytest.mark.parametrize("length", [None, 165])
+def test_positions_of_padding_may_be_anything(length: int | None) -> None:
+    """Padding on the left that fills a part, on the right of a prompt, and inside."""
+    shown = torch.ones(3, 1, 1, 170, dtype=torch.bool)
+    shown[0, ..., :140], shown[1, ..., 50:160], shown[2, ..., 30:130:9] = False, False, False
+    ids = (shown.long().cumsum(-1) - 1).masked_fill(~shown, 1)[:, 0, 0]
+    given: dict[str, Any] = {"positions": with_runs(ids).to(DEVICE), "mask": shown.to(DEVICE)}
+    if length is not None:
+        given |= {"length": torch.tensor(length, device=DEVICE)}
+    assert off(Case(heads=1, tokens=170, batch=3, queries=1, size=32).attention(**given)) < 2e-3
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_captured_step_follows_positions() -> None:
+    """A CUDA graph is replayed with positions that changed since it was captured."""
+    given = Case(tokens=300, batch=2).attention()
+    counted = given.positions
+    assert counted is not None
+    given = replace(given, positions=counted.expand(2, -1, 2).clone())
+    given.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = given.run()
+    jumps = torch.randint(0, 50, (2, 300), device=DEVICE).cumsum(1)
+    for ids in (counted[..., 0].expand(2, -1), jumps):
+        assert given.positions is not None
+        given.positions.copy_(with_runs(ids))
+        graph.replay()
+        due = expected(given)
+        assert (found - due).norm() < 1e-3 * due.norm()
 
 
 def test_tensors_may_lie_apart() -> None:

@@ -228,15 +228,6 @@ def test_a_cache_of_another_model_is_refused(llama: Any) -> None:
         llama(IDS[:, 4:5], past_key_values=cache, use_cache=True)
 
 
-@pytest.mark.parametrize("mask", ["packed", "right"])
-def test_positions_that_do_not_count_up_are_refused(llama: Any, mask: str) -> None:
-    cache = DynamicCache(config=llama.config)
-    steps(llama, cache, (4,))
-    positions = torch.tensor([{"packed": [4, 5, 0, 1], "right": [4, 5, 1, 1]}[mask]])
-    with pytest.raises(ValueError, match=r"position_ids \[4, 5, .*; expected ones that count up by one, with padding"):
-        llama(IDS[:, 4:8], past_key_values=cache, use_cache=True, position_ids=positions)
-
-
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "phi3"])
 def test_one_weight_for_keys_and_values_is_refused(model_type: str) -> None:
     sites = family_of(small_config(model_type)).sites(small_config(model_type))

@@ -11,7 +11,7 @@ from gac.profiling.operators import Axes, Operand
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.timing.runners import Runner, joined
 from gac.runtime.latent_attention import Attention
-from gac.runtime.latent_layout import turns_of
+from gac.runtime.latent_layout import turns_of, with_runs
 from gac.runtime.latent_rounding import RoundedLatents
 from gac.runtime.latent_words import LARGEST
 from gac.runtime.modules import multiply_blocks
@@ -70,10 +70,10 @@ class LatentAttentionRunner(Runner):
 
 @cache
 def _angles(size: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Frequencies, turns and the last position."""
+    """Frequencies, turns and positions."""
     pairs = size // 2
     frequencies = _BASE ** -(torch.arange(pairs, device=device) / pairs)
-    return frequencies, turns_of(frequencies, size), torch.full((1, 1), tokens - 1, device=device)
+    return frequencies, turns_of(frequencies, size), with_runs(torch.arange(tokens, device=device)[None])
 
 
 def _expected(inputs: Sequence[Tensor], text: int, scale: float) -> Tensor:

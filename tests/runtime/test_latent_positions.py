@@ -1,0 +1,407 @@
+"""Positions of cached latents: a cache gives what the same text gives alone, wherever its padding is."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedLayer, StaticLayer
+
+import gac
+from gac.runtime.latent_layout import with_runs
+from gac.runtime.latents import _Caching
+from tests.models.small import small_config, small_model
+from tests.runtime.test_latents import OTHERS, MakePlan, changes, latent_model, numbers
+
+PAD = 257
+TEXT = [65, 66, 67, 68]
+TWELVE = torch.arange(24).reshape(2, 12) * 7 % 250
+RANDOM = torch.tensor([[0, 1, 2, 2, 7, 8, 9, 3, 0, 1, 40, 41], [5, 5, 5, 6, 7, 1, 0, 9, 10, 11, 12, 13]])
+"""Positions that repeat, jump and go back."""
+SHOWN = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]])
+"""A mask with padding anywhere."""
+ALL = torch.ones_like(SHOWN)
+"""A mask of every token; without one, positions that go back would divide a text into several."""
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "short_factor": [1.0 + at / 8 for at in range(16)],
+        "long_factor": [2.0 + at for at in range(16)],
+    },
+}
+"""Rotary embeddings; a text of 12 tokens is longer than their original length of 8."""
+MOVING = ["dynamic", "longrope"]
+
+
+def quantized_cache(config: Any) -> Cache:
+    """A cache that rounds nothing, so that results are exact, but is laid out as one that rounds."""
+
+    class Layer(QuantizedLayer):
+        def __init__(self) -> None:
+            super().__init__(residual_length=4)
+
+        def _quantize(self, tensor: Tensor, axis: int) -> Tensor:
+            return tensor.clone()
+
+        def _dequantize(self, q_tensor: Tensor) -> Tensor:
+            return q_tensor
+
+    return Cache(layers=[Layer() for _ in range(config.num_hidden_layers)])
+
+
+CACHES: dict[str, Callable[[Any], Cache]] = {
+    "dynamic": lambda config: DynamicCache(config=config),
+    "dynamic without a config": lambda config: DynamicCache(),
+    "static": lambda config: StaticCache(config, max_cache_len=16),
+    "quantised": quantized_cache,
+}
+
+
+@pytest.fixture
+def llama(make_plan: MakePlan) -> Any:
+    return model_of("llama", make_plan, attention_bias=True)
+
+
+def model_of(model_type: str, make_plan: MakePlan, **changed: Any) -> Any:
+    config = small_config(model_type, **changed)
+    return sharp(latent_model(config, make_plan, changes(config)))
+
+
+def sharp(model: Any) -> Any:
+    """With larger weights, so that attention is far from uniform and positions matter."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(20 if "embed" in name else 4)
+    return model.requires_grad_(False)
+
+
+def merged(model: Any) -> Any:
+    """The same function, whose cache keeps keys and values."""
+    dense = copy.deepcopy(model)
+    for module in dense.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, _Caching):
+                del module._forward_pre_hooks[key]
+    return dense
+
+
+def alone(model: Any, ids: Any) -> Tensor:
+    """Logits after the last token, without a cache."""
+    logits: Tensor = model(torch.as_tensor(ids)[None], use_cache=False).logits[0, -1]
+    return logits
+
+
+def in_parts(
+    model: Any,
+    cache: Any,
+    sizes: tuple[int, ...],
+    positions: Tensor = RANDOM,
+    mask: Tensor | None = SHOWN,
+) -> Tensor:
+    """Logits of a batch of texts that are read in parts."""
+    logits, begin = [], 0
+    for size in sizes:
+        end = begin + size
+        given = {"attention_mask": None if mask is None else mask[:, :end], "position_ids": positions[:, begin:end]}
+        logits.append(model(TWELVE[:, begin:end], past_key_values=cache, use_cache=True, **given).logits)
+        begin = end
+    return torch.cat(logits, 1)
+
+
+def largest_error(found: Tensor, due: Tensor, mask: Tensor | None = SHOWN) -> float:
+    """Of tokens that are shown, relative to the largest logit."""
+    shown = torch.ones_like(TWELVE) if mask is None else mask
+    return float((found - due).abs()[shown[:, : due.shape[1]].bool()].max() / due.abs().max())
+
+
+# --- padding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize(
+    ("ids", "mask", "positions"),
+    [
+        ([65, 66, 67], [1, 1, 1], [0, 1, 2]),
+        ([PAD, PAD, 65, 66, 67], [0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
+        ([65, 66, 67, PAD, PAD], [1, 1, 1, 0, 0], [0, 1, 2, 1, 1]),
+        ([65, 66, 67, PAD, PAD], [1, 1, 1, 0, 0], None),
+        ([65, PAD, 66, PAD, 67], [1, 0, 1, 0, 1], [0, 1, 1, 1, 2]),
+    ],
+    ids=["none", "left", "right", "right without position_ids", "inside"],
+)
+def test_padding_of_a_prompt(llama: Any, kind: str, ids: list[int], mask: list[int], positions: Any) -> None:
+    cache = CACHES[kind](llama.config)
+    given = {} if positions is None else {"position_ids": torch.tensor([positions])}
+    llama(torch.tensor([ids]), attention_mask=torch.tensor([mask]), past_key_values=cache, use_cache=True, **given)
+    found = llama(
+        torch.tensor([TEXT[-1:]]),
+        attention_mask=torch.tensor([[*mask, 1]]),
+        position_ids=torch.tensor([[3]]),
+        past_key_values=cache,
+        use_cache=True,
+    ).logits[0, -1]
+    due = alone(llama, TEXT)
+    assert (found - due).abs().max() < 1e-5 * due.abs().max()
+
+
+def test_padding_of_a_later_turn(llama: Any) -> None:
+    """Texts of other lengths, and padding on either side of the second turn."""
+    first = torch.tensor([[65, 66, PAD], [70, 71, 72]])
+    cache = llama(first, attention_mask=torch.tensor([[1, 1, 0], [1, 1, 1]]), use_cache=True).past_key_values
+    mask = torch.tensor([[1, 1, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 0, 0]])
+    second = torch.tensor([[PAD, PAD, 67, 68], [73, 74, PAD, PAD]])
+    positions = torch.tensor([[1, 1, 2, 3], [3, 4, 1, 1]])
+    logits = llama(second, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True).logits
+    for found, text in ((logits[0, 3], TEXT), (logits[1, 1], range(70, 75))):
+        due = alone(llama, list(text))
+        assert (found - due).abs().max() < 1e-5 * due.abs().max()
+
+
+def test_two_turns_of_a_batch(llama: Any) -> None:
+    turn = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    prompts, mask = torch.tensor([[PAD, 65, 66, 67], [70, 71, 72, 73]]), torch.ones(2, 4, dtype=torch.long)
+    mask[0, 0] = 0
+    cache = DynamicCache(config=llama.config)
+    answer = llama.generate(prompts, attention_mask=mask, past_key_values=cache, **turn)
+    ids = torch.cat((answer, torch.tensor([[PAD, PAD, 80, 81], [82, 83, 84, 85]])), 1)
+    mask = torch.cat((mask, torch.ones(2, 4, dtype=torch.long), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])), 1)
+    found = llama.generate(ids, attention_mask=mask, past_key_values=cache, **turn)[:, ids.shape[1] :]
+    for row in (0, 1):
+        text = ids[row][mask[row] == 1][None]
+        due = llama.generate(text, attention_mask=torch.ones_like(text), use_cache=False, **turn)
+        assert torch.equal(found[row], due[0, text.shape[1] :])
+
+
+# --- positions of any kind ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("sizes", [(5, 1, 1, 4, 1), (1,) * 12])
+def test_any_positions(llama: Any, kind: str, sizes: tuple[int, ...]) -> None:
+    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
+    assert largest_error(in_parts(llama, CACHES[kind](llama.config), sizes), due) < 1e-5
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", ["mistral with windows", "gemma3 with windows", "cohere2 with windows"])
+def test_windows(name: str, static: bool, make_plan: MakePlan) -> None:
+    model_type, changed = OTHERS[name]
+    model = model_of(model_type, make_plan, **(changed | {"sliding_window": 5}))
+    due = in_parts(merged(model), DynamicCache(config=model.config), (3, 1, 5, 1, 2), mask=None)
+    cache = StaticCache(model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
+    assert largest_error(in_parts(model, cache, (3, 1, 5, 1, 2), mask=None), due, None) < 1e-5
+
+
+def test_one_table_serves_layers_alike(make_plan: MakePlan) -> None:
+    """8 bytes a token; a layer of a window and one of all tokens have one each."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = model_of("gemma3_text", make_plan, num_hidden_layers=4, sliding_window=8, layer_types=kinds)
+    cache = DynamicCache(config=model.config)
+    in_parts(model, cache, (5, 1))
+    assert [hasattr(layer, "positions") for layer in cache.layers] == [True, True, False, False]
+    assert [type(layer).__bases__[0] for layer in cache.layers[:2]] == [DynamicSlidingWindowLayer, DynamicLayer]
+    assert [one.nbytes for layer in cache.layers[:2] for one in (layer.positions.keys, layer.positions.values)] == [
+        2 * 6 * 8,
+        0,
+    ] * 2
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("model_type", ["llama", "cohere", "phi", "gemma3_text"])
+def test_frequencies_are_those_of_each_call(model_type: str, rope: str, make_plan: MakePlan) -> None:
+    """As in the dense model, whose cached keys stay as they were rotated; longer than the original length."""
+    pairs = {"cohere": 8, "phi": 4}.get(model_type, 16)
+    rope_parameters = {name: made[:pairs] if isinstance(made, list) else made for name, made in ROPES[rope].items()}
+    rope_parameters |= {"rope_theta": 1e4} | ({"partial_rotary_factor": 0.5} if model_type == "phi" else {})
+    if model_type == "gemma3_text":
+        local = ROPES["default"] | {"rope_theta": 1e4}
+        rope_parameters = {"full_attention": rope_parameters, "sliding_attention": local}
+    config = {"max_position_embeddings": 32 if rope == "longrope" else 8, "rope_parameters": rope_parameters}
+    windows = {"layer_types": ["sliding_attention", "full_attention"]} if model_type == "gemma3_text" else {}
+    model = model_of(model_type, make_plan, **config, **windows)
+    positions, sizes = torch.arange(12).expand(2, -1), (6, 1, 3, 1, 1)
+    dense = merged(model)
+    for cache in ("dynamic", "static"):
+        due = in_parts(dense, CACHES[cache](model.config), sizes, positions, None)
+        found = in_parts(model, CACHES[cache](model.config), sizes, positions, None)
+        assert largest_error(found, due, None) < 1e-5
+
+
+@pytest.mark.parametrize("rope", MOVING)
+def test_frequencies_of_padded_texts(rope: str, make_plan: MakePlan) -> None:
+    config = {"max_position_embeddings": 32 if rope == "longrope" else 8}
+    model = model_of("llama", make_plan, rope_parameters=ROPES[rope] | {"rope_theta": 1e4}, **config)
+    due = in_parts(merged(model), DynamicCache(config=model.config), (5, 1, 4, 2))
+    assert largest_error(in_parts(model, DynamicCache(config=model.config), (5, 1, 4, 2)), due) < 1e-5
+
+
+# --- operations on a cache ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_tokens_taken_back(llama: Any, kind: str) -> None:
+    cache = CACHES[kind](llama.config)
+    in_parts(llama, cache, (5, 3))
+    cache.crop(-2)
+    due = llama(TWELVE[:, :9], attention_mask=SHOWN[:, :9], position_ids=RANDOM[:, :9], use_cache=False).logits
+    found = [
+        llama(
+            TWELVE[:, at : at + 1],
+            attention_mask=SHOWN[:, : at + 1],
+            position_ids=RANDOM[:, at : at + 1],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        for at in (6, 7, 8)
+    ]
+    assert largest_error(torch.cat((due[:, :6], *found), 1), due) < 1e-5
+
+
+@pytest.mark.parametrize("rope", ["default", "dynamic"])
+@pytest.mark.parametrize("kind", CACHES)
+def test_rows_in_another_order(kind: str, rope: str, make_plan: MakePlan) -> None:
+    """As beam search orders them."""
+    model = model_of("llama", make_plan, max_position_embeddings=8, rope_parameters=ROPES[rope] | {"rope_theta": 1e4})
+    dense, found = merged(model), []
+    for one in (dense, model):
+        cache = CACHES[kind](model.config)
+        in_parts(one, cache, (5, 2))
+        cache.reorder_cache(torch.tensor([1, 0]))
+        given = {"attention_mask": SHOWN[:, :8].flip(0), "position_ids": RANDOM[:, 7:8].flip(0)}
+        found.append(one(TWELVE[:, 7:8], past_key_values=cache, use_cache=True, **given).logits)
+    assert (found[0] - found[1]).abs().max() < 1e-5 * found[0].abs().max()
+
+
+def test_rows_repeated_and_selected(llama: Any) -> None:
+    dense, found = merged(llama), []
+    for one in (dense, llama):
+        cache = DynamicCache(config=llama.config)
+        in_parts(one, cache, (5, 2))
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([3, 1]))
+        given = {"attention_mask": SHOWN[:, :8].flip(0), "position_ids": RANDOM[:, 7:8].flip(0)}
+        found.append(one(TWELVE[:, 7:8], past_key_values=cache, use_cache=True, **given).logits)
+    assert (found[0] - found[1]).abs().max() < 1e-5 * found[0].abs().max()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_an_emptied_cache(llama: Any, kind: str) -> None:
+    cache = CACHES[kind](llama.config)
+    in_parts(llama, cache, (7,))
+    cache.reset()
+    due = llama(TWELVE, attention_mask=ALL, position_ids=RANDOM.flip(1), use_cache=False).logits
+    assert largest_error(in_parts(llama, cache, (5, 1, 6), RANDOM.flip(1), ALL), due, ALL) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("how", ["copied", "pickled"])
+def test_a_copy_of_a_cache(llama: Any, kind: str, how: str) -> None:
+    """It goes on by itself, and the original too; layers still share their positions."""
+    cache = CACHES[kind](llama.config)
+    in_parts(llama, cache, (5, 2))
+    other = copy.deepcopy(cache) if how == "copied" else pickle.loads(pickle.dumps(cache))
+    assert all(isinstance(layer, (DynamicLayer, StaticLayer)) for layer in other.layers)
+    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
+    for one in (other, cache):
+        given = {"attention_mask": SHOWN, "position_ids": RANDOM[:, 7:]}
+        found = llama(TWELVE[:, 7:], past_key_values=one, use_cache=True, **given).logits
+        assert largest_error(torch.cat((due[:, :7], found), 1), due) < 1e-5
+
+
+def test_caches_of_several_texts(llama: Any) -> None:
+    """Each keeps its own positions, also where calls take turns."""
+    caches = [DynamicCache(config=llama.config) for _ in range(2)]
+    positions = [RANDOM, RANDOM.flip(1)]
+    logits: list[list[Tensor]] = [[], []]
+    for end in range(3, 13, 3):
+        for which, cache in enumerate(caches):
+            given = {"position_ids": positions[which][:, end - 3 : end], "attention_mask": ALL[:, :end]}
+            ids = TWELVE[:, end - 3 : end]
+            logits[which].append(llama(ids, past_key_values=cache, use_cache=True, **given).logits)
+    for which, found in enumerate(logits):
+        due = llama(TWELVE, attention_mask=ALL, position_ids=positions[which], use_cache=False).logits
+        assert largest_error(torch.cat(found, 1), due, ALL) < 1e-5
+
+
+def test_assisted_generation(llama: Any) -> None:
+    """Draft tokens are taken back from both caches; a window records its past for that."""
+    prompt = torch.tensor([[65, 66, 67, 65, 66, 67, 65, 66]])
+    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    due = llama.generate(prompt, use_cache=False, **options)
+    assert torch.equal(llama.generate(prompt, prompt_lookup_num_tokens=3, **options), due)
+    assert torch.equal(llama.generate(prompt, assistant_model=small_model(small_config("llama")), **options), due)
+
+
+def test_a_compiled_step(llama: Any) -> None:
+    """One graph for every step; positions may jump."""
+    torch._dynamo.reset()
+    cache = StaticCache(llama.config, max_cache_len=16)
+    found = [in_parts(llama, cache, (6,))]
+    compiled = torch.compile(llama, backend="eager", fullgraph=True)
+    for at in range(6, 12):
+        given = {"position_ids": RANDOM[:, at : at + 1], "attention_mask": SHOWN[:, : at + 1]}
+        padded = torch.nn.functional.pad(given["attention_mask"], (0, 15 - at))
+        mask = (padded[:, None, None, :] != 0) & (torch.arange(16) <= at)
+        given["attention_mask"] = mask
+        found.append(compiled(TWELVE[:, at : at + 1], past_key_values=cache, use_cache=True, **given).logits)
+    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
+    assert largest_error(torch.cat(found, 1), due) < 1e-5
+
+
+def test_a_saved_model_keeps_positions(llama: Any, tmp_path: Path) -> None:
+    due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
+    llama.save_pretrained(tmp_path)
+    for opened in (gac.load(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)):
+        cache = DynamicCache(config=opened.config)
+        with torch.no_grad():
+            assert largest_error(in_parts(opened, cache, (5, 1, 6)), due) < 1e-5
+        assert len(set(numbers(cache))) == 2
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_tokens_without_positions_are_refused(llama: Any) -> None:
+    cache = DynamicCache(config=llama.config)
+    in_parts(llama, cache, (5,))
+    stripped = DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
+    with pytest.raises(ValueError, match="layer 0 of the cache holds tokens without positions; expected an"):
+        in_parts(llama, stripped, (1,), mask=None)
+
+
+def test_a_layer_that_lost_tokens_alone_is_refused(llama: Any) -> None:
+    cache = DynamicCache(config=llama.config)
+    in_parts(llama, cache, (5,))
+    cache.layers[1].crop(-2)
+    with pytest.raises(ValueError, match="layer 1 of the cache has 4 tokens and 6 positions; expected as many"):
+        in_parts(llama, cache, (1,), mask=None)
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_positions() -> None:
+    ids = torch.tensor([[3, 4, 5, 5, 6, 0], [0, 1, 2, 3, 4, 5]])
+    table = with_runs(ids)
+    assert torch.equal(table[..., 0], ids)
+    assert table[..., 1].tolist() == [[1, 2, 3, 1, 2, 1], [1, 2, 3, 4, 5, 6]]
+    rest = with_runs(torch.tensor([[1, 2], [7, 8]]), table[:, -1:])
+    assert rest[..., 1].tolist() == [[2, 3], [1, 2]]
