@@ -109,7 +109,7 @@ def each(name: str, argument: str, wrong: Iterable[Any], message: str) -> list[R
 
 
 NO_NUMBER = "; expected a number or None. Correct it."
-NO_COUNT = "; expected a whole number, 1 or more or None. Correct it."
+NO_COUNT = "; expected a whole number, 1 to 1,000,000,000,000 or None. Correct it."
 NO_PATH = "; expected a string or a path. Correct it."
 NO_PLAN = "; expected a Plan, a string or a path. Correct it."
 NO_PLANS = "; expected a mapping from a string to a Plan, a string or a path"
@@ -132,7 +132,7 @@ ROWS: list[Row] = [
         ("allocate", {"calibration": wrong}, f"a {type(wrong).__name__} as calibration text; expected a name, a path")
         for wrong in (None, 3)
     ),
-    ("allocate", {"calibration": [3]}, "a int; expected an iterable of strings, each a document"),
+    ("allocate", {"calibration": [3]}, "document 0 of type int; expected an iterable of strings, each a document"),
     ("allocate", {"profile": 3}, f"load(path_or_name=3){NO_PATH}"),
     ("allocate", {"profile": PLAN}, f"load(path_or_name of type Plan){NO_PATH}"),
     ("allocate", {"check": 3}, "allocate(check=3); expected a string, a Documents, several (each a string) or None"),
@@ -190,7 +190,7 @@ ROWS: list[Row] = [
         "save",
         "max_shard_size",
         (-1, 0, None, True, 1.5),
-        "save(max_shard_size=@); expected a whole number, 1 or more or a string",
+        "save(max_shard_size=@); expected a whole number, 1 to 1,000,000,000,000 or a string",
     ),
     ("load", {"directory": 3}, f"load(directory=3){NO_PATH}"),
     ("load", {"directory": "none"}, "none has no config.json with a key gac; "),
@@ -214,12 +214,12 @@ ROWS: list[Row] = [
         "perplexity",
         "batch",
         (-1, 0, 1.5, "2", None),
-        "perplexity(batch=@); expected a whole number, 1 or more. Correct it.",
+        "perplexity(batch=@); expected a whole number, 1 to 1,000,000,000,000. Correct it.",
     ),
     ("perplexity", {"bos": "yes"}, "perplexity(bos='yes'); expected True or False or None"),
     ("perplexity", {"text": {"a": 1}}, "perplexity(text={'a': 1}); expected a string, a Documents or several"),
     ("divergence", {"reference": 3}, f"divergence(reference=3){NO_MODEL}"),
-    ("divergence", {"batch": 0}, "divergence(batch=0); expected a whole number, 1 or more"),
+    ("divergence", {"batch": 0}, "divergence(batch=0); expected a whole number, 1 to 1,000,000,000,000"),
     *each("evaluate", "models", (None, 3, [3]), f"evaluate(models=@){NO_MODEL}"),
     ("evaluate", {"models": []}, "no model; expected at least one"),
     ("evaluate", {"text": 3}, "evaluate(text=3); expected a string"),
@@ -249,12 +249,12 @@ ROWS: list[Row] = [
     *each("ShapeContract", "steps", (8, ("8",), (8.5,), (True,)), "ShapeContract(steps=@); "),
     ("ShapeContract", {"steps": ()}, "a contract with steps () and dims (); "),
     ("ShapeContract", {"most_overhead": "x"}, f"ShapeContract(most_overhead='x'){NO_NUMBER}"),
-    *each("becomes", "dim", ("3", 0, -3), "becomes(dim=@); expected a whole number, 1 or more"),
+    *each("becomes", "dim", ("3", 0, -3), "becomes(dim=@); expected a whole number, 1 to 1,000,000,000,000"),
     ("named", {"strategy": ["minimal"]}, "named(strategy=['minimal']); expected a string"),
-    ("Documents", {"texts": None}, "no document; expected an iterable of strings, each a document"),
-    ("Documents", {"texts": 3}, "a int; expected an iterable of strings, each a document"),
+    ("Documents", {"texts": None}, "a NoneType as documents; expected an iterable of strings, each a document"),
+    ("Documents", {"texts": 3}, "a int as documents; expected an iterable of strings, each a document"),
     *each("Documents", "windows", (-1, 0, True, "2"), "Documents(windows=@); expected a"),
-    ("Documents", {"length": 6.5}, "Documents(length=6.5); expected a whole number, 1 or more"),
+    ("Documents", {"length": 6.5}, "Documents(length=6.5); expected a whole number, 1 to 1,000,000,000,000"),
     ("Documents", {"separator": 3}, "Documents(separator=3); expected a string"),
     *each("Plan.load", "path", (3, None, b"plan.json"), f"load(path=@){NO_PATH}"),
     ("Plan.save", {"path": None}, f"save(path=None){NO_PATH}"),

@@ -132,8 +132,6 @@ def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tup
     """
     index = f"{whole}.index.json"
     indexed = (directory / index).exists()
-    if indexed and (directory / whole).exists():
-        raise _wrong(directory, f"it holds {whole} and {index}, each with weights of its own", "one of the two")
     suffix = Path(whole).suffix
     named = _named_in(directory, index) if indexed else (whole,)
     for name in named:
@@ -142,6 +140,8 @@ def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tup
             raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
         if not (directory / name).is_file():
             raise _wrong(directory, f"{name} is missing", "every file that was saved")
+    if whole not in named and (directory / whole).exists():  # which of the two is read depends on who reads it
+        raise _wrong(directory, f"it holds {whole} and {index}, each with weights of its own", "one of the two")
     return named, index if indexed else None
 
 

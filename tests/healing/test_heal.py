@@ -410,7 +410,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GacError], str]] = {
         GacError,
         "minutes=5 and tokens=100; expected one of the two. Leave one out.",
     ),
-    "no time": ({"minutes": 0}, GacError, "minutes=0; expected minutes above 0. Ask for more, such as 5."),
+    "no time": ({"minutes": 0}, GacError, "minutes=0; expected minutes above 0, up to 525,600, a year. Try 5."),
     "no rate": (
         {"learning_rate": 0.0},
         GacError,
