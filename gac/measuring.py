@@ -29,7 +29,15 @@ from gac.io import home, to_json
 from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together
-from gac.models.loading import Loaded, check_finite, check_in_memory, load_config, load_model, model_digest
+from gac.models.loading import (
+    Loaded,
+    check_finite,
+    check_in_memory,
+    check_one_dtype,
+    load_config,
+    load_model,
+    model_digest,
+)
 from gac.models.modules import input_device
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
@@ -285,6 +293,7 @@ def dense_model(
     if isinstance(loaded.model, CompressedModel):
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")
+    check_one_dtype(loaded.model)
     return loaded
 
 

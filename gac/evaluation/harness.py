@@ -58,12 +58,18 @@ class GacLM(HFLM):  # type: ignore[misc]
         return answers
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Log-likelihoods of whole texts, as the harness computes them.
+        """Log-likelihoods of whole texts after BOS, which the harness puts first; the tokenizer adds none to it.
+
+        (The harness's Hugging Face model predicts a second BOS, where the tokenizer adds one.)
 
         Raises:
             ModelError: one is NaN or infinite.
         """
-        answers = super().loglikelihood_rolling(requests, disable_tqdm)
+        asked, self.add_bos_token = self.add_bos_token, False
+        try:
+            answers = super().loglikelihood_rolling(requests, disable_tqdm)
+        finally:
+            self.add_bos_token = asked
         _check_finite(answers)
         return answers
 

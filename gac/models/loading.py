@@ -113,8 +113,9 @@ def load_tokenizer(name: str) -> Any:
     if name in PACKAGED:
         with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
-    if not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
-        raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
+    if not name or not (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
+        model = f"the model {name!r}" if name else "a model in memory"
+        raise _no_tokenizer(f"{model} came without a tokenizer")
     _check_name(name)
     try:
         with LOADING:
@@ -178,6 +179,23 @@ def check_in_memory(
             f"{name} is offloaded by its device_map{asked}",
             f"every weight in the memory of a device, {use}",
             f'Load the model with device_map="cpu"{otherwise}.',
+        )
+
+
+def check_one_dtype(model: nn.Module) -> None:
+    """Refuse a model whose weights have several dtypes; a compressed checkpoint has but one.
+
+    Raises:
+        ModelError: names the first parameter of each dtype.
+    """
+    first: dict[torch.dtype, str] = {}
+    for name, parameter in model.named_parameters():
+        first.setdefault(parameter.dtype, name)
+    if len(first) > 1:
+        raise ModelError(
+            " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),
+            "one dtype for all weights",
+            "Cast the model to one, as in model.to(torch.bfloat16).",
         )
 
 
