@@ -32,6 +32,7 @@ from gac.models.linears import check_rows_together
 from gac.models.loading import (
     Loaded,
     check_finite,
+    check_frequencies,
     check_in_memory,
     check_one_dtype,
     load_config,
@@ -294,6 +295,7 @@ def dense_model(
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")
     check_one_dtype(loaded.model)
+    check_frequencies(loaded.model)
     return loaded
 
 

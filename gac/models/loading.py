@@ -199,6 +199,32 @@ def check_one_dtype(model: nn.Module) -> None:
         )
 
 
+def check_frequencies(model: nn.Module) -> None:
+    """Refuse rotary embeddings with other frequencies than the config gives, which is all that is saved of them.
+
+    Raises:
+        ModelError: names the first such buffer.
+    """
+    for path, module in model.named_modules():
+        if not hasattr(module, "rope_type") or not hasattr(module, "config"):
+            continue
+        due = dict(type(module)(module.config).named_buffers())
+        for name, values in module.named_buffers():
+            changing = re.search("dynamic|longrope", str(module.rope_type)) and "original" not in name
+            if not (values.is_meta or changing or name not in due or _nearly_equal(values, due[name])):
+                raise ModelError(
+                    f"{path}.{name}, which is not what the model's config gives",
+                    "frequencies that follow from the config, which is all that is saved of them",
+                    "Set rope_parameters in the config, and load the model with it.",
+                )
+
+
+def _nearly_equal(values: torch.Tensor, due: torch.Tensor) -> bool:
+    """As equal as two devices compute them, in the dtype of the first, to which they may have been cast."""
+    due, tolerance = due.to(values), 4 * torch.finfo(values.dtype).eps
+    return values.shape == due.shape and torch.allclose(values, due, rtol=tolerance, atol=0)
+
+
 def check_finite(model: nn.Module) -> None:
     """Refuse a model with NaN or infinite weights.
 

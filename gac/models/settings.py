@@ -15,7 +15,7 @@ def standard_settings() -> Iterator[None]:
 
     Autocast, inference mode, the lack of gradients and the default device belong to the thread. The precision of
     float32 products and deterministic algorithms, for which PyTorch has no kernel in places, belong to the process.
-    The default dtype stays: transformers changes it in any thread while it loads, so GAC names the dtype of each tensor.
+    The default dtype stays: transformers changes it in any thread while it loads, so GAC names that of each tensor.
     """
     with ExitStack() as stack:
         stack.enter_context(_PROCESS)
