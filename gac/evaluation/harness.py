@@ -38,6 +38,8 @@ class GacLM(HFLM):  # type: ignore[misc]
         GacError: the model or its tokenizer cannot be read.
     """
 
+    add_bos_token: bool | None
+
     def __init__(
         self, pretrained: Any, tokenizer: Any = None, device: str | None = None, dtype: str = "auto", **options: Any
     ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch.amp.autocast_mode import is_autocast_available
@@ -55,7 +56,8 @@ _PROCESS = _ProcessSettings()
 
 def _full_precision() -> Callable[[], None]:
     """Multiply float32 matrices in float32; returns what restores the precision."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    mkldnn: Any = torch.backends.mkldnn
+    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
     before = [backend.fp32_precision for backend in backends]
     try:
         precision = torch.get_float32_matmul_precision()
