@@ -13,6 +13,10 @@ from torch import nn
 
 import gac
 from gac.healing.text import in_a_turn
+from gac.sensitivity.documents import Documents
+from gac.sensitivity.likeness import check_windows
+from gac.sensitivity.text import TextSpec, windows_of
+from gac.sensitivity.texts import Texts
 from tests.compression.applying import logits
 from tests.small_pipeline import Small
 
@@ -107,6 +111,16 @@ def test_the_order_of_texts_does_not_depend_on_the_default_dtype(dtype: torch.dt
     order = in_a_turn(of_text)
     with _dtype(dtype):
         assert torch.equal(in_a_turn(of_text), order)
+
+
+def test_a_check_of_many_windows_does_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:
+    texts = Texts((TextSpec(str(small.text), 4, 64),))
+    calibration = windows_of("calibration", torch.arange(12), small.tokenizer, 4, 4)
+    check = Documents([prose[::-1]], length=4)
+    found = check_windows(small.model, small.tokenizer, texts, calibration, check)
+    with _dtype(torch.bfloat16):
+        again = check_windows(small.model, small.tokenizer, texts, calibration, check)
+    assert torch.equal(again.ids, found.ids)
 
 
 def test_a_model_that_was_run_in_inference_mode_is_as_it_was(small: Small, prose: str) -> None:
