@@ -50,11 +50,17 @@ def _is_single(value: object) -> bool:
     return not isinstance(value, bool) and not getattr(value, "shape", ())
 
 
+def plain(value: Any) -> Any:
+    """A single value of NumPy or torch as Python's own, which JSON holds; anything else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
 def checked(call: Callable[P, R]) -> Callable[P, R]:
     """Refuse arguments of a function that its type hints do not allow.
 
     Looked at are classes, unions, literals, the entries of collections and mappings, and ``Least``. Iterables may be
-    read but once, so their entries are not. Names that only type checkers know allow anything.
+    read but once, so their entries are not. Names that only type checkers know allow anything. Single values of NumPy
+    and torch become Python's own.
 
     Raises:
         GacError: by the function, naming the argument.
@@ -64,10 +70,12 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
     @wraps(call)
     def looked_over(*args: P.args, **options: P.kwargs) -> R:
         hints = _hints(call)
-        for name, value in known.bind(*args, **options).arguments.items():
+        bound = known.bind(*args, **options)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = value = plain(value)
             if name in hints and known.parameters[name].kind is not Parameter.VAR_KEYWORD:
                 _check(name, value, hints[name], call.__name__, GacError)
-        return call(*args, **options)
+        return call(*bound.args, **bound.kwargs)
 
     return looked_over
 

@@ -33,7 +33,9 @@ from gac.models.linears import check_rows_together, check_sizes
 from gac.models.loading import (
     Loaded,
     check_finite,
+    check_frequencies,
     check_in_memory,
+    check_one_dtype,
     load_config,
     load_model,
     model_digest,
@@ -317,6 +319,8 @@ def dense_model(
     if isinstance(loaded.model, CompressedModel):
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")
+    check_one_dtype(loaded.model)
+    check_frequencies(loaded.model)
     return loaded
 
 

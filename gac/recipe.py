@@ -13,7 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from gac.arguments import is_number
+from gac.arguments import is_number, is_whole, plain
 from gac.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.errors import BudgetError, GacError, did_you_mean
 from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
@@ -84,14 +84,15 @@ class Measure:
     bos: bool | None = None
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
         if isinstance(self.text, tuple) and len(self.text) == 1:
             object.__setattr__(self, "text", self.text[0])
         named = self.text if isinstance(self.text, tuple) and self.text else (self.text,)
         strings = all(isinstance(one, str) and one for one in named)
         _check(strings, "measure.text", self.text, "a name or a path, or several")
-        _check(_is_whole(self.seed) and self.seed >= 0, "measure.seed", self.seed, "a whole number, 0 or more")
-        _check(_is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
+        _check(is_whole(self.seed) and self.seed >= 0, "measure.seed", self.seed, "a whole number, 0 or more")
+        _check(is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
         _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
 
 
@@ -127,6 +128,7 @@ class Space:
     head: str = DEFAULT_SCHEME
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         _check_names("space.forms", self.forms)
         given = dict.fromkeys(map(FORMS.name, self.forms))
         object.__setattr__(self, "forms", tuple(name for name in given if name != "dense"))  # which always competes
@@ -134,7 +136,7 @@ class Space:
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(map(SCHEMES.name, self.schemes))))
         _check(
-            isinstance(self.align, bool) or (_is_whole(self.align) and self.align >= 1),
+            isinstance(self.align, bool) or (is_whole(self.align) and self.align >= 1),
             "space.align",
             self.align,
             "True, False, the number that dims are to be multiples of, or 'profile,group=N'",
@@ -182,6 +184,7 @@ class Deployment:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         named = self.profile is None or (isinstance(self.profile, str) and bool(self.profile))
         _check(named, "deployment.profile", self.profile, "a name, a path or None")
         _check_names("deployment.workloads", self.workloads)
@@ -191,7 +194,7 @@ class Deployment:
         _check(
             self.decode_kernel in ("torch", "triton"), "deployment.decode_kernel", self.decode_kernel, "torch or triton"
         )
-        several = _is_whole(self.tensor_parallel) and self.tensor_parallel >= 1
+        several = is_whole(self.tensor_parallel) and self.tensor_parallel >= 1
         _check(several, "deployment.tensor_parallel", self.tensor_parallel, "a number of GPUs, 1 or more")
 
     @property
@@ -430,8 +433,10 @@ def _plain(name: str, value: Any) -> Any:
     return tuple(value) if name in _SEVERAL and not isinstance(value, str) else value
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _make_plain(record: Any) -> None:
+    """Numbers and truth values of NumPy in the fields become Python's own."""
+    for one in fields(record):
+        object.__setattr__(record, one.name, plain(getattr(record, one.name)))
 
 
 def _check_names(name: str, value: object) -> None:

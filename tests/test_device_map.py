@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import gac
 from gac.errors import ModelError
 from gac.models.loading import model_digest, read_parameter
 from tests.compression.applying import logits
@@ -95,3 +96,24 @@ def test_weights_without_values_are_refused(small: Small) -> None:
         str(failure.value)
         == "lm_head.weight is on the meta device; expected weights that have values. Load the model's weights."
     )
+
+
+def test_offloaded_models_are_evaluated_as_those_in_memory(
+    small: Small, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"windows": 2, "length": 32, "progress": False}
+    spread = dispatched(small.model, "disk", tmp_path)
+    found = gac.perplexity(spread, small.tokenizer, prose, **options)
+    assert found == gac.perplexity(small.model, small.tokenizer, prose, **options)
+    assert gac.divergence(spread, small.model, small.tokenizer, prose, **options).kl == 0
+    evaluated = gac.evaluate(spread, tokenizer=small.tokenizer, text=prose, **options)
+    assert evaluated.models[0].perplexity == found
+    assert all(parameter.requires_grad and not parameter.is_inference() for parameter in spread.parameters())
+
+
+def test_a_compressed_model_on_disk_is_evaluated(small: Small, prose: str, tmp_path: Path) -> None:
+    compressed = small.compress(small.allocate(0.7), model=copy.deepcopy(small.model))
+    options: dict[str, Any] = {"windows": 2, "length": 32, "progress": False}
+    spread = dispatched(compressed, "disk", tmp_path)
+    assert gac.divergence(spread, compressed, small.tokenizer, prose, **options).kl == 0
+    assert all(parameter.requires_grad for parameter in spread.parameters())

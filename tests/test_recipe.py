@@ -44,8 +44,16 @@ def test_memory_takes_the_place_of_the_budget() -> None:
     ]
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     assert Recipe.of(np.float32(0.5)).limits.params == 0.5
+    whole = {"seed": np.int64(3), "align": np.int64(16), "shots": np.int8(2), "tensor_parallel": np.int32(1)}
+    recipe = Recipe.of(bos=np.bool_(True), **whole)
+    assert recipe == Recipe.of(seed=3, align=16, bos=True, shots=2, tensor_parallel=1)
+    recipe.save(tmp_path / "recipe.json")
+    assert Recipe.load(tmp_path / "recipe.json") == recipe
+    assert Recipe.of(align=np.bool_(False), rotate=np.bool_(True), fuse=np.bool_(True)).space.align is False
+    with pytest.raises(GacError, match=r"measure.seed=True; expected a whole number"):
+        Recipe.of(seed=np.bool_(True))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,6 @@ def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
 
 def _loss(model: nn.Module, ids: Tensor, what: str) -> float:
     """Mean loss over the predicted tokens, nats; one window at a time."""
-    with frozen(model), torch.inference_mode():
+    with frozen(model), torch.no_grad():
         total = sum(float(window_loss(model, window, what)) for window in ids)
     return total / (ids.numel() - len(ids))

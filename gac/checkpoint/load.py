@@ -19,7 +19,7 @@ from gac.checkpoint.verify import verify as verify_checkpoint
 from gac.errors import CheckpointError
 from gac.models.loading import quiet_transformers, usable_device
 from gac.models.moving import moved, sending
-from gac.models.threads import LOADING
+from gac.models.threads import LOADING, one_call_at_a_time
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
 from gac.runtime.ranks import SplitError
@@ -31,6 +31,7 @@ _OTHERS = ("plan.json", "generation_config.json")  # that are read, beside confi
 
 
 @checked
+@one_call_at_a_time
 def load(
     directory: str | Path,
     device: torch.device | str | None = None,

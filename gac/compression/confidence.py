@@ -35,8 +35,9 @@ def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -
         centred = own.float() - (chances * own.float()).sum(-1, keepdim=True)
         slope -= float((wanted * centred).sum())
         curvature += float((chances * centred.square()).sum())
-    slope, curvature = ranks.total(torch.tensor([slope, curvature], dtype=torch.float64)).tolist()
-    check_measured(torch.tensor([slope, curvature]), "logits that are not finite", "finite logits")
+    total = ranks.total(torch.tensor([slope, curvature], dtype=torch.float64))
+    check_measured(total, "logits that are not finite", "finite logits")
+    slope, curvature = total.tolist()
     return min(max(1 - slope / curvature, LEAST), MOST) if curvature else 1.0
 
 

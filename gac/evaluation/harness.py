@@ -38,6 +38,8 @@ class GacLM(HFLM):  # type: ignore[misc]
         GacError: the model or its tokenizer cannot be read.
     """
 
+    add_bos_token: bool | None
+
     def __init__(
         self, pretrained: Any, tokenizer: Any = None, device: str | None = None, dtype: str = "auto", **options: Any
     ) -> None:
@@ -58,12 +60,18 @@ class GacLM(HFLM):  # type: ignore[misc]
         return answers
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Log-likelihoods of whole texts, as the harness computes them.
+        """Log-likelihoods of whole texts after BOS, which the harness puts first; the tokenizer adds none to it.
+
+        (The harness's Hugging Face model predicts a second BOS, where the tokenizer adds one.)
 
         Raises:
             ModelError: one is NaN or infinite.
         """
-        answers = super().loglikelihood_rolling(requests, disable_tqdm)
+        asked, self.add_bos_token = self.add_bos_token, False
+        try:
+            answers = super().loglikelihood_rolling(requests, disable_tqdm)
+        finally:
+            self.add_bos_token = asked
         _check_finite(answers)
         return answers
 

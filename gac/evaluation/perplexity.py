@@ -117,9 +117,9 @@ def compare_models(
     Raises:
         GacError: as for ``divergence``.
     """
-    _check_vocabularies(model, reference)
 
     def measure(targets: Tensor, logits: Tensor, wanted: Tensor) -> Sequence[Tensor]:
+        _check_vocabularies(logits, wanted)
         wanted = wanted.to(logits.device)
         losses = [window_losses(found, targets) for found in (logits, wanted)]
         return *losses, window_divergences(logits, wanted), (logits.argmax(-1) == wanted.argmax(-1)).sum(1)
@@ -152,7 +152,7 @@ def _sums(
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(frozen(model))
-        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.no_grad())
         bar = stack.enter_context(progress_bar(doing, "window", windows, shown=progress, leave=False))
         for first in range(0, windows, batch):
             ids = sample.cut.ids[first : first + batch]
@@ -217,12 +217,11 @@ def _finite(windows: Tensor, first: int) -> list[float]:
     return found
 
 
-def _check_vocabularies(model: PreTrainedModel, reference: PreTrainedModel) -> None:
-    """Refuse models whose distributions are not over the same tokens."""
-    sizes = [found.config.get_text_config().vocab_size for found in (model, reference)]
-    if sizes[0] != sizes[1]:
+def _check_vocabularies(logits: Tensor, wanted: Tensor) -> None:
+    """Refuse distributions that are not over the same tokens."""
+    if logits.shape[-1] != wanted.shape[-1]:
         raise ModelError(
-            f"a model of {sizes[0]:,} tokens beside one of {sizes[1]:,}",
+            f"a model of {logits.shape[-1]:,} tokens beside one of {wanted.shape[-1]:,}",
             "two models of one vocabulary",
             "Compare a compressed model with the one it was made of.",
         )

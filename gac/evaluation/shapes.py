@@ -179,7 +179,7 @@ class StandIn(nn.Module):
         *leading, _ = x.shape
         key = (x.shape[:-1].numel(), self._features)
         if key not in self._outputs:
-            self._outputs[key] = torch.randn(key, device=x.device).to(x.dtype)
+            self._outputs[key] = torch.randn(key, dtype=torch.float32, device=x.device).to(x.dtype)
         return self._outputs[key].view(*leading, self._features)
 
 

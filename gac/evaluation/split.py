@@ -107,7 +107,7 @@ class SplitShapes:
         schemes = {one.name: one.scheme for one in changed}
         for name, one in stored_modules(found).items():
             scheme = next(scheme for weight, scheme in schemes.items() if f"{name}.".startswith(f"{weight}."))
-            matrix = SCALE * torch.randn(one.matrix, device=self.ranks.device)
+            matrix = SCALE * torch.randn(one.matrix, dtype=torch.float32, device=self.ranks.device)
             one.fill(scheme_named(scheme).stored(matrix.to(self.whole.dtype)))
         return found
 

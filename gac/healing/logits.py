@@ -80,7 +80,7 @@ def summed_loss(model: Any, dense: Any, ids: Tensor, labels: Tensor | None = Non
     with torch.no_grad():
         due = _logits(dense, ids)
     found = _logits(model, ids)
-    kept = torch.ones(ids.shape, device=found.device)
+    kept = torch.ones(ids.shape, dtype=torch.float32, device=found.device)
     if labels is not None:
         kept[:, :-1] -= labels.to(found.device)[:, None]
     following = ids.to(found.device).roll(-1, 1)
@@ -102,7 +102,7 @@ def mean_loss(
     Args:
         ranks: the processes that share the windows; all run their models equally often, as parts of models have to.
     """
-    labels = torch.zeros(len(windows)) if labels is None else labels
+    labels = torch.zeros(len(windows), dtype=torch.float32) if labels is None else labels
     parts = [*zip(torch.split(windows, at_once), torch.split(labels, at_once), strict=True)]
     own = [parts[(turn + ranks.own) % len(parts)] for turn in range(0, len(parts), ranks.count)]
     losses = torch.stack([summed_loss(model, dense, *part) for part in own]).tolist()

@@ -188,7 +188,8 @@ def _written(
     bar = progress_bar("writing text", "token", total=windows * length, shown=progress)
     first = [at * len(starts) // windows for at in range(windows)]
     writers = [Writer(starts[turn % len(starts)] for turn in count(at)) for at in first]
-    numbers = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.rand(windows, length, generator=generator, dtype=torch.float32)
     size = at_once(model, length)
     with bar, frozen(model), in_training(model), sdpa_kernel(list(ATTENTION)):
         parts = [_drawn(model, writers[at : at + size], numbers[at : at + size], bar) for at in range(0, windows, size)]

@@ -114,7 +114,7 @@ def healing_text(
     ids = torch.cat([one.ids for one in whole])
     of_text = torch.arange(len(whole)).repeat_interleave(torch.tensor(counts))
     bos = all(one.bos == "windows" for one in whole)
-    there = torch.tensor([float(one is not None) for one in cut])[of_text]
+    there = torch.tensor([one is not None for one in cut]).float()[of_text]
     read = in_a_turn(of_text[~out])
     return HealingText(names, ids[~out], read, ids[out], there[~out], there[out], bos, texts.documents)
 
@@ -130,7 +130,7 @@ def in_a_turn(of_text: Tensor) -> Tensor:
     [0, 0, 1, 2, 3, 4]
     """
     counts = of_text.bincount()
-    times = (counts.max() / counts).sqrt().round().long()
+    times = (counts.max() / counts.float()).sqrt().round().long()
     return torch.arange(len(of_text)).repeat_interleave(times[of_text])
 
 

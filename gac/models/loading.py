@@ -116,8 +116,9 @@ def load_tokenizer(name: str) -> Any:
     if name in PACKAGED:
         with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
-    if not (os.path.isdir(name) or _is_hub_id(name)):
-        raise _no_tokenizer(f"the model {name!r} came without a tokenizer")
+    if not name or not (os.path.isdir(name) or _is_hub_id(name)):
+        model = f"the model {name!r}" if name else "a model in memory"
+        raise _no_tokenizer(f"{model} came without a tokenizer")
     _check_name(name)
     try:
         with LOADING:
@@ -184,6 +185,49 @@ def check_in_memory(
             f"every weight in the memory of a device, {use}",
             f'Load the model with device_map="cpu"{otherwise}.',
         )
+
+
+def check_one_dtype(model: nn.Module) -> None:
+    """Refuse a model whose weights have several dtypes; a compressed checkpoint has but one.
+
+    Raises:
+        ModelError: names the first parameter of each dtype.
+    """
+    first: dict[torch.dtype, str] = {}
+    for name, parameter in model.named_parameters():
+        first.setdefault(parameter.dtype, name)
+    if len(first) > 1:
+        raise ModelError(
+            " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),
+            "one dtype for all weights",
+            "Cast the model to one, as in model.to(torch.bfloat16).",
+        )
+
+
+def check_frequencies(model: nn.Module) -> None:
+    """Refuse rotary embeddings with other frequencies than the config gives, which is all that is saved of them.
+
+    Raises:
+        ModelError: names the first such buffer.
+    """
+    for path, module in model.named_modules():
+        if not hasattr(module, "rope_type") or not hasattr(module, "config"):
+            continue
+        due = dict(type(module)(module.config).named_buffers())
+        for name, values in module.named_buffers():
+            changing = re.search("dynamic|longrope", str(module.rope_type)) and "original" not in name
+            if not (values.is_meta or changing or name not in due or _nearly_equal(values, due[name])):
+                raise ModelError(
+                    f"{path}.{name}, which is not what the model's config gives",
+                    "frequencies that follow from the config, which is all that is saved of them",
+                    "Set rope_parameters in the config, and load the model with it.",
+                )
+
+
+def _nearly_equal(values: torch.Tensor, due: torch.Tensor) -> bool:
+    """As equal as two devices compute them, in the dtype of the first, to which they may have been cast."""
+    due, tolerance = due.to(values), 4 * torch.finfo(values.dtype).eps
+    return values.shape == due.shape and torch.allclose(values, due, rtol=tolerance, atol=0)
 
 
 def check_finite(model: nn.Module) -> None:

@@ -64,9 +64,10 @@ def frozen(model: nn.Module) -> Iterator[None]:
         for module, was in training.items():
             module.training = was
         now = dict(model.named_parameters())
-        for name, parameter in required.items():  # streamed weights are other parameters by now
-            parameter.requires_grad_(True)
-            now.get(name, parameter).requires_grad_(True)
+        for name, before in required.items():
+            for parameter in {before, now.get(name, before)}:  # streamed weights are other parameters by now
+                with torch.inference_mode(parameter.is_inference()):  # the caller ran the model in it
+                    parameter.requires_grad_(True)
 
 
 def last_norm_of(model: nn.Module) -> str | None:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from gac.errors import ModelError
+from gac.models.settings import standard_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,7 +23,8 @@ _LOOKING = Lock()
 
 
 def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a function have the models that it is given, alone or in a list, to itself while it runs.
+    """Let a function have the models that it is given, alone or in a list, to itself while it runs; with PyTorch's own
+    settings, see ``standard_settings``.
 
     To measure a model is to change it for a while (hooks, gradients, its mode), so a second thread would measure
     something else. It is refused and does not wait: after ``compress`` it would get another model than it asked for.
@@ -33,7 +35,7 @@ def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(call)
     def alone(*args: P.args, **options: P.kwargs) -> R:
-        with ExitStack() as held:
+        with standard_settings(), ExitStack() as held:
             for given in (*args, *options.values()):
                 for model in given if isinstance(given, (list, tuple)) else (given,):
                     if isinstance(model, nn.Module):

@@ -135,7 +135,7 @@ class _Call:
         """What share some queries take of each token up to the last of them, ``(1, heads, queries, tokens)``; and by
         what a softcap multiplies gradients of their scores."""
         scores = self.query[:, :, rows].float() @ self._of_queries(self.key, rows).mT * self._scale
-        slope = torch.ones((), device=scores.device)
+        slope = scores.new_ones(())
         if cap := self.options.get("softcap"):
             bent = torch.tanh(scores / cap)
             scores, slope = cap * bent, 1 - bent.square()

@@ -85,7 +85,7 @@ def check_likeness(
     own = _spaced(windows)
     names = [weight.name for site in sites for weight in site.weights]
     bar = progress_bar("comparing texts", "window", len(own) + len(other), shown=progress, leave=False)
-    with bar, frozen(model), torch.inference_mode():
+    with bar, frozen(model), torch.no_grad():
         halves = [_measured(model, names, replace(own, ids=own.ids[at::2]), bar) for at in range(2)]
         check_loss, read = _measured(model, names, other, bar)
     loss = sum(one * len(own.ids[at::2]) for at, (one, _) in enumerate(halves)) / len(own)
@@ -137,7 +137,8 @@ def beside(half: Tensor, check: Tensor, rest: Tensor) -> float:
 
 def _spaced(windows: Windows) -> Windows:
     """At most 16 of the windows, spread over all."""
-    at = torch.linspace(0, len(windows) - 1, min(len(windows), _WINDOWS)).round().long()
+    count = min(len(windows), _WINDOWS)
+    at = torch.linspace(0, len(windows) - 1, count, dtype=torch.float32).round().long()
     return replace(windows, ids=windows.ids[at])
 
 

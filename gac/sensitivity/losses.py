@@ -43,7 +43,7 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
     _check(observed, what)
     dice = torch.Generator(fixed.device).manual_seed(seed)
     upto = fixed.exp().cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
-    at = torch.rand(len(upto), 1, generator=dice, device=upto.device) * upto[:, -1:]
+    at = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
     drawn = torch.searchsorted(upto, at, right=True).clamp_max(upto.shape[1] - 1)[:, 0]
     return observed, nll_loss(chances, drawn, reduction="sum")
 

@@ -55,7 +55,9 @@ def _kept_or_measured(
         return {frozenset(name.split(" ")): float(one) for name, one in read_tensors(path, _CPU).items()}
     lost = _measured(run, weights, form, curves)
     if path is not None:
-        write_tensors(path, {" ".join(sorted(pair)): torch.tensor(one) for pair, one in lost.items()})
+        write_tensors(
+            path, {" ".join(sorted(pair)): torch.tensor(one, dtype=torch.float32) for pair, one in lost.items()}
+        )
     return lost
 
 

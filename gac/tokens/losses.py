@@ -44,7 +44,7 @@ def measure_losses(
     """
     runs = len(layers) * len(budgets) * len(windows)
     total = np.zeros((len(layers), len(budgets)))
-    with frozen(model), torch.inference_mode(), progress_bar("tokens kept", "run", runs, shown=progress) as bar:
+    with frozen(model), torch.no_grad(), progress_bar("tokens kept", "run", runs, shown=progress) as bar:
         for number, ids in enumerate(windows):
             path = kept / f"window-{number:04d}.safetensors"
             if not path.exists():

@@ -10,6 +10,7 @@ from typing import Any
 import lm_eval
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
@@ -61,3 +62,16 @@ def test_the_harness_own_command(directory: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=KNOWLEDGE.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "|general_knowledge|      1|none" in done.stdout
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_text_is_scored_once_after_bos(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, asked: bool | None) -> None:
+    text = "the rank of a weight"
+    runner = GacLM(tiny_model, tokenizer=tiny_tokenizer, add_bos_token=asked)
+    [found] = runner.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+    ids = [tiny_tokenizer.bos_token_id, *tiny_tokenizer(text, add_special_tokens=False)["input_ids"]]
+    with torch.no_grad():
+        chances = tiny_model(input_ids=torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
+    due = chances.gather(1, torch.tensor(ids[1:])[:, None]).sum().item()
+    assert found == pytest.approx(due, abs=1e-4)
+    assert runner.add_bos_token is asked

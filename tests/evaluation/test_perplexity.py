@@ -199,3 +199,7 @@ def test_models_of_other_tokens_are_refused(
         "a model of 258 tokens beside one of 300; expected two models of one vocabulary. "
         "Compare a compressed model with the one it was made of."
     )
+    wide = copy.deepcopy(tiny_model)
+    wide.lm_head = torch.nn.Linear(wide.config.hidden_size, 264, bias=False)  # its config says 258
+    with pytest.raises(ModelError, match=r"a model of 264 tokens beside one of 258"):
+        divergence(wide, tiny_model, tiny_tokenizer, prose, windows=1, length=16)

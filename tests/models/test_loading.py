@@ -1,7 +1,9 @@
+import copy
 import hashlib
 import importlib.util
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from gac.errors import ModelError
 from gac.models.loading import (
     check_finite,
+    check_frequencies,
     is_checkpoint,
     load_config,
     load_model,
@@ -22,6 +25,7 @@ from gac.models.loading import (
 )
 from gac.models.packaged import PACKAGED, Packaged
 from gac.testing import models
+from tests.small_pipeline import Small
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
@@ -270,3 +274,58 @@ def test_what_transformers_logs_of_a_config_moves_no_terminal(
     load_config(str(directory))
     assert "'rope_type'='\\ud800\\x1b[2J'" in caplog.text
     assert not any(handler.filters for handler in logger.handlers)
+
+
+def _cast_norms(model: LlamaForCausalLM) -> None:
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data = parameter.data.bfloat16()
+
+
+def _turn_slower(model: LlamaForCausalLM) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            _cast_norms,
+            "model.embed_tokens.weight in torch.float32 and model.layers.0.input_layernorm.weight in torch.bfloat16; "
+            "expected one dtype for all weights. Cast the model to one, as in model.to(torch.bfloat16).",
+        ),
+        (_turn_slower, "model.rotary_emb.inv_freq, which is not what the model's config gives; expected frequencies"),
+    ],
+)
+def test_models_that_cannot_be_saved_are_refused_before_work(
+    small: Small, change: Callable[[LlamaForCausalLM], None], message: str
+) -> None:
+    plan = small.allocate(0.7)
+    change(small.model)
+    for call in (lambda: small.allocate(0.7), lambda: small.compress(plan)):
+        with pytest.raises(ModelError) as caught:
+            call()
+        assert str(caught.value).startswith(message)
+
+
+def test_frequencies_that_were_cast_are_those_of_the_config(tiny_model: LlamaForCausalLM) -> None:
+    check_frequencies(tiny_model.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: LlamaConfig, kind: str) -> None:
+    config = copy.deepcopy(tiny_config)
+    config.max_position_embeddings = 64
+    factors = [2.0] * (config.head_dim // 2)
+    own = {"short_factor": factors, "long_factor": [4.0] * len(factors), "original_max_position_embeddings": 32}
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0} | (own if kind == "longrope" else {})
+    model = LlamaForCausalLM(config)
+    before = model.model.rotary_emb.inv_freq.clone()
+    model(input_ids=torch.zeros(1, 80, dtype=torch.int64))
+    assert not torch.equal(model.model.rotary_emb.inv_freq, before)
+    check_frequencies(model)
+
+
+def test_a_model_in_memory_came_without_a_tokenizer() -> None:
+    with pytest.raises(ModelError, match=r"^a model in memory came without a tokenizer; expected a tokenizer"):
+        load_tokenizer("")

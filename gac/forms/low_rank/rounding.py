@@ -81,7 +81,7 @@ def rounding_by_rank(
     of_first = pair.of_first.cost(scheme.rounded(pair.first, inputs) - pair.first)
     rows = gradients if weight.scores else None
     of_second = pair.of_second.cost(scheme.rounded(pair.second, pair.latents, rows) - pair.second)
-    left = 1 - _counts(gains) / weight.in_features
+    left = 1 - _counts(gains).float() / weight.in_features
     by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
     geometric = _means((variances + DAMPING * variances.mean()).log()).exp()
     by_rank += of_second * _relative(second.square().sum(0).cumsum(0) * geometric, rank)

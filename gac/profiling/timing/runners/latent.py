@@ -72,7 +72,7 @@ class LatentAttentionRunner(Runner):
 def _angles(size: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Frequencies, turns and positions."""
     pairs = size // 2
-    frequencies = _BASE ** -(torch.arange(pairs, device=device) / pairs)
+    frequencies = _BASE ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
     return frequencies, turns_of(frequencies, size), with_runs(torch.arange(tokens, device=device)[None])
 
 

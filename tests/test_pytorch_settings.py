@@ -1,0 +1,130 @@
+"""Settings of PyTorch that a caller has on: results are those without them, and they are as they were afterwards."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gac
+from gac.healing.text import in_a_turn
+from gac.sensitivity.documents import Documents
+from gac.sensitivity.likeness import check_windows
+from gac.sensitivity.text import TextSpec, windows_of
+from gac.sensitivity.texts import Texts
+from tests.compression.applying import logits
+from tests.small_pipeline import Small
+
+
+@contextmanager
+def _set(change: Callable[[Any], None], value: Any, usual: Any) -> Iterator[None]:
+    change(value)
+    try:
+        yield
+    finally:
+        change(usual)
+
+
+_dtype = partial(_set, torch.set_default_dtype, usual=torch.float32)
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "float64": lambda: _dtype(torch.float64),
+    "bfloat16": lambda: _dtype(torch.bfloat16),
+    "float16": lambda: _dtype(torch.float16),
+    "device": lambda: _set(torch.set_default_device, "meta", None),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "deterministic": lambda: _set(torch.use_deterministic_algorithms, True, False),
+    "precision": lambda: _set(torch.set_float32_matmul_precision, "medium", "highest"),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_plans_and_models_do_not_depend_on_settings(
+    small: Small, setting: Any, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, model = small.allocate(0.7), copy.deepcopy(small.model)
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "own"))
+    with setting():
+        assert small.allocate(0.7, check=gac.Documents([prose[::-1]])) == plan
+        ours = small.compress(plan, model=model)
+        measured = gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
+    assert small.allocate(0.7) == plan  # from what was kept
+    assert torch.equal(logits(ours), logits(small.compress(plan)))
+    assert measured == gac.perplexity(ours, small.tokenizer, prose, windows=2, length=32)
+    for parameter in ours.parameters():
+        assert not parameter.is_inference()
+
+
+def test_models_are_loaded_for_training_in_inference_mode(small: Small, tmp_path: Path) -> None:
+    gac.save(small.compress(small.allocate(0.7)), tmp_path / "small", tokenizer=small.tokenizer)
+    with torch.inference_mode():
+        model = gac.load(tmp_path / "small", device="cpu")
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
+def _state() -> tuple[Any, ...]:
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+    )
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_settings_are_as_they_were(small: Small, setting: Any, prose: str) -> None:
+    with setting():
+        before = _state()
+        with suppress(gac.GacError):
+            gac.perplexity(small.model, small.tokenizer, prose, windows=10**6)
+        gac.perplexity(small.model, small.tokenizer, prose, windows=1, length=8)
+        assert _state() == before
+
+
+def test_the_precision_of_one_backend_is_as_it_was(small: Small, prose: str) -> None:
+    def look(*_: Any) -> None:
+        seen.append(torch.get_float32_matmul_precision())
+
+    seen: list[str] = []
+    backend, handle = torch.backends.cuda.matmul, small.model.register_forward_hook(look)
+    with _set(partial(setattr, backend, "fp32_precision"), "tf32", "ieee"):
+        gac.perplexity(small.model, small.tokenizer, prose, windows=1, length=8)
+        assert backend.fp32_precision == "tf32"
+    handle.remove()
+    assert seen == ["highest"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_order_of_texts_does_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    of_text = torch.arange(40).repeat_interleave(torch.arange(1, 41))
+    order = in_a_turn(of_text)
+    with _dtype(dtype):
+        assert torch.equal(in_a_turn(of_text), order)
+
+
+def test_a_check_of_many_windows_does_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:
+    texts = Texts((TextSpec(str(small.text), 4, 64),))
+    calibration = windows_of("calibration", torch.arange(12), small.tokenizer, 4, 4)
+    check = Documents([prose[::-1]], length=4)
+    found = check_windows(small.model, small.tokenizer, texts, calibration, check)
+    with _dtype(torch.bfloat16):
+        again = check_windows(small.model, small.tokenizer, texts, calibration, check)
+    assert torch.equal(again.ids, found.ids)
+
+
+def test_a_model_that_was_run_in_inference_mode_is_as_it_was(small: Small, prose: str) -> None:
+    with torch.inference_mode():
+        small.model.lm_head.weight = nn.Parameter(small.model.lm_head.weight.clone())
+    gac.perplexity(small.model, small.tokenizer, prose, windows=1, length=8)
+    assert all(parameter.requires_grad for parameter in small.model.parameters())
