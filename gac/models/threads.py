@@ -7,6 +7,7 @@ from threading import Lock, RLock
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from gac.errors import ModelError
@@ -33,7 +34,7 @@ def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(call)
     def alone(*args: P.args, **options: P.kwargs) -> R:
-        with ExitStack() as held:
+        with ExitStack() as held, torch.inference_mode(False):  # weights made in that mode have no gradients
             for given in (*args, *options.values()):
                 for model in given if isinstance(given, (list, tuple)) else (given,):
                     if isinstance(model, nn.Module):
