@@ -118,7 +118,7 @@ def _check_memory(model: PreTrainedModel) -> None:
             raise ModelError(
                 f"{last[3]} and {span[3]} share their memory",
                 "parameters of their own; only embedding and head may be one tensor",
-                f"Give each its own copy: module.weight = nn.Parameter(module.weight.detach().clone()), as for {span[3]}.",
+                f"Give {span[3]} a copy of its own: nn.Parameter(values.detach().clone()).",
             )
         last = span
 

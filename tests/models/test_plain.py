@@ -39,7 +39,11 @@ def test_a_fresh_model_passes_and_its_random_state_stays(tiny_model: LlamaForCau
 
 def test_an_adapter_has_to_be_merged_first(tiny_model: LlamaForCausalLM) -> None:
     peft = pytest.importorskip("peft", exc_type=ImportError)
-    for options in ({"target_modules": ["q_proj"]}, {"target_modules": ["lm_head"]}, {"target_modules": ["embed_tokens"]}):
+    for options in (
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+    ):
         model = models.tiny_model()
         adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, **options))
         message = refusal(adapted.base_model.model)
@@ -48,7 +52,9 @@ def test_an_adapter_has_to_be_merged_first(tiny_model: LlamaForCausalLM) -> None
         adapted.merge_adapter()
         assert "merge_and_unload" in refusal(adapted.base_model.model)
         check(adapted.merge_and_unload())
-    scaled = peft.get_peft_model(tiny_model, peft.IA3Config(target_modules=["down_proj"], feedforward_modules=["down_proj"]))
+    scaled = peft.get_peft_model(
+        tiny_model, peft.IA3Config(target_modules=["down_proj"], feedforward_modules=["down_proj"])
+    )
     assert "merge_and_unload" in refusal(scaled.base_model.model)
 
 
@@ -131,7 +137,10 @@ def with_object(model: Any) -> None:
         (with_own_forward, f"{Q_PROJ} has a forward hook, or a forward of its own"),
         (narrower, f"{UP_PROJ}.weight has shape (100, 64); expected (176, 64), as its config says"),
         (with_value_head, "with v_head.bias and 1 other parameters beside the weights of its architecture"),
-        (in_float8, f"{UP_PROJ} has weights in torch.float8_e4m3fn; expected 16 or 32 bits a number. Use the checkpoint"),
+        (
+            in_float8,
+            f"{UP_PROJ} has weights in torch.float8_e4m3fn; expected 16 or 32 bits a number. Use the checkpoint",
+        ),
         (in_int8, f"{UP_PROJ} has weights in torch.int8"),
         (with_scale, "Use the checkpoint that it was made from."),
         (nan_frequency, "model.rotary_emb.inv_freq holds 1 NaN or infinite values of 8"),

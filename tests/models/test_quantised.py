@@ -201,5 +201,7 @@ def test_scales_that_transformers_ignores_are_refused_for_evaluation_too(
     quantised: Callable[..., object], tmp_path: Path
 ) -> None:
     quantised({"quant_method": "modelopt", "quant_algo": "FP8"}, by_row)
-    with pytest.raises(ModelError, match=r"has model.layers.0.mlp.down_proj.input_scale, .*\(14 such tensors, 14 of scales"):
+    with pytest.raises(
+        ModelError, match=r"has model.layers.0.mlp.down_proj.input_scale, .*\(14 such tensors, 14 of scales"
+    ):
         load_model(tmp_path, device="cpu")
