@@ -95,7 +95,7 @@ def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
         ModelError: no quantisation is stated, a weight has no scale, or blocks do not divide it.
     """
     tensors = {tensor: (dtype, shape) for tensor, dtype, shape in stored(folder)}
-    block = stated.get("weight_block_size", (128, 128)) if stated.get("quant_method") == "fp8" else None
+    block = (stated.get("weight_block_size", (128, 128)) or ()) if stated.get("quant_method") == "fp8" else ()
     for tensor in (tensor for tensor, (dtype, _) in tensors.items() if dtype not in _DENSE):
         if not stated:
             scales = sum(bool(SCALES.search(other)) for other in tensors)
@@ -108,7 +108,7 @@ def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
         if scale is None:
             raise ModelError(f"{name} stores {tensor} in {tensors[tensor][0]}, without a scale", _EXPECTED, ORIGINAL)
         shape, grid = tensors[tensor][1], scale[1]
-        sizes = zip(shape, grid, block or (), strict=False)
+        sizes = zip(shape, grid, block, strict=False)
         if any(length != count * size and (count > 1 or length > size) for length, count, size in sizes):
             expected = f"a multiple of {tuple(block)}: transformers does not dequantise others exactly"
             raise ModelError(f"{name} stores {tensor} of shape {tuple(shape)} in blocks", expected, ORIGINAL)
