@@ -18,7 +18,7 @@ import torch
 import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -102,10 +102,10 @@ def load_model(
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"
             raise ModelError(f"a {type(model).__name__}", expected, "Load it with AutoModelForCausalLM.")
-        if name := next((name for name, values in model.named_parameters() if values.is_inference()), None):
+        if made := next((key for key, values in model.named_parameters() if values.is_inference()), None):
             expected = "weights made outside of torch.inference_mode, which can be measured by gradients"
             remedy = "Load the model outside of torch.inference_mode; torch.no_grad will do."
-            raise ModelError(f"{name} was made in torch.inference_mode", expected, remedy)
+            raise ModelError(f"{made} was made in torch.inference_mode", expected, remedy)
         if dtype not in (None, model.dtype):
             raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
         name = model.config.name_or_path or f"{type(model).__name__} in memory"
