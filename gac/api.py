@@ -16,7 +16,7 @@ from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
 from gac.arguments import Count, Most, checked
-from gac.checkpoint.attach import PlannedModel, attach_plan, check_class, planned
+from gac.checkpoint.attach import PlannedModel, attach_plan, planned
 from gac.checkpoint.load import load
 from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
 from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
@@ -40,9 +40,10 @@ from gac.measuring import (
     statistics_key,
 )
 from gac.models.families import family_of
-from gac.models.loading import check_finite, check_in_memory, is_checkpoint, load_config, load_model
+from gac.models.loading import check_in_memory, is_checkpoint, load_config, load_model
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
+from gac.models.plain import check_plain
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
 from gac.plan import Plan
@@ -198,9 +199,8 @@ def compress(
         dtype = SAVED_IN
     sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
     changed = changed_sites(plan, sites)
-    check_class(loaded.model)
     check_in_memory(loaded.model)
-    check_finite(loaded.model)
+    check_plain(loaded.model, [weight.name for site in sites for weight in site.weights])
     digest = planned_digest(plan, loaded, sites)
     windows = planned_windows(plan, loaded, calibration)
     ranks = this_run()

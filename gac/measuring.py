@@ -32,7 +32,6 @@ from gac.models.families import family_of
 from gac.models.linears import check_rows_together, check_sizes
 from gac.models.loading import (
     Loaded,
-    check_finite,
     check_frequencies,
     check_in_memory,
     check_one_dtype,
@@ -42,6 +41,7 @@ from gac.models.loading import (
     read_parameter,
 )
 from gac.models.modules import input_device
+from gac.models.plain import check_plain
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan import Calibration, CalibrationPart, Measured, Plan, RoundedHead
@@ -160,15 +160,16 @@ def measure_problem(
     family: str = loaded.model.config.model_type
     layout = family_of(loaded.model.config)
     sites = layout.sites(loaded.model.config)
+    names = [weight.name for site in sites for weight in site.weights]
+    check_plain(loaded.model, names)
     method = METHODS.get(recipe.measure.method)
     if recipe.measure.shots == 2:
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
     if recipe.deployment.triton:
-        check_rows_together(loaded.model, [weight.name for site in sites for weight in site.weights])
+        check_rows_together(loaded.model, names)
     if scheme_named(recipe.space.head).lossy:
         check_ends(loaded.model)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)
-    check_finite(loaded.model)
     _check_ranges(loaded.model, sites, recipe)
     digest = targeted_digest(loaded, sites)
     check_alike(ranks, loaded, digest, windows, recipe)
@@ -315,7 +316,7 @@ def dense_model(
     """
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))
-    loaded = load_model(model, tokenizer, stream=stream)
+    loaded = load_model(model, tokenizer, stream=stream, dequantise=True)
     if isinstance(loaded.model, CompressedModel):
         given = f"a {type(loaded.model).__name__}, which is compressed"
         raise ModelError(given, "a dense model", "Load the one it came from.")

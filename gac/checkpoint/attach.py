@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gac.checkpoint.card import model_card
 from gac.checkpoint.classes import auto_map, classes_of
@@ -13,9 +13,11 @@ from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_
 from gac.checkpoint.layout import layout_of
 from gac.errors import CheckpointError, ModelError
 from gac.io import to_json
+from gac.models.plain import check_class
 from gac.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED, LAYOUT
+from gac.runtime.ends import ends_of
 from gac.runtime.latents import cache_latents
 from gac.runtime.serving import not_paged
 
@@ -107,11 +109,20 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     for module in changed.modules():
         if getattr(module, "config", None) is config:
             module.config = described
+    if not described.tie_word_embeddings and _is_tied(changed):  # by hand; transformers would save one and miss it
+        described.tie_word_embeddings = True
+        changed.all_tied_weights_keys = changed.get_expanded_tied_weights_keys(all_submodels=True)
     cache_latents(model)
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan, model.dtype.itemsize)}
     planned_model: PlannedModel = changed
     return planned_model
+
+
+def _is_tied(model: Any) -> bool:
+    """True if the head multiplies with the very parameter of the embedding."""
+    weights = [getattr(module, "weight", None) for module in ends_of(model).values()]
+    return len(weights) == 2 and weights[0] is not None and weights[0] is weights[1]
 
 
 def planned(model: PreTrainedModel) -> Plan:
@@ -125,16 +136,3 @@ def planned(model: PreTrainedModel) -> Plan:
         given = f"a {type(model).__name__} without a plan"
         raise CheckpointError(given, "a model from gac.compress or gac.load", "Compress it first.")
     return plan
-
-
-def check_class(model: PreTrainedModel) -> None:
-    """Refuse a dense model of a class that no checkpoint can name.
-
-    Raises:
-        CheckpointError: it is not transformers' own causal LM of its architecture.
-    """
-    dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(model.config)]
-    if type(model) is not dense:
-        raise CheckpointError(
-            f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
-        )

@@ -1,6 +1,7 @@
 """Commands that make models smaller: choose a plan or a range of them, apply one, write plain models, pad others'."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -85,7 +86,7 @@ def frontier(
     from gac.reporting.frontier import figure_of_frontier, frontier_table
     from gac.reporting.page import save
 
-    if source.endswith(".json") or Path(source).is_file():  # models are directories or names
+    if source.endswith(".json") or os.path.isfile(source):  # models are directories or names
         measuring = {parameter.name for parameter in click.get_current_context().command.params}
         refuse_given(measuring - {"source", "plot", "as_json", "quiet"}, f"with a model; {source} is a saved frontier.")
         path, found = source, gac.Frontier.load(source)

@@ -144,13 +144,6 @@ def bos_option(what: str) -> Callable[[T], T]:
     return click.option("--bos/--no-bos", default=None, help=what)
 
 
-def known_or_config(model: str) -> Any:
-    """A known name as it is (so that a misspelt one is recognised), else the model's config."""
-    from gac.models.loading import load_config
-
-    return load_config(model) if "/" in model or Path(model).is_dir() else model
-
-
 def refuse_given(names: Container[str | None], why: str) -> None:
     """Refuse options of the command that runs, where they are on the command line.
 

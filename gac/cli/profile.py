@@ -13,7 +13,6 @@ from gac.cli.options import (
     Target,
     decode_kernel_option,
     forms_option,
-    known_or_config,
     output_option,
     passes_option,
     tensor_parallel_option,
@@ -200,12 +199,13 @@ def _model_points(
     decode_kernel: str,
     tensor_parallel: int,
 ) -> Iterator["Point"]:
+    from gac.models.loading import load_config
     from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points, token_points
     from gac.tokens.defaults import SHARES, STEP
     from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
-    for config in map(known_or_config, models):
+    for config in map(load_config, models):
         points = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         if fuse:
             points += fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)

@@ -13,7 +13,6 @@ from gac.cli.options import (
     FILE,
     Target,
     forms_option,
-    known_or_config,
     named,
     named_plans,
     output_option,
@@ -42,12 +41,12 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     keeps in its cache are N of attention's scores and K of its mixed values.
     """
     from gac.forms.planned_sites import check_forms_fit
-    from gac.models.families import family_of, text_config
-    from gac.models.shapes import shapes_of
+    from gac.models.families import family_of
+    from gac.models.loading import load_config
     from gac.reporting.dims_moved import TOKENS, choices, choices_table, tokens_kept
     from gac.tokens.defaults import STEP
 
-    config = text_config(shapes_of(known_or_config(model)))
+    config = load_config(model)
     family, named = family_of(config), [form for form in forms if form != TOKENS]
     for form in named:
         FORMS.get(form, beside=(TOKENS,))

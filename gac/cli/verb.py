@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -116,13 +117,19 @@ class Program(click.Group):
 
 
 def _check_streams() -> None:
-    """End where nobody could read the answer; what is closed would else be given to the next file that is opened."""
+    """End where nobody could read the answer; what is closed would else be given to the next file that is opened.
+
+    Characters that a terminal or pipe cannot encode are escaped.
+    """
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         remedy = "Send it to a file or a pipe."
         click.echo(f"Error: {GacError('standard output is closed', 'an open one, for the answer', remedy)}", err=True)
         sys.exit(FAILED)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _unwritten(failure: OSError) -> NoReturn:

@@ -332,29 +332,63 @@ def family_of(config: Any) -> Family:
     A multimodal model has none: its weights have other names.
 
     Raises:
-        ModelError: the architecture is not supported, or the model is a mixture of experts.
+        ModelError: the architecture is not supported; the error names what makes it another kind of model.
     """
     model_type = str(getattr(config, "model_type", None)).removeprefix(COMPRESSED)
-    if (experts := _experts(config)) > 1:
-        raise ModelError(
-            f"model type {model_type!r}, a mixture of experts ({experts} experts a layer)",
+    family = _FAMILIES.get(model_type)
+    if experts := _experts(config):
+        kind = f", a mixture of experts ({experts} experts a layer)"
+        expected, remedy = (
             "one MLP a layer, which every token passes",
             "Use a dense model: experts have no loss curves.",
         )
-    if model_type not in _FAMILIES:
-        raise ModelError(
-            f"model type {model_type!r}",
-            f"a supported architecture ({', '.join(supported())})",
-            "Use a model of one of these architectures.",
-        )
-    return _FAMILIES[model_type]
+    else:
+        kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
+    if family is None:
+        kind, expected, remedy = _another_kind(config) or (kind, expected, remedy)
+    if family is None or experts:
+        raise ModelError(f"model type {model_type!r}{kind}", expected, remedy)
+    return family
 
 
+_OTHER = "Use a model of one of these architectures."
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_RECURRENT = re.compile(
+    r"mamba_\w+|ssm_\w+|state_size|conv_kernel|conv_L_cache|linear_num_\w+|block_types|rescale_every|qk_dim_factor"
+)
+_RECURRENT_LAYERS = {"linear_attention", "recurrent", "mamba", "conv", "hybrid"}
+
+
+def _another_kind(config: Any) -> tuple[str, str, str] | None:
+    """For a config that is not a decoder of attention and MLPs: its kind, what is expected, and the remedy."""
+    text = text_config(config)
+    kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
+    if getattr(config, "is_encoder_decoder", False):
+        return ", an encoder-decoder", "a decoder alone", _DECODER
+    if kinds & _RECURRENT_LAYERS or any(map(_RECURRENT.fullmatch, dir(text))):
+        return ", with layers of state spaces, convolutions or linear attention", "attention in every layer", _DECODER
+    if _experts(config):
+        return None
+    if text is not config or hasattr(config, "vision_config"):
+        remedy = "Use its language model, saved as a model of its own, if its architecture is supported."
+        return ", a multimodal model", "a language model", remedy
+    if getattr(config, "kv_lora_rank", None):
+        return (
+            ", with multi-head latent attention",
+            "keys and values that are projected from the hidden state",
+            _DECODER,
+        )
+    if getattr(config, "is_decoder", None) is False:
+        return ", an encoder", "a decoder", _DECODER
+    return None
+
+
+_DECODER = "Use a decoder that transformers loads as a causal language model, such as Llama."
 
 
 def _experts(config: Any) -> int:
-    """How many experts a layer has at most; 0 where the config says nothing of experts."""
+    """How many experts a layer has at most; 0 where the config says nothing of experts, or of one."""
     parts = (config, text_config(config), getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
-    return max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)
+    most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)
+    return most if most > 1 else 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
 from gac.models.config_fields import check_config, check_content
 from gac.models.packaged import PACKAGED
+from gac.models.quantised import ACTIVATIONS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
@@ -35,7 +37,7 @@ from gac.untrusted import check_model_files, read_model_json
 
 DIGESTED_AT_ONCE = 8
 """Parameters whose digests are taken at a time."""
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+logger = logging.getLogger("gac")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError),
@@ -73,6 +75,7 @@ def load_model(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     stream: bool = False,
+    dequantise: bool = False,
 ) -> Loaded:
     """Load a causal language model, in eval mode, or take a loaded one as it is; code that comes with it is not run.
 
@@ -85,21 +88,26 @@ def load_model(
         dtype: to read the weights in; None keeps the checkpoint's own (float32 for packaged ones). A loaded model
             keeps its own: casting it would round its rotary frequencies too.
         stream: leave one that is read and is too large for its GPU in host memory, see ``gac.models.streaming``.
+        dequantise: read a quantised checkpoint as the weights that it stands for, or refuse it.
 
     Raises:
-        ModelError: nothing of this name, no causal LM, missing weights, a package to install, or a loaded model
-            of another dtype.
+        ModelError: nothing of this name, no causal LM, missing or unexpected weights, a package to install, or a
+            loaded model of another dtype.
     """
     if isinstance(model, str | Path):
         name = str(model)
         with LOADING:
-            loaded: Any = _read(name, dtype).eval()
+            loaded: Any = _read(name, dtype, dequantise).eval()
         where = torch.device(device or default_device())
         loaded = placed(loaded, where) if stream else spread(loaded, where)
     else:
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"
             raise ModelError(f"a {type(model).__name__}", expected, "Load it with AutoModelForCausalLM.")
+        if made := next((key for key, values in model.named_parameters() if values.is_inference()), None):
+            expected = "weights made outside of torch.inference_mode, which can be measured by gradients"
+            remedy = "Load the model outside of torch.inference_mode; torch.no_grad will do."
+            raise ModelError(f"{made} was made in torch.inference_mode", expected, remedy)
         if dtype not in (None, model.dtype):
             raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
         name = model.config.name_or_path or f"{type(model).__name__} in memory"
@@ -122,9 +130,13 @@ def load_tokenizer(name: str) -> Any:
     _check_name(name)
     try:
         with LOADING:
-            return _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokenizer = _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     except UNREADABLE as failure:
         raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
+    if not tokens:  # of some architectures transformers makes an empty one where there are no files
+        raise _no_tokenizer(f"{name} has no files of a tokenizer")
+    return tokenizer
 
 
 def load_config(name: str) -> Any:
@@ -231,17 +243,18 @@ def _nearly_equal(values: torch.Tensor, due: torch.Tensor) -> bool:
 
 
 def check_finite(model: nn.Module) -> None:
-    """Refuse a model with NaN or infinite weights.
+    """Refuse a model with NaN or infinite weights or buffers.
 
     Raises:
-        ModelError: names the first such parameter, and how many of its values are not finite.
+        ModelError: names the first, and how many of its values are not finite.
     """
-    for name, _ in model.named_parameters():
-        parameter = read_parameter(model, name)
-        finite = torch.isfinite(parameter)
+    named = ((name, read_parameter(model, name)) for name, _ in model.named_parameters())
+    buffers = ((name, values) for name, values in model.named_buffers() if not values.is_meta)
+    for name, values in chain(named, buffers):
+        finite = torch.isfinite(values.float() if values.element_size() == 1 else values)  # of 8 bits it is not there
         if not finite.all():
             raise ModelError(
-                f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {parameter.numel():,}",
+                f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {values.numel():,}",
                 "finite weights",
                 "Use a sound checkpoint; if this one is float16, load it as bfloat16 or float32.",
             )
@@ -384,25 +397,84 @@ def _escape(record: logging.LogRecord) -> bool:
     return True
 
 
-def _read(name: str, dtype: torch.dtype | None) -> Any:
+def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
     if name in PACKAGED:
         return PACKAGED[name].read(dtype or torch.float32)
     _check_name(name)
     if is_checkpoint(name):
         raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
+    folder, options = Path(name), dict[str, Any]()
+    with _reading(name):
+        config = _AutoConfig.from_pretrained(name, trust_remote_code=False)
+        check_config(config)
+        stated = quantisation(config, folder)
+    if stated and dequantise:
+        config.quantization_config = dequantising(stated, name)
+        options["config"] = config
     with _reading(name), quiet_transformers():
+        if folder.is_dir() and (dequantise or not stated):
+            check_stored(folder, stated, name)
         model, report = _AutoModel.from_pretrained(
-            name, dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
+            name,
+            dtype=dtype or "auto",
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, with their names
+            **options,
         )
-        check_config(model.config)
-    missing = report["missing_keys"]
+        if getattr(model, "hf_quantizer", None) is None:
+            check_stored(folder if folder.is_dir() else _snapshot(name), stated, name)
+    _check_report(model, report, name, bool(options))
+    return model
+
+
+def _snapshot(name: str) -> Path:
+    """The directory in the hub's cache that holds a model that was just read."""
+    return Path(str(try_to_load_from_cache(name, "config.json"))).parent
+
+
+def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None:
+    """Refuse tensors that a model lacks, that have other shapes, or that its layers have no place for."""
+    kind, missing = type(model).__name__, report["missing_keys"]
+    spine = _spine(model)
+    unexpected = sorted(key for key in report["unexpected_keys"] if not (dequantised and ACTIVATIONS.search(key)))
+    inside = [key for key in unexpected if _owner(model, key) not in spine]
+    if inside:
+        scales = sum(bool(SCALES.search(key)) for key in inside)
+        raise ModelError(
+            f"{name} has {inside[0]}, for which a {kind} has no place ({len(inside)} such tensors, {scales} of scales)",
+            "the weights of its layers, and no others",
+            ORIGINAL if scales else "Correct config.json, or use the checkpoint of another model.",
+        )
+    if unexpected:
+        logger.warning(
+            "%s: %d tensors that a %s does not have are left out: %s", name, len(unexpected), kind, unexpected[0]
+        )
+    for key, stored, expected in sorted(report["mismatched_keys"]):
+        given = f"{name} has {key} of shape {tuple(stored)}"
+        raise ModelError(
+            given, f"{tuple(expected)}, as config.json says", "Use the config that belongs to the weights."
+        )
     if missing:
         raise ModelError(
             f"{name} has no {min(missing)} ({len(missing)} missing)",
-            f"every weight of a {type(model).__name__}",
+            f"every weight of a {kind}",
             "Use a whole checkpoint of a causal language model.",
         )
-    return model
+
+
+def _spine(model: nn.Module) -> set[str]:
+    """The modules around a model's list of layers, by name: other modules in these belong to another task."""
+    lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
+    parts = next(lists, "").split(".")
+    return {".".join(parts[:count]) for count in range(len(parts))}
+
+
+def _owner(model: nn.Module, key: str) -> str:
+    """The innermost module of a model that a tensor of this name would be in."""
+    modules = dict(model.named_modules())
+    parts = key.split(".")
+    return next(name for end in reversed(range(len(parts))) if (name := ".".join(parts[:end])) in modules)
 
 
 def _no_tokenizer(given: str) -> ModelError:
@@ -411,18 +483,19 @@ def _no_tokenizer(given: str) -> ModelError:
 
 def _check_name(name: str) -> None:
     """Tell a directory from a hub id, and from a misspelt name of ours, before anything goes to the network."""
-    is_directory = os.path.isdir(name)  # False for a name that no file system allows
-    meant = "" if is_directory else _nearly_known(name)
-    if not name or meant or (not is_directory and (os.path.exists(name) or not _is_hub_id(name))):
+    if os.path.isdir(name):
+        check_model_files(Path(name), ModelError)
+        return
+    meant, is_file = _nearly_known(name), os.path.isfile(name)
+    if name.endswith(".gguf"):
+        meant = ORIGINAL
+    if meant or os.path.exists(name) or not _is_hub_id(name):
         raise ModelError(
-            f"model {name!r}: no such directory",
+            f"model {name!r}: {'a file' if is_file else 'no such directory'}",
             f"a directory with a config.json, a hub id like org/name, or a packaged model ({', '.join(PACKAGED)})",
             meant or "Check the path.",
         )
-    if is_directory:
-        check_model_files(Path(name), ModelError)
-    else:
-        _check_hub(name)
+    _check_hub(name)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -430,7 +503,7 @@ def _is_hub_id(name: str) -> bool:
         validate_repo_id(name)
     except HFValidationError:
         return False
-    return _HUB_ID.fullmatch(name) is not None
+    return True
 
 
 def _check_hub(name: str) -> None:
@@ -458,9 +531,58 @@ def _nearly_known(name: str) -> str:
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
-    expected = "a directory or hub id of a causal language model that transformers can read"
-    remedy = "Check the name and the network; packaged models need none: " + f"{', '.join(PACKAGED)}."
-    with reading(lambda said: ModelError(f"model {name!r} cannot be loaded: {said}", expected, remedy)):
-        if os.path.isdir(name):
-            check_content(read_model_json(Path(name) / "config.json", "the config of a model", ModelError))
+    with reading(lambda reason: _unreadable(name, reason)):
+        if os.path.isfile(config := os.path.join(name, "config.json")):
+            check_content(read_model_json(Path(config), "the config of a model", ModelError))
         yield
+
+
+def _unreadable(name: str, reason: str) -> ModelError:
+    """The error for a model that transformers cannot read.
+
+    Args:
+        reason: the first line of what transformers raised.
+    """
+    for part, problem, expected, remedy in _REASONS:
+        if part in reason:
+            gguf = os.path.isdir(name) and any(Path(name).glob("*.gguf"))
+            return ModelError(f"model {name!r} {problem}", expected, ORIGINAL if gguf else remedy)
+    remedy = "Check the name and the network; packaged models need none: " + f"{', '.join(PACKAGED)}."
+    return ModelError(
+        f"model {name!r} cannot be loaded: {reason}",
+        "a directory or hub id of a causal language model that transformers can read",
+        "Check the files in it." if os.path.isdir(name) else remedy,
+    )
+
+
+_WEIGHTS = ("has no weights", "model.safetensors, its index, or pytorch_model.bin", "Fetch the whole checkpoint.")
+_REASONS = (
+    (
+        "custom code",
+        "needs code of its own",
+        "an architecture that transformers has",
+        "Load it with transformers (trust_remote_code=True), and pass the model.",
+    ),
+    (
+        "does not recognize this architecture",
+        "has a model_type in config.json that transformers does not know",
+        f"an architecture of transformers {transformers.__version__}",
+        "Correct config.json, or update transformers.",
+    ),
+    (
+        "Unrecognized model in",
+        "has no config.json with a model_type",
+        "the config of a causal language model",
+        "Fetch the whole checkpoint.",
+    ),
+    (
+        "Unrecognized configuration class",
+        "is no causal language model",
+        "a decoder that AutoModelForCausalLM loads",
+        "Use another model.",
+    ),
+    ("Error no file named", *_WEIGHTS),
+    ("does not appear to have a file named model", *_WEIGHTS),
+    ("does not appear to have a file named pytorch_model", *_WEIGHTS),
+)
+"""By a part of what transformers raises: the problem of the model, what is expected of it, and the remedy."""

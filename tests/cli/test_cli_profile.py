@@ -118,7 +118,7 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--model", "smollm"), "Error: no shapes are known for model 'smollm'; expected one of smollm2, "),
+        (("--model", "smollm"), "Error: model 'smollm': no such directory; expected a directory with a config.json, "),
         (("--sweep", "gemm"), "Error: sweep 'gemm' is unknown; expected one of general, "),
         (("--model", "smollm2", "--workload", "prefill"), "Error: workload 'prefill'; expected prefill:BxS or "),
         (("--dtype", "fp4"), "Error: dtype 'fp4'; expected one of bf16, fp16. "),

@@ -171,9 +171,9 @@ def test_a_form_that_fits_no_weight_is_refused(model_type: str) -> None:
 
 def test_an_unknown_architecture_lists_the_supported() -> None:
     with pytest.raises(ModelError) as caught:
-        family_of(SimpleNamespace(model_type="mamba"))
+        family_of(SimpleNamespace(model_type="falcon"))
     assert str(caught.value) == (
-        "model type 'mamba'; expected a supported architecture (apertus, arcee, cohere, cohere2, ernie4_5, exaone4, "
+        "model type 'falcon'; expected a supported architecture (apertus, arcee, cohere, cohere2, ernie4_5, exaone4, "
         "gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, granite, hunyuan_v1_dense, llama, ministral, mistral, "
         "nemotron, olmo2, olmo3, opt, phi, phi3, qwen2, qwen3, seed_oss, smollm3, stablelm, starcoder2). "
         "Use a model of one of these architectures."
@@ -184,7 +184,7 @@ def test_an_unknown_architecture_lists_the_supported() -> None:
     ("model_type", "experts"),
     [
         *(("deepseek_v2", 64), ("deepseek_v3", 256), ("ernie4_5_moe", 64), ("gpt_oss", 128), ("granitemoe", 8)),
-        *(("jamba", 16), ("llama4", 16), ("llama4_text", 16), ("mixtral", 8), ("olmoe", 64), ("phimoe", 16)),
+        *(("llama4", 16), ("llama4_text", 16), ("mixtral", 8), ("olmoe", 64), ("phimoe", 16)),
         *(("qwen2_moe", 60), ("qwen3_moe", 128)),
     ],
 )
@@ -195,6 +195,39 @@ def test_a_mixture_of_experts_is_refused_for_its_experts(model_type: str, expert
         f"model type '{model_type}', a mixture of experts ({experts} experts a layer); expected one MLP a layer, which "
         "every token passes. Use a dense model: experts have no loss curves."
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_types"),
+    [
+        (
+            "with layers of state spaces, convolutions or linear attention",
+            "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe mamba mamba2 minimax nemotron_h qwen3_5 "
+            "qwen3_next recurrent_gemma rwkv xlstm zamba2",
+        ),
+        ("an encoder-decoder", "bart t5 whisper"),
+        ("an encoder", "bert roberta"),
+        ("a multimodal model", "gemma3 gemma3n llava mistral3 mllama phi4_multimodal qwen2_5_vl"),
+        ("with multi-head latent attention", "minicpm3"),
+        ("a mixture of experts", "deepseek_v3 gpt_oss llama4 mixtral"),
+    ],
+)
+def test_another_kind_of_model_is_refused_for_its_kind(kind: str, model_types: str) -> None:
+    for model_type in model_types.split():
+        with pytest.raises(ModelError, match=rf"^model type '{model_type}', {kind}[ ;]"):
+            family_of(AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "falcon", "gemma3n_text", "gptj", "olmo", "vit"])
+def test_a_decoder_of_another_layout_is_not_supported(model_type: str) -> None:
+    with pytest.raises(ModelError, match=rf"^model type '{model_type}'; expected a supported architecture"):
+        family_of(AutoConfig.for_model(model_type))
+
+
+def test_heads_of_a_model_with_one_kv_head(tiny_config: LlamaConfig) -> None:
+    tiny_config.num_key_value_heads = 1
+    with pytest.raises(PlanError, match=r"^form heads for a llama model with one KV head; expected two"):
+        check_forms_fit(family_of(tiny_config).sites(tiny_config), ("heads",), "llama")
 
 
 def test_experts_are_found_in_any_config() -> None:
@@ -221,7 +254,7 @@ def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
     config: Any = AutoConfig.for_model("gemma3", text_config=SMALL | {"intermediate_size": NEURONS})
     assert text_config(config) is config.text_config is text_config(config.text_config)
     assert len(family_of(text_config(config)).sites(text_config(config))) == 10
-    with pytest.raises(ModelError, match=r"^model type 'gemma3'; expected a supported architecture"):
+    with pytest.raises(ModelError, match=r"^model type 'gemma3', a multimodal model; expected a language model"):
         family_of(config)
 
 

@@ -90,7 +90,7 @@ def test_an_unreachable_hub_is_one_error(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection.")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_given, **_how: None)
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", unreachable)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
     with pytest.raises(ModelError) as caught:
         load_model("org/name")
     assert str(caught.value) == (

@@ -1,0 +1,149 @@
+"""Checks of a dense model whose weights are to be replaced and saved: each is a plain matrix of its own."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from gac.errors import CheckpointError, ModelError
+from gac.models.loading import UNREADABLE, check_finite
+from gac.models.quantised import ORIGINAL, SCALES
+from gac.runtime.ends import ends_of
+
+
+def check_plain(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Refuse a model that cannot be compressed and saved, before anything is measured.
+
+    Args:
+        model: a dense causal LM of a supported family.
+        names: the linear weights that may be replaced, such as ``model.layers.0.self_attn.q_proj``.
+
+    Raises:
+        ModelError: the model is quantised, has an adapter or other parameters than its architecture, a weight is no
+            plain matrix, shares its memory with another one, or is not finite; or its generation config is invalid.
+        CheckpointError: its class is not transformers' own.
+    """
+    check_class(model)
+    _check_parameters(model)
+    for name in names:
+        _check_linear(model, name)
+    _check_memory(model)
+    _check_configs(model)
+    check_finite(model)
+
+
+def check_class(model: PreTrainedModel) -> None:
+    """Refuse a dense model of a class that no checkpoint can name.
+
+    Raises:
+        CheckpointError: it is not transformers' own causal LM of its architecture.
+    """
+    dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), PreTrainedModel)
+    if type(model) is not dense:
+        raise CheckpointError(
+            f"a {type(model).__name__}", f"a {dense.__name__} of transformers", "Load it with AutoModelForCausalLM."
+        )
+
+
+def _check_parameters(model: PreTrainedModel) -> None:
+    """Compare names and shapes of all parameters with those of a new model of the same config."""
+    architecture: Any = type(model)
+    with torch.device("meta"):
+        fresh = architecture._from_config(copy.deepcopy(model.config))
+    expected, actual = _shapes(fresh), _shapes(model)
+    kind = type(model).__name__
+    if extra := sorted(actual.keys() - expected.keys(), key=lambda name: ("lora_" not in name, name)):
+        others = f" and {len(extra) - 1} other parameters" if len(extra) > 1 else ""
+        raise ModelError(
+            f"a {kind} with {extra[0]}{others} beside the weights of its architecture",
+            "these weights alone: no adapter, quantiser or parametrisation",
+            _remedy(model, extra),
+        )
+    if missing := sorted(expected.keys() - actual.keys()):
+        remedy = _remedy(model, [name for name, _ in model.named_buffers()])
+        raise ModelError(f"a {kind} without {missing[0]} ({len(missing)} missing)", "every weight", remedy)
+    for name, shape in expected.items():
+        if actual[name] != shape:
+            expectation = f"{tuple(shape)}, as its config says"
+            raise ModelError(f"{name} has shape {tuple(actual[name])}", expectation, "Correct the model or its config.")
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: values.shape for name, values in model.named_parameters(remove_duplicate=False)}
+
+
+def _remedy(model: Any, names: Iterable[str] = ()) -> str:
+    """Advice for a model with other parameters than its architecture's.
+
+    Args:
+        names: of these parameters.
+    """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return "Merge the adapter into the weights first (merge_and_unload of peft)."
+    if getattr(model, "is_quantized", False) or any(SCALES.search(name) for name in names):
+        return ORIGINAL
+    if any("_orig_mod" in name.split(".") for name in names):
+        return "Compress the model before torch.compile."
+    return "Merge or remove what was added, or load the model with AutoModelForCausalLM."
+
+
+def _check_linear(model: nn.Module, name: str) -> None:
+    """Refuse a module that computes anything but ``x W^T + b`` with a W of 16 bits or more."""
+    module = model.get_submodule(name)
+    weight: Any = module.weight
+    kinds = [kind for kind in (type(module), type(weight.data)) if kind not in (nn.Linear, Conv1D, torch.Tensor)]
+    if kinds:
+        raise ModelError(f"{name} is a {kinds[0].__name__}", "a plain linear weight: an nn.Linear", _remedy(model))
+    if not weight.is_floating_point() or weight.element_size() < 2:
+        raise ModelError(f"{name} has weights in {weight.dtype}", "16 or 32 bits a number", ORIGINAL)
+    offloaded = hasattr(module, "_hf_hook")  # accelerate replaces ``forward`` to bring the weights
+    if module._forward_hooks or module._forward_pre_hooks or ("forward" in vars(module) and not offloaded):
+        raise ModelError(
+            f"{name} has a forward hook, or a forward of its own",
+            "a plain linear weight: whatever replaces it has no hooks",
+            "Remove the hooks, or compress a freshly loaded model.",
+        )
+
+
+def _check_memory(model: PreTrainedModel) -> None:
+    """Refuse weights that share memory: they would be counted, and changed, more than once."""
+    last: tuple[int, int, int, str] = (0, 0, 0, "")
+    for span in sorted(_spans(model)):
+        if span[0] == last[0] and span[1] < last[2]:
+            raise ModelError(
+                f"{last[3]} and {span[3]} share their memory",
+                "parameters of their own; only embedding and head may be one tensor",
+                f"Give {span[3]} a copy of its own: nn.Parameter(values.detach().clone()).",
+            )
+        last = span
+
+
+def _spans(model: Any) -> Iterator[tuple[int, int, int, str]]:
+    """Storage, first byte, end and name of every parameter; of a head that is the embedding, only the embedding."""
+    ends = [(f"{name}.weight", module.weight) for name, module in ends_of(model).items()]
+    tied = ends[-1][0] if ends[0][1] is ends[-1][1] and len(ends) > 1 else None
+    for name, values in model.named_parameters(remove_duplicate=False):
+        if values.is_meta or not values.numel() or name == tied:
+            continue
+        size, steps = values.element_size(), zip(values.shape, values.stride(), strict=True)
+        first = values.storage_offset() * size
+        length = sum((count - 1) * step for count, step in steps) + 1
+        yield values.untyped_storage().data_ptr(), first, first + length * size, name
+
+
+def _check_configs(model: Any) -> None:
+    """Refuse configs that transformers would not save: it says so only when all the work is done."""
+    for config in (model.config, model.generation_config):
+        try:
+            with TemporaryDirectory() as folder:
+                config.save_pretrained(folder)
+        except UNREADABLE as failure:
+            kind = type(config).__name__
+            given = f"an invalid {kind} ({' '.join(str(failure).split())})"
+            name = "generation_config" if config is model.generation_config else "config"
+            raise ModelError(given, "one that transformers can save", f"Correct model.{name}.") from failure

@@ -1,0 +1,132 @@
+"""Quantised checkpoints: dequantised while they are read where that is exact, else refused by method and producer."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from gac.errors import ModelError
+from gac.untrusted import is_plain_name, read_model_json
+
+logger = logging.getLogger("gac")
+
+ORIGINAL = "Use the checkpoint that it was made from."
+SCALES = re.compile(
+    r"(_scale(_\w+)?|\.scales?|_scales|zeros?|zero_point|_packed|_shape|g_idx|absmax|quant_map|quant_state\..*|nested_\w+"
+    r"|qweight|\bSCB|_amax|_blocks|_quantizer\..*)$"
+)
+"""Names of tensors by which quantisers keep what belongs to a weight, or the weight itself."""
+
+_EXPECTED = (
+    "weights in 16 or 32 bits, FP8 in blocks (quant_method 'fp8'), or compressed-tensors of one scheme, which are "
+    "dequantised as they are read"
+)
+_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files that describe a quantised checkpoint where ``config.json`` does not, with the method that writes each."""
+_DENSE = {"F64", "F32", "F16", "BF16", "BOOL", "I64"}
+"""Dtypes of safetensors that dense checkpoints have; indices are in 64 bits."""
+ACTIVATIONS = re.compile(r"(input|output|activation|[qkv])_(scale|zero_point|global_scale)$")
+"""Names of tensors by which quantisers keep what belongs to inputs, outputs and the KV cache, and to no weight."""
+
+
+def quantisation(config: Any, folder: Path) -> dict[str, Any]:
+    """The quantisation that a config, or a file beside it, states; empty where the checkpoint is dense.
+
+    Args:
+        config: a transformers config as it was read.
+        folder: its directory, if there is one.
+    """
+    stated = getattr(config, "quantization_config", None)
+    stated = stated or getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    if stated:
+        return dict(stated if isinstance(stated, Mapping) else stated.to_dict())
+    for name, method in _FILES.items():
+        if (path := folder / name).is_file():
+            fields = read_model_json(path, "a quantisation config", ModelError)
+            inner = fields.get("quantization")
+            return {"quant_method": method} | (inner if isinstance(inner, dict) else {}) | fields
+    return {}
+
+
+def dequantising(stated: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The ``quantization_config`` with which transformers dequantises a checkpoint as it reads it.
+
+    Args:
+        stated: from ``quantisation``.
+        name: of the checkpoint.
+
+    Raises:
+        ModelError: no exact dequantisation is known.
+    """
+    method, schemes = stated.get("quant_method"), stated.get("config_groups") or ()
+    if method != "fp8" and (method != "compressed-tensors" or len(schemes) != 1):
+        raise ModelError(f"{name} is quantised: {described(stated)}", _EXPECTED, ORIGINAL)
+    logger.info("%s is quantised (%s): its weights are dequantised as they are read", name, described(stated))
+    return {**stated, "dequantize": True}
+
+
+def described(stated: Mapping[str, Any]) -> str:
+    """Method, kind, bits and producer of a quantisation, as far as they are stated."""
+    producer = stated.get("producer")
+    names = {key: stated.get(key) for key in ("quant_algo", "format", "bits", "w_bit", "version")}
+    parts = [str(stated.get("quant_method") or "by an unnamed method")]
+    parts += [f"{key} {value}" for key, value in names.items() if isinstance(value, str | int)]
+    if "config_groups" in stated:
+        parts.append(f"{len(stated['config_groups'])} schemes")
+    if isinstance(producer, Mapping):
+        parts.append(f"by {producer.get('name')} {producer.get('version', '')}".strip())
+    return ", ".join(parts)
+
+
+def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
+    """Refuse weights of few bits whose scales transformers would not, or not exactly, multiply in.
+
+    Args:
+        folder: where the safetensors are; others are not looked into.
+        stated: the quantisation that is undone; empty where none is stated.
+        name: of the checkpoint.
+
+    Raises:
+        ModelError: no quantisation is stated, a weight has no scale, or blocks do not divide it.
+    """
+    tensors = {tensor: (dtype, shape) for tensor, dtype, shape in stored(folder)}
+    block = (stated.get("weight_block_size", (128, 128)) or ()) if stated.get("quant_method") == "fp8" else ()
+    for tensor in (tensor for tensor, (dtype, _) in tensors.items() if dtype not in _DENSE):
+        if not stated:
+            scales = sum(bool(SCALES.search(other)) for other in tensors)
+            given = f"{name} stores {tensor} in {tensors[tensor][0]}, has {scales} tensors of scales"
+            raise ModelError(f"{given}, and no config says how it is quantised", _EXPECTED, ORIGINAL)
+        stem = tensor.removesuffix("_packed")
+        if not stem.endswith(".weight"):
+            continue
+        scale = tensors.get(f"{stem}_scale_inv", tensors.get(f"{stem}_scale"))
+        if scale is None:
+            raise ModelError(f"{name} stores {tensor} in {tensors[tensor][0]}, without a scale", _EXPECTED, ORIGINAL)
+        shape, grid = tensors[tensor][1], scale[1]
+        sizes = zip(shape, grid, block, strict=False)
+        if any(length != count * size and (count > 1 or length > size) for length, count, size in sizes):
+            expected = f"a multiple of {tuple(block)}: transformers does not dequantise others exactly"
+            raise ModelError(f"{name} stores {tensor} of shape {tuple(shape)} in blocks", expected, ORIGINAL)
+
+
+def stored(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of every tensor in the safetensors that transformers reads, from their headers.
+
+    Raises:
+        ModelError: the index cannot be read, or names files elsewhere.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    files = {single.name} if single.is_file() else set()
+    if not files and index.is_file():
+        weights = read_model_json(index, "an index of weights", ModelError).get("weight_map")
+        files = set(weights.values()) if isinstance(weights, dict) else set()
+    if wrong := next((file for file in files if not is_plain_name(file)), None):
+        raise ModelError(f"{index} names the file {str(wrong)[:80]!r}", "files of this directory", "Correct it.")
+    for file in sorted(files):
+        with safe_open(folder / file, framework="pt") as opened:
+            for tensor in opened.keys():  # noqa: SIM118  # it cannot be iterated over
+                part = opened.get_slice(tensor)
+                yield tensor, part.get_dtype(), part.get_shape()
