@@ -369,7 +369,7 @@ def test_a_compiled_step(llama: Any) -> None:
 def test_a_saved_model_keeps_positions(llama: Any, tmp_path: Path) -> None:
     due = llama(TWELVE, attention_mask=SHOWN, position_ids=RANDOM, use_cache=False).logits
     llama.save_pretrained(tmp_path)
-    for opened in (gac.load(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)):
+    for opened in (gac.load(tmp_path, "cpu"), AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)):
         cache = DynamicCache(config=opened.config)
         with torch.no_grad():
             assert largest_error(in_parts(opened, cache, (5, 1, 6)), due) < 1e-5

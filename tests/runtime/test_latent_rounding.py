@@ -255,7 +255,7 @@ def test_a_cache_of_another_model_is_refused(llama: Any) -> None:
 
 
 def test_a_cache_that_rounds_is_refused(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latents, "QuantizedLayer", type(DynamicCache(config=llama.config).layers[0]))
+    monkeypatch.setattr(latents, "QUANTIZED", type(DynamicCache(config=llama.config).layers[0]))
     with pytest.raises(
         ValueError, match="is a DynamicLayer, which rounds what it keeps; expected one that keeps it as"
     ):

@@ -191,7 +191,7 @@ def test_heads_of_one_dim_and_primes_everywhere(small: Small) -> None:
     ("head_dim", "why"),
     [
         (61, "cannot be loaded: RoPE requires an even rotary dimension, but got `head_dim`=61"),
-        (0, "a config with head_dim 0; expected 1 to"),
+        (0, "head_dim is 0, and not an integer from 1 to"),
     ],
 )
 def test_a_config_that_no_model_can_have_is_refused(
