@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
-from gac.models.config_fields import check_config, check_content
+from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.packaged import PACKAGED
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
@@ -463,4 +463,5 @@ def _reading(name: str) -> Iterator[None]:
     with reading(lambda said: ModelError(f"model {name!r} cannot be loaded: {said}", expected, remedy)):
         if os.path.isdir(name):
             check_content(read_model_json(Path(name) / "config.json", "the config of a model", ModelError))
+            check_generation_config(Path(name), ModelError)
         yield
