@@ -46,7 +46,8 @@ def test_layers_of_other_sizes_are_refused(form: str, make_plan: MakePlan, tmp_p
     changes, numbers = REFUSED[form]
     model = compressed(small_model(small_config("llama")), make_plan, changes)
     gac.save(model, tmp_path / "saved")
-    for opened in (model, gac.load(tmp_path / "saved", device="cpu")):
+    loaded: Any = gac.load(tmp_path / "saved", device="cpu")
+    for opened in (model, loaded):
         with pytest.raises(ModelError) as caught:
             opened.generate_batch(PROMPTS)
         assert str(caught.value) == said(numbers)
@@ -61,9 +62,10 @@ def test_pairs_give_the_tokens_of_generate(make_plan: MakePlan) -> None:
     )
     pairs = {f"{ATTENTION}.{name}_proj": ("low_rank", 8) for name in "qkvo"}
     model = compressed(small_model(small_config("llama")), make_plan, pairs)
+    options: Any = GenerationConfig
     found = model.generate_batch(
         PROMPTS,
-        generation_config=GenerationConfig(**GREEDY, eos_token_id=-1),
+        generation_config=options(**GREEDY, eos_token_id=-1),
         continuous_batching_config=batching,
         progress_bar=False,
     )
