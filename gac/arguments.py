@@ -32,8 +32,11 @@ class Most:
     number: int
 
 
-Count = Annotated[int, Least(1), Most(10**12)]
-"""A whole number, 1 or more; nothing that is counted here ends within a year beyond the largest."""
+_MOST = Most(10**12)  # nothing that is counted here ends within a year beyond it
+Count = Annotated[int, Least(1), _MOST]
+"""A whole number, 1 or more."""
+CountOrZero = Annotated[int, Least(0), _MOST]
+"""A whole number, 0 or more."""
 
 
 def is_whole(value: object) -> bool:

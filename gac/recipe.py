@@ -20,6 +20,7 @@ from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.planned_sites import Fusing
 from gac.io import Record
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
+from gac.untrusted import MAX_INTEGER
 from gac.workloads import Workload
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Measure:
         named = self.text if isinstance(self.text, tuple) and self.text else (self.text,)
         strings = all(isinstance(one, str) and one for one in named)
         _check(strings, "measure.text", self.text, "a name or a path, or several")
-        _check(is_whole(self.seed) and self.seed >= 0, "measure.seed", self.seed, "a whole number, 0 or more")
+        _check(_is_count(self.seed, 0), "measure.seed", self.seed, "a whole number, 0 or more, up to 2 ** 62")
         _check(is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
         _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
 
@@ -136,11 +137,11 @@ class Space:
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(map(SCHEMES.name, self.schemes))))
         _check(
-            isinstance(self.align, bool) or (is_whole(self.align) and self.align >= 1),
+            isinstance(self.align, bool) or _is_count(self.align, 1),
             "space.align",
             self.align,
             "True, False, the number that dims are to be multiples of, or 'profile,group=N'",
-            "Give a number of 1 or more, such as align=16.",
+            "Give a number from 1 to 2 ** 62, such as align=16.",
         )
         rotating = self.rotate is None or isinstance(self.rotate, bool)
         _check(rotating, "space.rotate", self.rotate, "True or False")
@@ -194,8 +195,8 @@ class Deployment:
         _check(
             self.decode_kernel in ("torch", "triton"), "deployment.decode_kernel", self.decode_kernel, "torch or triton"
         )
-        several = is_whole(self.tensor_parallel) and self.tensor_parallel >= 1
-        _check(several, "deployment.tensor_parallel", self.tensor_parallel, "a number of GPUs, 1 or more")
+        gpus = self.tensor_parallel
+        _check(_is_count(gpus, 1), "deployment.tensor_parallel", gpus, "a number of GPUs, 1 or more, up to 2 ** 62")
 
     @property
     def triton(self) -> bool:
@@ -437,6 +438,11 @@ def _make_plain(record: Any) -> None:
     """Numbers and truth values of NumPy in the fields become Python's own."""
     for one in fields(record):
         object.__setattr__(record, one.name, plain(getattr(record, one.name)))
+
+
+def _is_count(value: Any, least: int) -> bool:
+    """True for a whole number that the file of a plan can hold."""
+    return is_whole(value) and least <= value <= MAX_INTEGER
 
 
 def _check_names(name: str, value: object) -> None:

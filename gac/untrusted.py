@@ -26,8 +26,9 @@ _PARSED = (
 )
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model")
 _MAX_LETTERS, _MAX_NAME_BYTES = 2**16, 255
-_MAX_INTEGER = 2**62
-_MAX_DIGITS = len(str(-_MAX_INTEGER))
+MAX_INTEGER = 2**62
+"""Of JSON: files that hold larger numbers are refused."""
+_MAX_DIGITS = len(str(-MAX_INTEGER))
 _BEYOND = object()
 _CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # generation stops at strings with line breaks
 
@@ -260,4 +261,4 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _bounded_int(text: str) -> Any:
-    return _BEYOND if len(text) > _MAX_DIGITS or abs(int(text)) > _MAX_INTEGER else int(text)
+    return _BEYOND if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER else int(text)

@@ -21,6 +21,7 @@ COUNTS: dict[str, Callable[[Any], Any]] = {
     "evaluate.windows": lambda count: gac.evaluate(MODEL, windows=count),
     "evaluate.length": lambda count: gac.evaluate(MODEL, length=count),
     "evaluate.batch": lambda count: gac.evaluate(MODEL, batch=count),
+    "evaluate.limit": lambda count: gac.evaluate(MODEL, tasks="none", limit=count),
     "heal.tokens": lambda count: gac.heal(MODEL, against=MODEL, tokens=count),
     "allocate_tokens.following": lambda count: gac.allocate_tokens(MODEL, following=count),
     "allocate_tokens.step": lambda count: gac.allocate_tokens(MODEL, step=count),
@@ -35,6 +36,20 @@ def test_impossible_counts(option: str, count: Any) -> None:
     name = option.partition(".")[2]
     with pytest.raises(GacError, match=rf"{name}={count!r}|{count} {name}"):
         COUNTS[option](count)
+
+
+@pytest.mark.parametrize("count", [-1, 10**40, True, 1.5])
+def test_impossible_examples(count: Any) -> None:
+    with pytest.raises(GacError, match=f"num_fewshot={count}"):
+        gac.evaluate(MODEL, tasks="none", num_fewshot=count)
+
+
+@pytest.mark.parametrize("option", ["seed", "align", "tensor_parallel"])
+def test_numbers_that_no_plan_file_holds(option: str) -> None:
+    gac.Recipe.of(0.8, **{option: 2**62})
+    for number in (-1, 2**62 + 1, 10**40):
+        with pytest.raises(GacError, match=f"{option}={number}; expected"):
+            gac.Recipe.of(0.8, **{option: number})
 
 
 @pytest.mark.parametrize("count", [0, -1, 10**40, math.nan, math.inf])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
 from gac.errors import CheckpointError, first_line
-from gac.models.config_fields import check_config, check_content
+from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.families import supported
 from gac.models.loading import UNREADABLE, reading
 from gac.plan import Plan
@@ -62,6 +62,7 @@ def described(document: dict[str, Any], source: Path) -> Any:
         raise contradiction(source, f"config.json has the model_type {model_type!r}", f"one like {COMPRESSED}llama")
     with unread(source):
         check_content(document)
+        check_generation_config(source, CheckpointError)
         config = classes_of(dense).config.from_pretrained(source)
         check_config(config)
     return config

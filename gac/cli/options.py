@@ -61,7 +61,11 @@ dims_option = click.option(
     "--dims", callback=_range, metavar="FIRST:LAST", help="Show every measured dim from FIRST to LAST."
 )
 passes_option = click.option(
-    "--passes", type=click.IntRange(min=1), default=3, show_default=True, help="How often every shape is timed."
+    "--passes",
+    type=click.IntRange(min=1, max=10_000),
+    default=3,
+    show_default=True,
+    help="How often every shape is timed.",
 )
 
 

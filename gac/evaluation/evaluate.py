@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.arguments import Count, checked
+from gac.arguments import Count, CountOrZero, checked
 from gac.checkpoint.load import load
 from gac.errors import GacError, ModelError
 from gac.evaluation.perplexity import compare_models, perplexity_on
@@ -41,8 +41,8 @@ def evaluate(
     length: Count | None = None,
     bos: bool | None = None,
     tasks: str | Sequence[str] = (),
-    num_fewshot: int | None = None,
-    limit: int | None = None,
+    num_fewshot: CountOrZero | None = None,
+    limit: Count | None = None,
     batch: Count = 1,
     kl: bool = True,
     tokenizer: PreTrainedTokenizerBase | None = None,

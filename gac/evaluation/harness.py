@@ -7,6 +7,7 @@ harness's own command, knowing it::
 """
 
 import logging
+from functools import partialmethod
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,18 @@ def _check_finite(values: Any) -> None:
             )
 
 
-if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
+def _run_command() -> None:
+    """Run the harness's own command; without ``--device`` the model takes the GPU if there is one.
 
+    The harness asks for ``cuda:0`` then, on every machine.
+    """
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    config: Any = EvaluatorConfig
+    config.__init__ = partialmethod(config.__init__, device=None)
     cli_evaluate()
+
+
+if __name__ == "__main__":
+    _run_command()

@@ -1,14 +1,18 @@
 """Fields of a model's config that no model can have: refused when it is opened, not when it first runs."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from gac.errors import GacError
 from gac.models.families import MOST_LAYERS, supported, text_config
 from gac.models.sites import LARGEST_SIZE
 from gac.runtime.contract import COMPRESSED
+from gac.untrusted import read_model_json
 
 _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (
@@ -24,6 +28,18 @@ _SHARES = (
 )
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _ROPE = ("rope_parameters", "rope_scaling")
+_COUNTS = (
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_beam_groups", "top_k"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "max_matching_ngram_size", "num_return_sequences"),
+    *("num_assistant_tokens", "prompt_lookup_num_tokens", "prefill_chunk_size", "max_cache_len"),
+)
+_NUMBERS = (
+    *("temperature", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "max_time"),
+    *("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "diversity_penalty", "penalty_alpha"),
+    *("guidance_scale", "assistant_confidence_threshold"),
+)
+_SWITCHES = ("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values", "token_healing")
+_TOKENS = ("suppress_tokens", "begin_suppress_tokens")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHOWN = 40
 
@@ -61,6 +77,32 @@ def check_config(config: Any) -> None:
         raise _wrong("sliding_window", None, f"a number of tokens, for layer_types has {_SLIDING}")
 
 
+def check_generation_config(folder: Path, error: type[GacError]) -> None:
+    """Refuse a ``generation_config.json`` whose fields have types that ``generate`` cannot use; there need be none.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read.
+        ValueError: names the field.
+    """
+    if os.path.lexists(path := folder / "generation_config.json"):
+        _check_generation(read_model_json(path, "the generation config of a model", error))
+
+
+def _check_generation(content: Mapping[str, Any]) -> None:
+    for name, value in ((name, value) for name, value in content.items() if value is not None):
+        if name in _COUNTS and not _is_number(value, int):
+            raise _wrong(name, value, "an integer")
+        if name in _NUMBERS and not _is_number(value):
+            raise _wrong(name, value, "a number")
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise _wrong(name, value, "true or false")
+        if (name.endswith("_token_id") or name in _TOKENS) and not all(
+            _is_number(token, int) and -1 <= token <= LARGEST_SIZE  # -1 stands for none
+            for token in (value if isinstance(value, list) else [value])
+        ):
+            raise _wrong(name, value, f"a token, or a list of tokens, each up to {LARGEST_SIZE:,}")
+
+
 def _check_fields(part: Mapping[str, Any]) -> None:
     for name, value in ((name, value) for name, value in part.items() if value is not None):
         if name in _SIZES and not (_is_number(value, int) and 1 <= value <= LARGEST_SIZE):
@@ -73,6 +115,7 @@ def _check_fields(part: Mapping[str, Any]) -> None:
             raise _wrong(name, value, "an activation of transformers")
         if name in _ROPE:
             _check_rope(name, value)
+    _check_generation(part)
     kinds = part.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise _wrong("layer_types", kinds, "a list of names, one a layer")

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from gac.distributed import launch
 from gac.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
-from gac.models.config_fields import check_config, check_content
+from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.packaged import PACKAGED
 from gac.models.quantised import ACTIVATIONS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
 from gac.models.shapes import SHAPES
@@ -163,8 +163,12 @@ def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     """The values of a parameter, read back where ``device_map`` has offloaded it to the host or to disk.
 
     Raises:
-        ModelError: the parameter has no values.
+        ModelError: the parameter has no values, or is computed from others.
     """
+    module, _, attribute = name.rpartition(".")
+    if attribute not in model.get_submodule(module)._parameters:
+        expected = "a parameter, not what a parametrization or a hook computes from others"
+        raise ModelError(name, expected, "Remove it first, as torch.nn.utils.parametrize.remove_parametrizations does.")
     values = model.get_parameter(name).detach()
     if values.is_meta and importlib.util.find_spec("accelerate") is not None:
         from accelerate.utils import align_module_device
@@ -534,6 +538,7 @@ def _reading(name: str) -> Iterator[None]:
     with reading(lambda reason: _unreadable(name, reason)):
         if os.path.isfile(config := os.path.join(name, "config.json")):
             check_content(read_model_json(Path(config), "the config of a model", ModelError))
+            check_generation_config(Path(name), ModelError)
         yield
 
 

@@ -239,3 +239,48 @@ def test_a_config_that_cannot_run_is_refused_when_opened(saved: Path, dense: Pat
         for read in (load_config, load_model):
             with pytest.raises(ModelError, match=named):
                 read(str(dense))
+
+
+WRONG_GENERATION = [
+    ("eos_token_id", "2"),
+    ("eos_token_id", [2, "3"]),
+    ("eos_token_id", {"a": 2}),
+    ("pad_token_id", 1.5),
+    ("pad_token_id", 2**40),
+    ("bos_token_id", -2),
+    ("suppress_tokens", ["a"]),
+    ("max_new_tokens", "20"),
+    ("max_length", 20.5),
+    ("num_beams", True),
+    ("top_k", "50"),
+    ("temperature", "0.7"),
+    ("top_p", [0.9]),
+    ("repetition_penalty", {}),
+    ("do_sample", "false"),
+    ("use_cache", 1),
+]
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_generation_of_wrong_types_is_refused_when_opened(file: str, saved: Path, dense: Path) -> None:
+    (saved / DIGESTS).unlink()
+    texts = {folder: (folder / file).read_text() for folder in (saved, dense)}
+    for field, value in WRONG_GENERATION:
+        for folder, text in texts.items():
+            (folder / file).write_text(text)
+            edit(folder / file, **{field: value})
+        with pytest.raises(CheckpointError, match=f"{field} is .*, and not "):
+            gac.load(saved)
+        for read in (load_config, load_model):
+            with pytest.raises(ModelError, match=f"{field} is .*, and not "):
+                read(str(dense))
+
+
+def test_usual_generation_is_read(saved: Path, dense: Path) -> None:
+    usual: dict[str, Any] = {"eos_token_id": [1, 2], "pad_token_id": -1, "temperature": 1, "do_sample": True}
+    usual |= {"top_p": 0.9, "top_k": 20, "max_new_tokens": 5, "suppress_tokens": []}
+    (saved / DIGESTS).unlink()
+    for folder, read in ((saved, gac.load), (dense, lambda folder: load_model(str(folder)).model)):
+        edit(folder / "generation_config.json", **usual)
+        config = read(folder).generation_config
+        assert {name: getattr(config, name) for name in usual} == usual

@@ -89,6 +89,13 @@ TABLE = [
         USAGE,
         "--kv-cache goes without --scheme.",
     ),
+    # counts that nothing reaches
+    (f"profile --passes {10**40}", USAGE, "is not in the range 1<=x<=10000."),
+    (f"allocate MODEL --seed {10**40}", ERROR, f"measure.seed={10**40}; expected"),
+    (f"allocate MODEL --tensor-parallel {10**40}", ERROR, f"deployment.tensor_parallel={10**40}; expected"),
+    (f"allocate MODEL --align-to {10**40}", ERROR, f"space.align={10**40}; expected"),
+    (f"bench --shapes llama-3-8b --layers {10**40}", ERROR, "expected 1 to 4,096"),
+    (f"eval MODEL --limit {10**40} --tasks piqa", ERROR, f"evaluate(limit={10**40}); expected"),
     # what there is of a sweep
     (f"plot latency {H100} --operator linear --axis m --dims 5000:6000 -o f.svg", ERROR, "is of linear along m dims"),
     # directories in use

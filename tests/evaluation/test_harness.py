@@ -56,7 +56,7 @@ def test_an_unknown_dtype(directory: Path) -> None:
 
 
 def test_the_harness_own_command(directory: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gac.evaluation.harness", "--model", "gac", "--device", "cpu", "--limit", "2"]
+    command = [sys.executable, "-m", "gac.evaluation.harness", "--model", "gac", "--limit", "2"]
     command += ["--model_args", f"pretrained={directory}", "--tasks", KNOWLEDGE.name]
     environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
     done = subprocess.run(command, cwd=KNOWLEDGE.parent, env=environment, capture_output=True, text=True, check=False)

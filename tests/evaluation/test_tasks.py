@@ -189,10 +189,3 @@ def test_one_task_by_two_names(written: Path) -> None:
     with pytest.raises(TaskError) as caught:
         open_suite([str(written), str(copy)])
     assert caught.value.given == f"the task letters a second time, {written} has it already"
-
-
-def test_a_number_out_of_range() -> None:
-    with pytest.raises(TaskError, match=r"limit 0; expected at least 1\."):
-        open_suite(["piqa"], limit=0)
-    with pytest.raises(TaskError, match=r"num_fewshot -1; expected at least 0\."):
-        open_suite(["piqa"], num_fewshot=-1)

@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
+import gac
 from gac.errors import ModelError
 from gac.models.loading import (
     check_finite,
@@ -332,3 +333,11 @@ def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: Llam
 def test_a_model_in_memory_came_without_a_tokenizer() -> None:
     with pytest.raises(ModelError, match=r"^a model in memory came without a tokenizer; expected a tokenizer"):
         load_tokenizer("")
+
+
+def test_a_weight_that_is_computed_is_refused(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    parametrizations: Any = torch.nn.utils.parametrizations
+    parametrizations.weight_norm(tiny_model.model.layers[0].mlp.up_proj)
+    text = gac.Documents(["a b c d e f g h " * 20], windows=1, length=8)
+    with pytest.raises(ModelError, match=r"layers\.0\.mlp\.up_proj\.weight; expected a parameter, not what"):
+        gac.allocate(tiny_model, 0.8, tokenizer=tiny_tokenizer, calibration=text, progress=False)
