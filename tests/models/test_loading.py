@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from gac.errors import ModelError
 from gac.models.loading import (
@@ -329,3 +330,28 @@ def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: Llam
 def test_a_model_in_memory_came_without_a_tokenizer() -> None:
     with pytest.raises(ModelError, match=r"^a model in memory came without a tokenizer; expected a tokenizer"):
         load_tokenizer("")
+
+
+@pytest.mark.parametrize("mask", [torch.uint8, torch.bool, torch.float32])
+def test_causal_masks_of_old_checkpoints_are_no_weights(mask: torch.dtype, tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=258, n_embd=64, n_layer=1, n_head=4, n_positions=32)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["transformer.h.0.attn.bias"] = torch.ones(32, 32).tril().to(mask)[None, None]
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    model = load_model(tmp_path, device="cpu", dequantise=True).model
+    assert torch.equal(model.get_parameter("transformer.wte.weight"), stored["transformer.wte.weight"])
+
+
+def test_rotary_caches_of_old_checkpoints_are_left_out(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored = load_file(directory / "model.safetensors")
+    stored["model.layers.0.self_attn.rotary_emb.cos_cached"] = torch.ones(1, 1, 32, 16)
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    load_model(directory, device="cpu")
+    assert "rotary_emb.cos_cached" in caplog.text
+
+
+def test_an_adapter_by_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    with pytest.raises(ModelError, match="This is an adapter: merge it into its base model"):
+        load_model(tmp_path, device="cpu")
