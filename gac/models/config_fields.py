@@ -55,6 +55,8 @@ def check_content(content: Mapping[str, Any]) -> None:
             count = part.get(name, 1)
             if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
                 raise ValueError(f"{name} is {str(count)[:_SHOWN]}, and not from 1 to {MOST_LAYERS:,}")
+        if not isinstance(part.get("quantization_config") or {}, dict):
+            raise _wrong("quantization_config", part["quantization_config"], "an object")
         if str(part.get("model_type")).removeprefix(COMPRESSED) in supported():
             _check_fields(part)
 

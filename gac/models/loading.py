@@ -37,6 +37,8 @@ from gac.untrusted import check_model_files, read_model_json
 
 DIGESTED_AT_ONCE = 8
 """Parameters whose digests are taken at a time."""
+_ROTARY_CACHE = re.compile(r"\.rotary_emb\.(cos|sin)_cached$")
+"""What old checkpoints keep of rotary embeddings; it follows from the config."""
 logger = logging.getLogger("gac")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
 UNREADABLE = (
@@ -442,7 +444,7 @@ def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None
     kind, missing = type(model).__name__, report["missing_keys"]
     spine = _spine(model)
     unexpected = sorted(key for key in report["unexpected_keys"] if not (dequantised and ACTIVATIONS.search(key)))
-    inside = [key for key in unexpected if _owner(model, key) not in spine]
+    inside = [key for key in unexpected if _owner(model, key) not in spine and not _ROTARY_CACHE.search(key)]
     if inside:
         scales = sum(bool(SCALES.search(key)) for key in inside)
         raise ModelError(
@@ -550,14 +552,20 @@ def _unreadable(name: str, reason: str) -> ModelError:
     """
     for part, problem, expected, remedy in _REASONS:
         if part in reason:
-            gguf = os.path.isdir(name) and any(Path(name).glob("*.gguf"))
-            return ModelError(f"model {name!r} {problem}", expected, ORIGINAL if gguf else remedy)
+            return ModelError(f"model {name!r} {problem}", expected, _made_from(name) or remedy)
     remedy = "Check the name and the network; packaged models need none: " + f"{', '.join(PACKAGED)}."
     return ModelError(
         f"model {name!r} cannot be loaded: {reason}",
         "a directory or hub id of a causal language model that transformers can read",
         "Check the files in it." if os.path.isdir(name) else remedy,
     )
+
+
+def _made_from(name: str) -> str:
+    """Advice for a directory that holds no model, but what was made from one."""
+    if os.path.exists(os.path.join(name, "adapter_config.json")):
+        return "This is an adapter: merge it into its base model (merge_and_unload of peft), and save that."
+    return ORIGINAL if os.path.isdir(name) and any(Path(name).glob("*.gguf")) else ""
 
 
 _WEIGHTS = ("has no weights", "model.safetensors, its index, or pytorch_model.bin", "Fetch the whole checkpoint.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from transformers.modeling_utils import load_state_dict
 
 from gac.errors import ModelError
 from gac.untrusted import is_plain_name, read_model_json
@@ -26,8 +27,10 @@ _EXPECTED = (
 )
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files that describe a quantised checkpoint where ``config.json`` does not, with the method that writes each."""
-_DENSE = {"F64", "F32", "F16", "BF16", "BOOL", "I64"}
-"""Dtypes of safetensors that dense checkpoints have; indices are in 64 bits."""
+_DENSE = {"F64", "F32", "F16", "BF16", "BOOL", "I64", "float64", "float32", "float16", "bfloat16", "bool", "int64"}
+"""Dtypes that dense checkpoints have, as safetensors and PyTorch call them; indices are in 64 bits."""
+_CAUSAL_MASK = re.compile(r"\.(attn|attention)\.bias$")
+"""What old checkpoints of GPT-2 and Pythia keep in 8 bits, and no weight; transformers does not read it."""
 ACTIVATIONS = re.compile(r"(input|output|activation|[qkv])_(scale|zero_point|global_scale)$")
 """Names of tensors by which quantisers keep what belongs to inputs, outputs and the KV cache, and to no weight."""
 
@@ -61,8 +64,8 @@ def dequantising(stated: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         ModelError: no exact dequantisation is known.
     """
-    method, schemes = stated.get("quant_method"), stated.get("config_groups") or ()
-    if method != "fp8" and (method != "compressed-tensors" or len(schemes) != 1):
+    method, transforms = stated.get("quant_method"), stated.get("transform_config")
+    if method != "fp8" and (method != "compressed-tensors" or len(_schemes(stated)) != 1 or transforms):
         raise ModelError(f"{name} is quantised: {described(stated)}", _EXPECTED, ORIGINAL)
     logger.info("%s is quantised (%s): its weights are dequantised as they are read", name, described(stated))
     return {**stated, "dequantize": True}
@@ -75,17 +78,24 @@ def described(stated: Mapping[str, Any]) -> str:
     parts = [str(stated.get("quant_method") or "by an unnamed method")]
     parts += [f"{key} {value}" for key, value in names.items() if isinstance(value, str | int)]
     if "config_groups" in stated:
-        parts.append(f"{len(stated['config_groups'])} schemes")
+        parts.append(f"{len(_schemes(stated))} schemes")
+    if stated.get("transform_config"):
+        parts.append("inputs that are transformed (transform_config)")
     if isinstance(producer, Mapping):
         parts.append(f"by {producer.get('name')} {producer.get('version', '')}".strip())
     return ", ".join(parts)
+
+
+def _schemes(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    schemes = stated.get("config_groups")
+    return schemes if isinstance(schemes, Mapping) else {}
 
 
 def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
     """Refuse weights of few bits whose scales transformers would not, or not exactly, multiply in.
 
     Args:
-        folder: where the safetensors are; others are not looked into.
+        folder: where the files of weights are.
         stated: the quantisation that is undone; empty where none is stated.
         name: of the checkpoint.
 
@@ -94,7 +104,8 @@ def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
     """
     tensors = {tensor: (dtype, shape) for tensor, dtype, shape in stored(folder)}
     block = (stated.get("weight_block_size", (128, 128)) or ()) if stated.get("quant_method") == "fp8" else ()
-    for tensor in (tensor for tensor, (dtype, _) in tensors.items() if dtype not in _DENSE):
+    narrow = (tensor for tensor, (dtype, _) in tensors.items() if dtype not in _DENSE)
+    for tensor in (tensor for tensor in narrow if not _CAUSAL_MASK.search(tensor)):
         if not stated:
             scales = sum(bool(SCALES.search(other)) for other in tensors)
             given = f"{name} stores {tensor} in {tensors[tensor][0]}, has {scales} tensors of scales"
@@ -113,20 +124,33 @@ def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
 
 
 def stored(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of every tensor in the safetensors that transformers reads, from their headers.
+    """Name, dtype and shape of every tensor in the files of weights that transformers reads, from their headers.
 
     Raises:
         ModelError: the index cannot be read, or names files elsewhere.
     """
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    files = {single.name} if single.is_file() else set()
-    if not files and index.is_file():
-        weights = read_model_json(index, "an index of weights", ModelError).get("weight_map")
-        files = set(weights.values()) if isinstance(weights, dict) else set()
-    if wrong := next((file for file in files if not is_plain_name(file)), None):
-        raise ModelError(f"{index} names the file {str(wrong)[:80]!r}", "files of this directory", "Correct it.")
-    for file in sorted(files):
-        with safe_open(folder / file, framework="pt") as opened:
-            for tensor in opened.keys():  # noqa: SIM118  # it cannot be iterated over
-                part = opened.get_slice(tensor)
-                yield tensor, part.get_dtype(), part.get_shape()
+    for file in _weight_files(folder):
+        if file.endswith(".safetensors"):
+            with safe_open(folder / file, framework="pt") as opened:
+                for tensor in opened.keys():  # noqa: SIM118  # it cannot be iterated over
+                    part = opened.get_slice(tensor)
+                    yield tensor, part.get_dtype(), part.get_shape()
+        else:
+            for tensor, values in load_state_dict(folder / file).items():  # mapped, not read
+                yield tensor, str(values.dtype).removeprefix("torch."), list(values.shape)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The files of weights in a directory, of the first kind that transformers finds; none where it finds none."""
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / single).is_file():
+            return [single]
+        if (index := folder / f"{single}.index.json").is_file():
+            weights = read_model_json(index, "an index of weights", ModelError).get("weight_map")
+            files = set(weights.values()) if isinstance(weights, dict) else set()
+            if wrong := next((file for file in files if not is_plain_name(file)), None):
+                raise ModelError(
+                    f"{index} names the file {str(wrong)[:80]!r}", "files of this directory", "Correct it."
+                )
+            return sorted(files)
+    return []

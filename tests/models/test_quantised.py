@@ -80,6 +80,7 @@ def compressed_tensors(layout: str, schemes: int = 1, **weights: Any) -> dict[st
 FLOAT8 = compressed_tensors("float-quantized", num_bits=8, type="float", strategy="channel")
 INT8 = compressed_tensors("int-quantized", num_bits=8, type="int", strategy="channel")
 INT4 = compressed_tensors("pack-quantized", num_bits=4, type="int", strategy="group", group_size=64)
+TRANSFORMED = INT8 | {"transform_config": {"config_groups": {"u": {"type": "hadamard", "apply": []}}}}
 INT4_TWICE = compressed_tensors("pack-quantized", 2, num_bits=4, type="int", strategy="group", group_size=64)
 
 
@@ -149,6 +150,9 @@ def test_the_weights_it_stands_for_are_read(
         ),
         ({"bits": 3}, as_it_is, "is quantised: by an unnamed method, bits 3"),
         (INT4_TWICE, in_int4, "format pack-quantized, 2 schemes"),
+        (INT8 | {"config_groups": 3}, in_int8, "format int-quantized, 0 schemes"),
+        (INT8 | {"config_groups": None}, in_int8, "format int-quantized, 0 schemes"),
+        (TRANSFORMED, in_int8, "format int-quantized, 1 schemes, inputs that are transformed (transform_config)"),
         (BLOCKS, without_scale, "down_proj.weight in F8_E4M3, without a scale"),
         (FLOAT8, without_scale, "down_proj.weight in F8_E4M3, without a scale"),
         (None, by_row, "down_proj.weight in F8_E4M3, has 14 tensors of scales, and no config says how"),
@@ -204,4 +208,18 @@ def test_scales_that_transformers_ignores_are_refused_for_evaluation_too(
     with pytest.raises(
         ModelError, match=r"has model.layers.0.mlp.down_proj.input_scale, .*\(14 such tensors, 14 of scales"
     ):
+        load_model(tmp_path, device="cpu")
+
+
+def test_weights_of_8_bits_in_pickles_are_refused(quantised: Callable[..., object], tmp_path: Path) -> None:
+    quantised(None, without_scale)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"weight in float8_e4m3fn, has 0 tensors of scales, and no config says how"):
+        load_model(tmp_path, device="cpu")
+
+
+def test_a_quantisation_that_is_no_object_is_refused(quantised: Callable[..., object], tmp_path: Path) -> None:
+    quantised(["fp8"], in_blocks)
+    with pytest.raises(ModelError, match=r"quantization_config is \['fp8'\], and not an object"):
         load_model(tmp_path, device="cpu")
