@@ -165,12 +165,8 @@ def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     """The values of a parameter, read back where ``device_map`` has offloaded it to the host or to disk.
 
     Raises:
-        ModelError: the parameter has no values, or is computed from others.
+        ModelError: the parameter has no values.
     """
-    module, _, attribute = name.rpartition(".")
-    if attribute not in model.get_submodule(module)._parameters:
-        expected = "a parameter, not what a parametrization or a hook computes from others"
-        raise ModelError(name, expected, "Remove it first, as torch.nn.utils.parametrize.remove_parametrizations does.")
     values = model.get_parameter(name).detach()
     if values.is_meta and importlib.util.find_spec("accelerate") is not None:
         from accelerate.utils import align_module_device

@@ -13,7 +13,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
-import gac
 from gac.errors import ModelError
 from gac.models.loading import (
     check_finite,
@@ -332,14 +331,6 @@ def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: Llam
 def test_a_model_in_memory_came_without_a_tokenizer() -> None:
     with pytest.raises(ModelError, match=r"^a model in memory came without a tokenizer; expected a tokenizer"):
         load_tokenizer("")
-
-
-def test_a_weight_that_is_computed_is_refused(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
-    parametrizations: Any = torch.nn.utils.parametrizations
-    parametrizations.weight_norm(tiny_model.model.layers[0].mlp.up_proj)
-    text = gac.Documents(["a b c d e f g h " * 20], windows=1, length=8)
-    with pytest.raises(ModelError, match=r"layers\.0\.mlp\.up_proj\.weight; expected a parameter, not what"):
-        gac.allocate(tiny_model, 0.8, tokenizer=tiny_tokenizer, calibration=text, progress=False)
 
 
 @pytest.mark.parametrize("mask", [torch.uint8, torch.bool, torch.float32])
