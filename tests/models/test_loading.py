@@ -18,7 +18,6 @@ from gac.models.loading import (
     check_finite,
     check_frequencies,
     is_checkpoint,
-    load_config,
     load_model,
     load_tokenizer,
     model_digest,
@@ -105,7 +104,7 @@ def test_an_unreachable_hub_is_one_error(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_damaged_file_is_refused(name: str, directory: Path) -> None:
     (directory / name).write_bytes((directory / name).read_bytes()[:100])
-    with pytest.raises(ModelError, match="cannot be (read|loaded)"):
+    with pytest.raises(ModelError, match=r"cannot be (read|loaded)"):
         load_model(directory)
 
 
