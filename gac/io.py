@@ -36,8 +36,12 @@ def destination(path: Path, directory: bool = False) -> Path:
         directory: whether a directory is written, or a file.
 
     Raises:
-        OSError: something else is there (a device, a FIFO), or symlinks lead nowhere.
+        OSError: something else is there (a device, a FIFO), symlinks lead nowhere, or the name is not UTF-8.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # libraries that write the file take the name as UTF-8
+        raise OSError(errno.EILSEQ, "its name is not UTF-8", ascii(path)) from None
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

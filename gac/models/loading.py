@@ -485,6 +485,8 @@ def _no_tokenizer(given: str) -> ModelError:
 
 def _check_name(name: str) -> None:
     """Tell a directory from a hub id, and from a misspelt name of ours, before anything goes to the network."""
+    if not _is_utf8(name):
+        raise ModelError(f"model {name!a}", "a name in UTF-8, which plans and cards can hold", "Rename the directory.")
     if os.path.isdir(name):
         check_model_files(Path(name), ModelError)
         return
@@ -498,6 +500,14 @@ def _check_name(name: str) -> None:
             meant or "Check the path.",
         )
     _check_hub(name)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_hub_id(name: str) -> bool:

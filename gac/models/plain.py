@@ -24,14 +24,16 @@ def check_plain(model: PreTrainedModel, names: Iterable[str]) -> None:
         names: the linear weights that may be replaced, such as ``model.layers.0.self_attn.q_proj``.
 
     Raises:
-        ModelError: the model is quantised, has an adapter or other parameters than its architecture, a weight is no
-            plain matrix, shares its memory with another one, or is not finite; or its generation config is invalid.
+        ModelError: the model is quantised, has an adapter, hooks or other parameters than its architecture, a weight
+            is no plain matrix, shares its memory with another one, or is not finite; or its generation config is
+            invalid.
         CheckpointError: its class is not transformers' own.
     """
     check_class(model)
     _check_parameters(model)
     for name in names:
         _check_linear(model, name)
+    _check_hooks(model)
     _check_memory(model)
     _check_configs(model)
     check_finite(model)
@@ -102,12 +104,32 @@ def _check_linear(model: nn.Module, name: str) -> None:
     if not weight.is_floating_point() or weight.element_size() < 2:
         raise ModelError(f"{name} has weights in {weight.dtype}", "16 or 32 bits a number", ORIGINAL)
     offloaded = hasattr(module, "_hf_hook")  # accelerate replaces ``forward`` to bring the weights
-    if module._forward_hooks or module._forward_pre_hooks or ("forward" in vars(module) and not offloaded):
+    if _hooks(module) or ("forward" in vars(module) and not offloaded):
         raise ModelError(
             f"{name} has a forward hook, or a forward of its own",
             "a plain linear weight: whatever replaces it has no hooks",
-            "Remove the hooks, or compress a freshly loaded model.",
+            _WITHOUT_HOOKS,
         )
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Refuse hooks that may change what the model computes: no checkpoint holds them."""
+    for name, module in model.named_modules():
+        if any(getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING for hook in _hooks(module)):
+            raise ModelError(
+                f"{name or 'the model'} has a forward hook",
+                "a model without hooks, which are not saved",
+                _WITHOUT_HOOKS,
+            )
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+_WITHOUT_HOOKS = "Remove the hooks, or compress a freshly loaded model."
+_HOOKING = ("accelerate", "peft", "transformers")
+"""Packages whose hooks record outputs, turn gradients on or bring weights, and leave values as they are."""
 
 
 def _check_memory(model: PreTrainedModel) -> None:
@@ -146,4 +168,5 @@ def _check_configs(model: Any) -> None:
             kind = type(config).__name__
             given = f"an invalid {kind} ({' '.join(str(failure).split())})"
             name = "generation_config" if config is model.generation_config else "config"
-            raise ModelError(given, "one that transformers can save", f"Correct model.{name}.") from failure
+            remedy = f"Correct model.{name}, which is read from {name}.json."
+            raise ModelError(given, "one that transformers can save", remedy) from failure

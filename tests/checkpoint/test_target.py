@@ -114,3 +114,9 @@ def test_a_failure_leaves_nothing_behind(model: LlamaForCausalLM, saved: Path, f
     assert str(caught.value).startswith(f"{saved} cannot be written: ")
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="its name is not UTF-8"):
+        gac.save(model, tmp_path / "small-\udcff")
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,3 +357,9 @@ def test_an_adapter_by_itself_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
     with pytest.raises(ModelError, match="This is an adapter: merge it into its base model"):
         load_model(tmp_path, device="cpu")
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/model-\xff")
+    with pytest.raises(ModelError, match=r"model-\\udcff'; expected a name in UTF-8"):
+        load_model(name)

@@ -236,3 +236,19 @@ def test_a_call_in_inference_mode_gives_the_same_plan(tiny_model: LlamaForCausal
         assert gac.allocate(tiny_model, 0.8, **given) == plan
         small = gac.compress(tiny_model, plan, tokenizer=tiny_tokenizer, calibration=models.tiny_text(), progress=False)
     assert not any(parameter.is_inference() for parameter in small.parameters())
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.norm", "model.layers.1.mlp", ""])
+def test_hooks_that_no_checkpoint_holds_are_refused(name: str, tiny_model: LlamaForCausalLM) -> None:
+    handle = tiny_model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output)
+    with pytest.raises(ModelError, match=r"has a forward hook; expected a model without hooks, which"):
+        check(tiny_model)
+    handle.remove()
+    check(tiny_model)
+
+
+def test_hooks_of_transformers_pass(tiny_model: LlamaForCausalLM) -> None:
+    tiny_model.enable_input_require_grads()
+    tiny_model(torch.arange(4)[None], output_hidden_states=True, output_attentions=True)
+    assert tiny_model.model.embed_tokens._forward_hooks
+    check(tiny_model)
