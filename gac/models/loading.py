@@ -302,7 +302,7 @@ _NOT_OF_THE_MODEL = frozenset(
     {
         *("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "unsloth_version"),
         *("output_hidden_states", "output_attentions", "return_dict", "gradient_checkpointing"),
-        *("attention_dropout", "id2label", "label2id", "problem_type"),
+        *("id2label", "label2id", "problem_type"),
     }
 )
 

@@ -105,7 +105,8 @@ def test_a_long_context_repeats_what_a_short_one_holds(model: PreTrainedModel, m
         for states in (first, again):
             assert torch.equal(states[:, :, 4:8], states[:, :, :4])
             assert torch.equal(states[:, :, 8:], states[:, :, :4])
-    assert torch.equal(layers[0].keys[:, :, :4], layers[1].keys[:, :, :4])
+    # A CPU may add up the products of 4 rows in another order than those of 12.
+    assert torch.allclose(layers[0].keys[:, :, :4], layers[1].keys[:, :, :4], rtol=1e-4, atol=1e-4)
     step = decode_step(model, context)
     assert torch.equal(step(), step())
     assert context.nbytes == whole.nbytes
