@@ -35,7 +35,8 @@ from tests.small_pipeline import Small
 
 Changes = Mapping[str, tuple[str, int]]
 LONGEST = (
-    *("test_smollm2.py", "test_notebooks.py", "test_many_processes.py", "test_refit.py", "test_rotate.py"),
+    *("test_smollm2.py", "test_latent_attention.py", "test_notebooks.py", "test_many_processes.py"),
+    *("test_latent_positions.py", "test_refit.py", "test_rotate.py"),
     *("test_pairs_inside.py", "test_stored.py", "test_rounded_head.py", "test_integers.py", "test_few_bits.py"),
     *("test_python.py", "test_heal.py", "test_figures.py", "test_api.py"),
 )

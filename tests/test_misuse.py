@@ -227,7 +227,11 @@ ROWS: list[Row] = [
     ("evaluate", {"text": None}, "no text and no tasks; "),
     ("evaluate", {"tasks": [3]}, "evaluate(tasks=[3]); expected a string or several (each a string)"),
     ("evaluate", {"limit": 5}, "num_fewshot=None and limit=5 without tasks; "),
-    ("evaluate", {"tasks": "none.yaml", "limit": "5"}, "evaluate(limit='5'); expected a whole number or None"),
+    (
+        "evaluate",
+        {"tasks": "none.yaml", "limit": "5"},
+        "evaluate(limit='5'); expected a whole number, 1 to 1,000,000,000,000 or None",
+    ),
     ("report", {"plan": FRONTIER}, f"report(plan of type Frontier); expected {EITHER_KIND}"),
     ("report", {"plan": "none.json"}, "plan none.json cannot be read"),
     ("report", {"output": None}, f"report(output=None){NO_PATH}"),
