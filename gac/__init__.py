@@ -7,8 +7,8 @@ Importing this package loads neither torch nor transformers; each name below is 
 from typing import TYPE_CHECKING
 
 from gac.checkpoint.classes import register_with_transformers
-from gac.version import __distribution__ as __distribution__
-from gac.version import __version__ as __version__
+from gac.core.version import __distribution__ as __distribution__
+from gac.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gac.allocation.frontier_record import Frontier as Frontier
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gac.checkpoint.save import save as save
     from gac.checkpoint.verify import Verified as Verified
     from gac.checkpoint.verify import verify as verify
-    from gac.errors import GacError as GacError
+    from gac.core.errors import GacError as GacError
     from gac.evaluation.evaluate import evaluate as evaluate
     from gac.evaluation.perplexity import divergence as divergence
     from gac.evaluation.perplexity import perplexity as perplexity
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from gac.evaluation.results import Perplexity as Perplexity
     from gac.lab.figures import published_heads as published_heads
     from gac.lab.mechanisms.explain import explain as explain
-    from gac.plan import Plan as Plan
+    from gac.measurement.documents import Documents as Documents
+    from gac.plan.plan import Plan as Plan
+    from gac.plan.recipe import Recipe as Recipe
+    from gac.plan.token_plan import TokenPlan as TokenPlan
     from gac.profiling.cliffs import find_cliffs as find_cliffs
     from gac.profiling.table import Profile as Profile
     from gac.quantizer import GacConfig as GacConfig
-    from gac.recipe import Recipe as Recipe
     from gac.repairs.contract import ShapeContract as ShapeContract
     from gac.repairs.run import repair as repair
+    from gac.reporting import plots as plots
     from gac.reporting.report.render import report as report
-    from gac.sensitivity.documents import Documents as Documents
-    from gac.token_plan import TokenPlan as TokenPlan
     from gac.tokens.allocate import allocate_tokens as allocate_tokens
     from gac.tokens.allocate import press as press
 else:
@@ -52,20 +53,20 @@ else:
 
     _HOMES = {
         "Divergence": "gac.evaluation.results",
-        "Documents": "gac.sensitivity.documents",
+        "Documents": "gac.measurement.documents",
         "Evaluation": "gac.evaluation.results",
         "Frontier": "gac.allocation.frontier_record",
         "GacConfig": "gac.quantizer",
-        "GacError": "gac.errors",
+        "GacError": "gac.core.errors",
         "GgufFile": "gac.checkpoint.gguf.record",
         "Group": "gac.allocation.knapsack",
         "Perplexity": "gac.evaluation.results",
-        "Plan": "gac.plan",
+        "Plan": "gac.plan.plan",
         "Profile": "gac.profiling.table",
-        "Recipe": "gac.recipe",
+        "Recipe": "gac.plan.recipe",
         "ShapeContract": "gac.repairs.contract",
         "Solution": "gac.allocation.knapsack",
-        "TokenPlan": "gac.token_plan",
+        "TokenPlan": "gac.plan.token_plan",
         "Verified": "gac.checkpoint.verify",
         "allocate": "gac.api",
         "allocate_tokens": "gac.tokens.allocate",
@@ -88,9 +89,11 @@ else:
         "save": "gac.checkpoint.save",
         "verify": "gac.checkpoint.verify",
     }
-    __all__ = ["__version__", *_HOMES]
+    __all__ = ["__version__", "plots", *_HOMES]
 
     def __getattr__(name):
+        if name == "plots":
+            return import_module("gac.reporting.plots")
         if name not in _HOMES:
             raise AttributeError(f"module 'gac' has no attribute {name!r}; it has {', '.join(__all__)}")
         return getattr(import_module(_HOMES[name]), name)

@@ -15,7 +15,6 @@ from gac.allocation.frontier import Frontier, check_asked, check_limited
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
-from gac.arguments import Count, Most, checked
 from gac.checkpoint.attach import PlannedModel, attach_plan, planned
 from gac.checkpoint.load import load
 from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
@@ -23,12 +22,16 @@ from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
 from gac.compression.rounding import store_all
-from gac.costs import BYTES, KV_NUMBERS, PARAMS
-from gac.distributed.run import on_every_rank, this_run
-from gac.errors import CheckpointError, GacError, ModelError
+from gac.core.arguments import Count, Most, checked
+from gac.core.distributed.run import on_every_rank, this_run
+from gac.core.errors import CheckpointError, GacError, ModelError
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
 from gac.healing.heal import heal_model
 from gac.healing.work import BLOCKS, Work
+from gac.measurement.curves import stream_kept
+from gac.measurement.documents import Text
+from gac.measurement.texts import CalibrationText
 from gac.measuring import (
     Asked,
     check_alike,
@@ -46,18 +49,15 @@ from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.plain import check_plain
 from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
-from gac.plan import Plan
+from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.plan.plan import Plan
+from gac.plan.recipe import Options, Recipe
 from gac.profiling.select import select_profile
-from gac.recipe import Options, Recipe
 from gac.reporting.figures.healing import figure_of_healing
 from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
 from gac.runtime.decode_kernel import use_decode_kernel
 from gac.schemes import scheme_named
-from gac.sensitivity.curves import stream_kept
-from gac.sensitivity.documents import Text
-from gac.sensitivity.registry import METHODS
-from gac.sensitivity.texts import CalibrationText
 
 
 @checked

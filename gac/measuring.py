@@ -19,14 +19,24 @@ from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends
 from gac.compression.expected import expected_curves, expected_error, expected_share
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit_named
-from gac.distributed.ranks import ALONE, Ranks
-from gac.distributed.run import check_shared, this_run
-from gac.errors import GacError, ModelError, PlanError
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.distributed.run import check_shared, this_run
+from gac.core.errors import GacError, ModelError, PlanError
+from gac.core.io import home, to_json
 from gac.evaluation.protocol import check_positions
 from gac.forms import DEFAULT_FORMS, form_named
-from gac.forms.metric import FACTOR
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.metric import FACTOR
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
-from gac.io import home, to_json
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import measure_curves
+from gac.measurement.documents import Text
+from gac.measurement.head import measure_head
+from gac.measurement.likeness import check_likeness
+from gac.measurement.store import StatisticsStore
+from gac.measurement.text import TextSpec, Windows, check_text, check_vocabulary
+from gac.measurement.texts import CalibrationText, Texts
 from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_rows_together, check_sizes
@@ -44,23 +54,13 @@ from gac.models.modules import input_device
 from gac.models.plain import check_plain
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
-from gac.plan import Calibration, CalibrationPart, Measured, Plan, RoundedHead
+from gac.plan.plan import Calibration, CalibrationPart, Measured, Plan, RoundedHead
+from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.ends import ends_of
 from gac.schemes import scheme_named
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.documents import Text
-from gac.sensitivity.head import measure_head
-from gac.sensitivity.likeness import check_likeness
-from gac.sensitivity.methods import Method
-from gac.sensitivity.registry import METHODS
-from gac.sensitivity.store import StatisticsStore
-from gac.sensitivity.text import TextSpec, Windows, check_text, check_vocabulary
-from gac.sensitivity.texts import CalibrationText, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -139,7 +139,7 @@ def measure_problem(
     """The loss curves of a model's sites beside a latency table; limits out of reach are refused before that.
 
     Args:
-        check: a text that the calibration text is compared with first, see ``gac.sensitivity.likeness``.
+        check: a text that the calibration text is compared with first, see ``gac.measurement.likeness``.
     """
     table, used = select_profile(asked.profile)
     logger.info("profile of %s: %s", used.gpu, used.note)

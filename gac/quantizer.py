@@ -8,8 +8,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from gac.api import compress
-from gac.plan import Plan
-from gac.sensitivity.texts import CalibrationText
+from gac.measurement.texts import CalibrationText
+from gac.plan.plan import Plan
 
 METHOD = "gac"
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gac.allocation.frontier import Frontier
-from gac.plan import Plan
-from gac.recipe import Recipe
+from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
 
 Made = TypeVar("Made", Plan, Frontier)
 

@@ -15,7 +15,7 @@ from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
-from gac.plan import (
+from gac.plan.plan import (
     SCHEMA,
     Calibration,
     Certificate,
@@ -27,9 +27,9 @@ from gac.plan import (
     SiteChoice,
     WeightChoice,
 )
+from gac.plan.recipe import Recipe
 from gac.profiling.folders import find_profile, shipped_profiles
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 from gac.testing import models
 from tests.small_pipeline import Small
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
 import gac
 from gac.allocation.problem import floored
 from gac.checkpoint.card import model_card
-from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
-from gac.plan_summary import allocate_command
+from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
+from gac.plan.summary import allocate_command
 from gac.runtime.decode_kernel import DecodeLinear
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 import gac
 from gac.cli import main
 from gac.cli.plot import plot
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.cli.commands import answer, refused, run
 
 H100 = "nvidia-h100-80gb-hbm3"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import gac
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.healing.work import BLOCKS, Work
-from gac.sensitivity.documents import Documents
+from gac.measurement.documents import Documents
 from tests.models.small import small_config, small_model
 
 MODEL = small_model(small_config("llama"))

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import model_digest, read_parameter
 from tests.compression.applying import logits
 from tests.small_pipeline import Small

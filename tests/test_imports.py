@@ -11,8 +11,8 @@ PLANNING = (
     "gac.allocation.crosscheck",
     "gac.allocation.rules",
     "gac.lab.tables",
-    "gac.plan_summary",
-    "gac.plots",
+    "gac.plan.summary",
+    "gac.reporting.plots",
     "gac.profiling.false_alarms",
     "gac.profiling.sweeps.general",
     "gac.profiling.sweeps.sweep",
@@ -36,7 +36,7 @@ def test_the_package_and_the_command_line_load_nothing_heavy(module: str) -> Non
 
 
 def test_a_plan_loads_nothing_to_show_itself_with() -> None:
-    assert loaded_by("import gac.plan").isdisjoint({*HEAVY, "pandas", "matplotlib"})
+    assert loaded_by("import gac.plan.plan").isdisjoint({*HEAVY, "pandas", "matplotlib"})
 
 
 def test_planning_loads_no_torch() -> None:

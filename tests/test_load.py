@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gac.operations import linear
+from gac.core.operations import linear
 from gac.profiling.records import Point
 from gac.profiling.table import Profile
 from tests.benchmarks import load

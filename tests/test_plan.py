@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from gac.errors import PlanError
-from gac.plan import Candidate, Plan
+from gac.core.errors import PlanError
+from gac.plan.plan import Candidate, Plan
 from gac.reporting.report.summary import summary as page_summary
 from tests.changed import with_measured, with_recipe
 

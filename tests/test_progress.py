@@ -2,8 +2,8 @@
 
 import pytest
 
-from gac import progress
-from gac.progress import no_progress, progress_bar
+from gac.core import progress
+from gac.core.progress import no_progress, progress_bar
 
 
 def _work(shown: bool = True) -> None:

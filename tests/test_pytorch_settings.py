@@ -13,10 +13,10 @@ from torch import nn
 
 import gac
 from gac.healing.text import in_a_turn
-from gac.sensitivity.documents import Documents
-from gac.sensitivity.likeness import check_windows
-from gac.sensitivity.text import TextSpec, windows_of
-from gac.sensitivity.texts import Texts
+from gac.measurement.documents import Documents
+from gac.measurement.likeness import check_windows
+from gac.measurement.text import TextSpec, windows_of
+from gac.measurement.texts import Texts
 from tests.compression.applying import logits
 from tests.small_pipeline import Small
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from tests.compression.applying import logits
 
 

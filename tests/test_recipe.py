@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gac
-from gac.errors import BudgetError, GacError
-from gac.recipe import Deployment, Limits, Measure, Recipe, Space
+from gac.core.errors import BudgetError, GacError
+from gac.plan.recipe import Deployment, Limits, Measure, Recipe, Space
 
 
 def test_keywords_are_fields() -> None:

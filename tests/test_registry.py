@@ -3,11 +3,11 @@
 import pytest
 from torch import Tensor
 
-from gac.errors import GacError
-from gac.forms.metric import Moments
-from gac.registry import Registry
-from gac.sensitivity.methods import Method
-from gac.sensitivity.registry import METHODS
+from gac.core.errors import GacError
+from gac.core.registry import Registry
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.metric import Moments
+from gac.forms.curvature.registry import METHODS
 
 
 class Own(Method):
@@ -26,7 +26,7 @@ def named(name: object) -> Method:
 @pytest.fixture
 def methods() -> Registry[Method]:
     """One that no other test sees."""
-    return Registry("method", {"kfac": "gac.sensitivity.methods:Kfac"}, METHODS.check)
+    return Registry("method", {"kfac": "gac.forms.curvature.methods:Kfac"}, METHODS.check)
 
 
 def test_an_object_is_known_by_its_name_once_it_was_given(methods: Registry[Method]) -> None:
@@ -48,7 +48,7 @@ def folding() -> Method:
     return type("Folding", (Own,), {"folds": True})()
 
 
-SUBCLASS = "expected an instance of a subclass of gac.sensitivity.methods.Method"
+SUBCLASS = "expected an instance of a subclass of gac.forms.curvature.methods.Method"
 CHECKED = "See docs/extending.md; gac.testing checks the whole contract of a method."
 
 

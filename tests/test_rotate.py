@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerFast
 
 import gac
 from gac import api
-from gac.errors import GacError, ModelError, PlanError
-from gac.io import home
+from gac.core.errors import GacError, ModelError, PlanError
+from gac.core.io import home
 from gac.models.basis import Rotation
 from gac.models.loading import load_model
-from gac.plan_summary import allocate_command
+from gac.plan.summary import allocate_command
 from tests.cli.commands import answer, refused
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model

@@ -16,11 +16,11 @@ from transformers import AutoModel, AutoModelForCausalLM
 import gac
 from gac.allocation.frontier import Frontier
 from gac.compression.ends import rounded_ends
-from gac.errors import CheckpointError, GacError, ModelError, PlanError
+from gac.core.errors import CheckpointError, GacError, ModelError, PlanError
 from gac.measuring import planned_windows
 from gac.models.loading import load_model
-from gac.plan import Plan
-from gac.plan_summary import allocate_command
+from gac.plan.plan import Plan
+from gac.plan.summary import allocate_command
 from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.header import replace_weights
 from gac.runtime.serving import _check_readable

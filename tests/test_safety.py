@@ -13,11 +13,11 @@ import torch
 from transformers import LlamaConfig
 
 import gac
-from gac.errors import CheckpointError, ModelError
+from gac.core.errors import CheckpointError, ModelError
+from gac.core.untrusted import check_inside
 from gac.models.loading import load_config, load_model
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.profiling.table import Profile
-from gac.untrusted import check_inside
 from tests.fuzz.make_corpus import header_files
 
 SOURCES = sorted(Path(gac.__file__).parent.rglob("*.py"))

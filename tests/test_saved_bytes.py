@@ -14,9 +14,9 @@ from torch import Tensor
 
 import gac
 import gac.measuring
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.rotation import rotate
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.cli.commands import answer, run
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gac
-from gac.errors import GacError
-from gac.plan_summary import allocate_command
-from gac.sensitivity import second_shot
+from gac.core.errors import GacError
+from gac.measurement import second_shot
+from gac.plan.summary import allocate_command
 from tests.changed import with_recipe
 from tests.cli.commands import run
 from tests.models.small import small_config, small_model

@@ -15,10 +15,10 @@ import torch
 import gac
 from gac.evaluation.perplexity import perplexity
 from gac.evaluation.tasks import open_suite
+from gac.measurement.text import calibration_windows, evaluation_windows
+from gac.measurement.wikipedia import wiki_sample
 from gac.models.loading import Loaded, load_model
-from gac.sensitivity.text import calibration_windows, evaluation_windows
-from gac.sensitivity.wikipedia import wiki_sample
-from tests.sensitivity.ordinals import Ordinals
+from tests.measurement.ordinals import Ordinals
 
 pytestmark = pytest.mark.smollm2
 KNOWLEDGE = Path(__file__).parent / "evaluation" / "data" / "general_knowledge.yaml"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import gac
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import load_model
 from tests.small_pipeline import Small
 

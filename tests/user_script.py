@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gac
 from gac import plots
-from gac.plan import Certificate, PlanComparison, WeightChoice
+from gac.plan.plan import Certificate, PlanComparison, WeightChoice
 
 
 def plan(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> gac.Plan:

@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 
 from gac.allocation.latencies import DTYPE, MEASURED, UNKNOWN, Known, Timing, look_up
-from gac.arrays import Ints
+from gac.core.arrays import Ints
+from gac.core.operations import Operation
+from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.models.sites import Site, Weight
-from gac.operations import Operation
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.profiling.table import Profile
-from gac.workloads import Workload
 
 
 def of_attention(timing: Timing, form: Form, weight: Weight, dims: Ints) -> Known:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.allocation.pareto import Mask
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 Words = NDArray[np.uint64]
 

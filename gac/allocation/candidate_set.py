@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.allocation.latencies import UNKNOWN, sum_of_latencies
-from gac.arrays import Floats, Ints
-from gac.costs import COSTS, PARAMS
-from gac.plan import Candidate
+from gac.core.arrays import Floats, Ints
+from gac.plan.costs import COSTS, PARAMS
+from gac.plan.plan import Candidate
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class CandidateSet:
 
     Attributes:
         site: the site's name.
-        columns: the names of the costs, see ``gac.costs``.
+        columns: the names of the costs, see ``gac.plan.costs``.
         forms: form name of each weight, shape ``(n, weights)``, dtype str.
         schemes: scheme name of each weight, likewise.
         dims: dim of each weight, shape ``(n, weights)``.

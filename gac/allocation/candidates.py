@@ -12,12 +12,12 @@ from gac.allocation.latencies import BF16, UNKNOWN, Timing
 from gac.allocation.making import Making
 from gac.allocation.options import side_by_side
 from gac.allocation.rivals import Rivals
-from gac.costs import columns_of
-from gac.curves import LossCurves
-from gac.errors import PlanError, ProfileError
+from gac.core.errors import PlanError, ProfileError
 from gac.forms import form_named
+from gac.forms.loss_curves import LossCurves
 from gac.models.sites import Site
-from gac.recipe import Space
+from gac.plan.costs import columns_of
+from gac.plan.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
 
 

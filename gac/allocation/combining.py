@@ -12,8 +12,8 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.latencies import UNKNOWN
 from gac.allocation.pareto import front, front_of_each_kind
 from gac.allocation.rivals import Rivals
-from gac.arrays import Floats, Ints
-from gac.costs import COSTS
+from gac.core.arrays import Floats, Ints
+from gac.plan.costs import COSTS
 
 Numbers = TypeVar("Numbers", Floats, Ints)
 Gemm = Callable[[Ints], Ints]

@@ -12,9 +12,9 @@ from gac.allocation.decide import Decision
 from gac.allocation.highs import minimised
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.problem import Instance
-from gac.arrays import Ints
-from gac.errors import GacError
-from gac.plan import Certificate, Plan
+from gac.core.arrays import Ints
+from gac.core.errors import GacError
+from gac.plan.plan import Certificate, Plan
 
 logger = logging.getLogger("gac")
 

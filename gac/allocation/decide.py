@@ -15,12 +15,13 @@ from gac.allocation.knapsack import Group, Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.costs import floored, ns_of
-from gac.errors import BudgetError, ProfileError
+from gac.core.errors import BudgetError, ProfileError
+from gac.core.version import __version__
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits
 from gac.models.sites import Site
-from gac.plan import (
+from gac.plan.costs import floored, ns_of
+from gac.plan.plan import (
     SCHEMA,
     Candidate,
     Certificate,
@@ -33,10 +34,9 @@ from gac.plan import (
     WorkloadLatency,
     amounts,
 )
+from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.version import __version__
 
 SLACK = 0.003
 """How much more than the least loss may be lost for speed, where nothing is said."""

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.allocation.latencies import Timing
-from gac.arrays import Ints
-from gac.errors import PlanError
+from gac.core.arrays import Ints
+from gac.core.errors import PlanError
 from gac.forms import Form, form_named, variants_of
 from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Site, Weight
-from gac.recipe import Space
+from gac.plan.recipe import Space
 from gac.schemes import Scheme, scheme_named
 
 

@@ -12,14 +12,14 @@ from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
-from gac.arrays import Floats, Ints
-from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
-from gac.curves import LossCurve, LossCurves
-from gac.errors import BudgetError, ProfileError
+from gac.core.arrays import Floats, Ints
+from gac.core.errors import BudgetError, ProfileError
 from gac.forms import FORMS, form_named, variants_of
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site, Weight
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
+from gac.plan.recipe import Recipe, Space
 from gac.profiling.table import Profile
-from gac.recipe import Recipe, Space
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 T = TypeVar("T")

@@ -16,12 +16,12 @@ from gac.allocation.knapsack import Group, Solution
 from gac.allocation.pareto import front
 from gac.allocation.problem import Problem, as_knapsack, dense_total
 from gac.allocation.split_latencies import check_collectives, timing_of
-from gac.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored, ns_of
-from gac.errors import BudgetError, GacError
+from gac.core.errors import BudgetError, GacError
+from gac.core.version import __version__
 from gac.models.sites import Site
+from gac.plan.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored, ns_of
+from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
-from gac.version import __version__
 
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_limited", "frontier"]
 

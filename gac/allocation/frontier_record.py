@@ -7,14 +7,14 @@ from itertools import pairwise
 from math import fsum, isclose
 
 from gac.allocation.decide import assemble, summed_latency
-from gac.arguments import checked
-from gac.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored
-from gac.display import Shown
-from gac.errors import PlanError
-from gac.io import Record
+from gac.core.arguments import checked
+from gac.core.display import Shown
+from gac.core.errors import PlanError
+from gac.core.io import Record
 from gac.models.sites import Site
-from gac.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
-from gac.recipe import Limits, Recipe, check_fraction
+from gac.plan.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored
+from gac.plan.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
+from gac.plan.recipe import Limits, Recipe, check_fraction
 
 SCHEMA = 2
 
@@ -41,7 +41,7 @@ class FrontierPoint:
         latency_ns: of the targeted weights, one a workload; None where the profile lacks a shape.
         choice: for each site the index of its option.
         certificate: the proof for this limit.
-        together: the part of the loss beyond the sum over the sites, as in ``gac.plan.Prediction``.
+        together: the part of the loss beyond the sum over the sites, as in ``gac.plan.plan.Prediction``.
     """
 
     asked: float

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:  # run as a script, it has no package
-    from gac.arrays import Floats, Ints
+    from gac.core.arrays import Floats, Ints
 
 _PROGRAM, _ANSWER = "program.npz", "answer.npz"
 

@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arrays import Ints
+from gac.core.arrays import Ints
+from gac.core.operations import Operation, linear, round_inputs
+from gac.core.workloads import Workload
 from gac.forms import Form
 from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Weight
-from gac.operations import Operation, linear, round_inputs
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.operators import rounded_to, with_decode_kernel
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
-from gac.workloads import Workload
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from gac.allocation.dims import dims_up_to, full_dim, that_run
 from gac.allocation.latencies import Timing
 from gac.allocation.options import of_what_is_shared, options_of, side_by_side, with_fused_gemm
 from gac.allocation.rivals import Rivals
-from gac.arrays import Ints
-from gac.curves import LossCurve, LossCurves
+from gac.core.arrays import Ints
 from gac.forms import Form, form_named, variants_of
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
-from gac.recipe import Space
+from gac.plan.recipe import Space
 from gac.schemes import Scheme
 
 

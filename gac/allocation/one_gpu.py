@@ -12,11 +12,11 @@ from gac.allocation.decide import Decision, decide
 from gac.allocation.latencies import Timing
 from gac.allocation.options import options_of, with_fused_gemm
 from gac.allocation.problem import Problem, total
-from gac.costs import ns_of
-from gac.errors import BudgetError
+from gac.core.errors import BudgetError
 from gac.forms import form_named
 from gac.models.sites import Site
-from gac.plan import OneGpu, Plan, SiteChoice, WeightChoice
+from gac.plan.costs import ns_of
+from gac.plan.plan import OneGpu, Plan, SiteChoice, WeightChoice
 from gac.schemes import scheme_named
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from gac.allocation.attention_latencies import of_attention
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.latencies import INTERPOLATED, MODELLED, UNKNOWN, Known, Timing, sum_of_latencies
-from gac.arrays import Ints
-from gac.costs import COSTS, columns_of
-from gac.curves import LossCurve
+from gac.core.arrays import Ints
 from gac.forms import Form
+from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Site, Weight
+from gac.plan.costs import COSTS, columns_of
 from gac.schemes import Scheme, scheme_named
 
 

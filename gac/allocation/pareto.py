@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 Mask = NDArray[np.bool_]
 Points = Floats | Ints

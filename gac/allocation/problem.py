@@ -13,18 +13,18 @@ from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.allocation.split_latencies import timing_of
-from gac.arrays import Floats
-from gac.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
-from gac.curves import LossCurves
-from gac.errors import BudgetError, ModelError, ProfileError
+from gac.core.arrays import Floats
+from gac.core.errors import BudgetError, ModelError, ProfileError
+from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
+from gac.forms.loss_curves import LossCurves
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
-from gac.plan import Candidate, Measured
+from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
+from gac.plan.plan import Candidate, Measured
+from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.workloads import Workload
 
 PATIENCE, CLOSE = 10.0, 1e-3
 """Units of work after which a choice will do that is proved to be so close to the best, as a part of its value.

@@ -9,7 +9,7 @@ import numpy as np
 
 from gac.allocation.beaten import Beaters
 from gac.allocation.pareto import Mask, front
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 _FEW, _MANY = 1 << 12, 1 << 18
 _BLOCK, _BLOCKS = 4, 1 << 11

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gac.allocation.decide import Decision, decide
 from gac.allocation.problem import Problem
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.core.registry import Registry, check_contract
 from gac.models.sites import Site
-from gac.recipe import Recipe
-from gac.registry import Registry, check_contract
+from gac.plan.recipe import Recipe
 
 if TYPE_CHECKING:
-    from gac.sensitivity.calibration import CalibrationRun
+    from gac.measurement.calibration import CalibrationRun
 
 
 class Rule(ABC):

@@ -19,15 +19,15 @@ from gac.allocation.latencies import (
     look_up,
     sum_of_latencies,
 )
-from gac.arrays import Ints
-from gac.errors import ProfileError
+from gac.core.arrays import Ints
+from gac.core.errors import ProfileError
+from gac.core.operations import Operation, all_gather
 from gac.forms import Form
 from gac.forms.tensor_parallel import COLLECTIVES, moved_axes, split_gemms, split_operations
 from gac.models.sites import Site, Weight
-from gac.operations import Operation, all_gather
+from gac.plan.recipe import Deployment
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.table import Profile
-from gac.recipe import Deployment
 from gac.schemes import Scheme
 
 _OUT = "n"

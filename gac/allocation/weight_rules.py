@@ -15,13 +15,13 @@ from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.rules import RULES, Rule
-from gac.costs import KV_NUMBERS, PARAMS
-from gac.curves import LossCurve
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.forms import FORMS, Form, form_named
+from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Site, Weight
-from gac.plan import Certificate
-from gac.recipe import Limits, Recipe, Space
+from gac.plan.costs import KV_NUMBERS, PARAMS
+from gac.plan.plan import Certificate
+from gac.plan.recipe import Limits, Recipe, Space
 from gac.schemes import DEFAULT_SCHEME
 
 

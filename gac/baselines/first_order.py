@@ -13,16 +13,16 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.core.linalg import check_measured
+from gac.core.progress import progress_bar
 from gac.forms.low_rank.torch import every_rank
-from gac.linalg import check_measured
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import stream_fits
+from gac.measurement.losses import window_loss
 from gac.models.linears import linear_at
 from gac.models.modules import frozen
 from gac.models.sites import Site, Weight
-from gac.progress import progress_bar
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.losses import window_loss
 
 CHUNK_BYTES = 12 * 2**30
 

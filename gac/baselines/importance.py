@@ -6,7 +6,7 @@ import numpy as np
 
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.weight_rules import Chosen
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 from gac.forms import form_named
 from gac.models.sites import Weight
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.store import read_arrays, write_tensors
 from gac.models.loading import check_in_memory
 from gac.models.sites import Site
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.store import read_arrays, write_tensors
 
 Stream = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, dict[str, Floats]]]]
 

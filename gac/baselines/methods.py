@@ -5,13 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.linalg import damped, identity_like
 from gac.forms import form_named
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.metric import Measured, Moments
 from gac.forms.latent.torch import decompose_groups
-from gac.forms.metric import Measured, Moments
 from gac.forms.shortened_values import ShortenedValues
-from gac.linalg import damped, identity_like
-from gac.sensitivity.methods import Method
 
 
 class Svd(Method):

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from gac.arrays import Floats
-from gac.curves import LossCurve
+from gac.core.arrays import Floats
 from gac.forms import Form, form_named
+from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")

@@ -9,14 +9,14 @@ import numpy as np
 from gac.allocation.dims import step_of
 from gac.allocation.problem import Problem
 from gac.allocation.weight_rules import Chosen, RankRule, WeightRule, at_ranks, curves_of, weights_of
-from gac.arrays import Floats, Ints
 from gac.baselines.importance import most_important
 from gac.baselines.ranks import fisher_ranks, fisher_score, sensitivity_ranks, uniform_ranks, zero_sum_ranks
+from gac.core.arrays import Floats, Ints
 from gac.forms import Form
 from gac.models.sites import Site, Weight
 
 if TYPE_CHECKING:
-    from gac.sensitivity.calibration import CalibrationRun
+    from gac.measurement.calibration import CalibrationRun
 
 
 class Uniform(RankRule):

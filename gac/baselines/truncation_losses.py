@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.core.progress import progress_bar
 from gac.forms.low_rank.torch import every_rank
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import stream_fits
+from gac.measurement.losses import window_loss
 from gac.models.linears import linear_at
 from gac.models.modules import frozen
 from gac.models.sites import Site
-from gac.progress import progress_bar
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.losses import window_loss
 
 KEPT = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The kept fractions of a weight's parameters that are tried, as in ASVD's code."""

@@ -11,10 +11,10 @@ from gac.checkpoint.classes import auto_map, classes_of
 from gac.checkpoint.digests import write_digests
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of
 from gac.checkpoint.layout import layout_of
-from gac.errors import CheckpointError, ModelError
-from gac.io import to_json
+from gac.core.errors import CheckpointError, ModelError
+from gac.core.io import to_json
 from gac.models.plain import check_class
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED, LAYOUT
 from gac.runtime.ends import ends_of

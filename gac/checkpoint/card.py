@@ -2,9 +2,9 @@
 
 import re
 
-from gac.errors import escaped
-from gac.plan import Plan
-from gac.plan_summary import allocate_command, apply_commands, what_is_kept
+from gac.core.errors import escaped
+from gac.plan.plan import Plan
+from gac.plan.summary import allocate_command, apply_commands, what_is_kept
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _MARKUP = re.compile(r"([\\`*_\[\]|~$]|(?<!\w)www\.|:)")

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.header import contradiction
-from gac.errors import CheckpointError
-from gac.io import whole_file
+from gac.core.errors import CheckpointError
+from gac.core.io import whole_file
+from gac.core.untrusted import file_digest, is_plain_name, read_model_json
 from gac.models.loading import bytes_of
 from gac.runtime.compressed import CODE
 from gac.runtime.contract import DIGESTS
-from gac.untrusted import file_digest, is_plain_name, read_model_json
 
 _SCHEMA = 1
 _SHOWN = 80  # letters of a name

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from gac.arguments import checked
 from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
 from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
-from gac.errors import CheckpointError
+from gac.core.arguments import checked
+from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
-from gac.plan import Plan, WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored, plain_state

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
-from gac.errors import CheckpointError, first_line
+from gac.core.errors import CheckpointError, first_line
+from gac.core.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.families import supported
 from gac.models.loading import UNREADABLE, reading
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
 from gac.runtime.stored import stored_modules
-from gac.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
 
 _ADAPTER = "adapter_config.json"
 _SHOWN = 80  # letters of a name

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gac.compression.apply import planned_sites, rounded_inputs, shared_names, skipped_blocks
-from gac.errors import CheckpointError, GacError
+from gac.core.errors import CheckpointError, GacError
+from gac.core.io import from_json
 from gac.forms import form_named
-from gac.io import from_json
 from gac.models.families import family_of
-from gac.plan import Plan, RoundedHead, WeightChoice
+from gac.plan.plan import Plan, RoundedHead, WeightChoice
 from gac.runtime.contract import SCHEMA
 from gac.runtime.header import HEAD, ROUNDED
 from gac.schemes import scheme_named

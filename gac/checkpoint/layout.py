@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED_TENSORS
 from gac.runtime.ends import TiedHead
 from gac.runtime.modules import BlockLinear, ValueLinear

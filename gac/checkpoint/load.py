@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gac.arguments import checked
 from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
@@ -16,14 +15,15 @@ from gac.checkpoint.files import check_dtypes, described, open_tensors, plan_tex
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
 from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
 from gac.checkpoint.verify import verify as verify_checkpoint
-from gac.errors import CheckpointError
+from gac.core.arguments import checked
+from gac.core.errors import CheckpointError
+from gac.core.untrusted import check_inside, check_model_files
 from gac.models.loading import quiet_transformers, usable_device
 from gac.models.moving import moved, sending
 from gac.models.threads import LOADING, one_call_at_a_time
 from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
 from gac.runtime.ranks import SplitError
-from gac.untrusted import check_inside, check_model_files
 
 logger = logging.getLogger("gac")
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gac.errors import CheckpointError, GacError
+from gac.core.errors import CheckpointError, GacError
 from gac.models.loading import UNREADABLE
 
 T = TypeVar("T")

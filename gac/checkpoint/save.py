@@ -7,15 +7,15 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.arguments import Count, checked
 from gac.checkpoint.attach import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
-from gac.distributed.run import this_run
-from gac.errors import CheckpointError
+from gac.core.arguments import Count, checked
+from gac.core.distributed.run import this_run
+from gac.core.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
-from gac.plan import Plan, WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named

@@ -11,8 +11,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gac.errors import CheckpointError, ModelError
-from gac.io import destination, exchange, open_to_umask, sync_directory
+from gac.core.errors import CheckpointError, ModelError
+from gac.core.io import destination, exchange, open_to_umask, sync_directory
 from gac.models.loading import is_checkpoint, load_tokenizer, quiet_transformers
 
 logger = logging.getLogger("gac")

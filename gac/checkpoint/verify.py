@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from gac.arguments import checked
 from gac.checkpoint.digests import (
     Digests,
     check_bytes,
@@ -16,9 +15,10 @@ from gac.checkpoint.digests import (
 from gac.checkpoint.files import open_tensors, read_config, read_plan, weight_files
 from gac.checkpoint.header import contradiction
 from gac.checkpoint.replaced import read_unreplaced
-from gac.errors import CheckpointError
+from gac.core.arguments import checked
+from gac.core.errors import CheckpointError
+from gac.core.untrusted import check_inside, check_model_files, file_digest
 from gac.runtime.contract import DIGESTS
-from gac.untrusted import check_inside, check_model_files, file_digest
 
 _CODE_OR_WEIGHTS = (".py", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".so", ".gguf")
 

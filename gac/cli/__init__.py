@@ -14,7 +14,7 @@ from gac.cli.study import study
 from gac.cli.tokens import tokens
 from gac.cli.verb import Program
 from gac.cli.verify import verify
-from gac.version import __distribution__, __version__
+from gac.core.version import __distribution__, __version__
 
 _EPILOG = """\b
 A first plan needs no network and no GPU (docs/quickstart.md names the packages):

@@ -11,17 +11,17 @@ import gac
 from gac.cli.measuring import tokenizer_named, tokenizer_option
 from gac.cli.options import bos_option, forms_option, plan_document, profile_option, refuse_given, workloads_option
 from gac.cli.verb import Answer, Verb, document_option, note
-from gac.distributed.launch import processes
+from gac.core.distributed.launch import processes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from gac.core.workloads import Workload
     from gac.evaluation.results import Evaluated, Evaluation
     from gac.evaluation.versions import Planner, Version
-    from gac.evidence import RoundedHead
+    from gac.measurement.curve_library import CurveLibrary
+    from gac.plan.evidence import RoundedHead
     from gac.runtime.ranks import Ranks
-    from gac.sensitivity.curve_library import CurveLibrary
-    from gac.workloads import Workload
 
     Lists = dict[Workload, list[Version]]
     Timed = Callable[[Ranks | None], Answer]
@@ -93,7 +93,7 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | N
     texts = texts or (() if how["tasks"] else (_TEXT,))
     if not texts:
         refuse_given({"windows", "length", "bos"}, "with --text.")
-    from gac.sensitivity.text import check_text
+    from gac.measurement.text import check_text
 
     for text in texts:
         check_text(text)
@@ -118,7 +118,7 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | N
 
 
 def _plan_of_work(texts: Sequence[str], how: dict[str, Any]) -> str:
-    from gac.sensitivity.text import window_length
+    from gac.measurement.text import window_length
 
     many = f"{how['windows']:,}" if how["windows"] else "all"
     parts = [f"{many} windows of {how['length'] or window_length(text):,} tokens of {text}" for text in texts]
@@ -207,10 +207,10 @@ def bench(
         raise click.UsageError("--kv-cache and --form go together.")
     elif how["forms"] and how["schemes"]:
         raise click.UsageError("--kv-cache goes without --scheme.")
+    from gac.core.workloads import Workload
     from gac.evaluation.latency import METHOD
     from gac.evaluation.split import end_together, ranks_of_torchrun
     from gac.profiling.timing.device import require_gpu
-    from gac.workloads import Workload
 
     parsed = tuple(map(Workload.parse, workloads))
     if shapes is not None:
@@ -245,8 +245,8 @@ def _of_shapes(
     """Refuse what cannot be planned; what is left to do needs a GPU."""
     from gac.evaluation.shapes import planner_of_shapes
     from gac.evaluation.versions import check_cached
+    from gac.measurement.curve_library import CurveLibrary
     from gac.models.shapes import shapes_of
-    from gac.sensitivity.curve_library import CurveLibrary
 
     library = CurveLibrary.load()
     if processes() > 1 and (head or forms):

@@ -9,7 +9,7 @@ import click
 import gac
 from gac.cli.options import LARGEST, dims_option, dtype_option, plot_option, profile_option, shape_option
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 
 if TYPE_CHECKING:
     from gac.lab.mechanisms import Explanation, Finding, Run

@@ -21,7 +21,7 @@ from gac.cli.options import (
 )
 from gac.cli.verb import note
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS, form_named
-from gac.recipe import Options, Recipe
+from gac.plan.recipe import Options, Recipe
 from gac.schemes import DEFAULT_SCHEME
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -227,15 +227,15 @@ def _say_cost(model: str, recipe: Recipe) -> None:
         GacError: the model, its family, the text or the method is not usable, or not in so many shots.
     """
     from gac.compression.first_shot import FIRST_KEPT, check_shots
-    from gac.io import home
+    from gac.core.io import home
+    from gac.forms.curvature.registry import METHODS
+    from gac.measurement.attended import held_out
+    from gac.measurement.calibration import kept_on_disk, moment_bytes
+    from gac.measurement.pairs import MOST
+    from gac.measurement.runs import TOKENS
+    from gac.measurement.texts import Texts
     from gac.models.families import family_of
     from gac.models.loading import load_config
-    from gac.sensitivity.attended import held_out
-    from gac.sensitivity.calibration import kept_on_disk, moment_bytes
-    from gac.sensitivity.pairs import MOST
-    from gac.sensitivity.registry import METHODS
-    from gac.sensitivity.runs import TOKENS
-    from gac.sensitivity.texts import Texts
 
     measure = recipe.measure
     text = Texts.named(measure.text)

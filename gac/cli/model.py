@@ -23,8 +23,8 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb, note
-from gac.distributed.launch import leads
-from gac.errors import CheckpointError, PlanError
+from gac.core.distributed.launch import leads
+from gac.core.errors import CheckpointError, PlanError
 
 if TYPE_CHECKING:
     from gac.allocation.frontier import Frontier
@@ -104,7 +104,7 @@ def frontier(
 
 def _range(found: "Frontier") -> dict[str, Any]:
     """The frontier without its sites and choices, and with the fractions that follow from them."""
-    from gac.io import to_json
+    from gac.core.io import to_json
 
     document: dict[str, Any] = json.loads(to_json(found))
     del document["sites"]

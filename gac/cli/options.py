@@ -11,13 +11,13 @@ import click
 from click.core import ParameterSource
 
 import gac
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.io import destination
 from gac.forms import DEFAULT_FORMS
-from gac.io import destination
 
 if TYPE_CHECKING:
-    from gac.plan import Plan
-    from gac.token_plan import TokenPlan
+    from gac.plan.plan import Plan
+    from gac.plan.token_plan import TokenPlan
 
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -218,7 +218,7 @@ class Figure(Target):
 
 def plan_document(plan: "Plan") -> dict[str, Any]:
     """A plan without its sites, and with the fractions and counts that follow from them."""
-    from gac.io import to_json
+    from gac.core.io import to_json
 
     document: dict[str, Any] = json.loads(to_json(plan))
     del document["sites"]
@@ -231,7 +231,7 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
 
 def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
     """A plan of tokens, with the sums that follow from it."""
-    from gac.io import to_json
+    from gac.core.io import to_json
 
     document: dict[str, Any] = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
     sizes = {str(length): plan.cache_bytes(length) for length in plan.contexts}

@@ -21,14 +21,14 @@ from gac.cli.options import (
     shape_option,
 )
 from gac.cli.verb import Answer, Verb
-from gac.errors import GacError
-from gac.untrusted import read_document
+from gac.core.errors import GacError
+from gac.core.untrusted import read_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Page
 
-    import gac.plots
+    import gac.reporting.plots
     from gac.reporting.figures.prediction import Outcome
 
 
@@ -57,7 +57,7 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
         matplotlib.use("agg")
         from matplotlib import pyplot
 
-        import gac.plots
+        import gac.reporting.plots
 
         try:
             gac.plots.save(draw(**given), output)

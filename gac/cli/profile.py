@@ -19,8 +19,8 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.cli.verb import Answer, Verb
-from gac.distributed.launch import processes
-from gac.errors import GacError, ProfileError, did_you_mean
+from gac.core.distributed.launch import processes
+from gac.core.errors import GacError, ProfileError, did_you_mean
 
 if TYPE_CHECKING:
     from gac.profiling.records import Point
@@ -173,8 +173,8 @@ def _collectives(
     seconds: float | None,
     only_estimate: bool,
 ) -> Answer:
+    from gac.core.workloads import Workload
     from gac.profiling.sweeps.collectives import collective_points, estimate_collectives, profile_collectives
-    from gac.workloads import Workload
 
     points = collective_points(processes(), [Workload.parse(text) for text in workloads], dtype)
     if only_estimate:
@@ -199,10 +199,10 @@ def _model_points(
     decode_kernel: str,
     tensor_parallel: int,
 ) -> Iterator["Point"]:
+    from gac.core.workloads import Workload
     from gac.models.loading import load_config
     from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points, token_points
     from gac.tokens.defaults import SHARES, STEP
-    from gac.workloads import Workload
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(load_config, models):

@@ -21,12 +21,12 @@ from gac.cli.options import (
     tokens_document,
 )
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.forms import FORMS
-from gac.token_plan import TokenPlan, check_one_kind, either
+from gac.plan.token_plan import TokenPlan, check_one_kind, either
 
 if TYPE_CHECKING:
-    from gac.plan import Plan
+    from gac.plan.plan import Plan
     from gac.profiling.table import Profile
 
 

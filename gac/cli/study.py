@@ -10,7 +10,7 @@ import click
 import gac
 from gac.cli.options import Target, output_option, passes_option, profile_option
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import GacError, ProfileError
+from gac.core.errors import GacError, ProfileError
 
 if TYPE_CHECKING:
     from gac.lab.studies import Study, StudyResult

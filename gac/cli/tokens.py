@@ -9,7 +9,7 @@ import gac
 from gac.cli.measuring import tokenizer_option
 from gac.cli.options import Target, latency_option, output_option, table_option, tokens_document, workloads_option
 from gac.cli.verb import Answer, Verb, note
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gac.cli.options import Target
-from gac.distributed.launch import leads
-from gac.errors import GacError, escaped
-from gac.io import whole_file
+from gac.core.distributed.launch import leads
+from gac.core.errors import GacError, escaped
+from gac.core.io import whole_file
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -211,7 +211,7 @@ class _NoteHandler(logging.Handler):
 @contextmanager
 def _notes(quiet: bool) -> Iterator[None]:
     """Show what the library logs, and how far it is, while a command runs; its warnings alone where it is quiet."""
-    from gac.progress import no_progress
+    from gac.core.progress import no_progress
 
     logger, handler = logging.getLogger("gac"), _NoteHandler()
     level, quiet = logger.level, quiet or not leads()

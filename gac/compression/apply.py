@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept, SiteWork, Statistics
+from gac.measurement.calibration import CalibrationRun
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
-from gac.plan import Plan, WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.one_launch import run_in_one_launch
 from gac.runtime.round_before import round_before
 from gac.runtime.shared_gemm import share_gemm
@@ -21,7 +22,6 @@ from gac.runtime.skipped import skip_blocks
 from gac.runtime.stored import store_in
 from gac.schemes import scheme_named
 from gac.schemes.storages import storage_of
-from gac.sensitivity.calibration import CalibrationRun
 
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:

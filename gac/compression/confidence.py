@@ -12,8 +12,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from gac.distributed.ranks import ALONE, Ranks
-from gac.linalg import check_measured
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.linalg import check_measured
 
 LEAST, MOST = 0.75, 1.25
 """Logits are not scaled further than that."""

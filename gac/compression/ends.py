@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import check_in_memory
 from gac.models.modules import swap_in
 from gac.runtime.ends import ends_of, store_ends, unusual

@@ -10,13 +10,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gac.curves import LossCurve, LossCurves
-from gac.evidence import Calibration
 from gac.forms import form_named
+from gac.forms.curvature.methods import Method
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.families import Family
-from gac.recipe import Recipe, Refit
+from gac.plan.evidence import Calibration
+from gac.plan.recipe import Recipe, Refit
 from gac.schemes import scheme_named
-from gac.sensitivity.methods import Method
 
 ENOUGH_TOKENS = 2**15
 """Tokens of calibration text from which predictions are as good as they get."""

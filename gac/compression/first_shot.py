@@ -1,6 +1,6 @@
 """Where statistics are kept, of one shot or two, and the model of a first shot, where gradients are taken again.
 
-That model (see ``gac.sensitivity.second_shot``) is the dense model compressed to ``FIRST_KEPT`` by its plan of one
+That model (see ``gac.measurement.second_shot``) is the dense model compressed to ``FIRST_KEPT`` by its plan of one
 shot, whatever is planned next: so the statistics of the second shot serve every budget, form and profile.
 ``docs/results-curvature.md`` has what it gives.
 """
@@ -18,26 +18,26 @@ from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack
 from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
-from gac.costs import PARAMS, floored
-from gac.curves import LossCurves
-from gac.distributed.ranks import ALONE, Ranks
-from gac.errors import GacError
-from gac.io import home
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.errors import GacError
+from gac.core.io import home
+from gac.core.version import __version__
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.registry import METHODS
+from gac.forms.loss_curves import LossCurves
+from gac.measurement.calibration import CalibrationRun, LayerMoments
+from gac.measurement.curves import measure_curves, stream_fits
+from gac.measurement.second_shot import stream_second
+from gac.measurement.store import StatisticsStore
+from gac.measurement.text import Windows
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.sites import Site
-from gac.plan import WeightChoice
-from gac.recipe import Shots, Space
+from gac.plan.costs import PARAMS, floored
+from gac.plan.plan import WeightChoice
+from gac.plan.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
 from gac.runtime.rounded_inputs import READERS
-from gac.sensitivity.calibration import CalibrationRun, LayerMoments
-from gac.sensitivity.curves import measure_curves, stream_fits
-from gac.sensitivity.methods import Method
-from gac.sensitivity.registry import METHODS
-from gac.sensitivity.second_shot import stream_second
-from gac.sensitivity.store import StatisticsStore
-from gac.sensitivity.text import Windows
-from gac.version import __version__
 
 FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""

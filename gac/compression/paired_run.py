@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from gac.compression.stream import ToStream
-from gac.errors import ModelError
+from gac.core.errors import ModelError
+from gac.measurement.calibration import first_half
 from gac.models.layer_stack import LayerStack, StopLayerError, entering, room, stop_at
 from gac.models.modules import listening, run_on, swapped
 from gac.models.sites import Weight
-from gac.sensitivity.calibration import first_half
 
 PLAIN = 0.02
 """How much of what a layer adds to a token may be something else than what its weights write, relative."""

@@ -25,23 +25,23 @@ from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.rounding import store
 from gac.compression.stream import ToStream, ways_of
-from gac.display import about
-from gac.distributed.ranks import Ranks
-from gac.errors import GacError
+from gac.core.display import about
+from gac.core.distributed.ranks import Ranks
+from gac.core.errors import GacError
+from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
+from gac.core.progress import progress_bar
 from gac.forms import FORMS, form_named
-from gac.forms.metric import Halves
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
-from gac.linalg import add_square, fits_tf32, mirrored, tf32_products
+from gac.measurement.calibration import TINY, CalibrationRun, decoder_layers, first_half
 from gac.models.linears import linear_at
 from gac.models.modules import frozen, last_norm_of, swapped
 from gac.models.sites import Site, Weight
-from gac.plan import WeightChoice
-from gac.progress import progress_bar
-from gac.recipe import Refit
+from gac.plan.plan import WeightChoice
+from gac.plan.recipe import Refit
 from gac.schemes import scheme_named
-from gac.sensitivity.calibration import TINY, CalibrationRun, decoder_layers, first_half
-from gac.sensitivity.methods import Method
 
 logger = logging.getLogger(__name__)
 

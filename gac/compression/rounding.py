@@ -5,22 +5,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
+from gac.core.linalg import cholesky, damped
+from gac.forms.curvature.methods import Method
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.tensors import Kept
-from gac.linalg import cholesky, damped
+from gac.measurement.calibration import CalibrationRun
 from gac.models.sites import Site, Weight
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
 from gac.schemes.storages import storage_of
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.methods import Method
 
 LATENTS = 1e-6
-"""Damping of what a second factor is solved with for the first one as it was rounded, see ``gac.linalg.damped``."""
+"""Damping of what a second factor is solved with for the quantised first factor, see ``gac.core.linalg.damped``."""
 
 
 def store_all(

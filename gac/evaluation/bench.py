@@ -14,19 +14,19 @@ from transformers import PreTrainedModel
 from gac.allocation.attention_latencies import counted
 from gac.allocation.latencies import Timing
 from gac.compression.ends import rounded_ends
+from gac.core.workloads import Workload
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
-from gac.evidence import RoundedHead
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
-from gac.plan import WeightChoice
+from gac.plan.evidence import RoundedHead
+from gac.plan.plan import WeightChoice
 from gac.profiling.timing.sampling import BATCH
 from gac.schemes import scheme_named
-from gac.workloads import Workload
 
 _USABLE = 0.92
 _WORKSPACE = 4 * 10**9

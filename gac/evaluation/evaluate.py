@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.arguments import Count, CountOrZero, checked
 from gac.checkpoint.load import load
-from gac.errors import GacError, ModelError
+from gac.core.arguments import Count, CountOrZero, checked
+from gac.core.errors import GacError, ModelError
 from gac.evaluation.perplexity import compare_models, perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
+from gac.measurement.documents import Documents, Text, ordered
 from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.packaged import PACKAGED
 from gac.models.threads import one_call_at_a_time
 from gac.runtime.stored import count_parameters
-from gac.sensitivity.documents import Documents, Text, ordered
 
 logger = logging.getLogger("gac")
 

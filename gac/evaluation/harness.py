@@ -16,7 +16,7 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.evaluation.evaluate import open_model
 from gac.models.loading import load_tokenizer
 

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from gac.arrays import Floats
-from gac.errors import GacError
+from gac.core.arrays import Floats
+from gac.core.errors import GacError
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import weight_bytes
 from gac.evaluation.steps import Contexts, Step, decode_step, prefill_step, prepare
 from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
 from gac.profiling.timing.stopwatch import Stopwatch
-from gac.workloads import Workload
 
 PRECISION = 0.005
 LEAST_ROUNDS = 7

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gac.forms import Form, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site, Weight
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.arguments import Count, checked
-from gac.arrays import Floats
-from gac.errors import ModelError
+from gac.core.arguments import Count, checked
+from gac.core.arrays import Floats
+from gac.core.errors import ModelError
+from gac.core.progress import progress_bar
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Divergence, Perplexity
+from gac.measurement.documents import Text
 from gac.models.modules import frozen
 from gac.models.threads import one_call_at_a_time
-from gac.progress import progress_bar
-from gac.sensitivity.documents import Text
 
 POSITIONS = 512
 """Float32 logits are made for this many positions at a time: 256 MB at 128k words."""

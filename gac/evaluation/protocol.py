@@ -7,16 +7,16 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError, TextError
-from gac.plan import Plan
-from gac.sensitivity.documents import Documents, Text
-from gac.sensitivity.text import (
+from gac.core.errors import ModelError, TextError
+from gac.measurement.documents import Documents, Text
+from gac.measurement.text import (
     Windows,
     check_vocabulary,
     evaluation_windows,
     text_names,
     window_length,
 )
+from gac.plan.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)

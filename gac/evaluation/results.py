@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import exp, log
 
-from gac.display import Shown
-from gac.plan import Plan
+from gac.core.display import Shown
+from gac.plan.plan import Plan
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,22 +16,22 @@ from gac.allocation.problem import Problem
 from gac.compression.apply import empty_module, make_quick, share_gemms, skip_absent, where_they_run
 from gac.compression.ends import swap_in_ends
 from gac.compression.rounding import store
+from gac.core.workloads import Workload
 from gac.evaluation.versions import Planner
+from gac.measurement.curve_library import CurveLibrary
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import swap_in
 from gac.models.shapes import Shapes, shapes_of
 from gac.models.sites import Site
-from gac.plan import Measured, WeightChoice
+from gac.plan.plan import Measured, WeightChoice
+from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
-from gac.recipe import Recipe
 from gac.runtime.decode_kernel import use_decode_kernel
 from gac.runtime.latents import cache_latents
 from gac.runtime.modules import Absent, Constant
 from gac.runtime.stored import stored_modules
 from gac.schemes import scheme_named
-from gac.sensitivity.curve_library import CurveLibrary
-from gac.workloads import Workload
 
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM

@@ -12,22 +12,22 @@ from transformers import PreTrainedModel
 
 from gac.checkpoint.load import load
 from gac.compression.apply import empty_stored, make_quick, skip_absent
-from gac.distributed import launch
-from gac.errors import ModelError
+from gac.core.distributed import launch
+from gac.core.errors import ModelError
+from gac.core.workloads import Workload
 from gac.evaluation.latency import Held, Timer
 from gac.evaluation.shapes import SCALE, StandIn, is_stored, model_of_shapes, running, sharing
 from gac.models.linears import linear_at
 from gac.models.loading import is_checkpoint, load_model
 from gac.models.modules import swap_in
 from gac.models.sites import Site
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.profiling.timing.sampling import Batch, slowest
 from gac.runtime.modules import Absent
 from gac.runtime.ranks import Ranks, SplitError, started
 from gac.runtime.splitting import split
 from gac.runtime.stored import Stored, stored_modules
 from gac.schemes import scheme_named
-from gac.workloads import Workload
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.workloads import Workload
 from gac.evaluation.protocol import check_positions
-from gac.workloads import Workload
 
 _ATTENTION = "sdpa_whole"
 READ = 1024

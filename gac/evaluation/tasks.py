@@ -17,11 +17,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError, TaskError, did_you_mean, first_line
+from gac.core.errors import ModelError, TaskError, did_you_mean, first_line
+from gac.core.progress import has_bars
 from gac.evaluation.protocol import dtype_of
 from gac.evaluation.results import TaskScore
 from gac.models.modules import frozen
-from gac.progress import has_bars
 
 logger = logging.getLogger("gac")
 

@@ -11,18 +11,18 @@ from gac.allocation.decide import fastest, settled, summed_latency
 from gac.allocation.problem import Problem, allowed, dense_total, total
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
-from gac.costs import BYTES, COSTS, KV_NUMBERS, ns_of
-from gac.curves import LossCurves
-from gac.errors import BudgetError, ModelError
-from gac.evidence import RoundedHead
+from gac.core.errors import BudgetError, ModelError
+from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
+from gac.forms.loss_curves import LossCurves
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
-from gac.plan import Plan, WeightChoice
-from gac.plan_summary import FUSED
-from gac.recipe import Recipe
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, ns_of
+from gac.plan.evidence import RoundedHead
+from gac.plan.plan import Plan, WeightChoice
+from gac.plan.recipe import Recipe
+from gac.plan.summary import FUSED
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.workloads import Workload
 
 DENSE, PLAIN = "dense", f"{FUSED}, plain"
 UNALIGNED = "unaligned"

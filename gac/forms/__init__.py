@@ -1,9 +1,9 @@
 """What a weight can become: one folder a form. Nothing outside asks which form it has; it asks the form."""
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
+from gac.core.registry import Registry, check_contract
 from gac.forms.base import Form, Shorter, variants_of
 from gac.models.sites import Weight, check_weight
-from gac.registry import Registry, check_contract
 
 __all__ = ["DEFAULT_FORMS", "FORMS", "LATENCY_FORMS", "Form", "Shorter", "check_choice", "form_named", "variants_of"]
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gac.core.operations import Operation, attend, linear
 from gac.models.sites import Side, Weight
-from gac.operations import Operation, attend, linear
 
 if TYPE_CHECKING:
     from gac.forms.tensors import TensorForm
@@ -66,7 +66,7 @@ class Form(ABC):
         attended: whether what it loses is measured in what attention makes of it, see ``Statistics.attended``.
         anchors: nats a token that all weights in the form would lose by their prices at the dims where the model is run
             to correct these; where the method is two-sided, and some windows are held out
-            (``gac.sensitivity.attended.held_out``).
+            (``gac.measurement.attended.held_out``).
         timed: whether its operation is one that latency tables hold.
         counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
         bits: of a number that the KV cache keeps of it; None: numbers are kept as they are loaded. A form that rounds

@@ -12,7 +12,7 @@ from gac.models.sites import Weight
 
 if TYPE_CHECKING:
     from gac.forms.base import Form
-    from gac.sensitivity.runs import ModelRuns
+    from gac.measurement.runs import ModelRuns
 
 
 def taken_together(form: "Form", weights: Sequence[Weight]) -> Iterator[list[Weight]]:

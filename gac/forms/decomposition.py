@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.curves import LossCurve
-from gac.forms.metric import FACTOR, Metric
-from gac.linalg import cholesky, eigh, orthogonal
+from gac.core.linalg import cholesky, eigh, orthogonal
+from gac.forms.curvature.metric import FACTOR, Metric
+from gac.forms.loss_curves import LossCurve
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import FORMS, Form, Shorter, form_named
 from gac.models.sites import Site
 

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from gac.forms.metric import Halves, Moments
-from gac.linalg import cholesky, damped
+from gac.core.linalg import cholesky, damped
+from gac.forms.curvature.metric import Halves, Moments
 from gac.models.linears import as_linear
 from gac.models.sites import Weight
 
 if TYPE_CHECKING:
     from gac.forms.base import Form
+    from gac.forms.curvature.methods import Method
     from gac.forms.tensors import Kept
-    from gac.sensitivity.methods import Method
 
 MEAN, OWN = 3e-2, 1e-1
-"""Damping of the regressions, see ``gac.linalg.damped``."""
+"""Damping of the regressions, see ``gac.core.linalg.damped``."""
 TOKENS = 128
 """Tokens for each input feature from which that damping is enough; with fewer it grows as they get fewer."""
 STEP = 0.5

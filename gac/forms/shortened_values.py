@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gac.curves import LossCurve
-from gac.forms.metric import FACTOR, Metric
+from gac.core.linalg import cholesky, eigh
+from gac.forms.curvature.metric import FACTOR, Metric
+from gac.forms.loss_curves import LossCurve
 from gac.forms.narrow.elimination import compensated
-from gac.linalg import cholesky, eigh
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import lcm
 
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.operations import Operation, all_gather, all_reduce
 from gac.forms.base import Form, Split
 from gac.models.sites import Site, Weight
-from gac.operations import Operation, all_gather, all_reduce
 from gac.schemes import Scheme
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")

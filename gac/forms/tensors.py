@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.core.linalg import unpacked
 from gac.forms.base import Form
-from gac.forms.metric import Metric, Moments
+from gac.forms.curvature.metric import Metric, Moments
 from gac.forms.refit import Refits, WeightRefit, refit_whole
-from gac.linalg import unpacked
 from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Weight
 from gac.models.streaming import on_its_device
 from gac.runtime.modules import KINDS
 
 if TYPE_CHECKING:
+    from gac.forms.curvature.methods import Method
+    from gac.measurement.runs import ModelRuns
     from gac.schemes import Scheme
     from gac.schemes.inputs import Inputs
-    from gac.sensitivity.methods import Method
-    from gac.sensitivity.runs import ModelRuns
 
 
 class Kept:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.distributed.ranks import Ranks
+from gac.core.distributed.ranks import Ranks
 from gac.healing.descent import Descent, scheduled
 from gac.healing.gradients import Captures, Gradients
 from gac.healing.text import order

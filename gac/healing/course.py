@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from gac.errors import HealingError
+from gac.core.errors import HealingError
 from gac.healing.attention import of_windows
 from gac.healing.healing import Healing, trainables
 from gac.healing.launches import in_one_launch

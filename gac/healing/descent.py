@@ -7,8 +7,8 @@ from math import cos, isfinite, log2, pi
 import torch
 from torch import Tensor, nn
 
-from gac.distributed.ranks import Ranks
-from gac.errors import HealingError
+from gac.core.distributed.ranks import Ranks
+from gac.core.errors import HealingError
 from gac.healing.shards import parts_like, whole
 
 WARM_UP = 0.05

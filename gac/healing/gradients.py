@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gac.distributed.ranks import ALONE, Ranks
+from gac.core.distributed.ranks import ALONE, Ranks
 from gac.healing.logits import CHECKPOINTED
 from gac.runtime.stored import count_parameters
 

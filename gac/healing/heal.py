@@ -9,8 +9,8 @@ from typing import Any
 
 from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
-from gac.distributed.ranks import ALONE, Ranks
-from gac.errors import HealingError
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.errors import HealingError
 from gac.healing.course import Ended, run, run_in_parts
 from gac.healing.healing import Healing
 from gac.healing.logits import mean_loss, windows_at_once
@@ -19,13 +19,13 @@ from gac.healing.shards import wanted
 from gac.healing.state import StateFile, key_of
 from gac.healing.text import HealingText, healing_text
 from gac.healing.work import Work
+from gac.measurement.text import Windows
+from gac.measurement.texts import CalibrationText
 from gac.measuring import in_basis, planned_digest
 from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.models.modules import frozen
-from gac.plan import Healed, Plan
-from gac.sensitivity.text import Windows
-from gac.sensitivity.texts import CalibrationText
+from gac.plan.plan import Healed, Plan
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gac.distributed.ranks import Ranks
+from gac.core.distributed.ranks import Ranks
 from gac.healing.gradients import Captures, can_be_captured
 from gac.healing.logits import in_training, mean_loss, windows_at_once
 from gac.healing.shards import fits, shard
@@ -20,7 +20,7 @@ from gac.healing.trainables import Trainables, Values
 from gac.healing.work import Work
 from gac.models.families import family_of
 from gac.models.modules import input_device
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
 

@@ -10,12 +10,12 @@ from statistics import mean
 import torch
 from torch import Tensor, nn
 
+from gac.core.progress import progress_bar
 from gac.healing.blocks import LayerSteps, Passage, on_host, relative_error
 from gac.healing.descent import Descent
 from gac.healing.healing import Healing
 from gac.healing.trainables import learning, values_of
 from gac.healing.work import Span, rate_of_steps
-from gac.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gac.distributed.ranks import ALONE, Ranks
+from gac.core.distributed.ranks import ALONE, Ranks
 from gac.models.modules import input_device, run_on
 from gac.runtime.gpu import kernels_run_on
 from gac.runtime.stored import count_parameters

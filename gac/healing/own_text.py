@@ -22,14 +22,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from gac.distributed.ranks import Ranks
-from gac.errors import StatisticsError, TextError
+from gac.core.distributed.ranks import Ranks
+from gac.core.errors import StatisticsError, TextError
+from gac.core.io import home
+from gac.core.progress import progress_bar
 from gac.healing.logits import in_training
-from gac.io import home
+from gac.measurement.store import read_tensors, write_tensors
+from gac.measurement.text import Windows, bos_of, windows_of
 from gac.models.modules import free_memory, frozen, input_device
-from gac.progress import progress_bar
-from gac.sensitivity.store import read_tensors, write_tensors
-from gac.sensitivity.text import Windows, bos_of, windows_of
 
 SELF = "self"
 """What a text is called that the dense model writes."""

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gac.distributed.ranks import Ranks
+from gac.core.distributed.ranks import Ranks
 from gac.models.modules import free_memory, input_device
 
 STATE = 16

@@ -14,13 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gac.errors import StatisticsError
+from gac.core.errors import StatisticsError
+from gac.core.io import atomic_path, from_json, home, to_json
+from gac.core.version import __version__
 from gac.healing.trainables import Values
 from gac.healing.work import Work
-from gac.io import atomic_path, from_json, home, to_json
 from gac.models.loading import tensor_digest
 from gac.reporting.figures.healing import LossPoint
-from gac.version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.errors import PlanError, TextError
+from gac.core.errors import PlanError, TextError
 from gac.evaluation.protocol import check_positions
 from gac.healing.own_text import SELF, WINDOWS
-from gac.models.loading import Loaded
-from gac.plan import Plan
-from gac.sensitivity.documents import DEFAULT_LENGTH, Documents, ordered
-from gac.sensitivity.text import (
+from gac.measurement.documents import DEFAULT_LENGTH, Documents, ordered
+from gac.measurement.text import (
     TextSpec,
     Windows,
     calibration_windows,
@@ -27,7 +25,9 @@ from gac.sensitivity.text import (
     is_sized_text,
     is_text,
 )
-from gac.sensitivity.texts import CalibrationText, Part, Texts
+from gac.measurement.texts import CalibrationText, Part, Texts
+from gac.models.loading import Loaded
+from gac.plan.plan import Plan
 
 LEAST = 10
 """Windows that a text has to have."""

@@ -12,7 +12,7 @@ from gac.healing.shards import own_part, part_like, whole_like
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.models.modules import last_norm_of
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.runtime.shared_gemm import FusedMember
 from gac.runtime.stored import StoredLinear, stored_modules
 from gac.schemes import scheme_named

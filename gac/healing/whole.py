@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gac.core.progress import progress_bar
 from gac.healing.descent import COOLING, Descent, cooled, scheduled
 from gac.healing.gradients import Gradients
 from gac.healing.healing import Healing
 from gac.healing.logits import recomputing, summed_loss
 from gac.healing.trainables import learning
 from gac.healing.work import Span, rate_of_steps
-from gac.progress import progress_bar
 from gac.reporting.figures.healing import LossPoint
 from gac.runtime.stored import count_parameters
 

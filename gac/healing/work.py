@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from math import sqrt
 
-from gac.distributed.ranks import Ranks
-from gac.errors import GacError
+from gac.core.distributed.ranks import Ranks
+from gac.core.errors import GacError
 
 MINUTES = 5.0
 """What healing takes where nothing is said."""

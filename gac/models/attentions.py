@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gac.errors import ModelError
-from gac.operations import Operation, attend
+from gac.core.errors import ModelError
+from gac.core.operations import Operation, attend
 from gac.runtime.contract import COMPRESSED
 
 WITHOUT_HEAD_KEYS = ("gpt2", "gpt_neox", "opt")

@@ -8,11 +8,11 @@ from typing import Any
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.untrusted import read_model_json
 from gac.models.families import MOST_LAYERS, supported, text_config
 from gac.models.sites import LARGEST_SIZE
 from gac.runtime.contract import COMPRESSED
-from gac.untrusted import read_model_json
 
 _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from gac.errors import ModelError, PlanError
+from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of
 from gac.models.sites import LARGEST_SIZE, Side, Site, Weight, check_weight
 from gac.runtime.contract import COMPRESSED

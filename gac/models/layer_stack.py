@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.modules import free_memory, run_on
 
 HOST_BYTES = 4 * 2**30

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import read_parameter
 from gac.models.sites import Weight
 

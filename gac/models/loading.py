@@ -24,16 +24,16 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.distributed import launch
-from gac.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
+from gac.core.distributed import launch
+from gac.core.errors import GacError, ModelError, did_you_mean, first_line, one_line, printable
+from gac.core.progress import has_bars
+from gac.core.untrusted import check_model_files, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.packaged import PACKAGED
 from gac.models.quantised import ACTIVATIONS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
-from gac.progress import has_bars
-from gac.untrusted import check_model_files, read_model_json
 
 DIGESTED_AT_ONCE = 8
 """Parameters whose digests are taken at a time."""

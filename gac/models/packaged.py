@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 import transformers
 
-from gac.errors import ModelError
-from gac.io import atomic_path, home
+from gac.core.errors import ModelError
+from gac.core.io import atomic_path, home
 
 # The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
 _AutoConfig: Any = transformers.AutoConfig

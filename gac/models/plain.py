@@ -10,7 +10,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from gac.errors import CheckpointError, ModelError
+from gac.core.errors import CheckpointError, ModelError
 from gac.models.loading import UNREADABLE, check_finite
 from gac.models.quantised import ORIGINAL, SCALES
 from gac.runtime.ends import ends_of

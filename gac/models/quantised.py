@@ -9,8 +9,8 @@ from typing import Any
 from safetensors import safe_open
 from transformers.modeling_utils import load_state_dict
 
-from gac.errors import ModelError
-from gac.untrusted import is_plain_name, read_model_json
+from gac.core.errors import ModelError
+from gac.core.untrusted import is_plain_name, read_model_json
 
 logger = logging.getLogger("gac")
 

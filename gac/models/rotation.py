@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gac.errors import ModelError
-from gac.linalg import orthogonal
+from gac.core.errors import ModelError
+from gac.core.linalg import orthogonal
 from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
 from gac.models.loading import check_in_memory

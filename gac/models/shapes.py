@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gac.errors import ModelError, did_you_mean
+from gac.core.errors import ModelError, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 
 _EDITED = "Make it again; this file was edited."
 LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.modules import free_memory
 from gac.models.moving import moved
 

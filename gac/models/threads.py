@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.settings import standard_settings
 
 P = ParamSpec("P")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 COARSEST_CLASS = 64
 

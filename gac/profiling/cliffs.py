@@ -9,9 +9,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arguments import checked
-from gac.arrays import Floats, Ints
-from gac.display import Shown
+from gac.core.arguments import checked
+from gac.core.arrays import Floats, Ints
+from gac.core.display import Shown
 from gac.profiling.alignment import COARSEST_CLASS, alignment_class
 from gac.profiling.table import Profile, Sweep, interpolate
 

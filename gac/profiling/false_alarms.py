@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.operators import operation
 from gac.profiling.records import Measurement, Point

@@ -4,8 +4,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from gac.errors import ProfileError, did_you_mean
-from gac.io import home
+from gac.core.errors import ProfileError, did_you_mean
+from gac.core.io import home
 
 _SHOWN = 200
 

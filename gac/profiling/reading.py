@@ -23,8 +23,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from gac.arrays import Floats, Ints
-from gac.errors import ProfileError
+from gac.core.arrays import Floats, Ints
+from gac.core.errors import ProfileError
+from gac.core.untrusted import parse_strictly
 from gac.profiling.lines import (
     AgainLine,
     HeaderLine,
@@ -38,7 +39,6 @@ from gac.profiling.lines import (
 )
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.rows import Kind, Rows
-from gac.untrusted import parse_strictly
 
 _CHUNK_BYTES = 2**19
 _LONGEST_LINE = 2**20

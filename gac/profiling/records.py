@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gac.operations import Operation
+from gac.core.operations import Operation
 
 SCHEMA = 2
 LARGEST = 2**50

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.profiling.lines import KernelLine
 from gac.profiling.records import Cache, Launch, Measurement, Point
 

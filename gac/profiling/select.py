@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from gac.errors import ProfileError
-from gac.plan import ProfileUsed
+from gac.core.errors import ProfileError
+from gac.plan.plan import ProfileUsed
 from gac.profiling.folders import local_profile
 from gac.profiling.table import Profile
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arguments import Count, checked
-from gac.arrays import Floats, Ints
-from gac.display import Shown
-from gac.errors import ProfileError
-from gac.operations import Operation
+from gac.core.arguments import Count, checked
+from gac.core.arrays import Floats, Ints
+from gac.core.display import Shown
+from gac.core.errors import ProfileError
+from gac.core.operations import Operation
 from gac.profiling.alignment import COARSEST_CLASS, alignment_class
 from gac.profiling.folders import find_profile
 from gac.profiling.modelled import Gpu, GpuModel

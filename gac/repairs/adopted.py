@@ -12,12 +12,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gac.checkpoint.classes import auto_map, classes_of
 from gac.checkpoint.header import digest_of
-from gac.costs import PARAMS
+from gac.core.untrusted import file_digest
+from gac.core.version import __version__
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.loading import is_checkpoint
 from gac.models.sites import Site, Weight
-from gac.plan import (
+from gac.plan.costs import PARAMS
+from gac.plan.plan import (
     SCHEMA,
     UNMEASURED,
     Certificate,
@@ -29,14 +31,12 @@ from gac.plan import (
     SiteChoice,
     WeightChoice,
 )
-from gac.recipe import Recipe
+from gac.plan.recipe import Recipe
 from gac.repairs.dense import DenseModel, dense_model
 from gac.repairs.shared_dims import Dims, SharedDim, with_dims
 from gac.repairs.weight_files import Source
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.contract import SCHEMA as HEADER_SCHEMA
-from gac.untrusted import file_digest
-from gac.version import __version__
 
 Chosen = Mapping[str, tuple[str, int]]
 """By the site's name: its form and dim."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 
-from gac.arguments import Count, check_fields, checked
-from gac.errors import GacError, did_you_mean
+from gac.core.arguments import Count, check_fields, checked
+from gac.core.errors import GacError, did_you_mean
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 
 WITHIN = 1.01

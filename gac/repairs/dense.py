@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from gac.errors import CheckpointError, ModelError
+from gac.core.errors import CheckpointError, ModelError
 from gac.models.families import Family, family_of
 from gac.models.loading import UNREADABLE
 from gac.models.sites import Site, Weight

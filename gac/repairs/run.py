@@ -4,10 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gac.arguments import checked
 from gac.checkpoint.target import check_free, complete_directory
-from gac.errors import CheckpointError
-from gac.plan import ProfileUsed
+from gac.core.arguments import checked
+from gac.core.errors import CheckpointError
+from gac.core.workloads import Workload
+from gac.plan.plan import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.repairs.adopted import adopted
@@ -18,7 +19,6 @@ from gac.repairs.shared_dims import Block, added_bytes
 from gac.repairs.times import How, Look, in_table, measured_dims, on_gpu, summed
 from gac.repairs.weight_files import Source, open_source
 from gac.repairs.writing import left_out, write
-from gac.workloads import Workload
 
 UNALIGNED = 8
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gac.core.operations import Operation
 from gac.forms import form_named
 from gac.forms.base import Place
 from gac.forms.tensors import Insertion, with_zeros
-from gac.operations import Operation
 from gac.profiling.operators import operation
 from gac.repairs.weight_files import Source
 

@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from gac.allocation.latencies import DTYPE, UNKNOWN
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.workloads import Workload
 from gac.profiling.records import DeviceLostError, Point
 from gac.profiling.table import Profile
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim
-from gac.workloads import Workload
 
 How = Literal["predicted", "measured"]
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from gac.checkpoint.files import weight_files
 from gac.checkpoint.verify import verify
-from gac.errors import CheckpointError, first_line
+from gac.core.errors import CheckpointError, first_line
+from gac.core.untrusted import check_inside, check_model_files, check_safetensors_header, read_model_json
 from gac.models.loading import UNREADABLE, is_checkpoint
 from gac.runtime.contract import DIGESTS
-from gac.untrusted import check_inside, check_model_files, check_safetensors_header, read_model_json
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 PICKLES = (".bin", ".pt", ".pth")

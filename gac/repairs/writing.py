@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from gac.checkpoint.card import model_card
 from gac.checkpoint.digests import write_digests
 from gac.checkpoint.files import read_plan, write_header
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
+from gac.core.io import open_to_umask
+from gac.core.untrusted import read_model_json
 from gac.forms.tensors import with_zeros
-from gac.io import open_to_umask
 from gac.models.loading import is_checkpoint
 from gac.repairs.adopted import Adopted
 from gac.repairs.layouts.planned import padded_plan
@@ -20,7 +21,6 @@ from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions, wit
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
 from gac.runtime.compressed import CODE, write_code
 from gac.runtime.contract import DIGESTS
-from gac.untrusted import read_model_json
 
 _LEFT_OUT = (*PICKLES, ".pkl", ".ckpt", ".py")
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gac.models.sites import short_names
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.schemes import DEFAULT_SCHEME
 
 _NUMBER, _ENDLESS = 16, 10**6  # letters of a word that is not broken; more than any table is wide

@@ -9,11 +9,11 @@ import numpy as np
 from rich.console import Group
 
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
-from gac.arguments import checked
-from gac.costs import BYTES, KV_NUMBERS
-from gac.errors import GacError, PlanError
-from gac.plan import Plan
-from gac.plan_summary import FUSED
+from gac.core.arguments import checked
+from gac.core.errors import GacError, PlanError
+from gac.plan.costs import BYTES, KV_NUMBERS
+from gac.plan.plan import Plan
+from gac.plan.summary import FUSED
 from gac.reporting.formatting import legend, new_table
 from gac.reporting.page import COLOURS, MARKERS, check_many, entry, log_scale, page, panel, time_unit
 from gac.schemes import DEFAULT_SCHEME

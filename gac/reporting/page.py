@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gac.arguments import checked
-from gac.errors import GacError
-from gac.io import whole_file
+from gac.core.arguments import checked
+from gac.core.errors import GacError
+from gac.core.io import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from gac.allocation.frontier import Frontier
 from gac.evaluation.results import Perplexity
-from gac.plan import Plan
+from gac.plan.plan import Plan
+from gac.plan.token_plan import TokenPlan
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.table import Profile
 from gac.reporting.formatting import class_name, legend, new_table
 from gac.reporting.frontier import frontier_table
 from gac.reporting.tables import plan_summary, plan_table, short_names_of
 from gac.reporting.tokens import tokens_tables
-from gac.token_plan import TokenPlan
 
 _WIDTH, _TALLEST = 100, "30em"
 

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from gac.forms import form_named
 from gac.models.sites import Site, short_names
-from gac.plan import Plan, PlanComparison, SiteChoice, WeightChoice
-from gac.plan_summary import FUSED, latencies, speed, stored
+from gac.plan.plan import Plan, PlanComparison, SiteChoice, WeightChoice
+from gac.plan.summary import FUSED, latencies, speed, stored
 from gac.reporting.formatting import choice, duration, legend, megabytes, new_table
 from gac.schemes import DEFAULT_SCHEME
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gac.plan import WorkloadLatency
-from gac.plan_summary import how_known
+from gac.plan.plan import WorkloadLatency
+from gac.plan.summary import how_known
+from gac.plan.token_plan import TokenPlan
 from gac.reporting.formatting import counted, duration, legend, megabytes, nats, new_table
-from gac.token_plan import TokenPlan
 
 
 def tokens_tables(plan: TokenPlan) -> list[RenderableType]:

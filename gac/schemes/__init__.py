@@ -1,7 +1,7 @@
 """How the numbers of a weight are stored and multiplied: one folder a scheme."""
 
-from gac.errors import PlanError
-from gac.registry import Registry, check_contract
+from gac.core.errors import PlanError
+from gac.core.registry import Registry, check_contract
 from gac.schemes.base import Scheme, StorageSpec
 
 __all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named", "scheme_timed_as"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
+from gac.core.operations import Operation
 from gac.models.sites import Weight
-from gac.operations import Operation
 from gac.runtime.kernel_limits import LIMITS
 
 if TYPE_CHECKING:

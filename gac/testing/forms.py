@@ -7,22 +7,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gac.arrays import Floats
 from gac.compression.apply import build_modules, empty_module, merged, skip_absent
+from gac.core.arrays import Floats
+from gac.core.operations import Operation
 from gac.forms import FORMS, Form
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import stream_fits
 from gac.models.families import family_of
 from gac.models.modules import swap_in
 from gac.models.sites import Site, Weight
-from gac.operations import Operation
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.runtime.latents import cache_latents
 from gac.runtime.modules import KINDS
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.registry import METHODS
 from gac.testing.models import tiny_model
 
 _IDS = torch.arange(80).reshape(2, 40)

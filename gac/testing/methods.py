@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from gac.forms import FORMS
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.metric import FACTOR, Measured, Metric, Moments
+from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import decompose
-from gac.forms.metric import FACTOR, Measured, Metric, Moments
-from gac.sensitivity.methods import Method
-from gac.sensitivity.registry import METHODS
 
 _RANKS = (1, 7, 15, 16)
 _SCALES = {"plain": 1.0, "nothing seen": 0.0, "tiny": 1e-8, "huge": 1e8}

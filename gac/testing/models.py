@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from gac.sensitivity.documents import Documents
+from gac.measurement.documents import Documents
 
 
 def tiny_config() -> LlamaConfig:

@@ -4,10 +4,10 @@ import math
 
 import gac
 from gac.allocation.rules import RULES, Rule
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.forms import DEFAULT_FORMS, FORMS
-from gac.plan import Plan
-from gac.recipe import Recipe
+from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
 from gac.testing.models import own_home, tiny_model, tiny_text, tiny_tokenizer
 
 _WORKLOAD = "prefill:1x1024"

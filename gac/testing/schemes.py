@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from gac.operations import Operation, linear
+from gac.core.operations import Operation, linear
 from gac.profiling.operators import ITEM_BYTES
 from gac.runtime.rounded_inputs import READERS
 from gac.schemes import SCHEMES, Scheme

@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.arguments import Count, checked
-from gac.costs import floored
-from gac.errors import BudgetError, ProfileError, TextError
+from gac.core.arguments import Count, checked
+from gac.core.errors import BudgetError, ProfileError, TextError
+from gac.core.io import home
+from gac.core.version import __version__
+from gac.core.workloads import Workload
 from gac.evaluation.protocol import check_positions
-from gac.evidence import ProfileUsed
-from gac.io import home
+from gac.measurement.text import check_vocabulary
+from gac.measurement.texts import CalibrationText, Texts
 from gac.measuring import dense_model, targeted_digest
 from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_of
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory
 from gac.models.threads import one_call_at_a_time
+from gac.plan.costs import floored
+from gac.plan.evidence import ProfileUsed
+from gac.plan.token_plan import SCHEMA, TokenPlan, kept_of
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.sensitivity.text import check_vocabulary
-from gac.sensitivity.texts import CalibrationText, Texts
-from gac.token_plan import SCHEMA, TokenPlan, kept_of
 from gac.tokens.attending import attentions
 from gac.tokens.decide import TimeLimit, decide
 from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 from gac.tokens.latencies import Attending, decoding, limited
 from gac.tokens.losses import measure_losses
 from gac.tokens.presses import VERSION, press_of
-from gac.version import __version__
-from gac.workloads import Workload
 
 if TYPE_CHECKING:
     from gac.tokens.composed import PlannedPress

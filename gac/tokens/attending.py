@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from gac.errors import GacError, ModelError
+from gac.core.errors import GacError, ModelError
 from gac.models.attentions import not_pressed
 from gac.runtime.contract import CACHES
 from gac.runtime.latents import caches_latents

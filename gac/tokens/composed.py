@@ -8,10 +8,10 @@ from kvpress import BasePress
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.models.attentions import Heads, heads_of, sliding_layers
+from gac.plan.token_plan import TokenPlan
 from gac.runtime.contract import COMPRESSED
-from gac.token_plan import TokenPlan
 from gac.tokens.attending import attending, attentions, evict
 from gac.tokens.generating import generating
 from gac.tokens.presses import evicted, press_of

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import UNKNOWN
-from gac.arrays import Floats
-from gac.costs import floored
-from gac.errors import ProfileError
-from gac.plan import Certificate
-from gac.token_plan import LayerTokens, kept_of
+from gac.core.arrays import Floats
+from gac.core.errors import ProfileError
+from gac.core.workloads import Workload
+from gac.plan.costs import floored
+from gac.plan.plan import Certificate
+from gac.plan.token_plan import LayerTokens, kept_of
 from gac.tokens.latencies import Attending
-from gac.workloads import Workload
 
 
 @dataclass(frozen=True)

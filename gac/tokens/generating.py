@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from gac.errors import GacError
+from gac.core.errors import GacError
 
 _MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Known, look_up
-from gac.arrays import Ints
-from gac.errors import GacError, PlanError, ProfileError
+from gac.core.arrays import Ints
+from gac.core.errors import GacError, PlanError, ProfileError
+from gac.core.workloads import Workload
 from gac.models.attentions import Heads
-from gac.plan import WorkloadLatency
+from gac.plan.plan import WorkloadLatency
 from gac.profiling.table import Profile
-from gac.workloads import Workload
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.core.progress import progress_bar
 from gac.evaluation.perplexity import window_divergences
+from gac.measurement.store import read_arrays, write_tensors
 from gac.models.modules import frozen, input_device
-from gac.progress import progress_bar
-from gac.sensitivity.store import read_arrays, write_tensors
 from gac.tokens.attending import attending
 from gac.tokens.presses import evicted
 

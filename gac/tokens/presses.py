@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.errors import GacError, did_you_mean, first_line
+from gac.core.errors import GacError, did_you_mean, first_line
 
 RATIO = "compression_ratio"
 VERSION = "0.5.5"

@@ -10,7 +10,7 @@ from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.instance import flatten, reduced_items, to_grains
 from gac.allocation.knapsack.work import Work
-from gac.errors import BudgetError
+from gac.core.errors import BudgetError
 from tests.allocation.knapsack_instances import every_sum, fitting, within
 
 FAULTS = ("value", "limit broken", "feasibility", "not proved", "peer not proved")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from gac.allocation.problem import Problem
-from gac.curves import LossCurve, LossCurves
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site, Weight
-from gac.plan import Calibration, Measured, ProfileUsed
+from gac.plan.plan import Calibration, Measured, ProfileUsed
+from gac.plan.recipe import Recipe
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 from tests.changed import changed_recipe
 from tests.headers import make_profile
 

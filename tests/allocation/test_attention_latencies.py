@@ -10,7 +10,9 @@ import torch
 from gac.allocation.attention_latencies import knows, of_attention
 from gac.allocation.decide import settled
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.operations import attend, attend_latents, batched_gemm, linear
+from gac.core.workloads import Workload
 from gac.evaluation.bench import Bench
 from gac.evaluation.latency import Spread, Timed
 from gac.evaluation.versions import Version
@@ -18,12 +20,10 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.operations import attend, attend_latents, batched_gemm, linear
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
+from gac.plan.recipe import Recipe
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import model_points
-from gac.recipe import Recipe
-from gac.workloads import Workload
 from tests.allocation.test_scheme_latencies import by_bytes, table
 from tests.small_pipeline import Small
 

@@ -13,13 +13,13 @@ import gac
 from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, check_limited, frontier
 from gac.allocation.problem import Problem
-from gac.costs import BYTES, KV_NUMBERS, PARAMS
-from gac.curves import LossCurve, Whole
-from gac.errors import BudgetError, PlanError
+from gac.core.errors import BudgetError, PlanError
+from gac.core.operations import batched_gemm
 from gac.forms import form_named
+from gac.forms.loss_curves import LossCurve, Whole
 from gac.models.sites import Site, Weight
-from gac.operations import batched_gemm
-from gac.recipe import Recipe
+from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.plan.recipe import Recipe
 from gac.reporting.frontier import axes_of, curve, frontier_table, plot_frontier
 from gac.reporting.results import rows_of
 from gac.schemes import scheme_named

@@ -11,20 +11,20 @@ from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack
-from gac.costs import PARAMS, ns_of
-from gac.curves import LossCurve, LossCurves
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.operations import linear
+from gac.core.workloads import Workload
 from gac.forms import Form, form_named
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.narrow_pair.spec import widths
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site, Weight
-from gac.operations import linear
+from gac.plan.costs import PARAMS, ns_of
+from gac.plan.recipe import Space
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
-from gac.recipe import Space
 from gac.runtime.contract import apart_from
 from gac.schemes.bf16.spec import Bf16
-from gac.workloads import Workload
 from tests.allocation.small_problems import curves_by
 from tests.allocation.small_problems import measured as row
 from tests.headers import make_profile

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gac.allocation.decide import decide
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.errors import BudgetError
-from gac.plan import Plan
+from gac.core.errors import BudgetError
+from gac.plan.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 Row = list[float]

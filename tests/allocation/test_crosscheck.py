@@ -8,7 +8,7 @@ from gac.allocation import crosscheck as checked
 from gac.allocation import highs
 from gac.allocation.crosscheck import CrossCheck, crosscheck
 from gac.allocation.knapsack import Group, knapsack
-from gac.errors import GacError
+from gac.core.errors import GacError
 
 TWO = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
 

@@ -10,16 +10,16 @@ from small_problems import PREFILL, SIDE, asking, measured, problem, profile, ro
 from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import MEASURED, UNKNOWN, Timing
-from gac.errors import BudgetError, ProfileError
+from gac.core.errors import BudgetError, ProfileError
+from gac.core.operations import batched_gemm, linear
+from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
-from gac.operations import batched_gemm, linear
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.profiling.operators import with_decode_kernel
 from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points
 from gac.profiling.table import Profile
-from gac.workloads import Workload
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1]]
 ONE = "decode:1@8"

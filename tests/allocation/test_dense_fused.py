@@ -11,14 +11,14 @@ from gac.allocation.decide import decide
 from gac.allocation.frontier import frontier
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
-from gac.curves import LossCurve
-from gac.errors import PlanError
+from gac.core.errors import PlanError
+from gac.core.io import to_json
+from gac.forms.loss_curves import LossCurve
 from gac.forms.planned_sites import as_planned
-from gac.io import to_json
 from gac.models.sites import Site, Weight
-from gac.plan import Plan
-from gac.plan_summary import latencies
-from gac.recipe import Recipe
+from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
+from gac.plan.summary import latencies
 from gac.reporting.frontier import frontier_table, plot_frontier
 from gac.reporting.report.charts import charts
 from gac.reporting.report.sources import Sources

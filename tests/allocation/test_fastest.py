@@ -11,8 +11,8 @@ from gac.allocation.crosscheck import verified
 from gac.allocation.decide import SLACK, Decision, decide, settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
-from gac.errors import BudgetError
-from gac.plan import Plan
+from gac.core.errors import BudgetError
+from gac.plan.plan import Plan
 from gac.reporting.formatting import nats
 from gac.reporting.report.summary import summary
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem

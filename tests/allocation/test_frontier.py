@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, check_limited, frontier
 from gac.allocation.problem import Problem
-from gac.errors import BudgetError, PlanError, ProfileError
+from gac.core.errors import BudgetError, PlanError, ProfileError
 from gac.models.sites import Site, Weight
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, SIDE, asking, measured, problem, profile, rows
 from tests.reporting.report_plans import rounding
 

@@ -21,7 +21,7 @@ from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.cp import Answer
 from gac.allocation.knapsack.growth import Grown
 from gac.allocation.knapsack.work import STEPS, Work
-from gac.errors import BudgetError, GacError
+from gac.core.errors import BudgetError, GacError
 
 SMALL = st.integers(0, 12)
 

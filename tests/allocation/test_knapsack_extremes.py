@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.knapsack import Group, Solution, knapsack, refine, search, solve
-from gac.errors import BudgetError, GacError
+from gac.core.errors import BudgetError, GacError
 from tests.fuzz.knapsack import faults
 
 

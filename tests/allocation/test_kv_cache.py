@@ -13,14 +13,14 @@ from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
-from gac.costs import KV_NUMBERS
-from gac.curves import LossCurve, LossCurves
-from gac.errors import BudgetError, PlanError
+from gac.core.errors import BudgetError, PlanError
+from gac.core.workloads import Workload
 from gac.forms import form_named
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site, Weight
-from gac.recipe import Recipe, Space
-from gac.workloads import Workload
+from gac.plan.costs import KV_NUMBERS
+from gac.plan.recipe import Recipe, Space
 from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 12, 4, 2, 6

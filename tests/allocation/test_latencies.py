@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.latencies import MEASURED, Timing
+from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
@@ -12,7 +13,6 @@ from gac.models.sites import Site
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.runtime.contract import apart_from
-from gac.workloads import Workload
 from tests.headers import make_profile
 
 LOW_RANK = form_named("low_rank")

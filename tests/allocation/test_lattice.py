@@ -6,7 +6,7 @@ from knapsack_instances import random_instance
 
 from gac.allocation.knapsack import Group, growth, knapsack
 from gac.allocation.knapsack.growth import by_divisor, wasted
-from gac.errors import BudgetError
+from gac.core.errors import BudgetError
 
 
 def test_the_groups_that_hide_a_divisor_come_first() -> None:

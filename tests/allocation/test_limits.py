@@ -8,9 +8,9 @@ from small_problems import PREFILL, problem, profile, rows
 
 from gac.allocation.knapsack import Solution, knapsack
 from gac.allocation.problem import allowed, as_knapsack, floored
-from gac.costs import PARAMS, ns_of
-from gac.errors import BudgetError, ProfileError
-from gac.recipe import Recipe
+from gac.core.errors import BudgetError, ProfileError
+from gac.plan.costs import PARAMS, ns_of
+from gac.plan.recipe import Recipe
 
 UNKNOWN = "decode:4@8"
 TWO = problem([[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]], [10, 20, 30, 40, 50, 60], [PREFILL, UNKNOWN])

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
 from gac.models.shapes import Shapes
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.profiling.sweeps.coverage import WORKLOADS
-from gac.workloads import Workload
 
 CONFIGS = {
     "gemma-3-270m": Shapes("gemma3_text", 640, 2048, 18, 4, 1, 256, 262_144),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.knapsack.outlook import outlook
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 SIZE = 1 << 14
 ONE = np.zeros(1, dtype=np.int64)

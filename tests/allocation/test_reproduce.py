@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from transformers import LlamaConfig
 
-from gac.plan import Plan
-from gac.plan_summary import allocate_command
+from gac.plan.plan import Plan
+from gac.plan.summary import allocate_command
 from tests.changed import with_measured, with_recipe
 
 

@@ -16,16 +16,16 @@ from gac.allocation.combining import combined
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack
 from gac.allocation.rivals import Rivals
-from gac.arrays import Floats, Ints
-from gac.costs import BYTES, PARAMS, ns_of
-from gac.curves import LossCurve, LossCurves
+from gac.core.arrays import Floats, Ints
+from gac.core.operations import Operation
+from gac.core.workloads import Workload
 from gac.forms import form_named
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site, Weight
-from gac.operations import Operation
+from gac.plan.costs import BYTES, PARAMS, ns_of
+from gac.plan.recipe import Space
 from gac.profiling.table import Profile
-from gac.recipe import Space
-from gac.workloads import Workload
 from tests.allocation.small_problems import profile
 
 

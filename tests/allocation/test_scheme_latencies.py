@@ -9,20 +9,20 @@ import pytest
 from gac.allocation.decide import SLACK, settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Timing
-from gac.errors import BudgetError, ProfileError
+from gac.core.errors import BudgetError, ProfileError
+from gac.core.operations import linear, round_inputs
 from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES, Shapes
 from gac.models.sites import Site, Weight
-from gac.operations import linear, round_inputs
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
+from gac.plan.recipe import Recipe
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 from gac.schemes import scheme_named
 from tests.headers import make_profile
 from tests.small_pipeline import Small

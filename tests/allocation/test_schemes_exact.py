@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from gac.allocation.crosscheck import crosscheck
 from gac.allocation.knapsack import Group
 from gac.allocation.problem import Problem, as_knapsack, dense_total, floored
-from gac.arrays import Ints
-from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
+from gac.core.arrays import Ints
+from gac.core.operations import Operation
 from gac.forms import form_named
 from gac.measuring import Asked, measure_problem
-from gac.operations import Operation
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
 from gac.profiling.table import Profile
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import PREFILL, SIDE

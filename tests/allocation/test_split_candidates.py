@@ -8,16 +8,16 @@ import pytest
 from gac.allocation.candidates import candidates
 from gac.allocation.latencies import fixed_of
 from gac.allocation.split_latencies import SplitTiming
-from gac.costs import PARAMS, ns_of
+from gac.core.operations import Operation, all_gather, linear
+from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.tensor_parallel import split_operations
 from gac.models.sites import Site, Weight
-from gac.operations import Operation, all_gather, linear
+from gac.plan.costs import PARAMS, ns_of
+from gac.plan.recipe import Space
 from gac.profiling.table import Profile
-from gac.recipe import Space
 from gac.runtime import contract
 from gac.runtime.contract import apart_from
-from gac.workloads import Workload
 from tests.allocation.small_problems import curves_by
 from tests.allocation.small_problems import measured as row
 from tests.allocation.test_candidates import DECODE, PREFILL, curve, profile

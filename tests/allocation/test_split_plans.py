@@ -11,20 +11,20 @@ from gac.allocation.decide import decide
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.split_latencies import timing_of
-from gac.errors import GacError, PlanError, ProfileError
+from gac.core.errors import GacError, PlanError, ProfileError
+from gac.core.operations import all_gather, all_reduce, linear
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
 from gac.evaluation.versions import DEFAULT, FASTEST, FOR_ONE, UNALIGNED, Planner, fastest_versions, versions_at
 from gac.forms import form_named
 from gac.models.sites import Weight
-from gac.operations import all_gather, all_reduce, linear
-from gac.plan import Plan
+from gac.plan.plan import Plan
+from gac.plan.recipe import Deployment
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.collectives import collective_points
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.table import Profile
-from gac.recipe import Deployment
-from gac.workloads import Workload
 from tests.headers import make_profile
 
 DECODE = Workload.parse("decode:1@1024")

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from gac.compression.apply import empty_stored
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.operations import all_gather, all_reduce, linear
 from gac.forms import form_named
 from gac.forms.tensor_parallel import check_splits, divides, split_gemms, split_matrices, split_operations
 from gac.models.families import family_of
 from gac.models.modules import swap_in
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.operations import all_gather, all_reduce, linear
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.runtime.division import cuts_of
 from gac.schemes import scheme_named
 from tests.models.small import small_config, small_model, weights_of

@@ -9,13 +9,13 @@ import pytest
 from gac.allocation.decide import decide, settled
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.problem import Problem, as_knapsack
-from gac.costs import PARAMS, ns_of
-from gac.curves import LossCurve, LossCurves
-from gac.errors import ModelError, ProfileError
+from gac.core.errors import ModelError, ProfileError
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import as_planned
-from gac.recipe import Recipe
-from gac.workloads import Workload
+from gac.plan.costs import PARAMS, ns_of
+from gac.plan.recipe import Recipe
 from tests.allocation.small_problems import PREFILL, problem, profile, rows
 
 TABLE = "nvidia-h100-80gb-hbm3"

@@ -9,9 +9,9 @@ from gac.allocation.feasibility import meets_without_loss
 from gac.forms.planned_sites import as_planned
 from gac.measuring import _settled
 from gac.models.families import family_of
+from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.recipe import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from gac.allocation.crosscheck import verified
 from gac.allocation.decide import decide
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.models.sites import Site, Weight
-from gac.plan import Plan
-from gac.recipe import Recipe
+from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1], [9.0, 5.0, 3.0, 2.0, 1.0]]

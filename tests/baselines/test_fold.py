@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gac.core.linalg import damped
+from gac.forms.curvature.metric import Measured, Metric
+from gac.forms.curvature.registry import METHODS
 from gac.forms.latent.torch import decompose_groups
-from gac.forms.metric import Measured, Metric
-from gac.linalg import damped
-from gac.plan import Plan
-from gac.sensitivity.registry import METHODS
+from gac.plan.plan import Plan
 from tests.compression.applying import IDS, applied, logits
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]

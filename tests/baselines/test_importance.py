@@ -5,7 +5,7 @@ import pytest
 
 from gac.allocation.weight_rules import Chosen
 from gac.baselines.importance import most_important
-from gac.errors import BudgetError
+from gac.core.errors import BudgetError
 from gac.models.sites import Weight
 
 WEIGHTS = [Weight(name, 64, 64) for name in "abc"]

@@ -13,19 +13,19 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from gac.allocation.rules import RULES
-from gac.arrays import Floats
 from gac.baselines import truncation_losses
 from gac.baselines.first_order import mean_gradients
 from gac.baselines.truncation_losses import KEPT
-from gac.errors import ModelError
+from gac.core.arrays import Floats
+from gac.core.errors import ModelError
+from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import Decomposition, decompose
 from gac.forms.tensors import Kept
+from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.curves import measure_curves
+from gac.measurement.store import StatisticsStore
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
-from gac.sensitivity.calibration import CalibrationRun, stream_moments
-from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.registry import METHODS
-from gac.sensitivity.store import StatisticsStore
 from tests.models.small import small_config, small_model, weights_of
 
 MEASURING = ("zero-sum", "sensitivity:down8")

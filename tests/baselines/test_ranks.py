@@ -8,8 +8,8 @@ from gac.baselines.ranks import (
     sensitivity_ranks,
     uniform_ranks,
 )
-from gac.curves import LossCurve
 from gac.forms import form_named
+from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")

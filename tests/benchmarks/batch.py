@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gac.io import atomic_path
+from gac.core.io import atomic_path
 
 BATCHES = Path(__file__).parent / "batches"
 POLL = 0.5

@@ -32,13 +32,13 @@ import torch
 import transformers
 
 from gac.checkpoint.attach import attach_plan
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes, variant
 from gac.forms import DEFAULT_FORMS
 from gac.models.shapes import SHAPES
-from gac.plan import Plan, SiteChoice, WeightChoice
-from gac.recipe import DEFAULT_WORKLOADS
+from gac.plan.plan import Plan, SiteChoice, WeightChoice
+from gac.plan.recipe import DEFAULT_WORKLOADS
 from gac.runtime.contract import DIGESTS
-from gac.workloads import Workload
 from tests.benchmarks.harness import options, write
 
 WAYS = ("gac.load", "import gac", "no gac")

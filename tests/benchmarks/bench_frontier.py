@@ -16,10 +16,10 @@ import numpy as np
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
-from gac.costs import PARAMS, ns_of
-from gac.curves import LossCurve, LossCurves
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
-from gac.workloads import Workload
+from gac.forms.loss_curves import LossCurve, LossCurves
+from gac.plan.costs import PARAMS, ns_of
 from tests.benchmarks.bench_knapsack import tails, timed
 from tests.benchmarks.harness import OPTIONS, machine, options
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.arrays import Floats
-from gac.errors import BudgetError
+from gac.core.arrays import Floats
+from gac.core.errors import BudgetError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from tests.allocation.knapsack_peers import highs

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gac.measurement.calibration import moment_bytes
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES, Shapes
 from gac.models.sites import Weight
-from gac.sensitivity.calibration import moment_bytes
 from tests.benchmarks.harness import markdown, options, write
 
 MEASURED = Path(__file__).parent / "results" / "scale-llama-3-8b-h100.json"

@@ -21,17 +21,17 @@ from unittest import mock
 from torch import Tensor
 
 from gac.compression.first_shot import FIRST_KEPT
-from gac.forms.metric import Halves, Moments
-from gac.io import home
-from gac.linalg import damped
-from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import DAMPING, UNCROSSED, Kfac
+from gac.core.io import home
+from gac.core.linalg import damped
+from gac.forms.curvature.methods import DAMPING, UNCROSSED, Kfac
+from gac.forms.curvature.metric import Halves, Moments
+from gac.measurement.losses import window_loss
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 
 def main() -> None:
     parser = options(__doc__, *OF_A_STUDY, "--budgets")
-    parser.add_argument("--power", type=float, default=Kfac.power, help="p, see gac.sensitivity.calibration")
+    parser.add_argument("--power", type=float, default=Kfac.power, help="p, see gac.measurement.calibration")
     parser.add_argument("--damping", type=float, nargs=2, default=(DAMPING, 0.0), metavar=("MEAN", "OWN"))
     parser.add_argument("--only", choices=tuple(WAYS), action="append", help="repeatable; all by default")
     parser.set_defaults(budgets=[0.8, 0.6], first=FIRST_KEPT)
@@ -50,7 +50,7 @@ def of_the_text(_asked: argparse.Namespace) -> Iterator[None]:
         found = window_loss(model, ids, what)
         return found.detach(), found
 
-    with own_statistics(), mock.patch("gac.sensitivity.layerwise.drawn_loss", loss):
+    with own_statistics(), mock.patch("gac.measurement.layerwise.drawn_loss", loss):
         yield
 
 

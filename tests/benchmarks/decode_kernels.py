@@ -8,8 +8,8 @@ float32. Both take turns, three each; the fastest and the slowest turn are writt
 
 from statistics import geometric_mean, median
 
+from gac.core.operations import Operation, linear
 from gac.forms.low_rank.spec import low_rank
-from gac.operations import Operation, linear
 from gac.profiling.operators import with_decode_kernel
 from gac.profiling.records import Point
 from gac.profiling.timing.device import fingerprint

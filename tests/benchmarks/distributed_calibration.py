@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gac.distributed.run import this_run
+from gac.core.distributed.run import this_run
 from gac.models.loading import default_device
 from gac.models.shapes import SHAPES
 from gac.models.streaming import streamed

@@ -20,7 +20,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.io import from_json, to_json
+from gac.core.workloads import Workload
 from gac.evaluation.bench import Bench, Result
 from gac.evaluation.latency import METHOD, GraphTimer
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes
@@ -33,9 +35,7 @@ from gac.evaluation.versions import (
     fastest_versions,
     versions_at,
 )
-from gac.io import from_json, to_json
 from gac.reporting.evaluation import benched
-from gac.workloads import Workload
 from tests.benchmarks.harness import markdown, options, write
 
 WORKLOADS = (

@@ -37,10 +37,10 @@ import gac
 from gac.compression import confidence
 from gac.compression.stream import Norm
 from gac.forms import refit
-from gac.sensitivity.calibration import _Sums
-from gac.sensitivity.losses import window_loss
-from gac.sensitivity.methods import DAMPING, Kfac
-from gac.sensitivity.text import calibration_windows
+from gac.forms.curvature.methods import DAMPING, Kfac
+from gac.measurement.calibration import _Sums
+from gac.measurement.losses import window_loss
+from gac.measurement.text import calibration_windows
 from tests.benchmarks.curvature import own_statistics, tuned, uncrossed
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import Point
 from gac.profiling.sweeps.sweep import run_sweep

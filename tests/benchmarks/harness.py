@@ -21,16 +21,16 @@ from torch import Tensor
 
 import gac
 from gac.allocation.problem import Problem
-from gac.errors import BudgetError
-from gac.forms.metric import Moments
-from gac.io import atomic_path
+from gac.core.errors import BudgetError
+from gac.core.io import atomic_path
+from gac.forms.curvature.methods import Method
+from gac.forms.curvature.metric import Moments
+from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measuring import Asked, measure_problem
 from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from gac.models.sites import Weight
-from gac.plan import Plan
-from gac.sensitivity.calibration import CalibrationRun, stream_moments
-from gac.sensitivity.methods import Method
+from gac.plan.plan import Plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"default": "smollm2"},

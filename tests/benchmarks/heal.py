@@ -33,11 +33,11 @@ from typing import Any
 import torch
 
 import gac
+from gac.core.io import atomic_path
 from gac.healing.heal import healing_windows, origin_digest
 from gac.healing.text import HealingText
 from gac.healing.work import BLOCKS
-from gac.io import atomic_path
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.reporting.figures.healing import LossPoint
 from tests.benchmarks.harness import BASIS, LEAST_LOSS, OF_A_STUDY, Study, news, options, write
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from gac.distributed.launch import local_rank
-from gac.distributed.run import on_every_rank, this_run
+from gac.core.distributed.launch import local_rank
+from gac.core.distributed.run import on_every_rank, this_run
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
 from gac.healing import state, whole
 from gac.healing.course import trained

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gac.io import atomic_path
+from gac.core.io import atomic_path
 from tests.benchmarks.prediction import CORRELATION, correlation
 
 ROWS = "rows"

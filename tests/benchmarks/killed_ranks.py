@@ -57,8 +57,8 @@ class Phase:
 
 PHASES = (
     Phase("forward", ("allocate",), "gac.models.layer_stack", "LayerStack.run", 3),
-    Phase("backward, moments", ("allocate",), "gac.sensitivity.layerwise", "LayerwiseBackward.through", 1, True),
-    Phase("decompositions", ("allocate",), "gac.sensitivity.curves", "fit_layer", 2),
+    Phase("backward, moments", ("allocate",), "gac.measurement.layerwise", "LayerwiseBackward.through", 1, True),
+    Phase("decompositions", ("allocate",), "gac.measurement.curves", "fit_layer", 2),
     Phase("refitting", ("allocate", "compress"), "gac.compression.refit", "_LayerFit.run", 3),
     Phase("healing, layers", ("compress", "heal"), "gac.healing.descent", "Descent.step", 4),
     Phase("healing, the whole model", ("heal",), "gac.healing.whole", "_Steps._add_gradients", 6),
@@ -196,9 +196,9 @@ def same(one: Path, other: Path) -> dict[str, bool]:
 def work(asked: str) -> None:
     """What each process does."""
     from gac.cli import main as program
-    from gac.distributed.run import this_run
+    from gac.core.distributed.run import this_run
     from gac.healing import state
-    from gac.sensitivity import calibration
+    from gac.measurement import calibration
 
     given = json.loads(asked)
     tqdm.set_lock(threading.RLock())  # its own would be a semaphore that a killed process leaves behind

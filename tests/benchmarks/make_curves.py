@@ -21,17 +21,17 @@ import numpy as np
 
 from gac.allocation.problem import Problem
 from gac.compression.ends import rounded_ends
-from gac.curves import LossCurve
 from gac.forms import form_named
+from gac.forms.curvature.methods import Kfac
+from gac.forms.loss_curves import LossCurve
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
+from gac.measurement.curves import measure_curves
+from gac.measurement.head import measure_head
+from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.schemes import scheme_named
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
-from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.head import measure_head
-from gac.sensitivity.methods import Kfac
-from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import OPTIONS, options, problem_of, read
 
 SHIPPED = Path(__file__).parents[2] / "gac" / "sensitivity" / "smollm2_curves.npz"

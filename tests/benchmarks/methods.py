@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from gac.io import atomic_path
+from gac.core.io import atomic_path
 from tests.benchmarks.harness import OF_A_STUDY, Study, markdown, options
 
 Case = dict[str, Any]

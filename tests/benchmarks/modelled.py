@@ -19,11 +19,11 @@ import numpy as np
 
 import gac
 from gac.allocation.latencies import UNKNOWN, Timing
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import form_named
 from gac.models.shapes import SHAPES, Shapes
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.profiling.modelled import Gpu, GpuModel
 from gac.profiling.records import Measurement, Point
 from gac.profiling.rows import Rows

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from gac.baselines.first_order import mean_gradients
+from gac.core.progress import progress_bar
+from gac.measurement.losses import window_loss
+from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import listening
 from gac.models.sites import Site, Weight
-from gac.progress import progress_bar
-from gac.sensitivity.losses import window_loss
-from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 WINDOWS = 16

@@ -45,10 +45,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.errors import first_line
+from gac.core.errors import first_line
+from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.linears import linear_at
-from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 SCALE = 16

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from gac.forms import DEFAULT_FORMS
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 BITS = (12.8, 8.4, 6.0, 4.3125, 3.8, 3.3, 2.8)

@@ -17,9 +17,9 @@ from scipy.stats import spearmanr
 
 from gac.allocation.decide import decide
 from gac.allocation.problem import Problem
-from gac.curves import LossCurve, LossCurves
 from gac.forms import DEFAULT_FORMS, form_named
-from gac.plan import Plan, WeightChoice
+from gac.forms.loss_curves import LossCurve, LossCurves
+from gac.plan.plan import Plan, WeightChoice
 from gac.schemes import DEFAULT_SCHEME
 from tests.benchmarks.harness import OF_A_STUDY, Study, options, problem_of
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from gac.allocation.problem import floored
 from gac.allocation.weight_rules import Chosen, at_ranks
-from gac.arrays import Ints
 from gac.baselines.importance import WINDOW, most_important
 from gac.baselines.ranks import uniform_ranks
+from gac.core.arrays import Ints
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES

@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from gac.forms.metric import Metric
+from gac.forms.curvature.methods import Kfac
+from gac.forms.curvature.metric import Metric
+from gac.measurement.text import calibration_windows
 from gac.models.sites import Weight
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.feedback import order
 from gac.schemes.inputs import Inputs
-from gac.sensitivity.methods import Kfac
-from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
 
 SCHEMES = ("fp8", "w4a16:64", "w3a16:64", "w2a16:64")

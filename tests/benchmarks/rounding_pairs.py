@@ -18,17 +18,17 @@ from torch import Tensor
 
 from gac.compression.rounding import store
 from gac.forms import form_named
+from gac.forms.curvature.methods import Kfac
+from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.low_rank.rounding import even_rank
-from gac.forms.metric import FACTOR
 from gac.forms.tensors import Kept, Statistics
+from gac.measurement.text import calibration_windows
 from gac.models.sites import Weight
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
-from gac.sensitivity.methods import Kfac
-from gac.sensitivity.text import calibration_windows
 from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
 
 SCHEMES = ("w4a16:64", "w3a16:64")

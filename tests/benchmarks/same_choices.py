@@ -22,10 +22,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gac.errors import GacError
+from gac.core.errors import GacError
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
 from gac.evaluation.versions import Planner
-from gac.workloads import Workload
 from tests.benchmarks.harness import options
 
 STORED = Path(__file__).parent / "results" / "same-choices.json.gz"

@@ -37,11 +37,11 @@ from gac.forms.head_dim import torch as head_dim
 from gac.forms.low_rank import torch as low_rank
 from gac.forms.narrow import elimination
 from gac.forms.narrow import torch as narrow
+from gac.measurement import curves, layerwise, methods, texts
+from gac.measurement.text import Windows
 from gac.models.loading import default_device
 from gac.models.shapes import SHAPES
 from gac.schemes import DEFAULT_SCHEME
-from gac.sensitivity import curves, layerwise, methods, texts
-from gac.sensitivity.text import Windows
 from tests.benchmarks.harness import OPTIONS, options, write
 
 VOCABULARY = 128_256

@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.allocation.problem import Instance, Problem, allowed, as_knapsack
-from gac.arrays import Ints
+from gac.core.arrays import Ints
+from gac.core.operations import Operation
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
 from gac.evaluation.versions import Planner
 from gac.forms import DEFAULT_FORMS
-from gac.operations import Operation
 from gac.profiling.table import Profile
 from gac.schemes import scheme_timed_as
-from gac.workloads import Workload
 from tests.benchmarks.harness import OPTIONS, machine, options, write
 
 T = TypeVar("T")

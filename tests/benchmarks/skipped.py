@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gac.forms import form_named
 from gac.forms.by_runs import RunForm, taken_together
+from gac.measurement import runs
+from gac.measurement.calibration import decoder_layers
+from gac.measurement.runs import ModelRuns
+from gac.measurement.text import calibration_windows, evaluation_windows
 from gac.models.families import family_of
 from gac.models.modules import input_device, listening
 from gac.models.sites import Weight
-from gac.sensitivity import runs
-from gac.sensitivity.calibration import decoder_layers
-from gac.sensitivity.runs import ModelRuns
-from gac.sensitivity.text import calibration_windows, evaluation_windows
 from tests.benchmarks.harness import options, read, write
 
 SKIP = form_named("skip")

@@ -11,9 +11,9 @@ from typing import Any
 
 from gac.allocation.decide import decide
 from gac.allocation.problem import Instance
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import DEFAULT_FORMS
-from gac.workloads import Workload
 from tests.benchmarks.harness import markdown, options
 
 WORKLOADS = ("prefill:1x1024", "decode:1@1024")

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import Any
 
 from gac.forms import DEFAULT_FORMS
-from gac.plan import Plan, WeightChoice
-from gac.recipe import DEFAULT_WORKLOADS
+from gac.plan.plan import Plan, WeightChoice
+from gac.plan.recipe import DEFAULT_WORKLOADS
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 STRUCTURES = ("heads", "skip", "narrow_pair")

@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.compression.compressed import compressed
 
 CHANGES = {

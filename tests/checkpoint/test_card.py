@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gac.checkpoint.card import export_card, model_card
-from gac.errors import GacError
-from gac.evidence import Healed
-from gac.io import from_json, to_json
-from gac.plan import Plan
+from gac.core.errors import GacError
+from gac.core.io import from_json, to_json
+from gac.plan.evidence import Healed
+from gac.plan.plan import Plan
 from tests.changed import with_measured
 from tests.cli.commands import run
 

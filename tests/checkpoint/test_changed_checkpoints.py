@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import gac
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.runtime.compressed import CODE
 from gac.testing import models
 from tests.checkpoint.conftest import CHANGES

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.errors import CheckpointError
-from gac.plan import Plan
+from gac.core.errors import CheckpointError
+from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
 from gac.runtime.stored import stored_modules
 from tests.checkpoint.test_three_ways import answers

@@ -19,8 +19,8 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import gac
-from gac.errors import CheckpointError
-from gac.plan import Plan
+from gac.core.errors import CheckpointError
+from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
 from tests.compression.stored import stored
 from tests.models.small import small_config, small_model

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 import gac
 from gac.checkpoint.direct import empty_model
 from gac.checkpoint.files import described, read_config
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.models import moving
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import changes_of, compressed

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import gac
-from gac.errors import CheckpointError
-from gac.plan import Plan
+from gac.core.errors import CheckpointError
+from gac.plan.plan import Plan
 from tests.compression.applying import logits
 from tests.compression.compressed import WIDTH, changes_of, compressed, small_compressed
 from tests.models.small import every_family, small_config, small_model, weights_of

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import gac
 from gac.checkpoint.gguf.blocks import BLOCK_TYPES
-from gac.errors import CheckpointError
-from gac.plan import Plan
+from gac.core.errors import CheckpointError
+from gac.plan.plan import Plan
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import HEAD_DIM, RANK, WIDTH, compressed
 from tests.compression.stored import stored

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.errors import CheckpointError, GacError, ModelError
+from gac.core.errors import CheckpointError, GacError, ModelError
 from gac.models.loading import is_checkpoint, load_config, load_model, load_tokenizer
 from gac.runtime.contract import DIGESTS
 from tests.fuzz.test_hostile_inputs import limited

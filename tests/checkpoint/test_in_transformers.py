@@ -12,8 +12,8 @@ from transformers.utils import hub
 
 import gac
 from gac.checkpoint.attach import PlannedModel
-from gac.errors import CheckpointError
-from gac.plan import Plan
+from gac.core.errors import CheckpointError
+from gac.plan.plan import Plan
 from gac.runtime.compressed import COMPANIONS, CompressedModel
 from gac.runtime.contract import DIGESTS
 from gac.runtime.modules import LowRankLinear

@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 
 import gac
 from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
-from gac.errors import CheckpointError
-from gac.io import exchange
+from gac.core.errors import CheckpointError
+from gac.core.io import exchange
 from tests.compression.applying import logits
 
 loading = importlib.import_module("gac.checkpoint.load")

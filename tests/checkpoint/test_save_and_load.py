@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.checkpoint.header import _digest, digest_of, is_unchanged
-from gac.errors import CheckpointError, GacError
+from gac.core.errors import CheckpointError, GacError
 from gac.models.loading import load_model
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.compressed import COMPANIONS
 from gac.runtime.contract import DIGESTS, SCHEMA
 from gac.runtime.decode_kernel import DecodeLinear, multiply

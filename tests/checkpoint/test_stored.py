@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import supported
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
 from gac.runtime.header import replace_weights
 from gac.runtime.shared_gemm import FusedMember

@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import CheckpointError
-from gac.io import exchange
+from gac.core.errors import CheckpointError
+from gac.core.io import exchange
 from gac.models.loading import is_checkpoint
 from tests.compression.applying import logits
 
@@ -32,7 +32,7 @@ def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) 
 def test_overwrite_replaces_a_checkpoint(
     flag: int, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gac.io._RENAME_EXCHANGE", flag)
+    monkeypatch.setattr("gac.core.io._RENAME_EXCHANGE", flag)
     (saved / "old").write_text("gone")
     torch.nn.init.ones_(model.lm_head.weight)
     gac.save(model, saved, overwrite=True)

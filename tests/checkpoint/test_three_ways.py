@@ -20,7 +20,7 @@ from gac import runtime
 from gac.checkpoint import classes as checkpoint_classes
 from gac.checkpoint.classes import classes_of
 from gac.models.families import supported
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.compressed import CODE, COMPANIONS
 from gac.runtime.contract import DIGESTS
 from tests.compression.applying import IDS

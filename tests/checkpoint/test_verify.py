@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import gac
 from gac.checkpoint.files import unread
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.runtime import compressed
 from gac.runtime.compressed import CODE
 from gac.runtime.contract import DIGESTS

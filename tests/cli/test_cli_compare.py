@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from commands import answer, run
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.checkpoint.test_gguf import EXACT, uniform, words
 from tests.cli.commands import answer, refused, run
 from tests.compression.compressed import small_compressed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gac.checkpoint.target import complete_directory
-from gac.errors import CheckpointError, GacError
-from gac.io import destination, whole_file
+from gac.core.errors import CheckpointError, GacError
+from gac.core.io import destination, whole_file
 from tests.cli.commands import refused, run
 
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.allocation.small_problems import problem
 from tests.changed import with_measured
 from tests.cli.commands import answer, ranks, refused, run, write_profile

@@ -6,13 +6,13 @@ from transformers import PreTrainedModel
 
 from gac.compression.apply import build_modules, changed_sites
 from gac.compression.refit import refit
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import stream_fits
 from gac.models.families import family_of
 from gac.models.modules import swap_in
-from gac.plan import Plan
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.registry import METHODS
+from gac.plan.plan import Plan
 
 IDS = torch.arange(40).reshape(2, 20)
 

@@ -11,7 +11,7 @@ from gac.compression.apply import empty_module, share_gemms
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.linears import as_linear
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.decode_kernel import use_decode_kernel
 from tests.changed import with_measured, with_recipe
 from tests.models.small import small_config, small_model

@@ -6,8 +6,8 @@ from typing import Any
 
 from gac.checkpoint.attach import attach_plan
 from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends, swap_in_ends
-from gac.evidence import RoundedHead
-from gac.plan import Plan
+from gac.plan.evidence import RoundedHead
+from gac.plan.plan import Plan
 from gac.schemes import scheme_named
 
 MakePlan = Callable[..., Plan]

@@ -15,7 +15,7 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.sites import Weight
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.stored import stored_modules
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 import gac
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.modules import ValueLinear
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed, small_compressed

@@ -8,9 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.compression.apply import changed_sites
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.models.families import family_of
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.changed import with_recipe
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, small_config, small_model

@@ -9,13 +9,13 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.compression.apply import share_gemms
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.latent.spec import Latent
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.modules import BlockLinear
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import small_config, small_model, weights_of

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from gac.compression import confidence
 from gac.compression.confidence import fitted_scale, scaled_norm
-from gac.errors import ModelError
+from gac.core.errors import ModelError
+from gac.measurement.calibration import decoder_layers
 from gac.models.families import family_of
 from gac.models.layer_stack import LayerStack
-from gac.sensitivity.calibration import decoder_layers
 from tests.models.small import every_family, small_config, small_model, weights_of
 
 IDS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, WHOLE, expected_curves, expected_error, expected_share
-from gac.curves import LossCurve, LossCurves, Whole
-from gac.evidence import Calibration
+from gac.forms.curvature.registry import METHODS
+from gac.forms.loss_curves import LossCurve, LossCurves, Whole
 from gac.models.families import Family, family_of
-from gac.recipe import Recipe
-from gac.sensitivity.registry import METHODS
+from gac.plan.evidence import Calibration
+from gac.plan.recipe import Recipe
 from tests.models.small import small_config
 
 LLAMA, GEMMA = (family_of(small_config(name)) for name in ("llama", "gemma3_text"))

@@ -12,14 +12,14 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from gac.allocation.problem import floored
 from gac.compression import first_shot as shot
 from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.forms import form_named
+from gac.forms.curvature.registry import METHODS
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import measure_curves
+from gac.measurement.store import StatisticsStore
 from gac.models.families import family_of
-from gac.plan import Plan, WeightChoice
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.registry import METHODS
-from gac.sensitivity.store import StatisticsStore
+from gac.plan.plan import Plan, WeightChoice
 from tests.changed import with_recipe
 from tests.compression.applying import applied
 from tests.models.small import small_config, small_model

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from gac.compression.apply import build_modules
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import form_named
+from gac.forms.curvature.metric import Metric
+from gac.forms.curvature.registry import METHODS
 from gac.forms.heads.torch import LEFT, eliminate_groups
-from gac.forms.metric import Metric
 from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import stream_fits
 from gac.models.families import FIXED_HEADS, family_of, supported
 from gac.models.modules import swap_in
-from gac.plan import Plan, WeightChoice
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import stream_fits
-from gac.sensitivity.registry import METHODS
+from gac.plan.plan import Plan, WeightChoice
 from tests.compression.applying import IDS, applied, divergence, logits
 from tests.models.small import small_config, small_model, weights_of
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.errors import BudgetError, GacError
+from gac.core.errors import BudgetError, GacError
 from gac.forms import form_named
+from gac.forms.curvature.metric import Metric
 from gac.forms.decomposition import decompose, with_rotated_latents
 from gac.forms.latent.rounded import balance, moments_of_latents, rounding_cost
-from gac.forms.metric import Metric
+from gac.measurement.store import read_tensors
 from gac.models.sites import Weight
 from gac.runtime.latent_rounding import rounded
 from gac.runtime.latent_words import token_words
 from gac.runtime.latents import second_factor
-from gac.sensitivity.store import read_tensors
 from tests.small_pipeline import Small
 
 FORMS = ("latent:1", "latent:1:int8", "latent:1:int4")

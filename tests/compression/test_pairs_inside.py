@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gac.compression.apply import share_gemms
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.models.families import family_of
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import applied, logits

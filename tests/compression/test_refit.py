@@ -12,11 +12,11 @@ from gac.compression.expected import PLAIN
 from gac.compression.paired_run import PairedRun
 from gac.compression.refit import refit_named
 from gac.compression.stream import ways_of
-from gac.errors import GacError, ModelError
+from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
+from gac.forms.curvature.registry import METHODS
 from gac.models.families import Between, Family, family_of, supported
-from gac.plan import Plan
-from gac.sensitivity.registry import METHODS
+from gac.plan.plan import Plan
 from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.compressed import WIDTH

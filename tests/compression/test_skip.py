@@ -14,18 +14,18 @@ from transformers import DynamicCache, PreTrainedModel
 import gac
 from gac.checkpoint.attach import attach_plan
 from gac.compression.apply import skip_absent
-from gac.errors import CheckpointError, GacError, PlanError
+from gac.core.errors import CheckpointError, GacError, PlanError
 from gac.forms import form_named
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import measure_curves
+from gac.measurement.pairs import ON_TEXT
+from gac.measurement.runs import DIFFERS
 from gac.models.families import family_of
 from gac.models.sites import Weight
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.skipped import PassedNorm, SkippedBlock
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.pairs import ON_TEXT
-from gac.sensitivity.registry import METHODS
-from gac.sensitivity.runs import DIFFERS
 from tests.compression.applying import IDS, applied, divergence, logits
 from tests.models.small import every_family, small_config, small_model, weights_of
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gac.distributed import launch
+from gac.core.distributed import launch
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps import collectives

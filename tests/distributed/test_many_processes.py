@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gac
-from gac.sensitivity.store import read_arrays
+from gac.measurement.store import read_arrays
 from tests.distributed import work
 from tests.distributed.herd import LAYERS, Ended, together
 from tests.healing.trained import TOKENS

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from gac.distributed import launch
-from gac.distributed.ranks import ALONE, Ranks
-from gac.errors import GacError
+from gac.core.distributed import launch
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.errors import GacError
 
 
 class One(Ranks):

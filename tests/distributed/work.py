@@ -12,13 +12,13 @@ from unittest.mock import patch
 import torch
 
 import gac
-from gac.distributed import launch
-from gac.errors import ModelError
+from gac.core.distributed import launch
+from gac.core.errors import ModelError
 from gac.forms.latent.spec import Latent
 from gac.healing import heal as of_healing
 from gac.healing import healing, state
+from gac.measurement import calibration, curves
 from gac.models.loading import bytes_of
-from gac.sensitivity import calibration, curves
 from tests.distributed.herd import llama, options
 from tests.healing.trained import Trained, trained
 
@@ -130,7 +130,7 @@ def err(text: Path, rank: int) -> None:
 
 
 def other_version(text: Path, rank: int) -> None:
-    from gac.distributed import run
+    from gac.core.distributed import run
 
     if launch.rank() == rank:
         run.__version__ = "0.0.1"

@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import CheckpointError, GacError, ModelError, TextError
+from gac.core.errors import CheckpointError, GacError, ModelError, TextError
 from gac.evaluation import evaluate
 from tests.small_pipeline import Small
 

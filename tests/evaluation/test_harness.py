@@ -15,10 +15,10 @@ from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.evaluation.harness import GacLM
 from gac.evaluation.tasks import open_suite
-from gac.plan import Plan
+from gac.plan.plan import Plan
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
 

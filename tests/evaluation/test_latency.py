@@ -12,7 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gac.allocation.decide import SLACK
-from gac.errors import GacError, ModelError, ProfileError
+from gac.core.errors import GacError, ModelError, ProfileError
+from gac.core.workloads import Workload
 from gac.evaluation import steps
 from gac.evaluation.bench import Bench, Reference, in_groups
 from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
@@ -34,16 +35,15 @@ from gac.evaluation.versions import (
     with_head,
 )
 from gac.forms.planned_sites import run_together
+from gac.measurement.curve_library import CurveLibrary
 from gac.models.shapes import shapes_of
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.timing.sampling import Batch
 from gac.runtime.skipped import SkippedBlock
 from gac.runtime.stored import stored_modules
-from gac.sensitivity.curve_library import CurveLibrary
-from gac.workloads import Workload
 from tests.headers import make_profile
 
 SCHEMES = ("w8a16", "w4a16")

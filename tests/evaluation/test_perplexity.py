@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.errors import ModelError, TextError
+from gac.core.errors import ModelError, TextError
 from gac.evaluation.perplexity import compare_models, divergence, perplexity
 from gac.evaluation.protocol import take_sample
 from gac.evaluation.results import Divergence, Perplexity

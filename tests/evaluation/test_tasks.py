@@ -12,7 +12,7 @@ import torch
 from lm_eval.tasks import TaskManager
 from transformers import LlamaForCausalLM
 
-from gac.errors import ModelError, TaskError
+from gac.core.errors import ModelError, TaskError
 from gac.evaluation.tasks import Suite, open_suite, read_task_file
 
 KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"

@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gac.core.operations import Operation, linear
 from gac.forms import Form
 from gac.forms.base import ModuleSpec, Place
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.forms.refit import Refits
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
-from gac.operations import Operation, linear
 from gac.runtime.modules import KINDS, empty_linear
 
 

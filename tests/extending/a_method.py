@@ -7,8 +7,8 @@ mean squared gradient of the output, times what is the same for all rows.
 import torch
 from torch import Tensor
 
-from gac.forms.metric import Moments
-from gac.sensitivity.methods import Method, identity_like
+from gac.forms.curvature.methods import Method, identity_like
+from gac.forms.curvature.metric import Moments
 
 
 class Fwsvd(Method):

@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import gac
 from gac.allocation.rules import RULES
 from gac.forms import FORMS
+from gac.forms.curvature.registry import METHODS
 from gac.models.sites import Weight
 from gac.schemes import SCHEMES
-from gac.sensitivity.registry import METHODS
 from gac.testing import check_form, check_method, check_rule, check_scheme
 from tests.extending.a_form import Picked, PickedLinear
 from tests.extending.a_method import Fwsvd

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from gac.allocation.knapsack import Group, Solution, knapsack
-from gac.errors import BudgetError, GacError
+from gac.core.errors import BudgetError, GacError
 
 Items = list[tuple[float, list[int]]]
 Instance = tuple[list[Items], list[int]]

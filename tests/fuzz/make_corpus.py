@@ -9,9 +9,9 @@ from transformers import LlamaConfig
 
 from gac.allocation.frontier import frontier
 from gac.checkpoint.header import header_of
-from gac.costs import KV_NUMBERS
-from gac.io import to_json
-from gac.plan import Limit, Plan, WorkloadLatency
+from gac.core.io import to_json
+from gac.plan.costs import KV_NUMBERS
+from gac.plan.plan import Limit, Plan, WorkloadLatency
 from gac.runtime.contract import COMPRESSED
 from tests.allocation.small_problems import problem
 from tests.changed import changed_recipe

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from gac.allocation.frontier_record import Frontier
 from gac.allocation.rules import RULES
-from gac.errors import UNSAFE, GacError, PlanError
+from gac.core.errors import UNSAFE, GacError, PlanError
+from gac.core.io import from_json
+from gac.core.workloads import Workload
 from gac.forms import FORMS, form_named
-from gac.io import from_json
 from gac.models.families import family_of, text_config
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.profiling.lines import Line, RowLine
 from gac.profiling.reading import parse, read_line
-from gac.workloads import Workload
 
 CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")
 SEPARATOR = b"\n%%\n"

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gac.errors import UNSAFE, GacError, PlanError, ProfileError
+from gac.core.errors import UNSAFE, GacError, PlanError, ProfileError
+from gac.core.untrusted import UnsafeJsonError, parse_strictly
+from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.models.sites import Weight, check_weight
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.profiling.reading import parse
 from gac.profiling.table import Profile
-from gac.untrusted import UnsafeJsonError, parse_strictly
-from gac.workloads import Workload
 from tests.cli.commands import refused
 from tests.fuzz.hostile import spoiled
 from tests.fuzz.targets import TARGETS, survives
@@ -251,7 +251,7 @@ def test_a_profile_of_a_terabyte_without_a_line_is_not_read_to_the_end(tmp_path:
 def test_a_huge_file_is_refused_in_seconds_and_bounded_memory(name: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(HUGE[name]())
     code = (
-        "import sys\nfrom gac.errors import PlanError\nfrom gac.plan import Plan\n"
+        "import sys\nfrom gac.core.errors import PlanError\nfrom gac.plan.plan import Plan\n"
         "try: Plan.load(sys.argv[1])\nexcept PlanError as failure: print(len(str(failure)) < 10_000)"
     )
     assert run_limited(code, tmp_path / "plan.json") == (0, "True\n", "")

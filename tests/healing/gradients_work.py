@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gac.distributed import ranks
-from gac.distributed.run import this_run
+from gac.core.distributed import ranks
+from gac.core.distributed.run import this_run
 from gac.healing import gradients
 from gac.healing.gradients import Captures, Gradients
 from gac.healing.logits import mean_loss

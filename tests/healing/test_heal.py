@@ -16,12 +16,12 @@ from trained import LENGTH, TOKENS, Trained
 import gac
 from gac import api
 from gac.checkpoint.card import model_card
-from gac.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
+from gac.core.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
+from gac.core.io import home
 from gac.healing import descent, heal, healing, layers, own_text, state, whole, work
 from gac.healing import logits as logits_of
 from gac.healing.trainables import Trainables
-from gac.io import home
-from gac.plan_summary import apply_commands
+from gac.plan.summary import apply_commands
 from gac.reporting.figures.healing import LossPoint
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits

@@ -11,11 +11,11 @@ import torch
 from trained import LENGTH, Trained
 
 import gac
-from gac.errors import TextError
+from gac.core.errors import TextError
 from gac.healing.own_text import Start, _written, pieces_of
 from gac.healing.text import HealingText, healing_text, held_out
+from gac.measurement.text import TextSpec, Windows, windows_of
 from gac.models.loading import Loaded
-from gac.sensitivity.text import TextSpec, Windows, windows_of
 
 
 def text_of(given: Any, learned: Trained, seen: list[Any] | None = None, labels: bool = False) -> HealingText:

@@ -13,11 +13,11 @@ import torch
 from trained import TOKENS, Trained
 
 import gac
+from gac.core.io import home
 from gac.healing import heal, state
 from gac.healing.healing import Healing
 from gac.healing.state import Reached, StateFile, key_of
 from gac.healing.work import Work
-from gac.io import home
 from tests.compression.applying import logits
 
 KILLED = """

@@ -14,7 +14,8 @@ from transformers import AutoConfig, LlamaConfig
 
 import gac
 from gac.compression.apply import share_gemms
-from gac.errors import ModelError, PlanError
+from gac.core.errors import ModelError, PlanError
+from gac.core.operations import linear
 from gac.forms import FORMS
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.models.attentions import WITHOUT_HEAD_KEYS
@@ -22,8 +23,7 @@ from gac.models.families import Family, family_of, supported, text_config
 from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
 from gac.models.sites import Weight
-from gac.operations import linear
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import NEURONS, SMALL, every_family, small_config, small_model, weights_of
 

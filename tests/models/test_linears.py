@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
+from gac.forms.curvature.registry import METHODS
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import measure_curves
 from gac.models.families import family_of
 from gac.models.linears import as_linear, check_rows_together
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import measure_curves
-from gac.sensitivity.registry import METHODS
 from tests.compression.applying import IDS
 from tests.models.small import small_config, small_model, weights_of
 

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import (
     check_finite,
     check_frequencies,

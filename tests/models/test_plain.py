@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, prune
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import load_model
 from gac.models.plain import check_plain
 from gac.testing import models

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.loading import load_model
 
 Convert = Callable[[str, Tensor], tuple[Tensor, dict[str, Tensor]]]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models.basis import Rotation
 from gac.models.families import supported
 from gac.models.rotation import orthogonal, rotate, rotated, rotates_freely

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.models import streaming
 from gac.models.streaming import FULL, on_its_device, placed, spread, streamed
 from tests.compression.applying import logits

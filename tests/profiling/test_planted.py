@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Sweep
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.operations import linear
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES
-from gac.operations import linear
 from gac.profiling import folders
 from gac.profiling.records import Launch, Point
 from gac.profiling.sweeps.coverage import model_points

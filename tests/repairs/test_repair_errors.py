@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.errors import CheckpointError, GacError, ProfileError
+from gac.core.errors import CheckpointError, GacError, ProfileError
 from tests.repairs.checkpoints import Tensors, asvd, factored, grouped, narrowed, svd_llm, write
 
 H100 = "nvidia-h100-80gb-hbm3"

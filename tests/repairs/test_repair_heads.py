@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import gac
 from gac.checkpoint.card import model_card
-from gac.errors import CheckpointError, PlanError
+from gac.core.errors import CheckpointError, PlanError
 from gac.models.families import FIXED_HEADS, family_of
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.repairs.report import Carried, Repaired, repair_tables
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config

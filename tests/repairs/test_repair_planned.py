@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
-from gac.errors import CheckpointError
-from gac.plan import Candidate, Limit, Plan, WorkloadLatency
+from gac.core.errors import CheckpointError
+from gac.plan.plan import Candidate, Limit, Plan, WorkloadLatency
 from gac.repairs.layouts.planned import padded_plan
 from gac.testing.models import tiny_config
 from tests.changed import changed_recipe

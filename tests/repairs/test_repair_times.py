@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.workloads import Workload
 from gac.profiling.operators import operation
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.table import Profile
@@ -13,7 +14,6 @@ from gac.repairs.contract import STRATEGIES, ShapeContract
 from gac.repairs.run import decide
 from gac.repairs.shared_dims import Block, Run, SharedDim
 from gac.repairs.times import DTYPE, in_table, measured_dims, on_gpu, summed
-from gac.workloads import Workload
 from tests.cli.commands import write_profile
 from tests.headers import make_header
 

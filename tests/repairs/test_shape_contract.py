@@ -2,7 +2,7 @@
 
 import pytest
 
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.repairs.contract import STRATEGIES, ShapeContract
 
 

@@ -13,8 +13,8 @@ from gac.allocation.frontier import Frontier, frontier
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
 from gac.forms import form_named
-from gac.plan import Plan, SiteChoice
-from gac.recipe import Recipe
+from gac.plan.plan import Plan, SiteChoice
+from gac.plan.recipe import Recipe
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import PREFILL, asking, problem
 from tests.changed import with_measured

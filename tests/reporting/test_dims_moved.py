@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site, Weight

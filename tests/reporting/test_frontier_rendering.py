@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from rendering import legend, shown
 
 from gac.allocation.frontier import Frontier, frontier
-from gac.errors import GacError, PlanError
+from gac.core.errors import GacError, PlanError
 from gac.reporting.frontier import curve, figure_of_frontier, frontier_table, plot_frontier, readable
 from tests.allocation.small_problems import DECODE, PREFILL, problem
 from tests.reporting.report_plans import LOSSES, SLOPE, rounded, rounding, whole_range

@@ -11,9 +11,9 @@ from rendering import legend
 from transformers import LlamaConfig
 
 from gac import plots
-from gac.errors import GacError, PlanError, ProfileError
+from gac.core.errors import GacError, PlanError, ProfileError
 from gac.lab.figures import published_heads
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.allocation.small_problems import MEASURED, PREFILL, measured, profile
 from tests.changed import with_measured, with_recipe
 from tests.reporting.report_plans import LARGE, whole_range

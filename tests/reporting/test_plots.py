@@ -12,7 +12,7 @@ from matplotlib.text import Annotation
 from rendering import legend
 
 from gac import plots
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch, Measurement
 from gac.profiling.table import Profile, Sweep

@@ -9,7 +9,7 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from gac.plan import Candidate, Plan, SiteChoice
+from gac.plan.plan import Candidate, Plan, SiteChoice
 from gac.reporting.report.render import report_page, tokens_page
 from gac.reporting.report.sources import Sources
 from tests.reporting.report_plans import LARGE, by_rule, decided, renamed, whole_range

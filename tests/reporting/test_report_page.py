@@ -12,8 +12,8 @@ import pytest
 import gac
 from gac.allocation.frontier import frontier
 from gac.checkpoint.card import model_card
-from gac.errors import PlanError
-from gac.plan import Plan
+from gac.core.errors import PlanError
+from gac.plan.plan import Plan
 from gac.reporting.frontier import readable
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources

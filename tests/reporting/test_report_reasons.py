@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gac.models.sites import Weight
-from gac.plan import Candidate, Limit, SiteChoice, WeightChoice
+from gac.plan.plan import Candidate, Limit, SiteChoice, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.formatting import duration, nats, ranges
 from gac.reporting.report.reasons import next_dims, reasons, trades

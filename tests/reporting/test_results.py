@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 
 from gac import Perplexity
 from gac.allocation.frontier import frontier
-from gac.errors import GacError
-from gac.plan import Plan
+from gac.core.errors import GacError
+from gac.plan.plan import Plan
 from gac.profiling.cliffs import find_cliffs
 from tests.allocation.small_problems import measured, problem, profile
 from tests.changed import with_measured

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import gac
-import gac.plots
+import gac.reporting.plots
+from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.reporting.tables import legend_of
-from gac.workloads import Workload
 
 PREFILL, DECODE = "prefill:1x1024", "decode:1@1024"
 

@@ -7,8 +7,8 @@ import pytest
 from rendering import shown
 from transformers import LlamaConfig
 
-from gac.plan import Plan, WorkloadLatency
-from gac.plan_summary import latencies
+from gac.plan.plan import Plan, WorkloadLatency
+from gac.plan.summary import latencies
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary, plan_table
 from tests.changed import with_recipe
 from tests.models.small import small_config

@@ -11,11 +11,11 @@ from matplotlib import pyplot
 
 import gac
 from gac import plots
-from gac.errors import GacError, PlanError
-from gac.plan import Plan, WorkloadLatency
+from gac.core.errors import GacError, PlanError
+from gac.plan.plan import Plan, WorkloadLatency
+from gac.plan.token_plan import TokenPlan, either
 from gac.reporting.report.render import report_page, tokens_page
 from gac.reporting.report.sources import Sources
-from gac.token_plan import TokenPlan, either
 from tests.cli.commands import refused, run
 from tests.reporting.rendering import legend
 from tests.reporting.report_plans import decided

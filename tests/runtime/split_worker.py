@@ -132,11 +132,11 @@ def _ends() -> dict[str, float]:
 
 def _bench() -> list[list[Any]]:
     """Names and bytes of versions, and those of one process that is alone; every round is the slowest one's."""
+    from gac.core.workloads import Workload
     from gac.evaluation.bench import Bench
     from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes
     from gac.evaluation.split import SlowestTimer, SplitShapes, ranks_of_torchrun
     from gac.models.shapes import Shapes
-    from gac.workloads import Workload
     from tests.evaluation.test_latency import CountingTimer
 
     class Slower(CountingTimer):

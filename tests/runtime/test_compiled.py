@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, StaticCache
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.compressed import uncollected
 from tests.compression.compressed import small_compressed
 

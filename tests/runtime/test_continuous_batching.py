@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 import gac
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from tests.compression.compressed import MakePlan, compressed
 from tests.models.small import small_config, small_model
 

@@ -264,7 +264,7 @@ def test_a_cache_that_rounds_is_refused(llama: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["latent:0", "latent:int3", "latent:4int8", "latent:1:8", "latent::int8", "latent:"])
 def test_names_that_are_none_are_refused(name: str) -> None:
-    with pytest.raises(gac.errors.GacError, match=f"form {name}; expected latent:N with a number of heads"):
+    with pytest.raises(gac.core.errors.GacError, match=f"form {name}; expected latent:N with a number of heads"):
         form_named(name)
 
 

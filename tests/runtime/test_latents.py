@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 import gac
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import check_forms_fit
 from gac.models.families import family_of, supported
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime import latents
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed

@@ -5,7 +5,7 @@ import torch
 
 from gac.compression.apply import empty_module
 from gac.models.sites import Weight
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 
 CHOICES = [

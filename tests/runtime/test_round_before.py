@@ -20,7 +20,7 @@ from gac.evaluation.parts import without
 from gac.evaluation.shapes import variant
 from gac.forms import form_named
 from gac.models.families import family_of
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime import eight_bits_gemm, rounded_rows
 from gac.runtime.eight_bits import FLOAT8, Floats8
 from gac.runtime.packed import PackedIntegers

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.compressed import CompressedModel
 from gac.runtime.serving import show_to_serve
 from tests.compression.applying import logits

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from gac.compression.apply import share_gemms
 from gac.forms.planned_sites import run_together
 from gac.models.families import family_of
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed

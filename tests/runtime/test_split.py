@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import gac
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.forms import FORMS, form_named, variants_of
 from gac.models.families import supported
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.division import cuts_of, styles_of, units_of
 from gac.runtime.modules import KINDS
 from gac.runtime.ranks import SplitError, ranks_asked_for

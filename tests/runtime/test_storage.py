@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.compression.rounding import store
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms.decomposition import with_rotated_latents
 from gac.runtime.modules import BlockLinear, Heads, LatentLinear, LowRankLinear, ValueLinear, empty_linear
 from gac.runtime.packed import PackedIntegers, unpack, words_of

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from gac.forms import form_named
-from gac.forms.metric import Moments
+from gac.forms.curvature.methods import Kfac
+from gac.forms.curvature.metric import Moments
 from gac.forms.tensors import Kept, Statistics
 from gac.models.sites import Weight
 from gac.runtime.rounded_inputs import READERS
 from gac.schemes import scheme_named
-from gac.sensitivity.methods import Kfac
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -17,20 +17,22 @@ from gac.allocation.decide import settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
 from gac.compression.rounding import store
-from gac.curves import LossCurve, LossCurves
-from gac.errors import PlanError, ProfileError
+from gac.core.errors import PlanError, ProfileError
+from gac.core.operations import batched_gemm, linear
 from gac.forms import form_named, variants_of
+from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.low_rank.rounding import largest_squares
-from gac.forms.metric import FACTOR
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Kept, Statistics
+from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.prices import rounding_loss
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.loading import load_config
 from gac.models.sites import Site, Weight
-from gac.operations import batched_gemm, linear
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.rounded_inputs import READERS, rounded_linear
 from gac.runtime.storage import Storage
@@ -39,8 +41,6 @@ from gac.schemes import SCHEMES, Scheme, scheme_named
 from gac.schemes.float8.torch import FLOAT8, round_matrix
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers.torch import round_matrix as round_integers
-from gac.sensitivity.calibration import CalibrationRun, stream_moments
-from gac.sensitivity.prices import rounding_loss
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -132,7 +132,7 @@ def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str,
 
 
 def made(site: Site, forms: tuple[str, ...], *schemes: str) -> CandidateSet:
-    space = gac.recipe.Space(forms=forms, schemes=schemes, align=False)
+    space = gac.plan.recipe.Space(forms=forms, schemes=schemes, align=False)
     return candidates(site, falling((site,), forms, schemes), space, Timing(None, ()), ("bytes",))
 
 

@@ -12,15 +12,17 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import SLACK, settled
-from gac.errors import BudgetError, PlanError, ProfileError
+from gac.core.errors import BudgetError, PlanError, ProfileError
+from gac.core.linalg import damped
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
-from gac.linalg import damped
+from gac.measurement import calibration
+from gac.measurement.layerwise import LayerwiseBackward
 from gac.models.families import family_of
 from gac.models.loading import load_config
-from gac.plan import Plan
-from gac.plan_summary import allocate_command
-from gac.recipe import Recipe
+from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
+from gac.plan.summary import allocate_command
 from gac.reporting.tables import cell_of, legend_of
 from gac.schemes import SCHEMES, scheme_named, scheme_timed_as
 from gac.schemes.feedback import layout, rounding
@@ -32,8 +34,6 @@ from gac.schemes.integers import descent
 from gac.schemes.integers.grids import Grid, fitted
 from gac.schemes.integers.torch import Numbers, round_matrix
 from gac.schemes.integers.whole import Whole
-from gac.sensitivity import calibration
-from gac.sensitivity.layerwise import LayerwiseBackward
 from gac.testing import check_scheme
 from tests.compression.stored import held_bytes
 from tests.models.small import small_config, weights_of

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gac.compression.rounding import store
 from gac.forms import form_named
+from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
-from gac.forms.metric import FACTOR
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
 from gac.schemes import scheme_named

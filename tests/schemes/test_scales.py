@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.errors import ModelError
+from gac.core.errors import ModelError
 from gac.schemes import scheme_named
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers import descent

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.import_utils import is_serve_available
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.serving.servers import COMMANDS, printed_by_the_client, running, said
 from tests.serving.wordy import TOKENS, prompts, wordy
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.models.small import small_config
 from tests.serving.servers import COMMANDS, printed_by_the_client, running, said
 from tests.serving.wordy import TOKENS, prompts, wordy, wordy_stored

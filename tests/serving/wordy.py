@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from gac.plan import Plan
+from gac.plan.plan import Plan
 from tests.compression.compressed import compressed
 from tests.compression.stored import stored
 from tests.models.small import small_config, small_model, weights_of

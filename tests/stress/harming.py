@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import gac
+from gac.measurement.store import read_tensors
 from gac.profiling.table import Profile
-from gac.sensitivity.store import read_tensors
 from tests.stress import victims
 from tests.stress.victims import Harm, serve
 

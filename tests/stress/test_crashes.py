@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import torch
 
-from gac.errors import ProfileError, StatisticsError
+from gac.core.errors import ProfileError, StatisticsError
+from gac.measurement.store import read_arrays, write_tensors
 from gac.profiling.sweeps.journal import Journal
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
-from gac.sensitivity.store import read_arrays, write_tensors
 from tests.headers import make_header
 from tests.stress.harming import (
     KILLED,

@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import gac
-from gac.errors import ModelError, TextError
+from gac.core.errors import ModelError, TextError
 from gac.forms import FORMS
+from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import decompose
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import ModelCurves, measure_curves, stream_fits
 from gac.models.families import family_of
-from gac.sensitivity.calibration import CalibrationRun
-from gac.sensitivity.curves import ModelCurves, measure_curves, stream_fits
-from gac.sensitivity.registry import METHODS
 from gac.testing.methods import KINDS, loss_of, moments_of, statistics
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small

@@ -17,18 +17,18 @@ import torch
 from tqdm import tqdm
 
 import gac
-from gac.errors import GacError
+from gac.core.errors import GacError
 from gac.forms.low_rank.spec import low_rank
+from gac.measurement import calibration
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
-from gac.sensitivity import calibration
 from gac.testing import models
 from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 WRITERS = (
-    "gac/io.py",
-    "gac/sensitivity/store.py",
+    "gac/core/io.py",
+    "gac/measurement/store.py",
     "gac/baselines/measurements.py",
     "gac/profiling/sweeps/journal.py",
     "gac/checkpoint/save.py",

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 import gac
-from gac.errors import GacError, ModelError, PlanError
+from gac.core.errors import GacError, ModelError, PlanError
 from gac.tokens.presses import known_presses
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small

@@ -10,12 +10,12 @@ from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
 import gac
 from gac.cli import main
-from gac.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
+from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError
 from gac.evaluation.perplexity import window_divergences
+from gac.measurement.texts import Texts
 from gac.models.attentions import heads_of
-from gac.plan import WorkloadLatency
+from gac.plan.plan import WorkloadLatency
 from gac.profiling.records import Point
-from gac.sensitivity.texts import Texts
 from gac.tokens.presses import known_presses, press_of
 from tests.allocation.test_scheme_latencies import table
 from tests.models.small import small_config, small_model

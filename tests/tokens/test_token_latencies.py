@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
-from gac.costs import floored
-from gac.errors import BudgetError, GacError, PlanError, ProfileError
+from gac.core.errors import BudgetError, GacError, PlanError, ProfileError
+from gac.core.operations import attend
+from gac.core.workloads import Workload
 from gac.models.attentions import Heads, heads_of
 from gac.models.shapes import SHAPES
-from gac.operations import attend
-from gac.plan import WorkloadLatency
+from gac.plan.costs import floored
+from gac.plan.plan import WorkloadLatency
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import token_points
 from gac.tokens.decide import TimeLimit, decide
 from gac.tokens.defaults import SHARES, STEP
 from gac.tokens.latencies import Attending, decoding, limited
-from gac.workloads import Workload
 from tests.allocation.test_scheme_latencies import table
 from tests.models.small import small_config
 from tests.tokens.test_token_plan import BUDGETS, curves, plan_of

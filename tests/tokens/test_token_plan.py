@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaForCausalLM
 
 import gac
-from gac.errors import BudgetError, GacError, ModelError, PlanError
+from gac.core.errors import BudgetError, GacError, ModelError, PlanError
 from gac.models.attentions import Heads, sliding_layers
-from gac.plan import WorkloadLatency
-from gac.token_plan import SCHEMA, TokenPlan
+from gac.plan.plan import WorkloadLatency
+from gac.plan.token_plan import SCHEMA, TokenPlan
 from gac.tokens.allocate import _budgets
 from gac.tokens.attending import attending
 from gac.tokens.decide import decide

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 REACH = 2
 

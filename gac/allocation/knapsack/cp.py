@@ -8,7 +8,7 @@ import numpy as np
 from gac.allocation.interruptible import interruptible
 from gac.allocation.knapsack.ragged import Mask, Ragged
 from gac.allocation.knapsack.work import STEPS, Work
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)

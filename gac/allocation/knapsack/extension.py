@@ -5,7 +5,7 @@ import numpy as np
 from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.knapsack.work import Work
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 MOST_STATES = 1 << 18
 MOST_CHILDREN = 1 << 20

@@ -11,7 +11,7 @@ from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import settle
 from gac.allocation.knapsack.work import Work
-from gac.errors import BudgetError
+from gac.core.errors import BudgetError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gac.allocation.knapsack.groups import Group
-from gac.errors import GacError
+from gac.core.errors import GacError
 
 
 def as_given(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arrays import Floats, Ints
-from gac.errors import GacError
-from gac.plan import Certificate
+from gac.core.arrays import Floats, Ints
+from gac.core.errors import GacError
+from gac.plan.plan import Certificate
 
 
 @dataclass(frozen=True, eq=False, init=False)

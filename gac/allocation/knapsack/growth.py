@@ -15,7 +15,7 @@ from gac.allocation.knapsack.halves import grown_halves
 from gac.allocation.knapsack.outlook import least_worth
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.knapsack.work import Work
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 _APART = 1 << 12
 _MOST_KINDS = 8

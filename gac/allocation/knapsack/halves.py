@@ -13,7 +13,7 @@ from gac.allocation.knapsack.outlook import Outlook, outlook
 from gac.allocation.knapsack.states import States, Tree
 from gac.allocation.knapsack.work import Work
 from gac.allocation.pareto import front
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 _SIFT_FROM = 1 << 11
 _BLOCK = 1 << 17

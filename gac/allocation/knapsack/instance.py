@@ -7,7 +7,7 @@ import numpy as np
 
 from gac.allocation.knapsack.groups import Group
 from gac.allocation.knapsack.ragged import Ragged
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 VALUE_BITS = 52
 COST_BITS = 62

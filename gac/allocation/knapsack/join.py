@@ -7,7 +7,7 @@ import numpy as np
 from gac.allocation.knapsack.core import Core
 from gac.allocation.knapsack.states import States
 from gac.allocation.knapsack.work import Work
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 MOST_PAIRS = 1 << 26
 _BATCH = 1 << 21

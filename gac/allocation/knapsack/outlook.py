@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 _BITS, _MEMORY_BITS, _WORK_BITS = 14, 22, 24
 _DOWN = 1 - 2.0**-50

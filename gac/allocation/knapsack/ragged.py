@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 Mask = NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import Outcome, settle
 from gac.allocation.knapsack.work import Work
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 _FAR = 2.0**-20
 _FINE = 8

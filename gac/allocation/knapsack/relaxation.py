@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.allocation.knapsack.ragged import Mask, Ragged
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 
 _ROUNDS = 100
 _CLOSE = 1e-12

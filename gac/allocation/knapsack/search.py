@@ -12,7 +12,7 @@ from gac.allocation.knapsack.join import join
 from gac.allocation.knapsack.ragged import Ragged
 from gac.allocation.knapsack.relaxation import Bound
 from gac.allocation.knapsack.work import Work
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 _FIRST, _FINEST = 24, 16
 _FAST_GROWTH, _GROWTH, _SLOW_GROWTH = 2.0, 1.3, 1.1

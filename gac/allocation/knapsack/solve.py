@@ -13,9 +13,9 @@ from gac.allocation.knapsack.groups import Group, Solution
 from gac.allocation.knapsack.instance import OutOfReachError, reduced_items, rows_of
 from gac.allocation.knapsack.refine import Refined, refined
 from gac.allocation.knapsack.work import Work
-from gac.arrays import Ints
-from gac.errors import GacError
-from gac.plan import Certificate
+from gac.core.arrays import Ints
+from gac.core.errors import GacError
+from gac.plan.plan import Certificate
 
 
 def knapsack(

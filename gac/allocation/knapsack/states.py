@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.knapsack.ragged import Mask
-from gac.arrays import Ints
+from gac.core.arrays import Ints
 
 
 @dataclass(frozen=True, eq=False)

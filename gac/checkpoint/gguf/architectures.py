@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gac.checkpoint.gguf.package import ELSEWHERE
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 
 ELSEWHERE = "Export the model without --gguf (gac.export), and convert the directory with llama.cpp's own script."
 """The remedy where GAC does not write what llama.cpp may have."""

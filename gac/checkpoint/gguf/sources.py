@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gac.checkpoint.export import unchanged_state, weight_state
-from gac.plan import Plan, WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named

@@ -8,7 +8,6 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.arguments import checked
 from gac.checkpoint.export import opened, stock_model
 from gac.checkpoint.gguf.architectures import Architecture, add_sizes, architecture_of, head_dim
 from gac.checkpoint.gguf.content import Content, as_they_are, content, in_pairs
@@ -16,12 +15,13 @@ from gac.checkpoint.gguf.package import gguf_package
 from gac.checkpoint.gguf.record import GgufFile, tensors_written
 from gac.checkpoint.gguf.sources import Source, sources
 from gac.checkpoint.gguf.vocabulary import add_vocabulary
-from gac.errors import CheckpointError
-from gac.io import whole_file
+from gac.core.arguments import checked
+from gac.core.errors import CheckpointError
+from gac.core.io import whole_file
+from gac.core.progress import progress_bar
 from gac.models.loading import load_tokenizer
 from gac.models.threads import one_call_at_a_time
-from gac.plan import Plan
-from gac.progress import progress_bar
+from gac.plan.plan import Plan
 from gac.schemes import scheme_named
 
 logger = logging.getLogger("gac")

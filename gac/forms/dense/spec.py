@@ -1,8 +1,8 @@
 """A weight as it is."""
 
+from gac.core.operations import Operation, linear
 from gac.forms.base import Form, ModuleSpec, Place
 from gac.models.sites import Weight
-from gac.operations import Operation, linear
 
 
 class Dense(Form):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from gac.forms.metric import Measured
+from gac.forms.curvature.metric import Measured
 from gac.forms.shortened_values import ShortenedValues, shorten_values
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight

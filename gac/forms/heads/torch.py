@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gac.core.linalg import cholesky
 from gac.forms.by_runs import taken_together
-from gac.forms.metric import Metric
+from gac.forms.curvature.metric import Metric
 from gac.forms.narrow.elimination import compensated, last_to_go
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
-from gac.linalg import cholesky
 from gac.models.sites import Weight
 from gac.runtime.modules import empty_linear
 

@@ -2,20 +2,20 @@
 
 A metric prices small errors well on average, not for each weight and not at every rank. So each weight's curve is
 anchored: at a few ranks the model is run with that weight alone changed, on text that its moments have not seen
-(``gac.sensitivity.attended.held_out``). Between anchors the logarithm of the loss is linear in that of the price.
+(``gac.measurement.attended.held_out``). Between anchors the logarithm of the loss is linear in that of the price.
 Beyond the last one the loss is in the same ratio to the price as there.
 
 The anchors of all weights together would lose as much by their prices as the form's ``anchors`` say, so they lie where
 plans choose. With three of them a model of n layers takes 6 n runs, each from the layer that changes on: of half the
 layers on average. In 16 bits there is one more for each weight: what its pair of the full rank loses is rounding, which
-is in every run and is subtracted. What all weights lose together is in ``gac.sensitivity.wholes``.
+is in every run and is subtracted. What all weights lose together is in ``gac.measurement.wholes``.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
 
 LARGEST_RATIO = 8.0
 """The largest of measured loss and price that is believed, either way."""

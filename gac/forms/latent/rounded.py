@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gac.forms.curvature.metric import FACTOR, Metric
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.latent.torch import LatentTensors
 from gac.forms.low_rank.rounding import largest_squares
-from gac.forms.metric import FACTOR, Metric
 from gac.forms.tensors import Fit, SiteWork, Statistics
 from gac.models.sites import Weight
 from gac.runtime.latent_words import LARGEST

@@ -3,11 +3,11 @@
 import re
 from typing import ClassVar, Literal
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
+from gac.core.operations import Operation, attend_latents, batched_gemm
 from gac.forms.base import Form, ModuleSpec, Place, Split, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
-from gac.operations import Operation, attend_latents, batched_gemm
 from gac.runtime.latent_words import token_words
 
 _PARAMETER = re.compile(r"(?P<group>[1-9][0-9]{0,5})(:int(?P<bits>[48]))?|int(?P<alone>[48])")

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gac.arrays import Floats
-from gac.curves import LossCurve
+from gac.core.arrays import Floats
+from gac.forms.curvature.metric import Metric
 from gac.forms.decomposition import Decomposition, decompose
 from gac.forms.latent.anchors import anchor_ranks, anchored
 from gac.forms.latent.spec import Latent
+from gac.forms.loss_curves import LossCurve
 from gac.forms.low_rank.torch import merged_pair
-from gac.forms.metric import Metric
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gac.forms.curvature.metric import Metric, Moments
 from gac.forms.decomposition import with_rotated_latents
-from gac.forms.metric import Metric, Moments
 from gac.forms.tensors import Statistics
 from gac.models.sites import Weight
 from gac.schemes import Scheme

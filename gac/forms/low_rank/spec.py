@@ -2,9 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from gac.core.operations import Operation, linear
 from gac.forms.base import Form, ModuleSpec, Place, Split
 from gac.models.sites import Weight
-from gac.operations import Operation, linear
 
 
 def low_rank(m: int, k: int, r: int, n: int) -> Operation:

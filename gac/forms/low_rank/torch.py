@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
+from gac.core.linalg import cholesky, damped, eigh
 from gac.forms import form_named
+from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import balanced, decompose
 from gac.forms.low_rank.rounding import rounding_by_rank
-from gac.forms.metric import FACTOR
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
-from gac.linalg import cholesky, damped, eigh
 from gac.models.sites import Weight
 
 if TYPE_CHECKING:

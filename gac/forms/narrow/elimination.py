@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gac.curves import LossCurve
-from gac.forms.metric import FACTOR, Metric
-from gac.linalg import cholesky, one_thread
+from gac.core.linalg import cholesky, one_thread
+from gac.forms.curvature.metric import FACTOR, Metric
+from gac.forms.loss_curves import LossCurve
 
 BLOCK = 64
 SHRINK = 256

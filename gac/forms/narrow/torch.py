@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gac.forms.metric import Metric
+from gac.forms.curvature.metric import Metric
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight

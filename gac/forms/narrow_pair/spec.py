@@ -3,12 +3,12 @@
 import re
 from dataclasses import replace
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
+from gac.core.operations import Operation
 from gac.forms import form_named
 from gac.forms.base import Form, ModuleSpec
 from gac.forms.low_rank.spec import LowRank
 from gac.models.sites import Weight
-from gac.operations import Operation
 
 _WIDTH = re.compile(r"[1-9][0-9]{0,8}")
 _OUTER = "narrow"

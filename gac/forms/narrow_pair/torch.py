@@ -10,16 +10,16 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gac.core.linalg import packed, unpacked
 from gac.forms import form_named
+from gac.forms.curvature.metric import Measured, Metric
 from gac.forms.decomposition import decompose, decompose_as_seen
 from gac.forms.low_rank.torch import fill_pair, merged_pair, second_again, written_again
-from gac.forms.metric import Measured, Metric
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.narrow.torch import narrowed, rows_of
 from gac.forms.narrow_pair.spec import NarrowPair
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm
-from gac.linalg import packed, unpacked
 from gac.models.sites import Weight
 
 

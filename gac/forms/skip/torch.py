@@ -14,7 +14,7 @@ from gac.models.sites import Weight
 from gac.runtime.modules import Absent, Constant
 
 if TYPE_CHECKING:
-    from gac.sensitivity.runs import ModelRuns
+    from gac.measurement.runs import ModelRuns
 
 
 class SkipTensors(RunForm):

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
 
+from gac.core.operations import Operation
 from gac.lab.mechanisms.axes import ROWS, Setting
 from gac.lab.mechanisms.explanation import Cause, CauseKind
 from gac.lab.mechanisms.runs import Pair, Run, padding, pairs_of, runs_of, tile_count
 from gac.lab.mechanisms.sectors import lines_touched, row_alignment
 from gac.lab.mechanisms.stored import unread
-from gac.operations import Operation
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Header, Launch

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from gac.arguments import checked
-from gac.errors import ProfileError
+from gac.core.arguments import checked
+from gac.core.errors import ProfileError
 from gac.lab.mechanisms.axes import Setting, natural_axis
 from gac.lab.mechanisms.explanation import Cost, Explanation, Finding
 from gac.lab.mechanisms.recorded import Recorded

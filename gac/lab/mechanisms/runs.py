@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 
+from gac.core.operations import Operation
 from gac.lab.mechanisms.axes import version
 from gac.lab.mechanisms.sectors import RESERVED
-from gac.operations import Operation
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.records import Header, Launch
 

@@ -1,8 +1,8 @@
 """Studies: published experiments that run again on the GPU at hand, their table beside the published one."""
 
-from gac.errors import GacError, ProfileError
+from gac.core.errors import GacError, ProfileError
+from gac.core.registry import Registry
 from gac.lab.studies.records import Cell, Column, Find, Study, StudyResult, Verdict
-from gac.registry import Registry
 
 __all__ = ["STUDIES", "Cell", "Column", "Find", "Study", "StudyResult", "Verdict"]
 

@@ -11,7 +11,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 
 TABLES: Mapping[str, str] = MappingProxyType(
     {

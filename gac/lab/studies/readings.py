@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch, Measurement, Point
 

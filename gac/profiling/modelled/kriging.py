@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.profiling.alignment import alignment_class
 
 MOST = 1000

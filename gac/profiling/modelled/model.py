@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.profiling.alignment import alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
 from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms

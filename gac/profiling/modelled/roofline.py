@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES
 
 TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))

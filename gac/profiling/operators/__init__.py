@@ -6,8 +6,9 @@ An operator is added by deriving from ``Operator``, naming its runner, and addin
 
 from dataclasses import replace
 
-from gac.errors import ProfileError
-from gac.operations import Operation
+from gac.core.errors import ProfileError
+from gac.core.operations import Operation
+from gac.core.registry import Registry, check_contract
 from gac.profiling.operators.attention import BACKENDS, Sdpa
 from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Axes, Operand, Operator, numbers_of, stored_as
 from gac.profiling.operators.batched import BatchedGemm, Heads
@@ -24,7 +25,6 @@ from gac.profiling.operators.gemm import (
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
-from gac.registry import Registry, check_contract
 from gac.runtime.latent_words import LARGEST
 
 __all__ = [

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gac.errors import ProfileError
-from gac.operations import Operation, batched_gemm, linear
+from gac.core.errors import ProfileError
+from gac.core.operations import Operation, batched_gemm, linear
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_timed_as
 
 Axes = Mapping[str, int]

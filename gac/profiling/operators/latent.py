@@ -1,6 +1,6 @@
 """Attention of one new token over a cache of latents, in GAC's own kernel."""
 
-from gac.operations import attend_latents
+from gac.core.operations import attend_latents
 from gac.profiling.operators.base import Axes, Operand, Operator
 from gac.runtime.kernel_limits import latents
 from gac.runtime.latent_words import token_words

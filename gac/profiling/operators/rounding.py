@@ -1,6 +1,6 @@
 """Inputs that are rounded to 8 bits before a GEMM, in a launch of its own where nothing else has rounded them."""
 
-from gac.operations import round_inputs
+from gac.core.operations import round_inputs
 from gac.profiling.operators.base import Axes, Operand, Operator
 from gac.schemes import Scheme
 

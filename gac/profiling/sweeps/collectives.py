@@ -11,9 +11,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gac.distributed.ranks import Ranks
-from gac.distributed.run import on_every_rank, this_run
-from gac.errors import ProfileError
+from gac.core.distributed.ranks import Ranks
+from gac.core.distributed.run import on_every_rank, this_run
+from gac.core.errors import ProfileError
+from gac.core.workloads import Workload
 from gac.profiling.operators import operation
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.sweeps.coverage import WORKLOADS, check_dtype
@@ -22,7 +23,6 @@ from gac.profiling.sweeps.several import one_header
 from gac.profiling.sweeps.sweep import PASSES, Measurer, run_sweep
 from gac.profiling.timing.device import fingerprint, link_between, uuid
 from gac.profiling.timing.measure import GpuMeasurer
-from gac.workloads import Workload
 
 logger = logging.getLogger("gac")
 

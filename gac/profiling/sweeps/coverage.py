@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gac.costs import floored
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.operations import Operation, linear, round_inputs
+from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
 from gac.forms.planned_sites import check_forms_fit, run_together
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
@@ -13,12 +14,11 @@ from gac.models.attentions import heads_of, window_of
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
-from gac.operations import Operation, linear, round_inputs
+from gac.plan.costs import floored
 from gac.profiling.alignment import COARSEST_CLASS
 from gac.profiling.operators import OPERATORS, rounded_to, with_decode_kernel
 from gac.profiling.records import Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
-from gac.workloads import Workload
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")

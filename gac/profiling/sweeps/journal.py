@@ -8,8 +8,8 @@ from types import TracebackType
 
 import msgspec
 
-from gac.errors import GacError, ProfileError
-from gac.io import destination, sync_directory
+from gac.core.errors import GacError, ProfileError
+from gac.core.io import destination, sync_directory
 from gac.profiling.lines import (
     AgainLine,
     HeaderLine,

@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Header, Point
 from gac.profiling.sweeps.sweep import Measurer, sentinels_of
 

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.sweeps.journal import Journal
@@ -80,7 +80,7 @@ def run_sweep(
         ProfileError: the file is malformed, locked, not writable, or of another machine or other software; or the GPU
             failed (what it failed at is in the file, and left out by the next run).
     """
-    from gac.progress import progress_bar
+    from gac.core.progress import progress_bar
 
     until = inf if seconds is None else time.monotonic() + seconds
     with Journal(path, header) as journal:

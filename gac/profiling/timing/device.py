@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
+from gac.core.version import __version__
 from gac.profiling.folders import shipped_profiles
 from gac.profiling.records import SCHEMA, Header
 from gac.profiling.timing.sampling import METHOD
-from gac.version import __version__
 
 _backends: Any = torch.backends  # its functions carry no annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.distributed.ranks import ALONE, Ranks
-from gac.errors import UNSAFE, ProfileError
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.errors import UNSAFE, ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import trace
 from gac.profiling.timing.operands import Pools

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.measure import GpuMeasurer

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gac.arrays import Floats
+from gac.core.arrays import Floats
 from gac.profiling.records import Cache
 
 LEAST_NS: dict[Cache, float] = {"cold": 300_000.0, "hot": 3_000_000.0}

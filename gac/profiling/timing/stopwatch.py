@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gac.distributed.ranks import ALONE, Ranks
+from gac.core.distributed.ranks import ALONE, Ranks
 from gac.profiling.records import Cache
 from gac.profiling.timing.sampling import (
     BATCH,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.models.loading import is_checkpoint
 from gac.repairs.dense import DenseModel, dense_model
 from gac.repairs.layouts.factors import PEERS, factored

@@ -6,11 +6,11 @@ are, by the form ``heads``, which says what no stock config can.
 
 from collections.abc import Iterator
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.forms import Form, form_named
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.models.sites import Site, Weight, short_names
-from gac.plan import WeightChoice
+from gac.plan.plan import WeightChoice
 from gac.repairs.dense import DenseModel
 from gac.repairs.layouts.planned import stored_places
 from gac.repairs.shared_dims import Block, SharedDim

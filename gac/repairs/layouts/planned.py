@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gac.checkpoint.files import read_plan
-from gac.costs import COSTS
-from gac.errors import CheckpointError
+from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.forms.base import Place
-from gac.plan import Limit, Plan, SiteChoice, WeightChoice, counted
+from gac.plan.costs import COSTS
+from gac.plan.plan import Limit, Plan, SiteChoice, WeightChoice, counted
 from gac.repairs.shared_dims import Block, Dims, Run, SharedDim, run_of
 from gac.repairs.weight_files import Source
 from gac.schemes import scheme_named

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gac.allocation.latencies import BF16, UNKNOWN, Timing
-from gac.arguments import checked
-from gac.errors import PlanError, ProfileError
+from gac.core.arguments import checked
+from gac.core.errors import PlanError, ProfileError
+from gac.core.workloads import Workload
 from gac.forms import form_named
-from gac.plan import Plan, WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.page import ALIGNED, DOTTED, HATCHES, MAP, check_many, marker, page, panel, proxy, time_unit
 from gac.reporting.tables import kinds_of, weights_by_layer
 from gac.schemes import scheme_named
-from gac.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

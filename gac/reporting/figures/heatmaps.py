@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arguments import checked
-from gac.arrays import Floats
-from gac.errors import ProfileError
-from gac.plan import Plan
+from gac.core.arguments import checked
+from gac.core.arrays import Floats
+from gac.core.errors import ProfileError
+from gac.plan.plan import Plan
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.formatting import class_name

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gac.arguments import checked
-from gac.errors import GacError
+from gac.core.arguments import checked
+from gac.core.errors import GacError
 from gac.reporting.page import COLOURS, panel
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.arguments import checked
-from gac.arrays import Floats, Ints
-from gac.errors import GacError, ProfileError
+from gac.core.arguments import checked
+from gac.core.arrays import Floats, Ints
+from gac.core.errors import GacError, ProfileError
 from gac.profiling.alignment import alignment_class
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gac.arguments import checked
-from gac.errors import PlanError
+from gac.core.arguments import checked
+from gac.core.errors import PlanError
+from gac.plan.token_plan import TokenPlan
 from gac.reporting.page import DOTTED, check_many, log_scale, marker, page, panel, proxy
-from gac.token_plan import TokenPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from gac.allocation.frontier import PARAMS
-from gac.costs import BYTES, KV_NUMBERS
-from gac.plan_summary import FUSED, rounding_of
+from gac.plan.costs import BYTES, KV_NUMBERS
+from gac.plan.summary import FUSED, rounding_of
 from gac.reporting.frontier import SIZES, axes_of, costs_of, curve, label_of, unit_of
 from gac.reporting.report.sources import Sources
 

@@ -8,16 +8,16 @@ import numpy as np
 
 from gac.allocation.dims import step_of, that_run
 from gac.allocation.latencies import DTYPE, UNKNOWN, Timing
-from gac.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
+from gac.core.workloads import Workload
 from gac.forms import form_named
-from gac.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
-from gac.plan_summary import rule_of
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
+from gac.plan.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
+from gac.plan.summary import rule_of
 from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
 from gac.reporting.formatting import choices, duration, nats
 from gac.reporting.formatting import counted as number_of
 from gac.schemes import scheme_named
-from gac.workloads import Workload
 
 _REACH = 256
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gac.allocation.frontier import Frontier
-from gac.arguments import checked
-from gac.errors import PlanError
-from gac.io import whole_file
-from gac.plan import Plan
-from gac.plan_summary import what_is_kept
+from gac.core.arguments import checked
+from gac.core.errors import PlanError
+from gac.core.io import whole_file
+from gac.plan.plan import Plan
+from gac.plan.summary import what_is_kept
+from gac.plan.token_plan import TokenPlan, check_one_kind, either
 from gac.profiling.table import Profile
 from gac.reporting.frontier import SIZES
 from gac.reporting.report import reasons, summary, tables
@@ -19,7 +20,6 @@ from gac.reporting.report import tokens as of_tokens
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
 from gac.reporting.report.sources import Sources, profile_of
 from gac.reporting.tables import legend_of
-from gac.token_plan import TokenPlan, check_one_kind, either
 
 
 @checked

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gac.allocation.frontier import Frontier
-from gac.errors import PlanError, ProfileError
-from gac.plan import Plan, PlanComparison
+from gac.core.errors import PlanError, ProfileError
+from gac.plan.plan import Plan, PlanComparison
+from gac.plan.token_plan import TokenPlan
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
 from gac.reporting.frontier import check_beside
-from gac.token_plan import TokenPlan
 
 
 @dataclass(frozen=True, eq=False)

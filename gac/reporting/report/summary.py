@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from shlex import quote
 
-from gac.costs import BYTES, KV_NUMBERS, PARAMS
-from gac.plan import Plan, WorkloadLatency
-from gac.plan_summary import (
+from gac.core.version import __version__
+from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.plan.plan import Plan, WorkloadLatency
+from gac.plan.summary import (
     FUSED,
     allocate_command,
     apply_commands,
@@ -24,7 +25,6 @@ from gac.profiling.folders import saved_profiles, shipped_profiles
 from gac.profiling.table import Profile
 from gac.reporting.formatting import counted, duration, megabytes, nats
 from gac.reporting.report.sources import Sources
-from gac.version import __version__
 
 Pairs = list[tuple[str, str]]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-from gac.costs import BYTES
-from gac.plan import Plan, SiteChoice, WeightChoice, counted
-from gac.plan_summary import rule_of
+from gac.plan.costs import BYTES
+from gac.plan.plan import Plan, SiteChoice, WeightChoice, counted
+from gac.plan.summary import rule_of
 from gac.reporting.formatting import choice, choices, duration, nats, ranges
 from gac.reporting.report.charts import letter_of
 from gac.reporting.report.reasons import Trade, nearest_smaller, next_dims, reasons, sizes, unweighed

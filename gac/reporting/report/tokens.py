@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from shlex import join
 from typing import Any, NamedTuple
 
-from gac.choices import counted
-from gac.costs import KV_NUMBERS
-from gac.plan import Plan
+from gac.core.version import __version__
+from gac.plan.choices import counted
+from gac.plan.costs import KV_NUMBERS
+from gac.plan.plan import Plan
+from gac.plan.token_plan import LayerTokens, TokenPlan
 from gac.reporting.figures.tokens import check_alike
 from gac.reporting.formatting import duration, megabytes, nats
 from gac.reporting.report.tables import Entry, Table
 from gac.reporting.tokens import facts, figures
-from gac.token_plan import LayerTokens, TokenPlan
-from gac.version import __version__
 
 
 class Cell(NamedTuple):

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.linalg import cholesky, damped, identity_like
+from gac.core.linalg import cholesky, damped, identity_like
 from gac.schemes.feedback.layout import Layout
 
 DAMPING = 1e-2
-"""Of A and of G, see ``gac.linalg.damped``."""
+"""Of A and of G, see ``gac.core.linalg.damped``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gac.linalg import one_thread
+from gac.core.linalg import one_thread
 from gac.schemes.feedback.levels import Levels
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gac.errors import PlanError
+from gac.core.errors import PlanError
 from gac.schemes.base import Scheme, StorageSpec
 from gac.schemes.config_groups import config_group, in_groups, in_rows
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gac.core.operations import Operation, linear
 from gac.forms.low_rank.spec import low_rank
 from gac.lab.mechanisms.causes import cause_of, causes_of, edge_causes
-from gac.operations import Operation, linear
 from gac.profiling.cliffs import find_cliffs
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile, Sweep

@@ -1,6 +1,6 @@
 import pytest
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.lab.mechanisms import Explanation, Finding, explain
 from gac.profiling.table import Profile
 

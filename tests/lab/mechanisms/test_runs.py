@@ -4,8 +4,8 @@ from math import prod
 import msgspec
 import pytest
 
+from gac.core.operations import Operation
 from gac.lab.mechanisms.runs import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
-from gac.operations import Operation
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile

@@ -2,7 +2,7 @@ from importlib.resources import files
 
 import pytest
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.lab.studies import published
 from gac.lab.studies.published import parse
 from gac.lab.studies.records import Band, close, percent, times

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gac.operations import linear
+from gac.core.operations import linear
 from gac.profiling.modelled.model import LEAST
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement

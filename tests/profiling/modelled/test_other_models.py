@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from gac.allocation.latencies import UNKNOWN, Timing
+from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
 from gac.models.families import family_of
 from gac.models.shapes import Shapes
 from gac.profiling.table import Profile
-from gac.workloads import Workload
 
 MODELS = {
     "gemma-3-270m": Shapes("gemma3_text", 640, 2048, 18, 4, 1, 256, 262_144),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gac.errors import PlanError, ProfileError
+from gac.core.errors import PlanError, ProfileError
+from gac.core.operations import linear
 from gac.forms.low_rank.spec import low_rank
-from gac.operations import linear
 from gac.profiling.operators import OPERATORS, Operand, operation
 from gac.schemes import scheme_named
 from gac.schemes.integers.spec import W8A16

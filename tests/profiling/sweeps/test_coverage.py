@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from gac.errors import PlanError, ProfileError
+from gac.core.errors import PlanError, ProfileError
+from gac.core.operations import linear
+from gac.core.workloads import Workload
 from gac.forms.latent.spec import Latent
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
-from gac.operations import linear
 from gac.profiling.alignment import alignment_class
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
@@ -20,7 +21,6 @@ from gac.profiling.sweeps.general import general_points
 from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
 from gac.schemes.bf16.spec import Bf16
-from gac.workloads import Workload
 from tests.models.small import NEURONS, small_config
 from tests.profiling.examples import COLLECTIVES, ROUNDINGS
 from tests.profiling.synthetic import make_sweep

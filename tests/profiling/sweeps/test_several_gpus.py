@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.sweeps import profiler

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.profiling.false_alarms import count_false_alarms
 from gac.profiling.records import DeviceLostError, Launch, Measurement, Point

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import Header, Launch, Measurement, Point
 from gac.profiling.sweeps.sweep import run_sweep

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, Axes, Operand, Operator, stored_as
 
 WORST_ERROR = 2e-2

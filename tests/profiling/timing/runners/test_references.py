@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.errors import ProfileError
+from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools

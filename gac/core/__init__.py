@@ -1,0 +1,1 @@
+"""Base layer: files, errors, registries, progress, arrays, distributed runs."""

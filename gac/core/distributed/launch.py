@@ -1,0 +1,40 @@
+"""Which process of a run this is, as torchrun says; imports no torch."""
+
+import os
+
+from gac.core.errors import GacError
+
+
+def processes() -> int:
+    """Number of processes of the run, on all nodes; 1 where nothing started several.
+
+    Raises:
+        GacError: WORLD_SIZE, or another of torchrun's variables, is no number.
+    """
+    return _number("WORLD_SIZE", "1") if "RANK" in os.environ else 1
+
+
+def rank() -> int:
+    """The number of this process among all, from 0."""
+    return _number("RANK", "0") if processes() > 1 else 0
+
+
+def local_rank() -> int:
+    """The number of this process on its node, from 0, which is that of its GPU."""
+    return _number("LOCAL_RANK", "0") if processes() > 1 else 0
+
+
+def leads() -> bool:
+    """Whether this is the process that speaks and writes: rank 0."""
+    return rank() == 0
+
+
+def _number(name: str, default: str) -> int:
+    text = os.environ.get(name, default)
+    if not text.isdecimal():
+        raise GacError(
+            f"the environment variable {name}={text!r}",
+            "a whole number, as torchrun sets it",
+            "Start the processes with torchrun; for one process, unset RANK and WORLD_SIZE.",
+        )
+    return int(text)

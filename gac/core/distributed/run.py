@@ -1,0 +1,177 @@
+"""The run that this process is part of: started at the first call that needs it, and open until the process ends."""
+
+import atexit
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache, wraps
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+import transformers
+
+from gac.core.distributed import launch
+from gac.core.distributed.ranks import ALONE, ProcessRanks, Ranks
+from gac.core.distributed.watch import Watch, names_of
+from gac.core.errors import GacError
+from gac.core.progress import no_progress
+from gac.core.version import __version__
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LONGEST = timedelta(days=1)
+"""How long one process may wait for another that works: for rank 0 where it measures alone."""
+MEETING = timedelta(minutes=10)
+"""How long the first process to call a function waits until all have called it."""
+
+
+def this_run() -> Ranks:
+    """The processes of this run; one that is alone where nothing started several.
+
+    Raises:
+        GacError: they cannot be brought together.
+    """
+    return ALONE if launch.processes() == 1 else _started()[0]
+
+
+def on_every_rank(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a function run in all processes of a run at once; rank 0 alone speaks.
+
+    Alone, a process just calls it. Else all have to call it. A GacError is raised on rank 0; the others end with it.
+
+    Raises:
+        GacError: by the function, where packages or GPUs of the processes differ, or not all of them call it.
+    """
+
+    @wraps(call)
+    def everywhere(*args: P.args, **options: P.kwargs) -> R:
+        if launch.processes() == 1:
+            return call(*args, **options)
+        ranks, watch = _started()
+        with _quiet(not ranks.leads), _watched(watch, ranks):
+            _meet(call.__name__, ranks)
+            return call(*args, **options)
+
+    return everywhere
+
+
+def check_shared(directory: Path, ranks: Ranks) -> None:
+    """Refuse a directory that the processes do not share.
+
+    Raises:
+        GacError: names the first process that does not see what rank 0 writes.
+    """
+    if ranks.count == 1:
+        return
+    with _mark(directory, ranks.leads) as mark:
+        name = ranks.once(lambda: mark)
+        seen = ranks.gathered((directory / name).exists())
+        ranks.wait()
+    if not all(seen):
+        raise GacError(
+            f"{directory}, which rank {seen.index(False)} of {ranks.count} does not share with rank 0",
+            "a directory that all processes share, for each reads what the others have measured",
+            "Set GAC_HOME to a directory on a file system that all nodes mount.",
+        )
+
+
+@contextmanager
+def _mark(directory: Path, leads: bool) -> Iterator[str]:
+    """The name of a file that rank 0 has there for a while."""
+    if not leads:
+        yield ""
+        return
+    with NamedTemporaryFile(dir=directory, prefix=".shared-") as file:
+        yield Path(file.name).name
+
+
+@cache
+def _started() -> tuple[ProcessRanks, Watch]:
+    """The process groups of all processes, and the watch over them."""
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        _check_gpus()
+        torch.cuda.set_device(launch.local_rank())
+    try:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=MEETING)
+        groups = {"cpu": dist.new_group(backend="gloo", timeout=LONGEST)}
+        if on_gpus:
+            groups["cuda"] = dist.new_group(backend="nccl", timeout=LONGEST)
+        watched = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+        store = dist.distributed_c10d._get_default_store()
+    except (ValueError, RuntimeError) as failure:
+        raise GacError(
+            f"{launch.processes()} processes that do not find one another: {str(failure).partition(chr(10))[0]}",
+            "the environment that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT",
+            "Start them with torchrun; for one process, unset RANK and WORLD_SIZE.",
+        ) from failure
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, {"pid": os.getpid(), "host": platform.node()}, group=groups["cpu"])
+    watch = Watch(watched, names_of(found), store)
+    atexit.register(watch.close)
+    return ProcessRanks(groups, watch.settle), watch
+
+
+def _check_gpus() -> None:
+    if launch.local_rank() >= torch.cuda.device_count():
+        raise GacError(
+            f"process {launch.local_rank()} of a node with {torch.cuda.device_count()} GPUs",
+            "a GPU for every process",
+            f"Start at most {torch.cuda.device_count()} processes a node (torchrun --nproc-per-node).",
+        )
+
+
+def _meet(name: str, ranks: ProcessRanks) -> None:
+    """Wait for all processes to call the function, and compare what they run on.
+
+    Raises:
+        GacError: one does not come, or differs.
+    """
+    try:
+        ranks.meet(MEETING)
+    except RuntimeError as failure:
+        raise GacError(
+            f"gac.{name} on rank {ranks.own}, where others do not call it: {str(failure).partition(chr(10))[0]}",
+            f"the same call in all {ranks.count} processes",
+            "Call it in every process; to have one process work alone, unset RANK and WORLD_SIZE.",
+        ) from failure
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "gac": __version__}
+    named = {f"{package} version": version for package, version in versions.items()}
+    ranks.check_alike({"function": f"gac.{name}", **named, "GPU": gpu})
+
+
+@contextmanager
+def _watched(watch: Watch, ranks: Ranks) -> Iterator[None]:
+    watch.begin()
+    try:
+        yield
+    except BaseException as failure:
+        watch.fail(failure)
+        raise
+    watch.end()
+    ranks.wait()
+
+
+@contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    """Nothing is said inside by a process that does not lead."""
+    if not quiet:
+        yield
+        return
+    logger = logging.getLogger("gac")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with no_progress():
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,264 @@
+"""Read files that may come from anyone: of bounded size, from their own directory alone, as strict JSON."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from io import BufferedReader
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from gac.core.errors import UNSAFE, GacError
+
+MAX_BYTES, MAX_COMMAS = 2**28, 2_000_000
+"""Of a plan, a frontier or a report."""
+CHECKPOINT_BYTES, CHECKPOINT_COMMAS = 2**26, 500_000
+"""Of a JSON file beside the weights of a model: 4,096 layers need a fifth of either."""
+_PARSED = (
+    *("config.json", "generation_config.json", "adapter_config.json"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
+_READ_WHOLE = (".json", ".jinja", ".txt", ".model")
+_MAX_LETTERS, _MAX_NAME_BYTES = 2**16, 255
+MAX_INTEGER = 2**62
+"""Of JSON: files that hold larger numbers are refused."""
+_MAX_DIGITS = len(str(-MAX_INTEGER))
+_BEYOND = object()
+_CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # generation stops at strings with line breaks
+
+
+def check_inside(folder: Path, error: type[GacError]) -> None:
+    """Refuse a directory in which a symlink leads out of it: whoever sent it would choose what is read.
+
+    So is what is neither a file nor a directory: of a pipe nothing might ever come, of a device no end. Symlinks of a
+    Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
+
+    Raises:
+        GacError: of the class ``error``, naming what it is.
+    """
+    if not os.path.isdir(folder):  # also of a name that no file system allows
+        return
+    root = Path(os.path.realpath(folder))  # resolve() raises other errors for links that go round
+    homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    for path in _entries(folder):
+        if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(home) for home in homes):
+            raise error(
+                f"{path} is a symlink to {path.readlink()}, outside of the directory",
+                "files of this directory",
+                "Copy the file there if you trust it.",
+            )
+        if not path.is_file() and not path.is_dir():
+            raise error(f"{path} is no file: a pipe, a device, or a link to nothing", "files", "Remove it.")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Those of a directory, by name; none where there is none."""
+    return sorted(folder.iterdir()) if os.path.isdir(folder) else []
+
+
+def is_plain_name(name: object) -> bool:
+    """True for the name of an entry of a directory: no path to another one, no longer than file systems allow."""
+    return (
+        isinstance(name, str)
+        and name not in ("", "..")
+        and name == Path(name).name
+        and "\\" not in name
+        and not UNSAFE.search(name)
+        and len(name.encode()) <= _MAX_NAME_BYTES
+    )
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; a pipe, a device or a directory is never waited for.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a regular file.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
+    """Read a file that somebody names, of at most ``MAX_BYTES``.
+
+    Args:
+        what: how to name it in an error: ``report``.
+        expected: what would have been accepted.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read or is larger.
+    """
+    try:
+        with source.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as failure:
+        raise error(f"{what} {source} cannot be read: {_reason(failure)}", expected, "Check the path.") from failure
+    if len(text) > MAX_BYTES:
+        raise error(f"{what} {source} is larger than {MAX_BYTES:,} bytes", f"a {what}", "Check the path.")
+    return text
+
+
+def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
+    """Read JSON of which only some fields are looked at, whatever else it holds. Huge integers become no numbers.
+
+    Args:
+        what, expected, error: as for ``read_bytes``.
+
+    Raises:
+        GacError: of the class ``error``, where the file cannot be read or is no JSON.
+    """
+    text = read_bytes(Path(path), what, expected, error)
+    try:
+        _check_commas(text, MAX_COMMAS)
+        return json.loads(text, parse_int=_bounded_int)
+    except (ValueError, RecursionError) as failure:
+        raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
+
+
+def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[str, Any]:
+    """Read a JSON file that lies beside the weights of a model: the one reader of all of them.
+
+    Args:
+        expected: what the file should have been.
+        error: which ``GacError`` to raise.
+
+    Raises:
+        GacError: of the class ``error``, where it is no regular file, is too large, is no JSON object, or is refused
+            by ``parse_strictly``.
+    """
+    try:
+        with open_regular(path) as file:
+            text = file.read(CHECKPOINT_BYTES + 1)
+        if len(text) > CHECKPOINT_BYTES:
+            raise ValueError(f"larger than {CHECKPOINT_BYTES:,} bytes")
+        document = parse_strictly(text, CHECKPOINT_COMMAS, _CONTROL)
+    except (OSError, ValueError) as failure:
+        given = f"{path} cannot be read: {_reason(failure)}"
+        raise error(given, expected, "Save or copy the model again.") from failure
+    if not isinstance(document, dict):
+        raise error(f"{path} holds a {type(document).__name__}", "a JSON object", "Check the path.")
+    return document
+
+
+def check_safetensors_header(path: Path) -> None:
+    """Refuse a safetensors file whose header is too large, or is not the JSON that ``parse_strictly`` takes.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+        ValueError: the header is refused.
+    """
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > CHECKPOINT_BYTES:
+            raise ValueError(f"a header of {length:,} bytes, more than {CHECKPOINT_BYTES:,}")
+        parse_strictly(file.read(length), CHECKPOINT_COMMAS)
+
+
+def check_model_files(folder: Path, error: type[GacError]) -> None:
+    """Refuse files beside a model's weights that transformers would read whole, whatever they are.
+
+    Configs and indices have to pass ``read_model_json``; what belongs to a tokenizer has to be a regular file of at
+    most ``MAX_BYTES``.
+
+    Raises:
+        GacError: of the class ``error``, naming the first such file.
+    """
+    for name in filter(lambda name: os.path.lexists(folder / name), _PARSED):
+        read_model_json(folder / name, f"a {name} of a transformers model", error)
+    for path in _entries(folder):
+        if path.suffix not in _READ_WHOLE or not path.exists() or path.is_dir():
+            continue
+        if not path.is_file() or (size := path.stat().st_size) > MAX_BYTES:
+            given = f"of {size:,} bytes" if path.is_file() else "is a pipe or a device"
+            raise error(f"{path} {given}", f"a file of at most {MAX_BYTES:,} bytes", "Copy the model again.")
+
+
+def _reason(failure: OSError | ValueError) -> str:
+    return str((failure.strerror if isinstance(failure, OSError) else None) or failure)
+
+
+class UnsafeJsonError(ValueError):
+    """JSON that holds what no file of ours does, though its types may be right."""
+
+
+def parse_strictly(text: str | bytes, most_commas: int = MAX_COMMAS, unsafe: re.Pattern[str] = UNSAFE) -> Any:
+    """Parse JSON in which every key is there once, every number is finite and below 2**62, and strings can be printed.
+
+    Args:
+        unsafe: characters that no string may hold.
+
+    Raises:
+        UnsafeJsonError: something else is in it, or millions of values.
+        ValueError: it is no JSON, or is nested too deeply.
+    """
+    _check_commas(text, most_commas)  # before anything is made of the values, which takes the memory
+    try:
+        return json.loads(text, object_pairs_hook=partial(_checked_pairs, unsafe), parse_int=_bounded_int)
+    except UnsafeJsonError:
+        raise
+    except (ValueError, RecursionError) as failure:
+        raise ValueError(f"Invalid JSON: {failure}") from failure
+
+
+def _check_commas(text: str | bytes, most: int) -> None:
+    commas = text.count(",") if isinstance(text, str) else text.count(b",")
+    if commas > most:
+        raise UnsafeJsonError(f"{commas:,} commas, more than {most:,}")
+
+
+def _checked_pairs(unsafe: re.Pattern[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise UnsafeJsonError(f"the key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
+    for key, value in pairs:
+        for leaf in (key, *_leaves(value)):
+            _check_leaf(key[:40], leaf, unsafe)
+    return members
+
+
+def _check_leaf(key: str, leaf: Any, unsafe: re.Pattern[str]) -> None:
+    if isinstance(leaf, str):
+        if unsafe.search(leaf):
+            raise UnsafeJsonError(f"{key!r} holds a control character: {leaf[:40]!r}")
+        if len(leaf) > _MAX_LETTERS:
+            raise UnsafeJsonError(f"{key}: a string of {len(leaf):,} characters")
+    elif leaf is _BEYOND:
+        raise UnsafeJsonError(f"{key}: an integer beyond 2**62")
+    elif isinstance(leaf, float) and not isfinite(leaf):
+        raise UnsafeJsonError(f"{key}: {leaf}, which is no finite number")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What lies in lists of lists; a generator a level would take as many steps for each."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting.extend(reversed(item))
+        else:
+            yield item
+
+
+def _bounded_int(text: str) -> Any:
+    return _BEYOND if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER else int(text)

@@ -1,0 +1,1 @@
+"""Second-order metrics that price the error of a weight."""

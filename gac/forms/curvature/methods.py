@@ -1,0 +1,91 @@
+"""Methods: which metric measures a weight's error. They differ in A and G, see ``gac.forms.curvature.metric``."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from gac.core.linalg import damped, identity_like
+from gac.forms.curvature.metric import Halves, Measured, Metric, Moments
+
+if TYPE_CHECKING:
+    from gac.forms.shortened_values import ShortenedValues
+
+LARGEST_CROSS_FITTED = 8192
+"""Moments of more features are not cross-fitted: their eigenvectors would take most of the calibration's time."""
+DAMPING = 1e-3
+"""Mean damping of cross-fitted moments, see ``gac.core.linalg.damped``."""
+UNCROSSED = 1e-2, 3e-2
+"""Mean and own damping of the others."""
+
+
+class Method(ABC):
+    """How errors of weights are measured; ``gac.testing.check_method`` checks one of your own.
+
+    What was measured is kept on disk under the method's name: a method that measures differently needs another name.
+
+    Attributes:
+        name: as users give it, with its parameter where it has one.
+        power: p of the statistics, see ``gac.measurement.calibration``.
+        forms: the forms that it is made for; empty: any but those that other methods are made for.
+        folds: whether v_proj is truncated by itself for the form ``head_dim``, by ``fold``.
+        refits: whether its plans are refitted where nothing else is asked for.
+        two_sided: whether errors of outputs are weighed by the gradients of each output, not by their mean.
+    """
+
+    name: str
+    power: ClassVar[float] = 0.0
+    forms: tuple[str, ...] = ()
+    folds: ClassVar[bool] = False
+    refits: ClassVar[bool] = False
+    two_sided: ClassVar[bool] = False
+
+    def pooled(self, halves: Halves) -> Tensor:
+        """A second moment, from those of two halves of the text."""
+        return halves.mean()
+
+    @abstractmethod
+    def inputs(self, moments: Moments) -> Tensor:
+        """What the inputs' side of an error is measured in, float64 ``(in, in)``."""
+
+    def gradients(self, moments: Moments) -> Tensor:
+        """The outputs' side, float64 ``(out, out)``: the mean squared gradient, the same for all outputs."""
+        return identity_like(moments.gradients) * moments.gradients.diagonal().double().mean()
+
+    def metric(self, moments: Moments) -> Metric:
+        """The metric of a weight with these moments."""
+        return Metric(self.inputs(moments), self.gradients(moments))
+
+    def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
+        """Value vectors at every length, from v_proj alone; asked of methods that ``folds``.
+
+        Args:
+            values: v_proj.
+            output: o_proj's weight, shape ``(out, heads * head_dim)``.
+            heads: query heads.
+            groups: key-value heads.
+        """
+        raise NotImplementedError
+
+
+class Kfac(Method):
+    """Two-sided curvature: both partial traces of the Fisher matrix (K-FAC, arXiv 1503.05671, takes its factors apart).
+
+    Its moments are cross-fitted between two halves of the text. docs/results-curvature.md has the alternatives.
+    """
+
+    name = "kfac"
+    power = 2.0
+    refits = True
+    two_sided = True
+
+    def pooled(self, halves: Halves) -> Tensor:
+        if halves.second is None or len(halves.first) > LARGEST_CROSS_FITTED:
+            return damped(halves.mean(), *UNCROSSED).float()
+        return halves.cross_fitted()
+
+    def inputs(self, moments: Moments) -> Tensor:
+        return damped(moments.inputs, DAMPING)
+
+    def gradients(self, moments: Moments) -> Tensor:
+        return damped(moments.gradients, DAMPING)

@@ -1,0 +1,31 @@
+"""The methods by name; imports no torch, so that a name can be checked before anything is measured."""
+
+from typing import TYPE_CHECKING, Any
+
+from gac.core.errors import GacError
+from gac.core.registry import Registry, check_contract
+
+if TYPE_CHECKING:
+    from gac.forms.curvature.methods import Method
+
+
+def _check(own: Any) -> None:
+    from gac.forms.curvature.methods import Method
+
+    check_contract("method", own, (), Method)
+    if own.folds and type(own).fold is Method.fold:
+        raise GacError(f"method {own.name}, which folds", "its own fold(values, output, heads, groups)", "Add it.")
+
+
+METHODS: "Registry[Method]" = Registry(
+    "method",
+    {
+        "kfac": "gac.forms.curvature.methods:Kfac",
+        "svd": "gac.baselines.methods:Svd",
+        "asvd": "gac.baselines.methods:Asvd",
+        "svd-llm": "gac.baselines.methods:SvdLlm",
+        "palu": "gac.baselines.methods:Palu",
+        "palu-fold": "gac.baselines.methods:PaluFold",
+    },
+    _check,
+)

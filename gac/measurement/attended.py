@@ -1,0 +1,159 @@
+"""What errors of keys and values do to attention: second moments of gradients that are summed over cached tokens.
+
+K-FAC takes tokens as independent. An error E of k_proj or v_proj changes every cached vector, and a query that reads
+many of them meets the sum of these changes. So gradients are summed over tokens before they are squared. For a block b
+of neighbouring queries, with the gradients that back-propagation brings to what their attention mixed,
+
+    D_b = sum_s g_bs x_s^T        A = E[D^T D]        G = E[D D^T] / E[|D|^2]
+
+x_s is the input of the weight at the cached token s, and g_bs the gradient at its output there that comes through these
+queries alone: through the softmax for keys, through its weights for values, and through norms and rotary embedding as
+the model has them. E is the sum over blocks, for each token of the text. The loss of an error is 1/2 E[<D, E>^2], and
+A (x) G has the partial traces of E[vec D vec D^T], and its trace. Blocks count as independent. YAQA (arXiv 2505.22988)
+sums over whole sequences so, of any weight; docs/latents.md has what blocks of several sizes measured.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from gac.core.distributed.ranks import Ranks
+from gac.core.errors import ModelError
+from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
+from gac.measurement.attention_rows import Blocks, hearing
+from gac.models.sites import Weight
+
+QUERIES = 32
+"""In a block."""
+HELD_TOKENS = 1024
+"""Tokens that are held out, in two windows at least: between windows of 512 the divergences, summed over SmolLM2's
+weights, differed by 7 %."""
+HELD_SHARE = 6
+"""One of so many windows is held out at most."""
+
+
+def held_out(windows: int, length: int) -> list[int]:
+    """The numbers of the windows that the moments of keys and values leave out, in even steps; none of few windows.
+
+    What is chosen by these moments is measured there (``gac.forms.latent.anchors``): on the text that chose it, 12
+    windows of 512, SmolLM2 lost half as much.
+
+    Args:
+        length: tokens of a window.
+    """
+    count = min(max(2, -(-HELD_TOKENS // length)), windows // HELD_SHARE)
+    return [(2 * at + 1) * windows // (2 * count) for at in range(count)]
+
+
+def seen_windows(windows: int, half: int, out: Collection[int]) -> list[int]:
+    """How many windows of each half of the text are not held out; arguments as for ``AttendedSums``."""
+    halves = [range(half), range(half, windows)]
+    return [sum(window not in out for window in part) for part in halves if part]
+
+
+def cached_weights(weights: Iterable[Weight]) -> list[Weight]:
+    """The k_proj and v_proj among them, where these are weights of their own."""
+    return [weight for weight in weights if weight.cached and weight.heads]
+
+
+class AttendedSums:
+    """The running sums of one layer's keys and values, float64 on a CPU and float32 on a GPU.
+
+    Args:
+        weights: of the layer; others than k_proj and v_proj, where these are apart, are passed over.
+        windows: how many windows the text has.
+        half: how many of them its first half has.
+        first: the number of the first window that this process runs.
+        out: the numbers of the windows that are held out.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], windows: int, half: int, first: int, out: Collection[int] = ()
+    ) -> None:
+        self._weights = cached_weights(weights)
+        self._half, self._window, self._out = half, first, out
+        self._counts = seen_windows(windows, half, out)
+        self.sums: dict[str, Tensor] = {}
+
+    @contextmanager
+    def listening(self, model: nn.Module) -> Iterator[None]:
+        """With what adds each window that runs back through the layer, one at a time.
+
+        Raises:
+            ModelError: no attention was heard, or as ``hearing`` does.
+        """
+        names = [weight.name for weight in self._weights]
+        with ExitStack() as stack:
+            for attention in {weight.reads for weight in self._weights if weight.reads}:
+                stack.enter_context(hearing(model, attention, names, QUERIES, self._add))
+            yield
+        if names and not self.sums:
+            raise ModelError(
+                f"{names[0]} in an attention that calls no function of transformers' attention interface",
+                "an attention that calls the one which its config names, so that it can be heard",
+                "Leave the form latent out, or use a model class of transformers.",
+            )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of all sums, by name."""
+        found: dict[str, tuple[int, ...]] = {}
+        for weight in self._weights:
+            for half in range(len(self._counts)):
+                found[_name("inputs", half, weight.name)] = 2 * (weight.in_features,)
+                found[_name("gradients", half, weight.name)] = 2 * (weight.out_features,)
+        return found
+
+    def total(self, name: str, device: torch.device) -> Tensor:
+        """A sum; 0 where nothing was added."""
+        if name not in self.sums:
+            wide = torch.float64 if device.type == "cpu" else torch.float32
+            self.sums[name] = torch.zeros(self.shapes()[name], dtype=wide, device=device)
+        return self.sums[name]
+
+    def bring_to(self, owner: int, ranks: Ranks) -> None:
+        """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""
+        devices = [total.device for total in self.sums.values()]
+        for name in self.shapes():
+            ranks.total_at(owner, self.total(name, devices[0]))
+            if not ranks.owns(owner):
+                del self.sums[name]
+
+    def means(self, length: int) -> dict[str, Tensor]:
+        """The float32 moments by name; the sums are gone.
+
+        Args:
+            length: tokens of a window.
+        """
+        found: dict[str, Tensor] = {}
+        for weight in self._weights:
+            named = [tuple(_name(what, half, weight.name) for what in ("inputs", "gradients")) for half in self._halves]
+            pairs = [[mirrored(self.sums.pop(name)) for name in names] for names in named]
+            squared = sum(float(inputs.trace()) for inputs, _ in pairs) / (length * sum(self._counts))
+            for names, pair, windows in zip(named, pairs, self._counts, strict=True):
+                for name, total, over in zip(names, pair, (1.0, squared or 1.0), strict=True):
+                    found[name] = total.div_(length * windows * over).float()
+        return found
+
+    @property
+    def _halves(self) -> range:
+        return range(len(self._counts))
+
+    def _add(self, blocks: Iterator[Blocks]) -> None:
+        """One window."""
+        half, held = self._window // self._half, self._window in self._out
+        self._window += 1
+        for some in blocks:
+            for name, (gradients, inputs) in some.items():
+                totals = [self.total(_name(what, half, name), inputs.device) for what in ("inputs", "gradients")]
+                if held:
+                    continue
+                with tf32_products(fits_tf32(inputs)):
+                    summed = gradients.mT.float() @ inputs.float()  # (blocks, out, in)
+                    for total, sums in zip(totals, (summed, summed.mT), strict=True):
+                        add_square(total, sums.flatten(0, 1))
+
+
+def _name(what: str, half: int, weight: str) -> str:
+    return f"attended-{what}/{half}/{weight}"

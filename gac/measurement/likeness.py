@@ -1,0 +1,162 @@
+"""How much a text is like the calibration text, to the dense model: its loss on it, and what its weights read."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from gac.core.errors import TextError
+from gac.core.progress import progress_bar
+from gac.measurement.documents import Documents, Text
+from gac.measurement.losses import window_loss
+from gac.measurement.text import Windows, check_vocabulary, evaluation_windows
+from gac.measurement.texts import Texts
+from gac.models.modules import frozen, listening
+from gac.models.sites import Site
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+logger = logging.getLogger("gac")
+
+FAR = 1.4
+"""Above this spread a text is called unlike; ``docs/allocate.md`` has what was measured."""
+_WINDOWS = 16
+_FEATURES = 256
+_DAMPING = 0.1
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """The dense model on a few windows of two texts.
+
+    Attributes:
+        calibration, check: the names of the texts.
+        windows: how many of each.
+        calibration_loss, check_loss: the mean loss, nats a predicted token.
+        spread: the second moments of what weights read in the check text, beside those in one half of the calibration
+            windows, tr(A_check A_half^-1), in units of what the other half has; the mean over the weights. 1: the check
+            text is as like the calibration text as that is like itself.
+    """
+
+    calibration: str
+    check: str
+    windows: tuple[int, int]
+    calibration_loss: float
+    check_loss: float
+    spread: float
+
+    @property
+    def far(self) -> bool:
+        """Whether the calibration text says too little about the check text."""
+        return self.spread > FAR
+
+    def __str__(self) -> str:
+        own, other = self.calibration_loss, self.check_loss
+        return (
+            f"{self.check} beside {self.calibration} ({self.windows[1]} and {self.windows[0]} windows): the dense "
+            f"model's loss is {other:.3f} and {own:.3f} nats a token (perplexity {exp(other):.1f} and {exp(own):.1f}); "
+            f"what weights read spreads {self.spread:.2f} times as far as the calibration text does (1: alike)"
+        )
+
+
+def check_likeness(
+    model: nn.Module, tokenizer: Any, sites: Sequence[Site], texts: Texts, windows: Windows, check: Text, progress: bool
+) -> Likeness:
+    """Measure how like the calibration text another text is, say it, and warn where it is far.
+
+    It takes one run of the model over at most 16 windows of each text, and keeps at most 256 features of each weight.
+
+    Args:
+        texts, windows: the calibration text, and its windows.
+        check: a name, a path, or documents.
+
+    Raises:
+        TextError: the check text is calibrated on, cannot be read or is too short, or there is one calibration window.
+        ModelError: a loss is not finite.
+    """
+    other = check_windows(model, tokenizer, texts, windows, check)
+    own = _spaced(windows)
+    names = [weight.name for site in sites for weight in site.weights]
+    bar = progress_bar("comparing texts", "window", len(own) + len(other), shown=progress, leave=False)
+    with bar, frozen(model), torch.no_grad():
+        halves = [_measured(model, names, replace(own, ids=own.ids[at::2]), bar) for at in range(2)]
+        check_loss, read = _measured(model, names, other, bar)
+    loss = sum(one * len(own.ids[at::2]) for at, (one, _) in enumerate(halves)) / len(own)
+    (_, half), (_, rest) = halves
+    spread = sum(beside(half[name], read[name], rest[name]) for name in names) / len(names)
+    found = Likeness(windows.name, other.name, (len(own), len(other)), loss, check_loss, spread)
+    logger.info("%s", found)
+    if found.far:
+        logger.warning(
+            "warning: %s is unlike the calibration text (%.2f; above %g is far): the model will lose more on it than "
+            "the plan predicts. Calibrate on such text too: several texts can be given.",
+            *(found.check, spread, FAR),
+        )
+    return found
+
+
+def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windows, check: Text) -> Windows:
+    """Windows of the check text like those of the calibration, spread over all of it.
+
+    Raises:
+        TextError: as ``check_likeness``.
+    """
+    given = check if isinstance(check, str) else Documents.of(check)
+    found = evaluation_windows(given, tokenizer, length=windows.length, bos=windows.bos == "windows")
+    same = isinstance(given, str) and os.path.realpath(given) in {os.path.realpath(one.name) for one in texts.parts}
+    known = {row.numpy().tobytes() for row in windows.ids}
+    if same or any(row.numpy().tobytes() in known for row in found.ids):
+        raise TextError(
+            f"the check text {found.name}, which is calibrated on",
+            "another text, like what the model will serve",
+            "Check with a text that is held back.",
+        )
+    if len(windows) < 2:
+        given, expected = "a check beside 1 calibration window", "at least 2, each half of which is compared"
+        raise TextError(given, expected, "Calibrate on more windows.")
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    check_vocabulary(found, embedding.num_embeddings)
+    return _spaced(found)
+
+
+def beside(half: Tensor, check: Tensor, rest: Tensor) -> float:
+    """tr(check half^-1) / tr(rest half^-1), each feature in units of its mean square in ``half``, which is damped."""
+    scale = half.diagonal().clamp_min(torch.finfo(half.dtype).tiny).rsqrt()
+    half, check, rest = (moment * scale[:, None] * scale for moment in (half, check, rest))
+    damped = half + _DAMPING * torch.eye(len(half), dtype=half.dtype, device=half.device)
+    inverse = torch.linalg.inv(damped)
+    return float((inverse * check).sum() / (inverse * rest).sum())
+
+
+def _spaced(windows: Windows) -> Windows:
+    """At most 16 of the windows, spread over all."""
+    count = min(len(windows), _WINDOWS)
+    at = torch.linspace(0, len(windows) - 1, count, dtype=torch.float32).round().long()
+    return replace(windows, ids=windows.ids[at])
+
+
+def _measured(
+    model: nn.Module, names: Sequence[str], text: Windows, bar: "tqdm[Any]"
+) -> tuple[float, Mapping[str, Tensor]]:
+    """The mean loss on the windows, and the mean second moments of evenly spaced features that each weight reads."""
+    sums: dict[str, Tensor] = {}
+
+    def listen(name: str, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        x = inputs[0].reshape(-1, inputs[0].shape[-1])
+        x = x[:, :: -(-x.shape[1] // _FEATURES)].float()
+        sums[name] = sums.get(name, 0) + x.T @ x
+
+    with listening(model, {name: partial(listen, name) for name in names}):
+        loss = 0.0
+        for ids in text.ids:
+            loss += float(window_loss(model, ids, f"a window of {text.name}"))
+            bar.update()
+    moments = {name: moment.double() / text.ids.numel() for name, moment in sums.items()}
+    return loss / (text.ids.numel() - len(text)), moments

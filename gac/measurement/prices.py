@@ -1,0 +1,58 @@
+"""What storing weights in schemes costs, of the dense weights and of the forms that say so themselves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gac.core.arrays import Floats
+from gac.forms import FORMS
+from gac.forms.curvature.metric import FACTOR
+from gac.forms.tensors import Statistics
+from gac.models.sites import Weight
+from gac.schemes import Scheme
+from gac.schemes.inputs import Inputs
+
+
+def prices_of(
+    statistics: Statistics, weights: Sequence[Weight], schemes: Sequence[Scheme]
+) -> dict[str, dict[str, Floats]]:
+    """By scheme, nats a token: one number for the dense weight by ``<weight>``, of a form by ``<form>/<weight>``.
+
+    Schemes and forms are told of the same inputs, so what rounding has to find of them is found once for each weight.
+
+    Args:
+        statistics: with what the standard forms have kept.
+    """
+    found: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
+    for weight in weights if schemes else ():
+        inputs = Inputs(statistics.metric(weight).inputs, thorough=False)
+        for scheme in (scheme for scheme in schemes if scheme.takes(weight)):
+            own = found[scheme.name]
+            own[weight.name] = np.array(rounding_loss(statistics, weight, scheme, inputs))
+            for form in (form for form in FORMS if form.standard and form.takes(weight)):
+                if (by_dim := form.tensors.rounding(statistics, weight, scheme, inputs)) is not None:
+                    own[f"{form.name}/{weight.name}"] = by_dim
+    return found
+
+
+def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> float:
+    """What storing the dense weight W in a scheme costs, nats a token: ``tr(G E A E^T)`` of its rounding error E.
+
+    Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
+    first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
+
+    Args:
+        inputs: A, as the scheme is told of it.
+
+    Raises:
+        ModelError: the weight has numbers that the scheme cannot store.
+    """
+    matrix, metric = statistics.matrix(weight), statistics.metric(weight)
+    scheme.check_range(matrix, weight.name)
+    error = (matrix - scheme.rounded(matrix, inputs, metric.gradients if weight.scores else None)).detach().double()
+    lost = float(metric.cost(error))
+    if scheme.reads is not None:
+        dense = matrix.detach().double()
+        noise = statistics.moments(weight).noise[scheme.reads].double()
+        lost += float(((metric.gradients @ dense) * dense).sum(0) @ noise)
+    return FACTOR * lost

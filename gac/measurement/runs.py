@@ -1,0 +1,179 @@
+"""What a change of the model loses, by running the model with it.
+
+The divergence from what the dense model predicts is what text written by the dense model would lose. A few windows are
+enough to measure it. The calibration text loses less: without one of SmolLM2's attentions 0.4 to 1.0 of that
+(docs/results-structures.md). Its loss differs more between windows, so a small one takes many.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gac.core.linalg import check_measured
+from gac.forms.curvature.metric import Moments
+from gac.measurement.losses import window_loss
+from gac.models.layer_stack import LayerStack
+from gac.models.linears import read_weight
+from gac.models.modules import frozen, listening, run_on, swapped
+from gac.models.sites import Weight
+
+TOKENS = 4096
+"""Tokens that tell a divergence well enough, in whole windows."""
+SURE = 1e-3
+"""Nats a token: a standard error that is small enough."""
+SURE_SHARE = 0.1
+"""So is this part of the divergence."""
+DIFFERS = 0.5
+"""How far what text loses lies from the divergence, as a share of it: about its spread where it was measured."""
+
+
+def sampled(windows: Tensor) -> Tensor:
+    """``TOKENS`` of them, in even steps, in whole windows."""
+    return windows[:: _step(windows)]
+
+
+def _step(windows: Tensor) -> int:
+    return -(-len(windows) * windows.shape[1] // TOKENS)
+
+
+def _parted(windows: Tensor) -> tuple[Tensor, Tensor]:
+    """Those sampled, and the others in an order in which the first few are from all over the text."""
+    mixed = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
+    return sampled(windows), windows[mixed[mixed % _step(windows) > 0]]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else inf
+
+
+def diverged(dense: Tensor, changed: Tensor) -> Tensor:
+    """The mean Kullback-Leibler divergence of one model from another, from logarithms ``(tokens, vocabulary)``."""
+    found: Tensor = (dense.exp() * (dense - changed)).sum(-1).mean()
+    return found
+
+
+def unseen(weight: Weight) -> Moments:
+    """In place of moments, for what needs none."""
+    raise AssertionError(f"no moments of {weight.name} are at hand where the model is run")
+
+
+class ModelRuns:
+    """A model that is run on a few windows of text, with some of its modules changed, from the first that is.
+
+    The hidden states at every layer and the dense model's predictions stay on the device.
+
+    Args:
+        model: a causal LM, dense.
+        layers: its decoder layers, in order.
+        windows: calibration token ids, int64, shape ``(windows, tokens)``. ``TOKENS`` of them are kept ready, in even
+            steps; the others are run where those do not tell enough.
+        weights: those among them that write from a block have their mean outputs taken.
+        every: all windows are kept ready.
+
+    Raises:
+        ModelError: a layer is not called with hidden states first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        windows: Tensor,
+        weights: Sequence[Weight],
+        every: bool = False,
+    ) -> None:
+        self.model, self._stack = model, LayerStack(model, layers)
+        self._layer_of = {module: at for at, layer in enumerate(layers) for module in layer.modules()}
+        self._windows, self._others = (windows, windows[:0]) if every else _parted(windows)
+        self._dense_losses: dict[int, float] = {}
+        self._states: list[list[Tensor]] = [[] for _ in layers]
+        self._means: dict[str, Tensor] = {}
+        hooks = {weight.name: self._hearing(weight.name) for weight in weights if weight.block == "in"}
+        self._dense = []
+        with frozen(model), torch.no_grad(), self._stack.traced(0, self._keep), listening(model, hooks):
+            for ids in self._windows:
+                logits = run_on(model, ids[None]).logits[0]
+                self._dense.append(logits.float().log_softmax(-1))
+
+    def mean_output(self, weight: Weight) -> Tensor:
+        """Of a weight that writes, over all tokens, shape ``(out,)``, in the model's dtype."""
+        return self._means[weight.name].to(read_weight(self.model, weight.name).dtype)
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers the model has."""
+        return len(self._states)
+
+    def divergence(self, modules: Mapping[str, nn.Module]) -> float:
+        """The mean Kullback-Leibler divergence of what the model predicts with these modules in it, nats a token.
+
+        Args:
+            modules: by the names of those in whose place they stand; the model is as it was when this returns.
+
+        Raises:
+            ModelError: it is not finite.
+        """
+        return float(self.measured(modules)[:, 0].mean())
+
+    def lost(self, modules: Mapping[str, nn.Module]) -> float:
+        """What text loses with these modules in the model, nats a token.
+
+        It is what the calibration text loses, on as many windows as it takes to be sure, drawn towards the divergence
+        where they are too few: the mean of both, each weighted by the inverse of its variance.
+
+        Args:
+            modules: as for ``divergence``.
+
+        Raises:
+            ModelError: it is not finite.
+        """
+        kept = self.measured(modules)
+        distance, more = float(kept[:, 0].mean()), kept[:, 1].tolist()
+        enough = max(SURE, SURE_SHARE * distance)
+        for window, ids in enumerate(self._others):
+            if _standard_error(more) <= enough:
+                break
+            more.append(self._less_likely(window, ids, modules))
+        bias, noise = (DIFFERS * distance) ** 2, _standard_error(more) ** 2
+        return max(0.0, distance + bias / (bias + noise) * (fmean(more) - distance)) if bias else 0.0
+
+    def measured(self, modules: Mapping[str, nn.Module]) -> Tensor:
+        """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
+        lowest = min(self._layer_of[self.model.get_submodule(name)] for name in modules)
+        with frozen(self.model), torch.no_grad(), swapped(self.model, modules):
+            found = torch.stack([self._changed(window, lowest) for window in range(len(self._windows))])
+        mean, names = found[:, 0].mean(), ", ".join(modules)
+        check_measured(mean, f"the divergence without {names} is {mean.item()}", "a finite one")
+        return found
+
+    def _changed(self, window: int, lowest: int) -> Tensor:
+        """Of one window that is kept, shape ``(2,)``."""
+        hidden, ids = self._states[lowest][window], self._windows[window]
+        for layer in range(lowest, len(self._states)):
+            hidden = self._stack.run(layer, hidden)
+        dense, changed = self._dense[window], self._stack.logits(ids, hidden).float().log_softmax(-1)
+        labels = ids[1:, None].to(changed.device)
+        return torch.stack([diverged(dense, changed), (dense - changed)[:-1].gather(1, labels).mean()])
+
+    def _less_likely(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
+        """By how much the text of another window is less likely, nats a token."""
+        with frozen(self.model), torch.no_grad():
+            if window not in self._dense_losses:
+                self._dense_losses[window] = float(window_loss(self.model, ids))
+            with swapped(self.model, modules):
+                changed = window_loss(self.model, ids, f"a calibration window without {', '.join(modules)}")
+        return (float(changed) - self._dense_losses[window]) / (len(ids) - 1)
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        self._states[layer].append(hidden.detach())
+
+    def _hearing(self, name: str) -> Any:
+        def hear(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            mean = output.detach().float().flatten(0, -2).mean(0) / len(self._windows)
+            self._means[name] = self._means[name] + mean if name in self._means else mean
+
+        return hear

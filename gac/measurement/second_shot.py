@@ -1,0 +1,41 @@
+"""The statistics of a second shot: inputs as the dense model has them, gradients as a compressed model has them.
+
+The curvature at the dense model says what a small error costs. What is planned is no small error: gradients taken where
+a first plan has led to are nearer to what its next one meets. Its inputs are of no use, for what was cut away never
+shows in them, and another plan would cut there at no cost (``docs/results-curvature.md``). This is the re-estimation
+of the curvature between shots of LLM Surgeon (arXiv 2312.17244), on one of its two sides.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from gac.measurement.calibration import CalibrationRun, LayerMoments, stream_moments
+from gac.models.sites import Site
+
+_OF_GRADIENTS = ("gradients/", "tokens/")
+
+
+def stream_second(
+    dense: CalibrationRun, first: CalibrationRun, sites: Sequence[Site]
+) -> Iterator[tuple[int, LayerMoments | None]]:
+    """Yield ``(layer, moments)`` for the weights of ``sites`` as ``stream_moments`` does.
+
+    Both models run over the same windows, a layer of one and then the same layer of the other; labels are drawn from
+    each by itself. Layers whose moments are in a store are read.
+
+    Args:
+        first: of the first shot's model, with weights of the dense one's shapes; it has to be the same whenever an
+            interrupted run goes on.
+
+    Raises:
+        ModelError: the loss or a statistic is not finite.
+        StatisticsError: what is kept cannot be written or read.
+    """
+    gradients = stream_moments(first, sites)
+    for layer, own in stream_moments(dense, sites):
+        same, other = next(gradients)
+        assert layer == same
+        if own is not None and other is not None:
+            own.tensors.update((name, found) for name, found in other.tensors.items() if name.startswith(_OF_GRADIENTS))
+            other.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
+        yield layer, own
+    next(gradients, None)  # what it does after its last layer

@@ -1,0 +1,169 @@
+"""What calibration keeps on disk of one model and one text: finished layers, and where it was interrupted."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gac.core.arrays import Floats
+from gac.core.errors import StatisticsError
+from gac.core.io import atomic_path
+
+_safe_open: Any = safe_open  # not annotated
+
+
+@dataclass(frozen=True)
+class StatisticsStore:
+    """Finished layers on disk, so that calibration resumes and is not repeated.
+
+    Attributes:
+        directory: one directory for one model, one calibration text and one p (name it by their digests).
+    """
+
+    directory: Path
+
+    def moments(self, layer: int, more: str | None = None) -> Path:
+        """Where a layer's moments are kept, by themselves or with more, under the name of that."""
+        return self.directory / f"{more or 'layer'}-{layer:04d}.safetensors"
+
+    def measured(self, what: str, layer: int) -> Path:
+        """Where something else of a layer is kept, under the names of what it is and in which method's metric."""
+        return self.directory / f"{what}-{layer:04d}.safetensors"
+
+    def check_writable(self) -> None:
+        """Refuse a directory that nothing can be written to, before anything is measured.
+
+        Raises:
+            StatisticsError: it is none, or cannot be made.
+        """
+        with _writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.directory):
+                pass
+
+    @property
+    def boundary(self) -> Path:
+        """Where an interrupted calibration goes on: the gradients between two layers."""
+        return self.directory / "boundary.safetensors"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as one safetensors file that is whole or absent.
+
+    Raises:
+        StatisticsError: the place is not writable, or full.
+    """
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with _writing(path), atomic_path(path) as temporary:
+        save_file(held, temporary)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as failure:
+        raise StatisticsError(
+            f"statistics cannot be written to {path}: {failure}",
+            "a writable place with room, which GAC_HOME names",
+            "Make room or set GAC_HOME, and run the same again: finished layers are kept.",
+        ) from failure
+
+
+def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """Every tensor of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StatisticsError: the file is damaged or cannot be read.
+    """
+    with _reading(path):
+        return load_file(path, device=str(device))
+
+
+def read_arrays(path: Path) -> dict[str, Floats]:
+    """Every array of a file of them; raises as ``read_tensors`` does."""
+    return {name: tensor.numpy() for name, tensor in read_tensors(path, torch.device("cpu")).items()}
+
+
+def read_rows(path: Path, name: str, rows: slice) -> Tensor:
+    """Some rows of one tensor of a file; raises as ``read_tensors`` does."""
+    with _reading(path), _safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_slice(name)[rows]
+        return found
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError) as failure:
+        raise StatisticsError(
+            f"kept statistics {path} cannot be read: {failure}",
+            "a file as calibration wrote it",
+            "Delete it: what it held is measured again.",
+        ) from failure
+
+
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a safetensors file by name, each read when it is asked for.
+
+    Raises:
+        StatisticsError: the file is damaged or cannot be read.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        with _reading(path):
+            self._file = _safe_open(path, framework="pt", device=str(device))
+        self._names = frozenset(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """That of a tensor, which is not read for it."""
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def background_writer() -> Iterator[Callable[[Mapping[Path, Mapping[str, Tensor]]], None]]:
+    """What writes while the GPU works: one set of files at a time, so that at most one is in host memory.
+
+    It takes tensors to the host once the files before them are written, begins to write theirs, in order, and raises
+    what writing the files before raised. All are written on exit.
+    """
+    with ThreadPoolExecutor(1, "gac-writer") as pool:
+        last: Future[None] = pool.submit(_write_all, {})
+
+        def write(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+            nonlocal last
+            last.result()
+            held = {path: {name: one.detach().cpu() for name, one in own.items()} for path, own in files.items()}
+            last = pool.submit(_write_all, held)
+
+        yield write
+        last.result()
+
+
+def _write_all(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+    for path, tensors in files.items():
+        write_tensors(path, tensors)

@@ -1,0 +1,393 @@
+"""Calibration and evaluation text: named sources, local files and documents, cut into windows that never overlap."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gac.core.errors import UNSAFE, TextError, did_you_mean
+from gac.measurement.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text, check_characters
+from gac.measurement.wikipedia import wiki_sample
+
+_SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
+_WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
+_WIKI_CALIBRATION_TOKENS = 200 * 1024
+_C4_DOCUMENTS = 2000
+"""How many documents are read, from the first on: a whole shard is 0.8 GB."""
+_NAME = 80
+"""How many characters an error shows of what is no text."""
+
+Bos = Literal["none", "text", "windows"]
+"""Where there is a BOS: nowhere, at the head of the text, or at the head of every window."""
+_HEADS: Mapping[Bos, str] = MappingProxyType(
+    {"none": "no BOS", "text": "BOS at the head of the text", "windows": "BOS at the head of every window"}
+)
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """A source of text and how much of it: ``windows`` windows of ``length`` tokens."""
+
+    name: str
+    windows: int = DEFAULT_WINDOWS
+    length: int = DEFAULT_LENGTH
+
+    @classmethod
+    def parse(cls, text: str) -> "TextSpec":
+        """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``).
+
+        Raises:
+            TextError: a size that is no whole number above 0, or no ``WINDOWSxLENGTH``.
+        """
+        match = _SIZED.fullmatch(text)
+        if match is None:
+            source, _, number = text.rpartition(":")
+            if number.isdecimal() and is_text(source) and not is_text(text):
+                raise _bad_size(f"text {text!r}")
+            return cls(text)
+        name, *size = match.groups()
+        if not all(map(_WHOLE.fullmatch, size)):
+            raise _bad_size(f"{size[0]} windows of {size[1]} tokens of {name}")
+        return cls(name, int(size[0]), int(size[1]))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.windows}x{self.length}"
+
+
+def is_sized_text(item: str) -> bool:
+    """Whether a string is a known name or a file with a size, which no document is."""
+    match = _SIZED.fullmatch(item) if "\n" not in item else None
+    return match is not None and is_text(match[1])
+
+
+def is_text(name: str) -> bool:
+    """Whether it is a known text, or a file."""
+    return name in _SOURCES or os.path.isfile(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Token windows of one text that do not overlap.
+
+    Attributes:
+        name: the source's name, or the path it was read from.
+        ids: token ids, int64, shape ``(windows, length)``.
+        digest: SHA-256 of the token ids.
+        start: where the first window begins, in tokens of the text.
+        bos: where there is a BOS; at the head of every window it takes the place of one token of text.
+        whole: whether they are all windows of the text.
+    """
+
+    name: str
+    ids: torch.Tensor
+    digest: str
+    start: int = 0
+    bos: Bos = "none"
+    whole: bool = True
+
+    def __len__(self) -> int:
+        return int(self.ids.shape[0])
+
+    @property
+    def length(self) -> int:
+        """Tokens of a window."""
+        return int(self.ids.shape[1])
+
+    @property
+    def head(self) -> str:
+        """Where there is a BOS, in words."""
+        return _HEADS[self.bos]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a named text comes from.
+
+    ``reserved`` is how many tokens at the head of the one text are for calibration alone; None where
+    calibration and evaluation are different texts already. ``length`` is that of an evaluation window unless another
+    is asked for. ``headed``: unless a BOS is asked for or refused, the evaluation text is tokenised as the tokenizer
+    does by itself, with a BOS at its head (not at that of every window) where there is one, which is how published
+    perplexities are measured.
+    """
+
+    calibration: Callable[[], str]
+    evaluation: Callable[[], str]
+    reserved: int | None = None
+    length: int = DEFAULT_LENGTH
+    headed: bool = False
+
+
+def calibration_windows(
+    spec: TextSpec | Documents | str, tokenizer: Any, seed: int = 0, bos: bool | None = None
+) -> Windows:
+    """The windows that statistics are taken from, out of the source's calibration text.
+
+    Args:
+        spec: a known name (``wiki-sample``, ``wikitext2``, ``c4``) or a path to a UTF-8 file, and how much of it;
+            a string is read by ``TextSpec.parse``; or documents.
+        tokenizer: a transformers tokenizer; it adds no other special token than that BOS.
+        seed: 0 takes windows in even steps through the whole calibration text; any other draws them, in text order.
+        bos: whether every window begins with BOS, see ``bos_of``.
+
+    Raises:
+        TextError: an unknown source, one that cannot be read, too few tokens, windows of one token, or no BOS.
+    """
+    spec = TextSpec.parse(spec) if isinstance(spec, str) else spec
+    if spec.length < 2:
+        raise TextError(
+            f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
+        )
+    found = _source(spec.name if isinstance(spec, TextSpec) else spec)
+    head = bos_of(tokenizer, bos)
+    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed, head=head)
+
+
+def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool | None = None) -> Windows:
+    """All windows of a source's calibration text, which share no token with those of its evaluation.
+
+    Args:
+        source, tokenizer, bos: as for ``calibration_windows``.
+        length: tokens of a window.
+
+    Raises:
+        TextError: as ``calibration_windows``.
+    """
+    found = _source(source)
+    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    name = source if isinstance(source, str) else source.name
+    return _cut(name, ids, None, length, "calibration", head=bos_of(tokenizer, bos))
+
+
+def windows_of(
+    name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int, bos: bool | None = None
+) -> Windows:
+    """So many windows of token ids ``(tokens,)`` that are at hand, in even steps; arguments as for ``every_window``.
+
+    Raises:
+        TextError: there are too few, or no BOS.
+    """
+    return _cut(name, ids, windows, length, "calibration", head=bos_of(tokenizer, bos))
+
+
+def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
+    """The token that every window begins with; None where windows are text alone.
+
+    Args:
+        bos: True asks for the tokenizer's BOS and False for none; None has it where the tokenizer puts it first by
+            itself (Llama, Gemma, Mistral; not Qwen).
+
+    Raises:
+        TextError: a BOS is asked for, and the tokenizer has none.
+    """
+    found = getattr(tokenizer, "bos_token_id", None)
+    if bos and found is None:
+        given = f"bos=True with a {type(tokenizer).__name__} without BOS"
+        raise TextError(given, "a tokenizer that has a BOS token", "Leave bos out, or use the model's own tokenizer.")
+    if bos is None:
+        bos = found is not None and _tokens("x", tokenizer, headed=True)[:1].tolist() == [found]
+    return found if bos else None
+
+
+def evaluation_windows(
+    source: str | Documents,
+    tokenizer: Any,
+    windows: int | None = None,
+    length: int | None = None,
+    bos: bool | None = None,
+) -> Windows:
+    """The windows that perplexity is measured on; those of a named source share no token with calibration.
+
+    ``wikitext2`` is GPTQ's protocol (arXiv 2210.17323), ``c4`` SVD-LLM's (arXiv 2403.07378):
+    the documents joined by an empty line, tokenised as one text, and cut into windows of 2048.
+
+    Args:
+        source: a known name, or a path to a UTF-8 file, or documents; of the latter two, all is evaluated.
+        tokenizer: a transformers tokenizer; it adds its special tokens at the head of ``wikitext2`` and ``c4``, as
+            published figures have them, unless ``bos`` is given.
+        windows: how many, in even steps through the text; None takes every whole window.
+        length: tokens of a window; None takes the source's own, ``window_length(source)``.
+        bos: whether every window begins with BOS, see ``bos_of``; None leaves ``wikitext2`` and ``c4`` as published.
+
+    Raises:
+        TextError: an unknown source, one that cannot be read, too few tokens, or no BOS.
+    """
+    found = _source(source)
+    published = found.headed and bos is None
+    head = None if published else bos_of(tokenizer, bos)
+    start = found.reserved or 0
+    length = found.length if length is None else length
+    ids = _tokens(found.evaluation(), tokenizer, published)[start:]
+    name = source if isinstance(source, str) else source.name
+    cut = _cut(name, ids, windows, length, "evaluation", start=start, head=head)
+    return replace(cut, bos="text") if published and int(cut.ids[0, 0]) == tokenizer.bos_token_id else cut
+
+
+def window_length(text: Text) -> int:
+    """Tokens of an evaluation window of a text, unless others are asked for: 2048 for ``wikitext2`` and ``c4``."""
+    return _SOURCES[text].length if isinstance(text, str) and text in _SOURCES else DEFAULT_LENGTH
+
+
+def check_vocabulary(windows: Windows, vocabulary: int) -> None:
+    """Refuse token ids that a model's embedding does not have, that of BOS among them.
+
+    Raises:
+        TextError: the tokenizer belongs to another model.
+    """
+    largest = int(windows.ids.max())
+    if largest >= vocabulary:
+        is_bos = windows.bos != "none" and largest == int(windows.ids[0, 0])
+        raise TextError(
+            f"the tokenizer gives token id {largest} on {windows.name}{', its BOS' if is_bos else ''}",
+            f"ids below the model's vocabulary of {vocabulary}",
+            "Use the tokenizer that belongs to the model.",
+        )
+
+
+def _check_size(windows: int | None, length: int) -> None:
+    if length < 1 or (windows is not None and windows < 1):
+        raise _bad_size(f"{windows} windows of {length} tokens")
+
+
+def _bad_size(given: str) -> TextError:
+    expected = "at least 1 window of at least 1 token, in whole numbers"
+    return TextError(given, expected, "Ask for a positive size, like wiki-sample:64x1024.")
+
+
+def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
+    """Token ids of the whole text, int64, shape ``(tokens,)``; a BOS within a text would not be text."""
+    encoded = tokenizer(text, add_special_tokens=headed, return_attention_mask=False, verbose=False)
+    return torch.tensor(encoded["input_ids"], dtype=torch.int64)
+
+
+def _cut(
+    name: str,
+    ids: torch.Tensor,
+    windows: int | None,
+    length: int,
+    purpose: str,
+    start: int = 0,
+    seed: int = 0,
+    head: int | None = None,
+) -> Windows:
+    """Whole windows of tokens: all, or as many as are asked for.
+
+    Args:
+        seed: 0 takes them in even steps through the text, any other draws them.
+        head: the token that each begins with, in the place of one token of text.
+    """
+    own = length if head is None else length - 1
+    _check_size(windows, own)
+    needed = (windows or 1) * own
+    if needed > len(ids):
+        headed = "" if head is None else " with BOS"
+        raise TextError(
+            f"{name} has {len(ids):,} tokens for {purpose}",
+            f"at least {needed:,}, for {windows or 1} x {length}{headed}",
+            _shorter(len(ids), own, length),
+        )
+    count = len(ids) // own
+    windows = windows or count
+    drawn = np.arange(windows) * count // windows
+    if seed:
+        drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
+    taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]
+    if head is not None:
+        taken = torch.cat([taken.new_full((len(taken), 1), head), taken], dim=1)
+    return Windows(name, taken, digest_of(taken), start, "none" if head is None else "windows", windows == count)
+
+
+def digest_of(ids: torch.Tensor) -> str:
+    """SHA-256 of token ids."""
+    return hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def _shorter(usable: int, own: int, length: int) -> str:
+    """What else to ask for, of a text of so many tokens, where a window takes ``own`` of them."""
+    if usable >= own:
+        return f"Ask for at most {usable // own} windows of {length}, or use a longer text."
+    most = usable + length - own
+    return f"Use a longer text, or windows of at most {most} tokens." if most > 1 else "Use a longer text."
+
+
+def _source(text: str | Documents) -> _Source:
+    if isinstance(text, str):
+        check_text(text)
+        return _SOURCES.get(text) or _Source(partial(_local, text), partial(_local, text))
+    whole = text.text
+    return _Source(lambda: whole, lambda: whole)
+
+
+def check_text(name: str) -> None:
+    """Refuse a text that is neither known nor a file, or whose name no plan can hold.
+
+    Raises:
+        TextError: with the known names; or a file's name is not UTF-8, which no plan can hold.
+    """
+    check_characters(name, f"the name of text {name[:_NAME]!a}", "Rename the file.")
+    if is_text(name):
+        if UNSAFE.search(name):
+            raise TextError(f"text {name!r}", "a name without control characters", "Rename the file.")
+        return
+    known = f"one of {', '.join(_SOURCES)}, or a path"
+    if len(name) > _NAME:
+        given = f"text {name[:_NAME]!r} and {len(name) - _NAME:,} characters more is neither known nor a file"
+        raise TextError(given, known, "Pass documents as gac.Documents([...]).")
+    remedy = did_you_mean(name, _SOURCES, "Check the name or the path.")
+    raise TextError(f"text {name!r} is neither known nor a file", known, remedy)
+
+
+def _local(path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise TextError(
+            f"text file {path} cannot be read: {failure}", "a readable UTF-8 file", "Check the file and its encoding."
+        ) from failure
+    check_characters(text, f"text file {path}")
+    return text
+
+
+def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -> str:
+    """The documents of a split, or its lines, joined as in GPTQ's protocol (arXiv 2210.17323)."""
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(dataset, split=split, **options)
+        return "\n\n".join(row["text"] for row in islice(rows, most))
+    except OSError as failure:
+        raise TextError(
+            f"data set {dataset} ({split}) cannot be fetched: {failure}",
+            "a network, or a copy in the cache of datasets",
+            "Use wiki-sample or a local file, which need no network.",
+        ) from failure
+
+
+_published = partial(_Source, length=2048, headed=True)
+_wikitext2 = partial(_joined, "Salesforce/wikitext", name="wikitext-2-raw-v1")
+_c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)
+
+_SOURCES: Mapping[str, _Source] = MappingProxyType(
+    {
+        "wiki-sample": _Source(wiki_sample, wiki_sample, _WIKI_CALIBRATION_TOKENS),
+        "wikitext2": _published(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
+        "c4": _published(
+            partial(_c4, "train", data_files={"train": "en/c4-train.00000-of-01024.json.gz"}),
+            partial(_c4, "validation", data_files={"validation": "en/c4-validation.00000-of-00008.json.gz"}),
+        ),
+    }
+)
+
+
+def text_names() -> tuple[str, ...]:
+    """The named sources of text."""
+    return tuple(_SOURCES)

@@ -1,0 +1,159 @@
+"""What a model is calibrated on: one text, or several, each with its share of the windows."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gac.core.errors import TextError
+from gac.measurement.documents import Documents, Text, ordered
+from gac.measurement.text import TextSpec, Windows, calibration_windows, check_text, digest_of, is_sized_text
+
+_SPLITS = 16
+Part = TextSpec | Documents
+CalibrationText = Text | Part | Iterable[str | Part]
+"""What a caller may call calibration text, see ``Texts.of``."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts to calibrate on, each with its windows; most often there is one.
+
+    Raises:
+        TextError: their windows differ in length, or a text is there twice.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if len(lengths := {part.length for part in self.parts}) > 1:
+            given = f"calibration windows of {' and '.join(map(str, sorted(lengths)))} tokens"
+            raise TextError(given, "one length for all texts", "Give all of them the same: NAME:32x1024.")
+        names = [part.name for part in self.parts if isinstance(part, TextSpec)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise TextError(f"the calibration text {twice} twice", "each text once", "Add up its windows.")
+
+    @classmethod
+    def of(cls, given: CalibrationText) -> "Texts":
+        """What a caller calls calibration text.
+
+        A string is a name or a path. A list is one of texts where one of its items is a ``TextSpec``, ``Documents``, or
+        a known name or a file with its windows, as ``notes.txt:32x1024``. The other items then have to be texts too.
+        Any other iterable of strings holds documents.
+
+        Raises:
+            TextError: a size below 1, a text that is neither known nor a file, or documents that are no strings.
+        """
+        if isinstance(given, (str, os.PathLike)):
+            return cls.named(str(given))
+        if isinstance(given, (TextSpec, Documents)):
+            return cls((given,))
+        if not isinstance(given, Iterable):
+            expected = "a name, a path, documents, or a list of these"
+            raise TextError(f"a {type(given).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
+        items = ordered(given)
+        if not any(map(_is_text, items)):
+            return cls((Documents(items),))
+        return cls(tuple(map(_part, items)))
+
+    @classmethod
+    def named(cls, text: str | Sequence[str]) -> "Texts":
+        """The texts that a recipe names: each is read by ``TextSpec.parse``.
+
+        Raises:
+            TextError: a size below 1, or lengths that differ.
+        """
+        return cls(tuple(map(TextSpec.parse, (text,) if isinstance(text, str) else text)))
+
+    @property
+    def name(self) -> str:
+        """What plans and reports call them: the one text, or each with its windows."""
+        if len(self.parts) == 1:
+            return self.parts[0].name
+        return " and ".join(f"{part.name} ({part.windows})" for part in self.parts)
+
+    @property
+    def written(self) -> str | tuple[str, ...]:
+        """As a recipe has them."""
+        each = tuple(str(part) if isinstance(part, TextSpec) else part.name for part in self.parts)
+        return each[0] if len(each) == 1 else each
+
+    @property
+    def windows(self) -> int:
+        return sum(part.windows for part in self.parts)
+
+    @property
+    def length(self) -> int:
+        return self.parts[0].length
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """The digests of all documents that are among them."""
+        return tuple(digest for part in self.parts if isinstance(part, Documents) for digest in part.digests)
+
+    def check(self) -> None:
+        """Refuse texts that are neither known nor files.
+
+        Raises:
+            TextError: with the known names.
+        """
+        for part in self.parts:
+            if isinstance(part, TextSpec):
+                check_text(part.name)
+
+    def sized(self, windows: Sequence[int], length: int) -> "Texts":
+        """The same texts with other windows."""
+        sized = zip(self.parts, windows, strict=True)
+        return Texts(tuple(replace(part, windows=count, length=length) for part, count in sized))
+
+    def cut(self, tokenizer: Any, seed: int = 0, bos: bool | None = None) -> Windows:
+        """The windows of all of them, in the order of ``interleaved``; arguments as of ``calibration_windows``.
+
+        Raises:
+            TextError: as ``calibration_windows``.
+        """
+        each = [calibration_windows(part, tokenizer, seed, bos) for part in self.parts]
+        if len(each) == 1:
+            return each[0]
+        rows = [iter(windows.ids) for windows in each]
+        ids = torch.stack([next(rows[part]) for part in interleaved([len(windows) for windows in each])])
+        return replace(each[0], name=self.name, ids=ids, digest=digest_of(ids))
+
+
+def interleaved(counts: Sequence[int]) -> list[int]:
+    """Which part each window is taken from, so that every k-th window, too, has the parts in their shares.
+
+    The next window is of the part that is most overdue, summed over the windows so far and over those among them that
+    are whole multiples of 2, 3, ... 16 windows away.
+    """
+    total, left = sum(counts), list(counts)
+    taken = {(step, at): [0] * len(counts) for step in range(1, _SPLITS + 1) for at in range(step)}
+    order = []
+    for at in range(total):
+        alike = [taken[step, at % step] for step in range(1, _SPLITS + 1)]
+        due = [sum(count * (sum(one) + 1) - total * one[part] for one in alike) for part, count in enumerate(counts)]
+        chosen = max((part for part, more in enumerate(left) if more), key=due.__getitem__)
+        left[chosen] -= 1
+        for one in alike:
+            one[chosen] += 1
+        order.append(chosen)
+    return order
+
+
+def _is_text(item: object) -> bool:
+    """Whether an item of a list can be nothing but a text: a document is no known name or file with its windows."""
+    return is_sized_text(item) if isinstance(item, str) else isinstance(item, (TextSpec, Documents))
+
+
+def _part(item: str | Part) -> Part:
+    if isinstance(item, (TextSpec, Documents)):
+        return item
+    if not isinstance(item, str):
+        given = f"a {type(item).__name__} among calibration texts"
+        raise TextError(given, "names, paths, gac.Documents", "Leave it out.")
+    spec = TextSpec.parse(item)
+    check_text(spec.name)
+    return spec

@@ -1,0 +1,168 @@
+"""What is kept of a layer: enough to compress it, and read instead of measured."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gac.core.errors import StatisticsError
+from gac.core.linalg import add_square, mirrored, packed, unpacked
+from gac.forms import FORMS
+from gac.forms.curvature.registry import METHODS
+from gac.forms.decomposition import decompose
+from gac.forms.latent.torch import decompose_groups
+from gac.forms.low_rank.torch import every_rank
+from gac.forms.narrow.elimination import eliminate, last_to_go
+from gac.measurement import curves
+from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.curves import measure_curves, stream_fits
+from gac.measurement.store import StatisticsStore, background_writer
+from gac.models.families import family_of
+from gac.testing.models import tiny_config
+
+WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
+SITES = family_of(tiny_config()).sites(tiny_config())
+NARROW = FORMS.get("narrow")
+
+
+def run_of(model: Any, store: Path | None = None, method: str = "kfac") -> CalibrationRun:
+    return CalibrationRun(model, WINDOWS, METHODS.get(method), StatisticsStore(store) if store else None, False)
+
+
+@pytest.mark.parametrize("size", [1, 512, 1300])
+def test_a_packed_matrix_comes_back(size: int) -> None:
+    rows = torch.randn(8, size)
+    matrix = rows.T @ rows
+    matrix = (matrix + matrix.T) / 2
+    assert packed(matrix).numel() <= (size + 512) * size // 2 + 512 * 512
+    assert torch.equal(unpacked(packed(matrix), size), matrix)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 128, 300])
+def test_squares_are_summed_whole(size: int, kind: torch.dtype) -> None:
+    parts = torch.randn(2, 8, size)
+    total = torch.zeros(size, size, dtype=kind)
+    for rows in parts:
+        add_square(total, rows)
+    whole = mirrored(total)
+    assert torch.equal(whole, whole.T)
+    assert torch.allclose(whole.double(), sum(rows.T.double() @ rows.double() for rows in parts), atol=1e-5)
+
+
+def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    run = run_of(tiny_model, tmp_path)
+    measure_curves(run, SITES)
+    kept, moments = dict(stream_fits(run, SITES)), dict(stream_moments(run, SITES))
+    down = SITES[-1].weights[2]
+    matrix, metric = (
+        tiny_model.get_submodule(down.name).weight,
+        run.method.metric(moments[1].of(down, run.method.pooled)),
+    )
+    second, first = every_rank(kept[1].kept, down)
+    expected = decompose(matrix, metric).factors(9)
+    assert torch.allclose(second[:, :9] @ first[:9], (expected[0] @ expected[1]).float(), atol=1e-6)
+    assert torch.equal(
+        last_to_go(kept[1].kept.of(NARROW, "order", down), 50), last_to_go(eliminate(matrix, metric).order, 50)
+    )
+    assert torch.allclose(kept[1].kept.moments(down).inputs, moments[1].of(down, run.method.pooled).inputs, rtol=1e-5)
+
+
+def test_the_first_layer_tells_what_all_will_take(
+    tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, fit = [0.0], curves.fit_layer
+
+    def in_a_minute(*given: Any) -> Any:
+        now[0] += 60
+        return fit(*given)
+
+    monkeypatch.setattr(curves, "fit_layer", in_a_minute)
+    monkeypatch.setattr(curves, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    caplog.set_level(logging.INFO, "gac")
+    run = replace(run_of(tiny_model), progress=True)
+    stream = stream_fits(run, SITES)
+    next(stream)
+    told = "decomposing 2 layers, in all their forms: about 2.0 minutes"
+    assert [record.getMessage() for record in caplog.records][-1] == told
+    assert "decomposing the layers comes on top, which the first one will tell" in caplog.text
+    next(stream)
+    assert caplog.text.count("in all their forms") == 1
+    caplog.clear()
+    next(stream_fits(run_of(tiny_model), SITES))
+    assert not caplog.records
+
+
+def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    run = run_of(tiny_model, tmp_path, "palu:1")
+    measure_curves(run, SITES)
+    kept, moments = dict(stream_fits(run, SITES))[1], dict(stream_moments(run, SITES))[1]
+    value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
+    matrix, metric = (
+        tiny_model.get_submodule(value.name).weight,
+        run.method.metric(moments.of(value, run.method.pooled)),
+    )
+    found, curve = decompose_groups(matrix, metric, 2)
+    assert kept.losses[f"latent:1/{value.name}"].tolist() == curve.loss.tolist()
+    second, first = (kept.kept.of(FORMS.get("latent:1"), part, value) for part in ("second", "first"))
+    for group, left, right in zip(found, second, first.split(curve.full), strict=True):
+        expected = group.factors(curve.full)
+        assert torch.equal(left, expected[0].float())
+        assert torch.equal(right, expected[1].float())
+    assert not any(name.startswith("inputs/") and name.endswith("v_proj") for name in kept.kept.tensors)
+
+
+def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
+    _, fit = next(stream_fits(run_of(tiny_model, method="palu-fold"), SITES))
+    value = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
+    assert fit.kept.moments(value).inputs.shape == (value.in_features, value.in_features)
+    assert f"latent:1/{value.name}" not in fit.losses
+
+
+def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
+    _, fit = next(stream_fits(run_of(tiny_model.to(torch.bfloat16)), SITES))
+    assert {part.dtype for part in every_rank(fit.kept, SITES[-1].weights[0])} == {torch.bfloat16}
+    assert fit.kept.moments(SITES[-1].weights[2]).inputs.dtype == torch.float32
+
+
+def test_kept_layers_are_not_measured(
+    tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = measure_curves(run_of(tiny_model, tmp_path), SITES)
+    monkeypatch.setattr(CalibrationRun, "moments", lambda *_: pytest.fail("measured again"))
+    again = measure_curves(run_of(tiny_model, tmp_path), SITES)
+    assert again.dense_loss == first.dense_loss
+    assert again.curves.by_key.keys() == first.curves.by_key.keys()
+
+
+def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    store = StatisticsStore(tmp_path)
+    measure_curves(run_of(tiny_model, tmp_path), SITES)
+    store.measured("factors-kfac-standard", 0).unlink()
+    assert [layer for layer, _ in stream_fits(run_of(tiny_model, tmp_path), SITES)] == [1, 0]
+    assert store.measured("factors-kfac-standard", 0).exists()
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StatisticsError, match=r"in it: .* File exists"), background_writer() as write:
+        write({tmp_path / "file" / "in it": {"one": torch.ones(1)}})
+
+
+def test_tensors_wait_for_the_files_before_them(tmp_path: Path) -> None:
+    class Late(dict[str, torch.Tensor]):
+        """Says when its tensors are taken."""
+
+        def items(self) -> Any:
+            assert (tmp_path / "before").exists()
+            return super().items()
+
+    with background_writer() as write:
+        write({tmp_path / "before": {"many": torch.ones(10**6)}})
+        write({tmp_path / "after": Late(one=torch.ones(1))})
+    assert (tmp_path / "after").exists()

@@ -1,0 +1,90 @@
+"""A text beside the calibration text: what is measured, when it warns, and what is refused."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gac.core.errors import ModelError, TextError
+from gac.measurement.documents import Documents, Text
+from gac.measurement.likeness import FAR, Likeness, beside, check_likeness
+from gac.measurement.losses import window_loss
+from gac.measurement.texts import Texts
+from gac.models.families import family_of
+
+
+@pytest.fixture
+def compare(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> Any:
+    def found(check: Text, calibration: str | list[str] | Documents | None = None, **cut: Any) -> Likeness:
+        texts = Texts.of(Documents([prose[:2000]], 8, 64) if calibration is None else calibration)
+        sites = family_of(tiny_model.config).sites(tiny_model.config)
+        windows = texts.cut(tiny_tokenizer, **cut)
+        return check_likeness(tiny_model, tiny_tokenizer, sites, texts, windows, check, False)
+
+    return found
+
+
+def test_more_of_the_same_is_alike_and_other_letters_are_far(
+    compare: Any, prose: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gac")
+    alike = compare([prose[4000:9000]])
+    assert alike.spread == pytest.approx(1, abs=0.25)
+    assert not alike.far
+    assert alike.windows == (8, 16)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    far = compare(["0123456789+-*/<>{}[]()#@!~ " * 100])
+    assert far.spread > 2 * FAR
+    assert [record.levelname for record in caplog.records[1:]] == ["INFO", "WARNING"]
+    assert "1 document given in memory is unlike the calibration text (" in caplog.text
+    assert "the dense model's loss is" in caplog.text
+
+
+def test_losses_are_the_dense_models(compare: Any, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
+    found = compare(["z y x " * 20])
+    ids = tiny_tokenizer("z y x " * 20)["input_ids"][:64]
+    with torch.no_grad():
+        loss = window_loss(tiny_model, torch.tensor(ids))
+    assert found.windows[1] == 1
+    assert found.check_loss == pytest.approx(float(loss) / 63, rel=1e-5)
+
+
+def test_a_moment_is_1_beside_itself_and_grows_with_what_the_half_lacks() -> None:
+    half = torch.diag(torch.tensor([1.0, 1.0, 1e-4]))
+    assert beside(half, half, half) == pytest.approx(1)
+    assert beside(half, 2 * half, half) == pytest.approx(2)
+    assert beside(half, torch.eye(3), half) > 1000
+
+
+def test_the_same_text_is_refused(compare: Any, text_file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.txt"
+    copy.write_text(text_file.read_text(), encoding="utf-8")
+    for check, seed in ((text_file, 0), (text_file, 1), (copy, 0), (copy, 1)):
+        with pytest.raises(TextError) as caught:
+            compare(str(check), f"{text_file}:4x64", seed=seed)
+        assert str(caught.value) == (
+            f"the check text {check}, which is calibrated on; expected another text, like what the model will serve. "
+            "Check with a text that is held back."
+        )
+
+
+def test_one_calibration_window_cannot_be_halved(compare: Any, prose: str, text_file: Path) -> None:
+    with pytest.raises(TextError, match="a check beside 1 calibration window; expected at least 2"):
+        compare(["another text " * 20], f"{text_file}:1x64")
+
+
+def test_a_check_text_that_is_too_short_or_not_there(compare: Any) -> None:
+    with pytest.raises(TextError, match="has 5 tokens for evaluation"):
+        compare(["short"])
+    with pytest.raises(TextError, match=r"text 'nots\.txt' is neither known nor a file"):
+        compare("nots.txt")
+
+
+def test_a_loss_that_is_not_finite(compare: Any, tiny_model: LlamaForCausalLM, prose: str) -> None:
+    with torch.no_grad():
+        tiny_model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ModelError, match="the loss of a window of 1 document given in memory is nan"):
+        compare([prose[4000:9000]])

@@ -1,0 +1,164 @@
+"""Pairs inside a narrower MLP against their definition: the loss of the weights that they stand for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gac.core.errors import PlanError
+from gac.forms import form_named
+from gac.forms.curvature.metric import Metric
+from gac.forms.curvature.registry import METHODS
+from gac.forms.narrow_pair.spec import widths
+from gac.forms.tensors import SiteWork, Statistics
+from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.curves import LayerFit, stream_fits
+from gac.measurement.store import StatisticsStore
+from gac.models.families import family_of
+from gac.models.sites import Site, Weight
+from gac.testing.methods import loss_of
+from tests.models.small import NEURONS, small_config, small_model
+
+IDS = torch.randint(0, 256, (4, 64), generator=torch.Generator().manual_seed(0))
+WIDTHS = widths(NEURONS)
+
+
+def mlp_of(model: PreTrainedModel) -> Site:
+    return next(site for site in family_of(model.config).sites(model.config) if site.kind == "mlp")
+
+
+def measured(model: PreTrainedModel, method: str) -> tuple[LayerFit, Mapping[str, Metric], SiteWork]:
+    """What is measured of the first layer, the metrics of its MLP, and what builds that."""
+    run, site = CalibrationRun(model, IDS, METHODS.get(method), progress=False), mlp_of(model)
+    fit = dict(stream_fits(run, [site], forms=["narrow_pair"]))[0]
+    moments = dict(stream_moments(run, [site]))[0]
+    metrics = {one.name: run.method.metric(moments.of(one, run.method.pooled)) for one in site.weights}
+    kept = fit.kept
+    return fit, metrics, SiteWork(site.weights, kept, Statistics(model, kept.moments, run.method, kept))
+
+
+def built(work: SiteWork, weight: Weight, form: str, dim: int) -> Tensor:
+    """The dense weight that a form at a dim stands for, its missing neurons where they were."""
+    tensors, stay = form_named(form).tensors, work.kept.of(form_named(f"narrow_pair:{WIDTHS[2]}"), "stay", weight)
+    parts = {name: value.detach().double() for name, value in tensors.parameters(work, weight, dim).items()}
+    padded = tensors.merge(weight, dim, parts)["weight"]
+    found, neurons = torch.zeros_like(padded), padded.shape[0 if weight.neurons == "out" else 1] // weight.blocks
+    for block in range(weight.blocks):
+        there, here = block * neurons + stay, block * neurons + torch.arange(len(stay))
+        if weight.neurons == "out":
+            found[there] = padded[here]
+        else:
+            found[:, there] = padded[:, here]
+    return found
+
+
+@pytest.mark.parametrize("method", ["kfac", "svd-llm", "asvd"])
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "gpt2"])
+def test_the_curves_are_the_losses_of_what_is_built(model_type: str, method: str) -> None:
+    model = small_model(small_config(model_type)).double()
+    fit, metrics, work = measured(model, method)
+    width = WIDTHS[2]
+    name = f"narrow_pair:{width}"
+    for weight in work.weights:
+        dense = work.statistics.matrix(weight).detach()
+        loss, metric = fit.losses[f"{name}/{weight.name}"], metrics[weight.name]
+        assert len(loss) == form_named(name).full(weight) + 1
+        assert loss[-1] == 0
+        beyond = 0.0
+        if weight.neurons == "in":
+            beyond = fit.losses[f"narrow/{weight.name}"][width]
+            assert loss_of(dense, built(work, weight, "narrow", width), metric) == pytest.approx(beyond, rel=1e-5)
+        for rank in (1, 9, 30):
+            rows = narrowed_rows(work, weight, dense)
+            lost = loss_of(rows, built(work, weight, name, rank), metric)
+            assert lost == pytest.approx(beyond + loss[rank], rel=1e-4, abs=1e-6 * loss[0])
+
+
+def narrowed_rows(work: SiteWork, weight: Weight, dense: Tensor) -> Tensor:
+    """The dense weight; of one that writes neurons, with nothing in the rows of those that go."""
+    if weight.neurons == "in":
+        return dense
+    return built(work, weight, "narrow", WIDTHS[2])
+
+
+def test_no_pair_of_a_rank_loses_less() -> None:
+    model = small_model(small_config("llama")).double()
+    fit, metrics, work = measured(model, "kfac")
+    weight, rank, name = work.weights[0], 9, f"narrow_pair:{WIDTHS[2]}"
+    stay = work.kept.of(form_named(name), "stay", weight)
+    matrix, metric = work.statistics.matrix(weight).detach()[stay], metrics[weight.name]
+    among = Metric(metric.inputs, metric.gradients[stay][:, stay])
+    factors = work_factors(work, weight, name, rank)
+    best = fit.losses[f"{name}/{weight.name}"][rank]
+    assert loss_of(matrix, factors[0] @ factors[1], among) == pytest.approx(best, rel=1e-4)
+    torch.manual_seed(0)
+    for step in (1e-1, 1e-2, 1e-3):
+        second, first = (factor + step * factor.std() * torch.randn_like(factor) for factor in factors)
+        assert loss_of(matrix, second @ first, among) > best * (1 - 1e-6)
+
+
+def work_factors(work: SiteWork, weight: Weight, name: str, rank: int) -> tuple[Tensor, Tensor]:
+    found = form_named(name).tensors.parameters(work, weight, rank)
+    return found["second.weight"], found["first.weight"]
+
+
+def test_a_pair_of_what_stays_loses_less_than_the_rows_of_a_pair_of_all() -> None:
+    model = small_model(small_config("llama")).double()
+    fit, metrics, work = measured(model, "kfac")
+    weight, rank, name = work.weights[0], 9, f"narrow_pair:{WIDTHS[2]}"
+    stay = work.kept.of(form_named(name), "stay", weight)
+    metric = metrics[weight.name]
+    among = Metric(metric.inputs, metric.gradients[stay][:, stay])
+    whole = form_named("low_rank").tensors.parameters(work, weight, rank)
+    rows = (whole["second.weight"] @ whole["first.weight"])[stay]
+    dense = work.statistics.matrix(weight).detach()[stay]
+    assert fit.losses[f"{name}/{weight.name}"][rank] < loss_of(dense, rows, among)
+
+
+def test_neurons_go_in_the_order_that_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Elimination runs for ``narrow`` alone, also where that was measured before and is kept."""
+    model = small_model(small_config("llama"))
+    run = CalibrationRun(model, IDS, METHODS.get("kfac"), StatisticsStore(tmp_path / "kept"), progress=False)
+    before = dict(stream_fits(run, [mlp_of(model)]))[0]
+    monkeypatch.setattr("gac.forms.narrow.torch.eliminate", None)
+    with_pairs = dict(stream_fits(run, [mlp_of(model)], forms=["narrow_pair"]))[0]
+    again = dict(stream_fits(run, [mlp_of(model)], forms=["narrow_pair"]))[0]
+    assert not any(name.startswith("narrow_pair") for name in before.losses)
+    found = [name for name in with_pairs.losses if name.startswith("narrow_pair:")]
+    assert len(found) == 3 * len(WIDTHS)
+    assert all((again.losses[name] == with_pairs.losses[name]).all() for name in found)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} >= {"losses-kfac-narrow_pair-0000.safetensors"}
+
+
+def test_measured_at_once_or_later_is_the_same(tmp_path: Any) -> None:
+    model, found = small_model(small_config("llama")), []
+    for at_once in (True, False):
+        store = StatisticsStore(tmp_path / str(at_once))
+        run = CalibrationRun(model, IDS, METHODS.get("kfac"), store, progress=False)
+        if not at_once:
+            list(stream_fits(run, [mlp_of(model)]))
+        found.append(dict(stream_fits(run, [mlp_of(model)], forms=["narrow_pair"]))[0])
+    one, two = found
+    assert one.losses.keys() == two.losses.keys()
+    assert all((one.losses[name] == two.losses[name]).all() for name in one.losses)
+    assert all(torch.equal(one.kept.tensors[name], two.kept.tensors[name]) for name in one.kept.tensors)
+
+
+@pytest.mark.parametrize("neurons", [*range(1, 40), 176, 1536, 8192, 11008, 14336, 18944])
+def test_widths_are_few_and_narrower(neurons: int) -> None:
+    found = widths(neurons)
+    assert len(found) <= 5
+    assert list(found) == sorted({*found}, reverse=True)
+    assert all(0 < width < neurons for width in found)
+    assert neurons < 512 or all(width % 64 == 0 for width in found)
+
+
+@pytest.mark.parametrize(
+    "name", ["narrow_pair:", "narrow_pair:0", "narrow_pair:-1", "narrow_pair:x", "narrow_pair:1.5"]
+)
+def test_what_is_no_width(name: str) -> None:
+    with pytest.raises(PlanError, match=r"form narrow_pair:.*expected narrow_pair:N with a number of neurons"):
+        form_named(name)
