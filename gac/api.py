@@ -56,7 +56,6 @@ from gac.profiling.select import select_profile
 from gac.reporting.figures.healing import figure_of_healing
 from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
-from gac.runtime.decode_kernel import use_decode_kernel
 from gac.schemes import scheme_named
 
 
@@ -89,7 +88,7 @@ def allocate(
             ``measure.text``, a list of such texts, ``["wiki-sample:32x1024", "notes.txt:32x1024"]``, or documents: any
             iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
             ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``head``, ``profile`` (or a loaded
-            table), ``workloads``, ``fuse``, ``decode_kernel``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
+            table), ``workloads``, ``fuse``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
             every workload, or by workload), ``refit``, ``rule``, ``tensor_parallel``.
 
     Returns:
@@ -229,8 +228,6 @@ def compress(
     share_gemms(loaded.model, sites)
     skip_absent(loaded.model, plan.weights)
     make_quick(loaded.model, plan.weights)
-    if recipe.deployment.triton:
-        use_decode_kernel(loaded.model)
     return attach_plan(loaded.model, plan)
 
 

@@ -39,7 +39,7 @@ from gac.measurement.text import TextSpec, Windows, check_text, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.basis import Rotation
 from gac.models.families import family_of
-from gac.models.linears import check_rows_together, check_sizes
+from gac.models.linears import check_sizes
 from gac.models.loading import (
     Loaded,
     check_frequencies,
@@ -165,8 +165,6 @@ def measure_problem(
     method = METHODS.get(recipe.measure.method)
     if recipe.measure.shots == 2:
         check_in_memory(loaded.model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
-    if recipe.deployment.triton:
-        check_rows_together(loaded.model, names)
     if scheme_named(recipe.space.head).lossy:
         check_ends(loaded.model)
     windows = _windows(asked.text, loaded, recipe.measure.seed, recipe.measure.bos)

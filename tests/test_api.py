@@ -17,7 +17,6 @@ from gac.allocation.problem import floored
 from gac.checkpoint.card import model_card
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan.summary import allocate_command
-from gac.runtime.decode_kernel import DecodeLinear
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import logits
@@ -86,15 +85,6 @@ def test_a_plan_that_chooses_what_is_fused_runs_and_is_read_back(small: Small, t
     chosen = replace(plan, sites=tuple(replace(site, shared=site.kind == "mlp") for site in plan.sites))
     assert "; fused: 2 mlp" in chosen.summary()
     assert [fused_in(model) for model in small.there_and_back(chosen, tmp_path)] == [2, 2]
-
-
-def test_a_plan_for_one_row_in_triton_runs_saves_and_loads(small: Small, tmp_path: Path) -> None:
-    plan = small.allocate(0.7, decode_kernel="triton", fuse=True, workloads=["prefill:1x64"])
-    assert plan.recipe.deployment.triton
-    assert {weight.dim % 16 for weight in plan.weights if weight.form != "dense"} == {0}
-    for one in small.there_and_back(plan, tmp_path):
-        assert isinstance(one.model.layers[0].mlp.down_proj, DecodeLinear | LowRankLinear)
-        assert sum(isinstance(module, DecodeLinear) for module in one.modules()) > 2
 
 
 @pytest.mark.parametrize("fuse", [False, True, "auto"])

@@ -153,7 +153,6 @@ def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Pa
         (["--rule", "unifrom"], "Did you mean 'uniform'?"),
         (["--kv-cache", "0.5", "--form", "head_dim", "--budget", "1"], "Error: a KV-cache limit of 0.5; expected at "),
         (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
-        (["--decode-kernel", "triton"], "q_proj+k_proj+v_proj for decode:1@1024 in Triton; expected "),
     ],
 )
 def test_allocate_refuses(options: list[str], message: str, model: Path, text_file: Path, tmp_path: Path) -> None:

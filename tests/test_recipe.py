@@ -75,7 +75,6 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         ({"align": "8"}, "space.align='8'; expected True"),
         ({"workloads": ["chat"]}, "workload 'chat'; expected prefill:BxS or decode:B@C"),
         ({"fuse": "sometimes"}, "deployment.fuse='sometimes'; expected True, False or 'auto'"),
-        ({"decode_kernel": "cuda"}, "deployment.decode_kernel='cuda'; expected torch or triton"),
         ({"tensor_parallel": 0}, "deployment.tensor_parallel=0; expected a number of GPUs, 1 or more"),
         (
             {"tensor_parallel": 2, "rule": "uniform"},
@@ -117,7 +116,7 @@ def test_a_latency_limit_for_another_workload() -> None:
 
 def test_a_recipe_is_read_back_equal_and_may_leave_out_what_is_default(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
-    asked = Recipe.of(0.7, forms=["low_rank"], latency=0.9, decode_kernel="triton")
+    asked = Recipe.of(0.7, forms=["low_rank"], latency=0.9)
     asked.save(path)
     assert Recipe.load(path) == asked
     path.write_text('{"limits": {"memory": 0.6}, "deployment": {"fuse": true}}')

@@ -77,7 +77,7 @@ def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     if limits.latency != {}:
         check_collectives(profile, run, sites)
     latency, slack = limits.latency, recipe.slack
-    timing = replace(timing_of(profile, run), triton=False)
+    timing = timing_of(profile, run)
     known = {
         name: [one for one, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True) if ns is not None]
         for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))

@@ -9,7 +9,7 @@ import numpy as np
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import Timing
 from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats, Ints
@@ -31,10 +31,7 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
     Raises:
         BudgetError: with the smallest budget, memory or KV-cache limit that can be reached.
         PlanError: no scheme allows any dim of a weight.
-        ProfileError: the profile does not know what dense weights take in the recipe's decode kernel.
     """
-    if recipe.deployment.triton:
-        _check_decode_kernel(sites, recipe, profile)
     dense = [dense_candidate(site, Timing(None, ())) for site in sites]
     fractions = recipe.fractions
     smallest = {column: _smallest(sites, recipe, profile, column) for column in (PARAMS, BYTES) if column in fractions}
@@ -63,7 +60,7 @@ def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) 
     if not exact:
         return False
     space, timing = replace(recipe.space, forms=(), schemes=exact), timing_of(profile, recipe.deployment)
-    dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
+    dense = [dense_candidate(site, timing) for site in sites]
     limits = allowed(recipe, dense)
     sets = [candidates(site, LossCurves({}), space, timing, limits, needed=limits) for site in sites]
     try:
@@ -100,7 +97,7 @@ def _nameless(weight: Weight) -> Weight:
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
     """Whether some choice keeps the limits of latency and of parameters together."""
     timing = timing_of(profile, recipe.deployment)
-    dense = [dense_candidate(site, replace(timing, triton=False)) for site in sites]
+    dense = [dense_candidate(site, timing) for site in sites]
     columns = [column for column in recipe.fractions if column not in COSTS]
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
     counted = _of_each(sites, lambda site: _matching(site, recipe, timing, columns))
@@ -123,20 +120,6 @@ def _matching(site: Site, recipe: Recipe, timing: Timing, columns: Sequence[str]
     found = candidates(site, _flat(site, recipe.space), recipe.space, timing, (PARAMS, *columns), needed=columns)
     found = with_known_costs(replace(found, site=site.kind), columns)
     return found.params.astype(np.float64), np.column_stack([found.cost(column) for column in columns])
-
-
-def _check_decode_kernel(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
-    single = tuple(workload for workload in recipe.deployment.parsed if workload.rows == 1)
-    timing = replace(timing_of(profile, recipe.deployment), workloads=single)
-    for site in sites:
-        rows = dense_candidate(site, timing)
-        for workload, ns in zip(single, rows.latency[0].tolist(), strict=True):
-            if ns == UNKNOWN:
-                raise ProfileError(
-                    f"the profile lacks the latency of {site.name} for {workload} in Triton",
-                    "a profile of this model's shapes at one row",
-                    "Measure it with gac profile --model NAME --decode-kernel triton (and --fuse), or plan without it.",
-                )
 
 
 def _check_cache(sites: Sequence[Site], recipe: Recipe, total: int) -> None:

@@ -111,7 +111,7 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
         check_shrinks_cache(sites, recipe)
     if limit not in COUNTED:
         check_collectives(profile, recipe.deployment, sites)
-        timing = replace(timing_of(profile, recipe.deployment), triton=False)
+        timing = timing_of(profile, recipe.deployment)
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 
 

@@ -15,7 +15,7 @@ from gac.forms import Form
 from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Weight
 from gac.profiling.cliffs import operator_period, sound_dims
-from gac.profiling.operators import rounded_to, with_decode_kernel
+from gac.profiling.operators import rounded_to
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -28,9 +28,6 @@ BF16 = scheme_named(DEFAULT_SCHEME)
 DTYPE = BF16.dtype
 """What latencies are looked up in where nothing else is said."""
 
-LOADED = 16
-"""Triton reads rows that are multiples of as many numbers 16 bytes at a time, and others one by one."""
-
 MEASURED, INTERPOLATED, MODELLED = 0, 1, 2
 """How a latency was obtained; the larger, the less directly."""
 
@@ -42,13 +39,11 @@ Known = tuple[Ints, Ints]
 class Timing:
     """Where latencies come from: a profile (or None: all unknown), and the workloads.
 
-    ``triton``: GEMMs of one row run in Triton, see ``gac.runtime.decode_kernel``; those of weights in a storage do not.
     ``gpus``: over how many every weight is split; ``gac.allocation.split_latencies`` has the latencies of several.
     """
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
-    triton: bool = False
     gpus: int = 1
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -123,7 +118,7 @@ class Timing:
         axis = "k" if after else form.axis(weight)
         assert axis is not None
         sizes = dims if after else _each(form.size, weight, dims)
-        sound: NDArray[np.bool_] = sizes % (LOADED if self.triton and scheme.storage is None else 1) == 0
+        sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = self.run_as(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
             operator, fixed = operation.operator, [fixed_of(operation, axis)]
@@ -145,7 +140,7 @@ class Timing:
 
     def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
         """What runs instead of this operation of 16-bit weights."""
-        return scheme.operation(with_decode_kernel(operation, scheme.dtype) if self.triton else operation)
+        return scheme.operation(operation)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)

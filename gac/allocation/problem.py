@@ -129,8 +129,7 @@ class Problem:
     @cached_property
     def dense(self) -> list[CandidateSet]:
         """Every site as it is."""
-        timing = replace(self.timing, triton=False)
-        return [dense_candidate(site, timing) for site in self.sites]
+        return [dense_candidate(site, self.timing) for site in self.sites]
 
     @property
     def dense_ns(self) -> list[int | None]:
@@ -140,8 +139,7 @@ class Problem:
     @property
     def fused_ns(self) -> list[int | None]:
         """The same where all weights that read the same input share their first GEMMs."""
-        timing = replace(self.timing, triton=False)
-        return self._summed_ns([dense_candidate(site, timing) for site in run_together(self.sites)])
+        return self._summed_ns([dense_candidate(site, self.timing) for site in run_together(self.sites)])
 
     def _summed_ns(self, sets: Sequence[CandidateSet]) -> list[int | None]:
         return [total(sets, ns_of(workload)) for workload in self.workloads]

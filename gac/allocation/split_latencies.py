@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from gac.allocation.latencies import (
     BF16,
     DTYPE,
-    LOADED,
     MEASURED,
     UNKNOWN,
     ByWidth,
@@ -38,7 +37,7 @@ Lists: TypeAlias = Sequence[tuple[Operation, ...]]
 def timing_of(profile: Profile | None, run: Deployment) -> Timing:
     """Where the latencies of a deployment come from."""
     kind = Timing if run.tensor_parallel == 1 else SplitTiming
-    return kind(profile, run.parsed, run.triton, run.tensor_parallel)
+    return kind(profile, run.parsed, run.tensor_parallel)
 
 
 def check_collectives(profile: Profile, run: Deployment, sites: Sequence[Site]) -> None:
@@ -146,8 +145,7 @@ class SplitTiming(Timing):
         assert self.profile is not None
         operator, names, sizes = _columns([self.run_as(one, scheme) for one in gemms])
         dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
-        loaded = LOADED if self.triton and scheme.storage is None else 1
-        period = lcm(loaded, *(operator_period(self.profile, operator, one) for one in (dtype, DTYPE)))
+        period = lcm(*(operator_period(self.profile, operator, one) for one in (dtype, DTYPE)))
         found: NDArray[np.bool_] = sizes[:, names.index(axis)] % period == 0
         for fixed, ours in _groups(names, sizes, axis) if alone else ():
             found[ours] &= sound_dims(self.profile, operator, [fixed], axis, sizes[ours, names.index(axis)], dtype)

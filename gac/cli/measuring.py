@@ -11,7 +11,6 @@ import click
 from gac.cli.options import (
     FILE,
     bos_option,
-    decode_kernel_option,
     forms_option,
     latency_option,
     refuse_given,
@@ -97,10 +96,6 @@ _MEASURED = (
         default=None,
         help="Run the first GEMMs of q/k/v, and of gate/up, as one, and plan for it: everywhere, or nowhere. Default: "
         "where it gives a better plan.",
-    ),
-    decode_kernel_option(
-        "triton: decode one sequence with a Triton kernel (in CUDA graphs or compiled code), and plan for it. The "
-        "profile has to hold those shapes."
     ),
     tensor_parallel_option("Over how many GPUs of a host every weight is split, and plan for it"),
     click.option(

@@ -131,12 +131,6 @@ def latency_option(what: str) -> Callable[[T], T]:
     return click.option("--latency", multiple=True, callback=_latency, metavar="F|WORKLOAD=F|any", help=what)
 
 
-def decode_kernel_option(what: str) -> Callable[[T], T]:
-    """``--decode-kernel``; ``what`` says in the help what ``triton`` does."""
-    kernels = click.Choice(("torch", "triton"))
-    return click.option("--decode-kernel", type=kernels, default="torch", show_default=True, help=what)
-
-
 def tensor_parallel_option(what: str) -> Callable[[T], T]:
     """``--tensor-parallel``; ``what`` says in the help what it does."""
     number = click.IntRange(min=1)

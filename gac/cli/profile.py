@@ -11,7 +11,6 @@ import click
 import gac
 from gac.cli.options import (
     Target,
-    decode_kernel_option,
     forms_option,
     output_option,
     passes_option,
@@ -57,7 +56,6 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
     help="Also measure attention over the shares of a context that gac tokens prices, of workloads that decode.",
 )
 @tensor_parallel_option("Measure the parts that each GPU has of the models' weights where these are split over so many")
-@decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @click.option(
     "--sweep",
     "sweeps",
@@ -196,12 +194,11 @@ def _model_points(
     forms: Sequence[str],
     fuse: bool,
     tokens: bool,
-    decode_kernel: str,
     tensor_parallel: int,
 ) -> Iterator["Point"]:
     from gac.core.workloads import Workload
     from gac.models.loading import load_config
-    from gac.profiling.sweeps.coverage import decode_kernel_points, fused_points, model_points, token_points
+    from gac.profiling.sweeps.coverage import fused_points, model_points, token_points
     from gac.tokens.defaults import SHARES, STEP
 
     parsed = [Workload.parse(text) for text in workloads]
@@ -212,8 +209,6 @@ def _model_points(
         yield from points
         if tokens:
             yield from token_points(config, parsed, SHARES, STEP, dtype)
-        if decode_kernel == "triton":
-            yield from decode_kernel_points(points)
 
 
 def _check_sweeps(names: Sequence[str]) -> None:

@@ -171,8 +171,8 @@ class Bench:
     def _built(self, one: Version) -> PreTrainedModel:
         fused = run_together(self.sites) if one.fused is True else one.fused or ()
         if self.split:
-            return self.split.variant(one.choices, fused, one.triton, one.plain)
-        return variant(self.model, one.choices, fused, one.triton, one.plain, self._ends(one.head))
+            return self.split.variant(one.choices, fused, one.plain)
+        return variant(self.model, one.choices, fused, one.plain, self._ends(one.head))
 
     def _hollow(self, choices: Sequence[WeightChoice], head: RoundedHead | None) -> PreTrainedModel:
         return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices, self._ends(head))

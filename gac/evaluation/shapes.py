@@ -27,7 +27,6 @@ from gac.models.sites import Site
 from gac.plan.plan import Measured, WeightChoice
 from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
-from gac.runtime.decode_kernel import use_decode_kernel
 from gac.runtime.latents import cache_latents
 from gac.runtime.modules import Absent, Constant
 from gac.runtime.stored import stored_modules
@@ -106,7 +105,6 @@ def variant(
     model: PreTrainedModel,
     choices: Sequence[WeightChoice],
     fused: Sequence[Site] = (),
-    triton: bool = False,
     plain: bool = False,
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> PreTrainedModel:
@@ -117,18 +115,17 @@ def variant(
     Args:
         choices: of every weight.
         fused: sites whose marked weights run their first GEMMs as one.
-        triton: whether one row runs in Triton.
         plain: whether norms, activations and rotary embeddings run as in transformers.
         ends: what stands in the place of embedding and head, by name.
     """
     found = sharing(model)
     swap_in_ends(found, ends)
     swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
-    return running(found, choices, fused, triton, plain)
+    return running(found, choices, fused, plain)
 
 
 def running(
-    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], triton: bool, plain: bool
+    model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], plain: bool
 ) -> PreTrainedModel:
     """The same model, which has these weights, as a compressed one runs; arguments as for ``variant``."""
     share_gemms(model, where_they_run(fused, choices))
@@ -136,8 +133,6 @@ def running(
     if not plain:
         make_quick(model, choices)
     cache_latents(model)
-    if triton:
-        use_decode_kernel(model)
     return model
 
 

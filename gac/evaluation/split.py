@@ -57,12 +57,12 @@ class SplitShapes:
             return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
 
     def variant(
-        self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False, plain: bool = False
+        self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), plain: bool = False
     ) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.variant``, split: what does not change is shared with the dense part."""
         changed = [one for one in choices if one.form != "dense" or is_stored(one)]
         found = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
-        return running(found, choices, fused, triton, plain)
+        return running(found, choices, fused, plain)
 
     def without_gemms(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.without_gemms``, split, without the collectives of the weights too."""

@@ -30,7 +30,6 @@ DEFAULT = "GAC, by default"
 FASTEST = "GAC, parameters and latency"
 FOR_ONE = ", for one GPU"
 FASTEST_IN_SCHEMES = "GAC in schemes, loses no more than"
-IN_TRITON = ", decode kernel in Triton"
 PADS = (8, 16, 64)
 NEAREST = (8, 32)
 COARSE = 32
@@ -48,7 +47,6 @@ class Version:
         loss: predicted, nats a token more than dense.
         table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
         compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
-        triton: whether one row runs in Triton, in the decode kernel.
         gpus: over how many the weights are split that the table's sums are of.
         plain: whether norms, activations and rotary embeddings run as in transformers, not in one launch each.
         head: embedding and head where they are rounded; None: they are as in the dense model.
@@ -60,7 +58,6 @@ class Version:
     loss: float
     table_ns: Mapping[str, int | None]
     compiled: bool = False
-    triton: bool = False
     gpus: int = 1
     plain: bool = False
     head: RoundedHead | None = None
@@ -147,10 +144,10 @@ class Planner:
         """Every weight dense in one scheme, fused."""
         return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), fuse=True, schemes=(scheme,)))
 
-    def dense(self, fused: bool, triton: bool = False) -> Version:
+    def dense(self, fused: bool) -> Version:
         """The dense model."""
-        plan = self.plan(1.0, forms=(), fuse=fused, decode_kernel=_kernel(triton))
-        return version_of((FUSED if fused else DENSE) + (IN_TRITON if triton else ""), plan)
+        plan = self.plan(1.0, forms=(), fuse=fused)
+        return version_of(FUSED if fused else DENSE, plan)
 
     def dense_versions(self) -> tuple[Version, Version, Version]:
         """The dense model as transformers runs it but for shared GEMMs; as it is, and fused, as compressed ones run."""
@@ -184,7 +181,7 @@ def version_of(name: str, plan: Plan) -> Version:
     """A plan as it is."""
     table, run = {workload.workload: workload.plan_ns for workload in plan.workloads}, plan.recipe.deployment
     loss = plan.prediction.loss
-    return Version(name, plan.weights, run.fuse is True, loss, table, triton=run.triton, gpus=plan.gpus)
+    return Version(name, plan.weights, run.fuse is True, loss, table, gpus=plan.gpus)
 
 
 def versions_at(planner: Planner, budget: float) -> list[Version]:
@@ -208,19 +205,12 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
 
 
 def fastest_versions(planner: Planner, budget: float, workload: Workload, most_loss: float) -> list[Version]:
-    """What ``fastest_version`` finds; for workloads of one row whose shapes the table holds in Triton, in it too.
-
-    There the dense model comes first. Over several GPUs what it finds for one is the last, where the table
-    has that and it can be had.
+    """The fastest version; over several GPUs also the fastest for one, where the table has it and it can be had.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
     found = [fastest_version(planner, budget, workload, most_loss)]
-    if workload.rows == 1:
-        dense = planner.dense(fused=True, triton=True)
-        if dense.table_ns[str(workload)] is not None:
-            found += [dense, fastest_version(planner, budget, workload, most_loss, triton=True)]
     if planner.gpus > 1 and planner.alone.dense(fused=True).table_ns[str(workload)] is not None:
         with suppress(BudgetError):
             alone = fastest_version(planner.alone, budget, workload, most_loss)
@@ -233,7 +223,6 @@ def fastest_version(
     budget: float,
     workload: Workload,
     most_loss: float,
-    triton: bool = False,
     more_forms: Sequence[str] = (),
     schemes: Sequence[str] = (DEFAULT_SCHEME,),
 ) -> Version:
@@ -242,14 +231,13 @@ def fastest_version(
     Fused or not, as the table says is faster; where neither can be had, the error says so.
 
     Args:
-        triton: whether one row runs in Triton.
         more_forms: beside those that compete by default.
         schemes: that compete.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
-    race = _race(planner, budget, workload, triton, more_forms, schemes)
+    race = _race(planner, budget, workload, more_forms, schemes)
     best = _fastest(race, workload, most_loss)
     return replace(best, name=", ".join([best.name, *more_forms]))
 
@@ -261,7 +249,6 @@ class _Racing:
     problem: Problem
     workload: Workload
     fused: bool
-    triton: bool
 
     def fastest(self, most_loss: float) -> Version:
         """The choice of least latency within the problem's budget and that loss."""
@@ -272,19 +259,17 @@ class _Racing:
         chosen, sites = instance.chosen(instance.solve()), problem.sites
         choices = [choice for site, one in zip(sites, chosen, strict=True) for choice in one.choices(site.weights)]
         [ns] = summed_latency(chosen)
-        name, loss = FASTEST + (IN_TRITON if self.triton else ""), fsum(one.loss for one in chosen)
+        loss = fsum(one.loss for one in chosen)
         table, gpus = {str(self.workload): ns}, problem.recipe.deployment.tensor_parallel
-        return Version(name, tuple(choices), self.fused, loss, table, triton=self.triton, gpus=gpus)
+        return Version(FASTEST, tuple(choices), self.fused, loss, table, gpus=gpus)
 
 
 def _race(
-    planner: Planner, budget: float, workload: Workload, triton: bool, more_forms: Sequence[str], schemes: Sequence[str]
+    planner: Planner, budget: float, workload: Workload, more_forms: Sequence[str], schemes: Sequence[str]
 ) -> list[_Racing]:
-    options = {"workloads": [str(workload)], "decode_kernel": _kernel(triton), "align": COARSE}
+    options = {"workloads": [str(workload)], "align": COARSE}
     options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
-    return [
-        _Racing(planner.problem_of(budget, fuse=fused, **options), workload, fused, triton) for fused in (True, False)
-    ]
+    return [_Racing(planner.problem_of(budget, fuse=fused, **options), workload, fused) for fused in (True, False)]
 
 
 def _fastest(race: Sequence[_Racing], workload: Workload, most_loss: float) -> Version:
@@ -324,7 +309,7 @@ def fastest_in_schemes(
         The versions, and a line for each that cannot be had, with the reason.
     """
     found, missing = list[Version](), list[str]()
-    race = _race(planner, 1.0, workload, False, (), (DEFAULT_SCHEME, *schemes))
+    race = _race(planner, 1.0, workload, (), (DEFAULT_SCHEME, *schemes))
     for bar in bars:
         name = f"{FASTEST_IN_SCHEMES} {bar.name}"
         try:
@@ -397,10 +382,6 @@ def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Ver
     """The dense model, the unaligned one and the fastest, their layers through ``torch.compile``."""
     chosen = [planner.dense(fused=True), *(one for one in versions if one.name in (UNALIGNED, FASTEST))]
     return [replace(one, name=f"{one.name}, compiled", compiled=True) for one in chosen]
-
-
-def _kernel(triton: bool) -> str:
-    return "triton" if triton else "torch"
 
 
 def _one_by_one(sites: Sequence[Site]) -> list[Site]:

@@ -30,21 +30,6 @@ def linear_at(model: nn.Module, name: str) -> nn.Linear:
     return linear
 
 
-def check_rows_together(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse weights that are not kept as ``(out, in)``, which is how the kernel for one row reads them.
-
-    Raises:
-        ModelError: names the first.
-    """
-    for name in names:
-        if isinstance(module := model.get_submodule(name), Conv1D):
-            raise ModelError(
-                f"{name} is a {type(module).__name__}, and one row is to run in Triton",
-                "weights of shape (out, in), as nn.Linear keeps them",
-                "Plan with decode_kernel='torch'.",
-            )
-
-
 def check_sizes(model: nn.Module, weights: Iterable[Weight]) -> None:
     """Refuse a model whose config gives a linear weight another size than it has.
 

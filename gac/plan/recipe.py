@@ -45,7 +45,6 @@ HEADS = (DEFAULT_SCHEME, "w8a16")
 FEW_BITS = 4
 """Most bits of a scheme for which a model is rotated where nothing is said."""
 
-DecodeKernel = Literal["torch", "triton"]
 """What runs linear weights where they have one row."""
 
 Refit = Literal["none", "residual", "update"]
@@ -168,11 +167,7 @@ class Deployment:
             parameters are limited that is where it is faster, and where the profile lacks a shape it is not done. The
             dense model that latencies are fractions of then runs unfused. None: ``"auto"`` for the rule ``loss`` and
             methods for any form, else False.
-        decode_kernel: ``triton`` runs every linear weight but the head in a Triton kernel where it has one row, which
-            is decoding one sequence, and chooses dims for it; in CUDA graphs and compiled code, for launching takes
-            longer than the kernel. Where such a workload is asked for, the profile has to hold its shapes
-            (``gac profile --model ... --decode-kernel triton``). The dense model that latencies are fractions of runs
-            as it is.
+        decode_kernel: always ``torch``; files of plans have the field, so that those of earlier versions open.
         tensor_parallel: over how many GPUs of a host every weight is split (tensor parallelism). Latencies are then
             those of each GPU's part and of the collectives, which the profile has to hold (``gac profile
             --collectives`` under torchrun), and every dim divides into parts that are sound. For the rule ``loss``.
@@ -181,7 +176,7 @@ class Deployment:
     profile: str | None = None
     workloads: tuple[str, ...] = DEFAULT_WORKLOADS
     fuse: Fusing | None = None
-    decode_kernel: DecodeKernel = "torch"
+    decode_kernel: Literal["torch"] = "torch"
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
@@ -192,16 +187,9 @@ class Deployment:
         object.__setattr__(self, "workloads", tuple(dict.fromkeys(map(str, self.parsed))))
         fusing = self.fuse is None or isinstance(self.fuse, bool) or self.fuse == "auto"
         _check(fusing, "deployment.fuse", self.fuse, "True, False or 'auto'", "Leave it out to fuse where it pays.")
-        _check(
-            self.decode_kernel in ("torch", "triton"), "deployment.decode_kernel", self.decode_kernel, "torch or triton"
-        )
+        _check(self.decode_kernel == "torch", "deployment.decode_kernel", self.decode_kernel, "torch", "Leave it out.")
         gpus = self.tensor_parallel
         _check(_is_count(gpus, 1), "deployment.tensor_parallel", gpus, "a number of GPUs, 1 or more, up to 2 ** 62")
-
-    @property
-    def triton(self) -> bool:
-        """Whether GEMMs of one row run in Triton."""
-        return self.decode_kernel == "triton"
 
     @cached_property
     def parsed(self) -> tuple[Workload, ...]:
@@ -269,7 +257,6 @@ class Options(TypedDict, total=False):
     profile: "Profile | str | Path | None"
     workloads: str | Iterable[str]
     fuse: Fusing
-    decode_kernel: DecodeKernel
     tensor_parallel: int
     memory: float | None
     kv_cache: float | None

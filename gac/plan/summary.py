@@ -182,7 +182,7 @@ def run_as(plan: "Plan") -> str:
         fused = f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
     elif run.fuse:
         fused = "; q/k/v and gate/up fused"
-    return f"{fused}{'; decode kernel in Triton' if run.triton else ''}"
+    return fused
 
 
 def _allowed(limit: "Limit") -> str:

@@ -17,7 +17,6 @@ from torch import nn
 from transformers.utils.hub import cached_file
 
 from .contract import COMPRESSED_TENSORS, DIGESTS, LAYOUT, QUANTIZATION, chooses_code
-from .decode_kernel import use_decode_kernel
 from .header import HEAD, check_run, header_value, own_name, replace_weights, rounded_inputs, skipped_blocks
 from .latents import cache_latents, caches_latents
 from .one_launch import run_in_one_launch
@@ -139,8 +138,6 @@ class CompressedModel:
         run_in_one_launch(self)
         round_before(self, rounded_inputs(self))
         cache_latents(self)
-        if header_value(self.config, "decode_kernel") == "triton":
-            use_decode_kernel(self)
 
     def resize_token_embeddings(self: Any, *args: Any, **options: Any) -> Any:
         """As for any transformers model, but where embedding and head are stored: they have no rows to add to."""

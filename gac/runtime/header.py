@@ -18,8 +18,6 @@ HEAD = "head"
 ROUNDED = "rounded"
 """The member that says what makes the inputs of weights that round them."""
 
-DECODE_KERNELS = ("torch", "triton")
-
 
 def replace_weights(model: Any, config: Any) -> list[str]:
     """Put the modules that the config describes in the place of dense weights, and return their names in the model.
@@ -72,9 +70,7 @@ def weights_of(config: Any) -> dict[str, Any]:
 
 
 def check_run(model: Any, config: Any) -> None:
-    """The names of what shares a GEMM are those of linear weights, blocks can be skipped, and the kernel is known."""
-    if (kernel := header_value(config, "decode_kernel")) not in (None, *DECODE_KERNELS):
-        raise _wrong(f"decode_kernel is {kernel!r}", " or ".join(map(repr, DECODE_KERNELS)))
+    """The names of what shares a GEMM are those of linear weights, blocks can be skipped."""
     groups = header_value(config, "fused") or []
     modules = dict(model.named_modules()) if groups else {}
     for names in groups if isinstance(groups, list | tuple) else [groups]:

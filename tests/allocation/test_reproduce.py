@@ -17,9 +17,8 @@ def plan(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
 
 
 def test_what_is_no_default_is_told(plan: Plan) -> None:
-    assert "--decode-kernel" not in allocate_command(plan)
-    asked = with_recipe(plan, fuse=True, decode_kernel="triton", rule="fisher:nearest32")
-    assert " --refit none --rule fisher:nearest32 --fuse --decode-kernel triton \\\n" in allocate_command(asked)
+    asked = with_recipe(plan, fuse=True, rule="fisher:nearest32")
+    assert " --refit none --rule fisher:nearest32 --fuse \\\n" in allocate_command(asked)
 
 
 def test_what_a_plan_says_is_no_command_of_its_own(plan: Plan) -> None:

@@ -5,7 +5,7 @@
     python tests/benchmarks/same_choices.py --store                           # where a change of choices is meant
 
 SmolLM2's and Llama-3-8B's shapes with the shipped curves, both shipped tables, budgets from 0.9 to 0.5, with and
-without limits on latency, weights apart, fused and as it comes out best, with the decode kernel and without. Stored
+without limits on latency, weights apart, fused and as it comes out best. Stored
 are every weight's form and dim, which sites share a GEMM, parameters and latencies, or that the case is refused. A
 choice that was stored before it was proved optimal depends on the time that the solver was given: it is shown, and
 does not count. All cases take about 20 minutes.
@@ -38,23 +38,21 @@ FORMS = ("low_rank", "narrow")
 class Case:
     model: str
     table: str
-    fuse: bool | str
-    triton: bool
+    fuse: Any
     latency: str
     budget: float
 
     def __str__(self) -> str:
-        kernel = "triton" if self.triton else "torch"
-        made = f"fuse={self.fuse} decode_kernel={kernel} latency={self.latency} budget={self.budget}"
+        made = f"fuse={self.fuse} decode_kernel=torch latency={self.latency} budget={self.budget}"
         return f"{self.model} {self.table} {made}"
 
 
 def cases() -> Iterator[Case]:
     tables = ("nvidia-h100-80gb-hbm3", "nvidia-h200")
-    ways = product(("smollm2", "llama-3-8b"), tables, (False, True, "auto"), (False, True), LATENCY)
-    for model, table, fuse, triton, latency in ways:
-        if latency != "both" or not (fuse or triton):
-            yield from (Case(model, table, fuse, triton, latency, budget) for budget in (0.9, 0.8, 0.7, 0.6, 0.5))
+    ways = product(("smollm2", "llama-3-8b"), tables, (False, True, "auto"), LATENCY)
+    for model, table, fuse, latency in ways:
+        if latency != "both" or not fuse:
+            yield from (Case(model, table, fuse, latency, budget) for budget in (0.9, 0.8, 0.7, 0.6, 0.5))
 
 
 @cache
@@ -65,8 +63,7 @@ def planner(model: str, table: str) -> Planner:
 def chosen(case: Case) -> dict[str, Any]:
     """What is compared; ``refused`` holds the message of a case that has no choice."""
     try:
-        kernel: Any = "triton" if case.triton else "torch"
-        made: dict[str, Any] = {"fuse": case.fuse, "decode_kernel": kernel, "latency": LATENCY[case.latency]}
+        made: dict[str, Any] = {"fuse": case.fuse, "latency": LATENCY[case.latency]}
         plan = planner(case.model, case.table).plan(case.budget, forms=FORMS, **made)
     except GacError as failure:
         return {"refused": str(failure)}

@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.checkpoint.header import _digest, digest_of, is_unchanged
 from gac.core.errors import CheckpointError, GacError
 from gac.models.loading import load_model
-from gac.plan.plan import Plan
 from gac.runtime.compressed import COMPANIONS
 from gac.runtime.contract import DIGESTS, SCHEMA
-from gac.runtime.decode_kernel import DecodeLinear, multiply
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import logits
-from tests.compression.compressed import compressed, small_compressed
+from tests.compression.compressed import compressed
 
 
 def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> None:
@@ -213,18 +210,6 @@ def test_a_header_that_is_not_the_plans_is_refused(change: Any, message: str, sa
     with pytest.raises(CheckpointError) as caught:
         gac.load(saved)
     assert message in str(caught.value)
-
-
-def test_the_decode_kernel_comes_back(tmp_path: Path, make_plan: Callable[..., Plan]) -> None:
-    model = small_compressed("llama", make_plan, fused=True, decode_kernel="triton")
-    gac.save(model, tmp_path / "saved")
-    loaded = gac.load(tmp_path / "saved", "cpu")
-    for one in (model, loaded):
-        assert one.gac_plan.recipe.deployment.triton
-        assert isinstance(one.model.layers[0].self_attn.o_proj.second, DecodeLinear)
-        assert one.model.layers[0].self_attn.q_proj.fused.multiply is multiply
-        assert type(one.lm_head) is nn.Linear
-    assert torch.equal(logits(loaded), logits(model))
 
 
 def test_dims_of_another_config_are_refused(saved: Path) -> None:

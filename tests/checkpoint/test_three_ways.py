@@ -106,7 +106,7 @@ def grouped(make_plan: Callable[..., Plan]) -> Any:
     config = small_config("mistral")
     changes = {weight.name: ("latent:1", 8) for weight in weights_of(config) if weight.cached}
     changes["model.layers.0.self_attn.q_proj"] = ("low_rank", 16)
-    return compressed(small_model(config), make_plan, changes, decode_kernel="triton")
+    return compressed(small_model(config), make_plan, changes)
 
 
 OWN: Mapping[str, Callable[..., Any]] = {"mistral": grouped, "olmo2": partial(stored_model, "olmo2")}

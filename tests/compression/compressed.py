@@ -12,7 +12,6 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan.plan import Plan
-from gac.runtime.decode_kernel import use_decode_kernel
 from tests.changed import with_measured, with_recipe
 from tests.models.small import small_config, small_model
 
@@ -39,11 +38,10 @@ def compressed(
     make_plan: MakePlan,
     changes: Mapping[str, tuple[str, int]],
     fused: bool = False,
-    decode_kernel: str = "torch",
 ) -> Any:
     """The model with those changes, in place; its new weights are random, its plan is with it."""
     plan = make_plan(model.config, changes)
-    plan = with_recipe(plan, fuse=fused, decode_kernel=decode_kernel)
+    plan = with_recipe(plan, fuse=fused)
     plan = with_measured(plan, family=model.config.model_type)
     torch.manual_seed(1)
     for choice in plan.weights:
@@ -54,13 +52,11 @@ def compressed(
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
     share_gemms(model, as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused))
-    if decode_kernel == "triton":
-        use_decode_kernel(model)
     attach_plan(model, plan)
     return model.eval()
 
 
-def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False, decode_kernel: str = "torch") -> Any:
+def small_compressed(model_type: str, make_plan: MakePlan, fused: bool = False) -> Any:
     """A small compressed model of an architecture."""
     config = small_config(model_type)
-    return compressed(small_model(config), make_plan, changes_of(config), fused, decode_kernel)
+    return compressed(small_model(config), make_plan, changes_of(config), fused)

@@ -92,7 +92,7 @@ def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 WORKFLOW = ("allocate", "compress", "eval", "export", "frontier", "report", "compare")
 NOT_HERE = re.compile(
-    r"--(gguf|latency(?! any)|one-row|decode-kernel|tasks|limit)"
+    r"--(gguf|latency(?! any)|one-row|tasks|limit)"
     r"|\b(wikitext2|smaller|plain|notebooks|frontier\.json --plot again)\b"
 )
 

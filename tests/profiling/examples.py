@@ -18,9 +18,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("linear", "linear_rowwise"), _LINEAR),
-    "linear_triton": {"m": 1, "k": 3, "n": 7},
     "low_rank": {"m": 70, "k": 96, "r": 23, "n": 130},
-    "low_rank_triton": {"m": 1, "k": 3, "r": 5, "n": 7},
     "low_rank_shared": {"m": 70, "k": 96, "r": 23, "n": 130, "pairs": 3},
     "batched_gemm": {"b": 5, "m": 70, "k": 33, "n": 67},
     **dict.fromkeys(("batched_gemm_separate", "batched_gemm_bucketed", "batched_gemm_padded"), _HEADS),

@@ -72,10 +72,6 @@ def added(name: str) -> Change:
             lambda header: header.update(fused=7),
             "fused has 7; expected lists of names of linear weights in one storage.",
         ),
-        (
-            lambda header: header.update(decode_kernel="cuda"),
-            "decode_kernel is 'cuda'; expected 'torch' or 'triton'.",
-        ),
     ],
 )
 def test_a_damaged_config_is_refused(model: Any, change: Change, message: str) -> None:

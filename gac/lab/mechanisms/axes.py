@@ -19,9 +19,7 @@ LATENTS: frozenset[str] = frozenset(name for name in OPERATORS.names if name.sta
 _SIDES = {
     "linear": {"k": "k", "n": "n"},
     "linear_rowwise": {"k": "k", "n": "n"},
-    "linear_triton": {"k": "k"},
     "low_rank": {"k": "k", "r": "nk", "n": "n"},
-    "low_rank_triton": {"k": "k", "r": "k"},
     "low_rank_shared": {"k": "k", "r": "nk", "n": "n"},
     "batched_gemm": {"k": "k", "n": "n"},
     "batched_gemm_separate": {"k": "k", "low": "n", "high": "n"},
@@ -40,12 +38,9 @@ ROWS: Mapping[tuple[str, str], str] = MappingProxyType(
 The number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are rounded up to multiples of 8 before they
 run, so their dims are not either; and the result of one row has no second row that could be misaligned."""
 
-ONE_ROW = frozenset({"linear_triton", "low_rank_triton"})
 """Kernels of ours for one row."""
 
-_NATURAL: Mapping[str, str] = MappingProxyType(
-    {"low_rank": "r", "low_rank_triton": "r", "low_rank_shared": "r", "batched_gemm": "n"}
-)
+_NATURAL: Mapping[str, str] = MappingProxyType({"low_rank": "r", "low_rank_shared": "r", "batched_gemm": "n"})
 
 
 def natural_axis(operator: str) -> str:

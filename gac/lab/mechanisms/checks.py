@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gac.lab.mechanisms.axes import LATENTS, ONE_ROW, SDPA, Setting, is_math
+from gac.lab.mechanisms.axes import LATENTS, SDPA, Setting, is_math
 from gac.lab.mechanisms.sectors import VECTOR, fetched_over_used, vector_bytes
 from gac.runtime import kernel_limits
 from gac.runtime.kernel_limits import ALIGNED
@@ -29,7 +29,7 @@ def rows(setting: Setting) -> bool:
 def gemm(setting: Setting) -> bool:
     """GEMMs that cuBLAS runs: all but kernels for storages, INT4, one row and attention, and element-wise copies."""
     fused = setting.operator in LATENTS or (setting.operator in SDPA and not is_math(setting.operator))
-    return not fused and setting.scheme is None and setting.operator not in {"copy", "int4_linear", *ONE_ROW}
+    return not fused and setting.scheme is None and setting.operator not in {"copy", "int4_linear"}
 
 
 def gemm_rows(setting: Setting) -> bool:
@@ -38,7 +38,7 @@ def gemm_rows(setting: Setting) -> bool:
 
 def tensor_core_rows(setting: Setting) -> bool:
     """Rows that Tensor Cores work on: not those of math attention, whose GEMMs are in float32, nor of a single row."""
-    return rows(setting) and not is_math(setting.operator) and setting.operator not in ONE_ROW
+    return rows(setting) and not is_math(setting.operator)
 
 
 def tma_rows(setting: Setting) -> bool:

@@ -63,11 +63,11 @@ class Waves:
 def gemms_of(operation: Operation) -> tuple[Gemm, ...]:
     """The GEMMs of an operation, in the order in which they are launched; none where they are not a fixed few."""
     axes = operation.axes
-    if operation.operator in {"linear", "linear_rowwise", "linear_triton", "int4_linear", "int4_linear_dequantised"}:
+    if operation.operator in {"linear", "linear_rowwise", "int4_linear", "int4_linear_dequantised"}:
         return (Gemm(axes["m"], axes["k"], axes["n"]),)
     if operation.operator == "batched_gemm":
         return (Gemm(axes["m"], axes["k"], axes["n"], axes["b"]),)
-    if operation.operator in {"low_rank", "low_rank_triton", "low_rank_shared"}:
+    if operation.operator in {"low_rank", "low_rank_shared"}:
         pairs = axes.get("pairs", 1)
         second = Gemm(axes["m"], axes["r"], axes["n"])
         return (Gemm(axes["m"], axes["k"], pairs * axes["r"]), *(second for _ in range(pairs)))

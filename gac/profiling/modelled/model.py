@@ -31,7 +31,7 @@ ALIGNED = 8
 _SIZES = ("k", "r", "n")
 _SIDES = ("k", "n")
 _ONE_GEMM = ("m k n",)
-_PAIRS: Mapping[str, str] = MappingProxyType({"low_rank": "linear", "low_rank_triton": "linear_triton"})
+_PAIRS: Mapping[str, str] = MappingProxyType({"low_rank": "linear"})
 """Of an operator of two GEMMs, the operator of either."""
 
 

@@ -4,8 +4,6 @@ An operator is added by deriving from ``Operator``, naming its runner, and addin
 ``tests/profiling/operators`` and ``tests/profiling/timing/runners`` then run over both.
 """
 
-from dataclasses import replace
-
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
@@ -19,8 +17,6 @@ from gac.profiling.operators.gemm import (
     LowRank,
     RowwiseLinear,
     SharedLowRank,
-    TritonLinear,
-    TritonLowRank,
 )
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
@@ -38,7 +34,6 @@ __all__ = [
     "operation",
     "rounded_to",
     "stored_as",
-    "with_decode_kernel",
 ]
 
 
@@ -51,9 +46,7 @@ OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
 for _operator in (
     Linear(),
     RowwiseLinear(),
-    TritonLinear(),
     LowRank(),
-    TritonLowRank(),
     SharedLowRank(),
     BatchedGemm(),
     Heads("separate"),
@@ -89,10 +82,3 @@ def operation(name: str, **axes: int) -> Operation:
     if unmet is not None:
         raise ProfileError(given, unmet, "Correct the sizes.")
     return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))
-
-
-def with_decode_kernel(operation: Operation, dtype: str = ACTIVATIONS) -> Operation:
-    """What runs instead where GEMMs of one row run in Triton (``gac.runtime.decode_kernel``); else the operation."""
-    in_triton = f"{operation.operator}_triton"
-    runs = in_triton in OPERATORS.names and operation.axes["m"] == 1 and OPERATORS.get(in_triton).takes(dtype)
-    return replace(operation, operator=in_triton) if runs else operation

@@ -9,10 +9,6 @@ _RUNNERS = "gac.profiling.timing.runners.gemm"
 _FP8_RULE = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
 
 
-def _several_rows(_operator: Operator, axes: Axes) -> str | None:
-    return None if axes["m"] == 1 else "one row: m=1"
-
-
 class Linear(Operator):
     """``x[m, k] @ W[n, k].T``; in fp8 with one fp32 scale for each operand and a bf16 result."""
 
@@ -58,25 +54,6 @@ class LowRank(Operator):
     axes = ("m", "k", "r", "n")
     reads, writes, products = ("m k", "r k", "n r"), ("m r", "m n"), ("m k r", "m r n")
     runner = f"{_RUNNERS}:LowRankRunner"
-
-
-class TritonLinear(Linear):
-    """The GEMM of one row in the Triton kernel of ``gac.runtime.decode_kernel``."""
-
-    name = "linear_triton"
-    dtypes = ("bf16", "fp16")
-    stored = False
-    runner = f"{_RUNNERS}:TritonLinearRunner"
-    unmet = _several_rows
-
-
-class TritonLowRank(LowRank):
-    """The pair of one row in two of these kernels."""
-
-    name = "low_rank_triton"
-    stored = False
-    runner = f"{_RUNNERS}:TritonLowRankRunner"
-    unmet = _several_rows
 
 
 class SharedLowRank(Operator):

@@ -16,7 +16,7 @@ from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.plan.costs import floored
 from gac.profiling.alignment import COARSEST_CLASS
-from gac.profiling.operators import OPERATORS, rounded_to, with_decode_kernel
+from gac.profiling.operators import OPERATORS, rounded_to
 from gac.profiling.records import Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 
@@ -125,13 +125,6 @@ def token_points(
         lengths = {*kept, one.tokens, min(one.tokens, window or one.tokens)} - {0}
         found += [heads.over(one.batch, tokens) for tokens in sorted(lengths)]
     return _points(found, dtype)
-
-
-def decode_kernel_points(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points that it looks up instead of these where GEMMs of one row run in Triton."""
-    found = dict.fromkeys(replace(one, operation=with_decode_kernel(one.operation, one.dtype)) for one in points)
-    known = set(points)
-    return tuple(one for one in found if one not in known)
 
 
 def check_dtype(dtype: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -215,8 +214,7 @@ def layer_time(
         if plan.gpus > 1:
             given = f"plan {name}, whose weights are split over {plan.gpus} GPUs"
             raise PlanError(given, "a plan for one GPU", "Its summary has its latencies.")
-        own = replace(timing, triton=plan.recipe.deployment.triton)
-        bars[name] = _latencies(plan, own, layer, dense=False)
+        bars[name] = _latencies(plan, timing, layer, dense=False)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
         _draw_bars(ax, list(bars), list(bars.values()))
         where = "all layers" if layer is None else f"layer {layer}"

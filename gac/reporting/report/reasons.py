@@ -152,7 +152,7 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         why = "the profile is not at hand" if profile is None else split
         return (f"What the next dim takes is not told: {why}.",)
     workloads = tuple(Workload.parse(one.workload) for one in plan.workloads)
-    timing = Timing(profile, workloads, plan.recipe.deployment.triton)
+    timing = Timing(profile, workloads)
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
     after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
     sound = that_run(form, scheme, weight.weight, after).tolist()

@@ -84,7 +84,6 @@ def _made_with(made: Plan | Frontier) -> dict[str, object]:
         "forms": "+".join(recipe.space.forms),
         "align": recipe.space.align,
         "fuse": recipe.deployment.fuse,
-        "decode kernel": recipe.deployment.decode_kernel,
         "profile": made.measured.profile.digest[:12],
     }
 

@@ -20,7 +20,6 @@ def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() ->
     [
         ("linear", {"m": 2, "k": 3}, "linear with m=2, k=3; expected the axes m, k, n. Give every axis"),
         ("linear", {}, "linear with no axes; expected the axes m, k, n."),
-        ("linear_triton", {"m": 2, "k": 3, "n": 7}, "linear_triton with m=2, k=3, n=7; expected one row: m=1. Correct"),
         ("copy", {"n": 0}, "copy with n=0; expected sizes of at least 1. Correct the sizes."),
         (
             "batched_gemm_padded",

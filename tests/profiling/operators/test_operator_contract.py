@@ -32,8 +32,8 @@ def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
 
 
 COUNTS: Mapping[str, Callable[..., int]] = {
-    **dict.fromkeys(("linear", "linear_rowwise", "linear_triton"), lambda m, k, n: m * k * n),
-    **dict.fromkeys(("low_rank", "low_rank_triton"), pair),
+    **dict.fromkeys(("linear", "linear_rowwise"), lambda m, k, n: m * k * n),
+    "low_rank": pair,
     "low_rank_shared": lambda m, k, r, n, pairs: pairs * pair(m, k, r, n),
     "batched_gemm": lambda b, m, k, n: b * m * k * n,
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},

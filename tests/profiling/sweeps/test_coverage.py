@@ -204,8 +204,6 @@ def test_every_general_point_is_a_shape_of_its_operator_in_one_of_its_dtypes() -
 
 def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_sweep() -> None:
     assert {point.operation.operator for point in GENERAL} == set(OPERATORS.names) - {
-        "linear_triton",
-        "low_rank_triton",
         "latent_attention",
         "latent_attention_int8",
         "latent_attention_int4",

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from gac.profiling.timing.runners import Runner, corners, edges, joined
-from gac.runtime.decode_kernel import launch
 
 
 class LinearRunner(Runner):
@@ -53,19 +52,6 @@ class LowRankRunner(LinearRunner):
         columns = edges(len(seconds[0]), x.device)
         parts = zip(hidden.chunk(len(seconds), dim=1), seconds, result, strict=True)
         return joined([(corners(given), part @ second[columns].float().t()) for part, second, given in parts])
-
-
-class TritonLinearRunner(LinearRunner):
-    """One Triton kernel; it needs a GPU."""
-
-    devices = ("cuda",)
-
-    def multiply(self, x: Tensor, weight: Tensor, result: Tensor) -> None:
-        launch(x, weight, None, result)
-
-
-class TritonLowRankRunner(TritonLinearRunner, LowRankRunner):
-    """Two of them in a row."""
 
 
 class HeadsRunner(Runner):
