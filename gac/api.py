@@ -1,62 +1,122 @@
-"""The pipeline, readable as the algorithm: measure the model, decide, apply, check."""
+"""The pipeline, readable as the algorithm: resolve, measure the model, decide, apply, check."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import verified
 from gac.allocation.frontier import Frontier, check_asked, check_limited
-from gac.allocation.frontier import frontier as whole_range
+from gac.allocation.frontier import frontier as solve_frontier
 from gac.allocation.one_gpu import beside_one_gpu
-from gac.allocation.rules import RULES
+from gac.allocation.problem import Problem
+from gac.allocation.resolve import check_shots, resolve
+from gac.allocation.rules import RULES, Rule
 from gac.checkpoint.attach import PlannedModel, attach_plan, planned
 from gac.checkpoint.load import load
-from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
-from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
-from gac.compression.first_shot import calibration_run, check_shots
-from gac.compression.refit import refit as fit_again
-from gac.compression.rounding import store_all
+from gac.compression.apply import changed_sites, make_quick, planned_sites, share_gemms, skip_absent
+from gac.compression.first_shot import first_shot
+from gac.compression.refit import fitted_modules
 from gac.core.arguments import Count, Most, checked
 from gac.core.distributed.run import on_every_rank, this_run
 from gac.core.errors import CheckpointError, GacError, ModelError
+from gac.forms import Form
+from gac.forms.curvature.methods import Method
 from gac.forms.curvature.registry import METHODS
-from gac.forms.planned_sites import as_planned
+from gac.forms.planned_sites import Fusing
 from gac.healing.heal import heal_model
 from gac.healing.work import BLOCKS, Work
-from gac.measurement.curves import stream_kept
 from gac.measurement.documents import Text
-from gac.measurement.texts import CalibrationText
-from gac.measuring import (
-    Asked,
-    check_alike,
-    dense_model,
-    in_basis,
-    measure_problem,
+from gac.measurement.embeddings import check_embeddings, quantised_embeddings, replace_embeddings
+from gac.measurement.session import (
+    calibration_run,
+    check_same_everywhere,
+    load_dense_model,
+    measure,
     planned_digest,
     planned_windows,
-    statistics_key,
 )
+from gac.measurement.text import check_text
+from gac.measurement.texts import CalibrationText, Texts
 from gac.models.families import family_of
-from gac.models.loading import check_in_memory, is_checkpoint, load_config, load_model
+from gac.models.loading import check_in_memory, config_of, is_checkpoint
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
 from gac.models.plain import check_plain
-from gac.models.sites import Site
 from gac.models.threads import one_call_at_a_time
-from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan
-from gac.plan.recipe import Options, Recipe
+from gac.plan.recipe import Recipe, Refit, Shots
 from gac.profiling.select import select_profile
+from gac.profiling.table import Profile
 from gac.reporting.figures.healing import figure_of_healing
 from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
-from gac.schemes import scheme_named
+from gac.schemes import Scheme, scheme_named
+
+
+class Options(TypedDict, total=False):
+    """The fields of a recipe as keywords; a form, scheme, method or rule may be an object, and one needs no list."""
+
+    method: str | Method
+    calibration: CalibrationText
+    seed: int
+    shots: Shots
+    bos: bool | None
+    forms: str | Form | Iterable[str | Form]
+    schemes: str | Scheme | Iterable[str | Scheme]
+    align: bool | int | str
+    rotate: bool | None
+    head: str
+    profile: Profile | str | Path | None
+    workloads: str | Iterable[str]
+    fuse: Fusing
+    tensor_parallel: int
+    memory: float | None
+    kv_cache: float | None
+    latency: float | Mapping[str, float] | Literal["any"] | None
+    slack: float | None
+    refit: Refit | None
+    rule: str | Rule
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A recipe, and the latency table and texts that it names or that the caller passed as objects."""
+
+    recipe: Recipe
+    profile: Profile | str | Path | None
+    texts: Texts
+
+    @classmethod
+    def parse(cls, recipe: Recipe | str | Path | None, budget: float | None, options: Mapping[str, Any]) -> "Request":
+        """Take a recipe, or keywords.
+
+        Raises:
+            GacError: both are given, or an option is invalid.
+        """
+        if recipe is not None:
+            if budget is not None or options:
+                given = f"a recipe together with {', '.join([*(['budget'] if budget is not None else []), *options])}"
+                raise GacError(
+                    given, "a recipe alone, or keywords alone", "Change the recipe with dataclasses.replace."
+                )
+            opened = Recipe.opened(recipe)
+            request = cls(opened, opened.deployment.profile, Texts.named(opened.measure.text))
+        else:
+            text = options.get("calibration", "wiki-sample")
+            texts, named = Texts.of(text), dict(options)
+            if "rule" in options:
+                named["rule"] = RULES.name(options["rule"])
+            if not isinstance(text, str):
+                named["calibration"] = texts.written
+            request = cls(Recipe.of(budget, **named), options.get("profile"), texts)
+        request.texts.check()
+        return request
 
 
 @checked
@@ -99,14 +159,29 @@ def allocate(
         GacError: the budget cannot be met, the cross-check disagrees, or the model, profile, text or an argument is
             not usable.
     """
-    asked = Asked.of(recipe, budget, options)
-    problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
+    request = Request.parse(recipe, budget, options)
+    if isinstance(check, str):
+        check_text(check)
+    profile, profile_used = select_profile(request.profile)
+    resolved = resolve(request.recipe, config_of(model), profile, profile_used)
+    rule = RULES.get(resolved.recipe.rule)
+    measured = measure(
+        model,
+        resolved,
+        request.texts,
+        tokenizer,
+        first_shot=first_shot,
+        needs=rule.needs,
+        compare_with=check,
+        progress=progress,
+    )
+    problem = Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)
 
-    def decided() -> Plan:
-        decision = beside_one_gpu(problem, RULES.get(asked.recipe.rule).decide(problem))
+    def decide() -> Plan:
+        decision = beside_one_gpu(problem, rule.decide(problem))
         return verified(decision) if verify else decision.plan
 
-    return this_run().once(decided)
+    return this_run().once(decide)
 
 
 @checked
@@ -139,22 +214,21 @@ def frontier(
         GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, no form
             that makes the limited cache smaller, or the model, profile, text or an argument is not usable.
     """
-    asked = Asked.of(recipe, None if recipe else 1.0, options)
-    method, limits = METHODS.get(asked.recipe.measure.method), asked.recipe.limits
-    if method.forms:  # whose budget is of the KV cache
-        if limit != KV_NUMBERS:
-            given = f"a frontier of method {method.name} over {limit!r}"
-            raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
-        limits = replace(limits, kv_cache=None)
-    recipe = replace(asked.recipe, limits=limits)
-    check_asked(points, limit, recipe)
-    asked = replace(asked, recipe=replace(recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0))
-    if limit not in (PARAMS, BYTES):
-        config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config
-        sites = as_planned(family_of(config).sites(config), asked.recipe.space.forms, asked.recipe.deployment.fuse)
-        check_limited(sites, select_profile(asked.profile)[0], asked.recipe, limit)
-    problem = measure_problem(model, asked, tokenizer, progress=progress)
-    return this_run().once(lambda: whole_range(problem, points=points, limit=limit))
+    request = Request.parse(recipe, None if recipe else 1.0, options)
+    method, limits = METHODS.get(request.recipe.measure.method), request.recipe.limits
+    if method.forms and limit != KV_NUMBERS:
+        given = f"a frontier of method {method.name} over {limit!r}"
+        raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
+    check_asked(points, limit, request.recipe)
+    unlimited = replace(request.recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0)
+    profile, profile_used = select_profile(request.profile)
+    resolved = resolve(unlimited, config_of(model), profile, profile_used)
+    # A method with forms of its own has read the budget as that of the cache, which is the limit gone through here.
+    resolved = replace(resolved, recipe=replace(resolved.recipe, limits=replace(resolved.recipe.limits, kv_cache=None)))
+    check_limited(resolved.sites, profile, resolved.recipe, limit)
+    measured = measure(model, resolved, request.texts, tokenizer, first_shot=first_shot, progress=progress)
+    problem = Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)
+    return this_run().once(lambda: solve_frontier(problem, points=points, limit=limit))
 
 
 @checked
@@ -192,8 +266,8 @@ def compress(
     if dtype not in (None, torch.bfloat16, torch.float32):
         raise ModelError(f"dtype={dtype}", "torch.bfloat16 or torch.float32", "Name one of them, or leave it out.")
     plan = replace(Plan.opened(plan), healed=())
-    recipe = plan.recipe
-    loaded = dense_model(model, tokenizer)
+    recipe, ranks = plan.recipe, this_run()
+    loaded = load_dense_model(model, tokenizer)
     if dtype is None and loaded.name in PACKAGED:
         dtype = SAVED_IN
     sites = planned_sites(plan, family_of(loaded.model.config).sites(loaded.model.config))
@@ -202,27 +276,20 @@ def compress(
     check_plain(loaded.model, [weight.name for site in sites for weight in site.weights])
     digest = planned_digest(plan, loaded, sites)
     windows = planned_windows(plan, loaded, calibration)
-    ranks = this_run()
-    check_alike(ranks, loaded, digest, windows, plan)
-    method = METHODS.get(recipe.measure.method)
-    check_shots(recipe.measure.shots, method, recipe.rule, sites, loaded.model.config.model_type)
+    check_same_everywhere(ranks, loaded, digest, windows, plan)
+    check_shots(recipe, METHODS.get(recipe.measure.method), sites, loaded.model.config.model_type)
     scheme = scheme_named(recipe.space.head)
-    layers = _layers_to_fit(plan, changed, sites, scheme.lossy)
     if scheme.lossy:
-        check_ends(loaded.model)
-    whole = [site for site in sites if site.layer in layers]
-    with in_basis(recipe, loaded, model, keep=True):
-        key = statistics_key(digest, recipe)
-        run = calibration_run(loaded.model, key, windows, method, recipe.measure.shots, progress=progress, ranks=ranks)
-        factors = partial(stream_kept, run, whole, recipe.space.forms)
-        ends = rounded_ends(loaded.model, scheme)
-        modules = build_modules(run, plan.weights, changed, factors())
-        if recipe.refit not in (None, "none"):
-            modules = fit_again(run, modules, plan.weights, recipe.refit, sites, dict(factors()), ends)
-        else:
-            modules = store_all(run, modules, plan.weights, whole, factors(rounding=True))
+        check_embeddings(loaded.model)
+    owned = isinstance(model, (str, Path))
+    opened = calibration_run(
+        loaded, recipe, windows, digest, owned=owned, first_shot=first_shot, keep_rotated=True, progress=progress
+    )
+    with opened as (run, _):
+        embeddings = quantised_embeddings(loaded.model, scheme)
+        modules = fitted_modules(run, plan, sites, changed, embeddings)
     swap_in(loaded.model, modules)
-    swap_in_ends(loaded.model, ends)
+    replace_embeddings(loaded.model, embeddings)
     if dtype is not None:
         cast(loaded.model, dtype)
     share_gemms(loaded.model, sites)
@@ -294,7 +361,7 @@ def heal(
     plan = planned(small)
     check_in_memory(small, ", with heal", "where they are trained", "")
     work = Work.of(minutes, tokens, learning_rate, blocks, dense, labels, seed, plan.measured.params)
-    loaded = dense_model(against, tokenizer)
+    loaded = load_dense_model(against, tokenizer)
     healed, ended = heal_model(small, plan, loaded, against, text, work, ranks, begun, progress)
     if report is not None and ranks.leads:
         loss = "loss" if labels else "KL(dense || healed)"
@@ -302,17 +369,3 @@ def heal(
     if ended.failure is not None:
         raise ended.failure
     return healed
-
-
-def _layers_to_fit(plan: Plan, changed: Sequence[Site], sites: Sequence[Site], ends: bool) -> set[int]:
-    """The layers whose factors are needed: those that change, and where they are refitted all above the first.
-
-    Args:
-        ends: whether embedding and head are rounded, for which every layer makes up.
-    """
-    layers = {site.layer for site in changed}
-    if plan.recipe.refit in (None, "none") or not (layers or ends):
-        return layers
-    if ends:
-        return {site.layer for site in sites}
-    return {site.layer for site in sites if site.layer >= min(layers)}

@@ -448,7 +448,7 @@ def test_windows_longer_than_the_model_has_positions_are_refused(tiny_model, tin
 def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
     small: Small, tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gac.measuring.calibration_run", None)
+    monkeypatch.setattr("gac.measurement.session.calibration_run", None)
     tiny_config.vocab_size = 256
     tiny_config.bos_token_id = tiny_config.eos_token_id = tiny_config.pad_token_id = 1
     with pytest.raises(

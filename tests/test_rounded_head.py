@@ -15,9 +15,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 import gac
 from gac.allocation.frontier import Frontier
-from gac.compression.ends import rounded_ends
 from gac.core.errors import CheckpointError, GacError, ModelError, PlanError
-from gac.measuring import planned_windows
+from gac.measurement.embeddings import quantised_embeddings
+from gac.measurement.session import planned_windows
 from gac.models.loading import load_model
 from gac.plan.plan import Plan
 from gac.plan.summary import allocate_command
@@ -102,7 +102,7 @@ def test_what_it_loses_is_in_the_prediction(asked: Small, monkeypatch: pytest.Mo
     assert "--head w8a16" in allocate_command(plan)
     assert "--head" not in allocate_command(plain)
     assert "embedding and head" not in plain.summary()
-    monkeypatch.setattr("gac.measuring.rounded_ends", pytest.fail)  # the price is kept
+    monkeypatch.setattr("gac.measurement.session.quantised_embeddings", pytest.fail)  # the price is kept
     assert asked.allocate(0.8, head="w8a16") == plan
 
 
@@ -118,9 +118,9 @@ def test_the_price_is_the_divergence_of_the_model_with_nothing_else_rounded(aske
 
 def test_rows_that_are_rounded_in_parts_are_those_rounded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, scheme = small_llama(True), scheme_named("w8a16")
-    whole = rounded_ends(model, scheme)
-    monkeypatch.setattr("gac.compression.ends.ROWS", 100)
-    for name, module in rounded_ends(model, scheme).items():
+    whole = quantised_embeddings(model, scheme)
+    monkeypatch.setattr("gac.measurement.embeddings.ROWS", 100)
+    for name, module in quantised_embeddings(model, scheme).items():
         for buffer, found in module.named_buffers():
             assert torch.equal(found, whole[name].get_buffer(buffer))
 

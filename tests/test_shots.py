@@ -60,7 +60,7 @@ def test_the_same_call_gives_the_same_plan_from_anywhere_and_touches_no_statisti
 
 def test_they_serve_every_budget_and_form(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     small.allocate(0.8, shots=2)
-    monkeypatch.setattr("gac.compression.first_shot.first_shot", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr("gac.api.first_shot", lambda *_, **__: pytest.fail("measured again"))
     small.allocate(0.6, shots=2, align=False, forms=("low_rank", "head_dim"), fuse=True)
     small.frontier(shots=2, points=3)
 
@@ -124,7 +124,7 @@ def test_a_plan_that_no_second_shot_can_have_made_is_not_applied(small: Small) -
 
 
 def test_it_is_refused_before_anything_is_measured(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("gac.measuring.measure_curves")
+    monkeypatch.delattr("gac.measurement.session.measure_curves")
     for wrong in ({"shots": 3}, {"shots": 2, "method": "asvd"}, {"shots": 2, "rule": "uniform"}):
         with pytest.raises(GacError, match="shots="):
             small.allocate(0.6, **wrong)

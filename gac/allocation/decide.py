@@ -58,7 +58,7 @@ class Decision:
     faster: tuple[Instance, Solution] | None = None
 
 
-def settled(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
+def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
     """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``.
 
     Where the profile lacks one of the schemes or has no latency of a form (``Form.timed``), no latency is limited, and

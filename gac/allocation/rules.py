@@ -1,18 +1,12 @@
 """The seam of rules: how the choice is made. The exact choice is one; ``weight_rules`` has the base of the others."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gac.allocation.decide import Decision, decide
 from gac.allocation.problem import Problem
-from gac.core.arrays import Floats
 from gac.core.registry import Registry, check_contract
-from gac.models.sites import Site
 from gac.plan.recipe import Recipe
-
-if TYPE_CHECKING:
-    from gac.measurement.calibration import CalibrationRun
 
 
 class Rule(ABC):
@@ -20,11 +14,14 @@ class Rule(ABC):
 
     Attributes:
         name: as users give it, with its parameter where it has one; certificates of its plans are under it.
-        limits_cache: whether it can share out the KV cache, for forms that count it.
+        limits_cache: True if it can share out the KV cache, for forms that count it.
+        needs: a measurement of weights besides loss curves, a name of ``gac.measurement.weight_measurements``; its
+            values are ``problem.measurements``.
     """
 
     name: str
     limits_cache: ClassVar[bool] = False
+    needs: ClassVar[str | None] = None
 
     @abstractmethod
     def check(self, recipe: Recipe) -> None:
@@ -33,15 +30,6 @@ class Rule(ABC):
         Raises:
             GacError: names the form or the limit.
         """
-
-    def measure(self, run: "CalibrationRun", sites: Sequence[Site]) -> Mapping[str, Floats]:
-        """What it reads of the model besides loss curves, by weight name: ``problem.measurements``.
-
-        Args:
-            run: the model, its calibration windows, the metric that curves are measured in, and where factors are kept.
-            sites: all of the model, in its order.
-        """
-        return {}
 
     @abstractmethod
     def decide(self, problem: Problem) -> Decision:

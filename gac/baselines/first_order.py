@@ -20,11 +20,21 @@ from gac.forms.low_rank.torch import every_rank
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import stream_fits
 from gac.measurement.losses import window_loss
+from gac.measurement.weight_measurements import WeightMeasurement
 from gac.models.linears import linear_at
 from gac.models.modules import frozen
 from gac.models.sites import Site, Weight
 
 CHUNK_BYTES = 12 * 2**30
+
+
+class LossChanges(WeightMeasurement):
+    """Predicted change of the loss by dropping each singular component, see ``stream_changes``."""
+
+    name = "zero-sum"
+
+    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
+        return stream_changes(run, sites)
 
 
 def stream_changes(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:

@@ -1,8 +1,6 @@
-"""Peers' rules by name, and the importance objective; what they measure of the model imports torch when it is asked."""
+"""Peers' rules by name, and the importance objective."""
 
-from collections.abc import Mapping, Sequence
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,12 +9,9 @@ from gac.allocation.problem import Problem
 from gac.allocation.weight_rules import Chosen, RankRule, WeightRule, at_ranks, curves_of, weights_of
 from gac.baselines.importance import most_important
 from gac.baselines.ranks import fisher_ranks, fisher_score, sensitivity_ranks, uniform_ranks, zero_sum_ranks
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import Ints
 from gac.forms import Form
-from gac.models.sites import Site, Weight
-
-if TYPE_CHECKING:
-    from gac.measurement.calibration import CalibrationRun
+from gac.models.sites import Weight
 
 
 class Uniform(RankRule):
@@ -43,24 +38,11 @@ class Fisher(RankRule):
         return fisher_ranks(weights, _scores(problem, weights, form), limit, form)
 
 
-class _MeasuringRule(RankRule):
-    """Ranks from what is measured of every weight, besides its loss curve."""
-
-    stream: ClassVar[str]
-    """The ``Stream`` that measures it, ``module:function``; imported when it is asked."""
-
-    def measure(self, run: "CalibrationRun", sites: Sequence[Site]) -> Mapping[str, Floats]:
-        from gac.baselines.measurements import measure_layers
-
-        kind = self.name.partition(":")[0]  # whatever the rounding
-        return measure_layers(kind, resolve_name(self.stream), run, sites)
-
-
-class ZeroSum(_MeasuringRule):
+class ZeroSum(RankRule):
     """Components are dropped so that the predicted changes of the loss sum to about zero (ZS-SVD)."""
 
     name = "zero-sum"
-    stream = "gac.baselines.first_order:stream_changes"
+    needs = "zero-sum"
 
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
@@ -68,11 +50,11 @@ class ZeroSum(_MeasuringRule):
         return zero_sum_ranks(weights, problem.measurements, limit)
 
 
-class Sensitivity(_MeasuringRule):
+class Sensitivity(RankRule):
     """One threshold on what truncating a weight alone loses (ASVD)."""
 
     name = "sensitivity"
-    stream = "gac.baselines.truncation_losses:stream_truncation_losses"
+    needs = "sensitivity"
 
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int

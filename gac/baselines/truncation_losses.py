@@ -18,6 +18,7 @@ from gac.forms.low_rank.torch import every_rank
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import stream_fits
 from gac.measurement.losses import window_loss
+from gac.measurement.weight_measurements import WeightMeasurement
 from gac.models.linears import linear_at
 from gac.models.modules import frozen
 from gac.models.sites import Site
@@ -29,6 +30,15 @@ WINDOWS = 4
 """How many calibration windows the loss is measured on, from the first on."""
 
 logger = logging.getLogger("gac")
+
+
+class TruncationLosses(WeightMeasurement):
+    """Losses of the model with one weight truncated, see ``stream_truncation_losses``."""
+
+    name = "sensitivity"
+
+    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
+        return stream_truncation_losses(run, sites)
 
 
 def stream_truncation_losses(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:

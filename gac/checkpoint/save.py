@@ -94,7 +94,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
                 f"{choice.form} with dim {choice.dim}{_in_scheme(choice)}, as model.gac_plan says",
                 "Save the model as gac.compress returned it.",
             )
-    _check_ends(model, plan)
+    _check_embeddings(model, plan)
     dtypes = {str(parameter.dtype) for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise CheckpointError(
@@ -102,7 +102,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         )
 
 
-def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
+def _check_embeddings(model: PreTrainedModel, plan: Plan) -> None:
     """Embedding and head are stored as the plan says."""
     head = plan.measured.head
     due = storage_of(scheme_named(head.scheme)) if head else None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial, wraps
-from math import comb
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +17,8 @@ from gac.cli.options import (
     tensor_parallel_option,
     workloads_option,
 )
-from gac.cli.verb import note
-from gac.forms import DEFAULT_FORMS, LATENCY_FORMS, form_named
-from gac.plan.recipe import Options, Recipe
+from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
+from gac.plan.recipe import KEYWORDS, Recipe
 from gac.schemes import DEFAULT_SCHEME
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -183,7 +181,7 @@ def recipe_options(limits: bool) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(recipe_file: Path | None, tokenizer: str | None, step: int | None, **given: Any) -> Any:
-            names = [name for name in given if name in Options.__annotations__ or name == "budget"]
+            names = [name for name in given if name in KEYWORDS or name == "budget"]
             options = {name: given.pop(name) for name in names}
             if not options["forms"]:
                 del options["forms"]
@@ -204,7 +202,6 @@ def _asked(file: Path | None, tokenizer: str | None, options: dict[str, Any], mo
     if file is not None:
         refuse_given({*options, "step"}, "without --recipe, which says it too.")
     recipe = Recipe.of(**options) if file is None else Recipe.load(file)
-    _say_cost(model, recipe)
     return {"recipe": recipe, "tokenizer": tokenizer_named(tokenizer)}
 
 
@@ -213,61 +210,3 @@ def tokenizer_named(name: str | None) -> Any:
     from gac.models.loading import load_tokenizer
 
     return load_tokenizer(name) if name else None
-
-
-def _say_cost(model: str, recipe: Recipe) -> None:
-    """Read what is cheap to read, so that a wrong argument fails now, and say what the rest will take.
-
-    Raises:
-        GacError: the model, its family, the text or the method is not usable, or not in so many shots.
-    """
-    from gac.compression.first_shot import FIRST_KEPT, check_shots
-    from gac.core.io import home
-    from gac.forms.curvature.registry import METHODS
-    from gac.measurement.attended import held_out
-    from gac.measurement.calibration import kept_on_disk, moment_bytes
-    from gac.measurement.pairs import MOST
-    from gac.measurement.runs import TOKENS
-    from gac.measurement.texts import Texts
-    from gac.models.families import family_of
-    from gac.models.loading import load_config
-
-    measure = recipe.measure
-    text = Texts.named(measure.text)
-    text.check()
-    config = load_config(model)
-    sites = family_of(config).sites(config)
-    check_shots(measure.shots, METHODS.get(measure.method), recipe.rule, sites, config.model_type)
-    own = [*METHODS.get(measure.method).forms, *recipe.space.forms]
-    attended = METHODS.get(measure.method).two_sided and any(form.attended for form in map(form_named, own))
-    size = moment_bytes(sites, attended)
-    folder = home() / "statistics"
-    kept = f"and factors in {folder}" if kept_on_disk(sites, attended) else f"not kept on disk, factors in {folder}"
-    note(
-        f"{model}: {len(sites)} sites; calibration on {text.windows} windows of {text.length} tokens of {text.name}; "
-        f"{size / 1e9:.2g} GB of statistics {kept}, used again where they are there"
-    )
-    if measure.shots == 2:
-        times = "twice" if kept_on_disk(sites) else "three times"
-        note(
-            f"two shots: calibration takes {times} as long and twice the disk, and there has to be room "
-            f"for a second copy of the weights, compressed to {FIRST_KEPT:g}"
-        )
-    weights = [weight for site in sites for weight in site.weights]
-    for form in (form for form in map(form_named, recipe.space.forms) if form.runs):
-        dims = [form.full(weight) - form.least for weight in weights if form.shortens(weight) == "in"]
-        runs = sum(dims) + (0 if form.least else comb(min(len(dims), MOST), 2))
-        note(
-            f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
-            "from the first layer that changes on, unless dense weights keep all limits"
-        )
-    held = len(held_out(text.windows, text.length)) if attended else 0
-    asked = {one.name: one for form in map(form_named, own) for one in (form.upon or form,) if one.anchors and held}
-    for form in asked.values():
-        runs = (len(form.anchors) + 1) * (sum(map(form.takes, weights)) + 1)  # each alone, and all together; of 16 bits
-        note(
-            f"form {form.name}: the model is run up to {runs} times on {held * text.length} tokens that are held out, "
-            "from the layer that changes on"
-        )
-    if (head := recipe.space.head) != DEFAULT_SCHEME:
-        note(f"head {head}: the model is run on up to {TOKENS} tokens, with embedding and head rounded and without")

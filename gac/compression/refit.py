@@ -15,31 +15,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
+from gac.compression.apply import build_modules
 from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
-from gac.compression.rounding import store
+from gac.compression.rounding import store, store_all
 from gac.compression.stream import ToStream, ways_of
 from gac.core.display import about
 from gac.core.distributed.ranks import Ranks
-from gac.core.errors import GacError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar
-from gac.forms import FORMS, form_named
-from gac.forms.curvature.methods import Method
+from gac.forms import form_named
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import Kept
 from gac.measurement.calibration import TINY, CalibrationRun, decoder_layers, first_half
+from gac.measurement.curves import stream_kept
 from gac.models.linears import linear_at
 from gac.models.modules import frozen, last_norm_of, swapped
 from gac.models.sites import Site, Weight
-from gac.plan.plan import WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.plan.recipe import Refit
 from gac.schemes import scheme_named
 
@@ -49,25 +50,34 @@ SCALED_ON = 4096
 """Tokens that tell the scale of the logits well enough, in whole windows."""
 
 
-def refit_named(
-    asked: Refit | None, rule: str, method: Method, forms: Sequence[str], sites: Sequence[Site], model_type: str
-) -> Refit:
-    """How a plan's weights are fitted again: as asked, or as suits the rule, the method and the layers.
+def fitted_modules(
+    run: CalibrationRun,
+    plan: Plan,
+    sites: Sequence[Site],
+    changed: Sequence[Site],
+    embeddings: Mapping[str, nn.Module],
+) -> dict[str, nn.Module]:
+    """Build the module of every weight that changes, fitted again or quantised as the plan says.
+
+    Args:
+        run: of the dense model.
+        sites: all of the model's, as planned; ``changed`` those with a weight that changes.
+        embeddings: the quantised embedding and LM head by name, if any.
 
     Raises:
-        GacError: it fits none of the forms, or the residual stream itself passes norms.
+        ModelError: a layer does more than add what its weights write to the residual stream.
     """
-    writes = any(weight.writes for site in sites for weight in site.weights)
-    if asked is None:
-        return "residual" if rule == "loss" and method.refits and writes else "none"
-    if asked == "update" and not any(asked in form_named(name).tensors.refits for name in forms):
-        given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
-        fitted = ", ".join(form.name for form in FORMS if asked in form.tensors.refits)
-        raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
-    if asked == "residual" and not writes:
-        given = f"refit {asked!r} of model type {model_type}, in which the residual stream itself passes norms"
-        raise GacError(given, "layers that only add to the residual stream", "Use refit='none'.")
-    return asked
+    refit_mode, forms = plan.recipe.refit or "none", plan.recipe.space.forms
+    layers = {site.layer for site in changed}
+    if refit_mode != "none" and (layers or embeddings):  # every layer above the first that changes is fitted again
+        lowest = 0 if embeddings else min(layers)
+        layers = {site.layer for site in sites if site.layer >= lowest}
+    targets = [site for site in sites if site.layer in layers]
+    factors = partial(stream_kept, run, targets, forms)
+    modules = build_modules(run, plan.weights, changed, factors())
+    if refit_mode != "none":
+        return refit(run, modules, plan.weights, refit_mode, sites, dict(factors()), embeddings)
+    return store_all(run, modules, plan.weights, targets, factors(rounding=True))
 
 
 def refit(

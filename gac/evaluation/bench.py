@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from gac.allocation.attention_latencies import counted
 from gac.allocation.latencies import Timing
-from gac.compression.ends import rounded_ends
 from gac.core.workloads import Workload
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
@@ -22,6 +21,7 @@ from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
 from gac.forms import form_named
 from gac.forms.planned_sites import run_together
+from gac.measurement.embeddings import quantised_embeddings
 from gac.models.sites import Site
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import WeightChoice
@@ -182,7 +182,7 @@ class Bench:
         if head is None:
             return {}
         if head.scheme not in self._rounded:
-            self._rounded[head.scheme] = rounded_ends(self.model, scheme_named(head.scheme))
+            self._rounded[head.scheme] = quantised_embeddings(self.model, scheme_named(head.scheme))
         return self._rounded[head.scheme]
 
     def _result(

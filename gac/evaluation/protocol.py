@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.core.errors import ModelError, TextError
+from gac.core.errors import TextError
 from gac.measurement.documents import Documents, Text
 from gac.measurement.text import (
     Windows,
+    check_positions,
     check_vocabulary,
     evaluation_windows,
     text_names,
@@ -83,24 +84,6 @@ def _given(text: Text) -> str | Documents:
         return Documents.of(text)
     is_text = any(character.isspace() for character in text) and not os.path.isfile(text)
     return Documents([text]) if is_text and text not in text_names() else text
-
-
-def check_positions(model: PreTrainedModel, length: int, what: str) -> None:
-    """Refuse sequences that are longer than the model has positions for.
-
-    Args:
-        what: the sequences, as the error calls them.
-
-    Raises:
-        ModelError: they are.
-    """
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and length > positions:
-        raise ModelError(
-            f"{what} of {length:,} tokens for a model of {positions:,} positions",
-            f"{what} that the model can read",
-            f"Ask for a length of at most {positions:,}.",
-        )
 
 
 def _check_unseen(documents: Documents, model: nn.Module) -> None:

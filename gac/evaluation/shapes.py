@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
 from gac.compression.apply import empty_module, make_quick, share_gemms, skip_absent, where_they_run
-from gac.compression.ends import swap_in_ends
 from gac.compression.rounding import store
 from gac.core.workloads import Workload
 from gac.evaluation.versions import Planner
 from gac.measurement.curve_library import CurveLibrary
+from gac.measurement.embeddings import replace_embeddings
 from gac.models.families import family_of
 from gac.models.linears import linear_at
 from gac.models.modules import swap_in
@@ -119,7 +119,7 @@ def variant(
         ends: what stands in the place of embedding and head, by name.
     """
     found = sharing(model)
-    swap_in_ends(found, ends)
+    replace_embeddings(found, ends)
     swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
     return running(found, choices, fused, plain)
 
@@ -147,7 +147,7 @@ def without_gemms(
         ends: as for ``variant``.
     """
     found = sharing(model)
-    swap_in_ends(found, ends)
+    replace_embeddings(found, ends)
     outputs: dict[tuple[int, int], Tensor] = {}
     for choice in choices:
         module: Any = empty_module(choice, bias=False, device="meta", dtype=model.dtype)

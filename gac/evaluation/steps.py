@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gac.core.errors import GacError
 from gac.core.workloads import Workload
-from gac.evaluation.protocol import check_positions
+from gac.measurement.text import check_positions
 
 _ATTENTION = "sdpa_whole"
 READ = 1024

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gac.checkpoint.attach import PlannedModel, attach_plan
@@ -19,9 +20,9 @@ from gac.healing.shards import wanted
 from gac.healing.state import StateFile, key_of
 from gac.healing.text import HealingText, healing_text
 from gac.healing.work import Work
+from gac.measurement.session import planned_digest, rotated_model
 from gac.measurement.text import Windows
 from gac.measurement.texts import CalibrationText
-from gac.measuring import in_basis, planned_digest
 from gac.models.families import family_of
 from gac.models.loading import Loaded
 from gac.models.modules import frozen
@@ -91,7 +92,7 @@ def heal_model(
     """
     digest = origin_digest(plan, loaded)
     found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress, work.labels > 0)
-    with in_basis(plan.recipe, loaded, given):
+    with rotated_model(plan.recipe, loaded, owned=isinstance(given, (str, Path))):
         dense = loaded.model
         before = _divergence(model, dense, found, ranks)
         ids = {name: getattr(found, name) for name in ("train", "read", "held", "given", "held_given")}

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from gac.core.errors import PlanError, TextError
-from gac.evaluation.protocol import check_positions
 from gac.healing.own_text import SELF, WINDOWS
 from gac.measurement.documents import DEFAULT_LENGTH, Documents, ordered
 from gac.measurement.text import (
     TextSpec,
     Windows,
     calibration_windows,
+    check_positions,
     check_text,
     check_vocabulary,
     every_window,

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from gac.measurement.calibration import CalibrationRun, LayerMoments, stream_moments
 from gac.models.sites import Site
 
+FIRST_KEPT = 0.8
+"""Kept fraction of the first shot; measured for second shots to 0.8 and to 0.6."""
 _OF_GRADIENTS = ("gradients/", "tokens/")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gac.core.errors import UNSAFE, TextError, did_you_mean
+from gac.core.errors import UNSAFE, ModelError, TextError, did_you_mean
 from gac.measurement.documents import DEFAULT_LENGTH, DEFAULT_WINDOWS, Documents, Text, check_characters
 from gac.measurement.wikipedia import wiki_sample
 
@@ -391,3 +391,21 @@ _SOURCES: Mapping[str, _Source] = MappingProxyType(
 def text_names() -> tuple[str, ...]:
     """The named sources of text."""
     return tuple(_SOURCES)
+
+
+def check_positions(model: Any, length: int, what: str) -> None:
+    """Refuse sequences that are longer than the model has positions for.
+
+    Args:
+        what: the name of the sequences in the error.
+
+    Raises:
+        ModelError: they are longer.
+    """
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise ModelError(
+            f"{what} of {length:,} tokens for a model of {positions:,} positions",
+            f"{what} that the model can read",
+            f"Ask for a length of at most {positions:,}.",
+        )

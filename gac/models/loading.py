@@ -161,6 +161,11 @@ def load_config(name: str) -> Any:
     return config
 
 
+def config_of(model: PreTrainedModel | str | Path) -> Any:
+    """The config of a loaded model, or of the one of this name; raises as ``load_config``."""
+    return load_config(str(model)) if isinstance(model, (str, Path)) else model.config
+
+
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     """The values of a parameter, read back where ``device_map`` has offloaded it to the host or to disk.
 

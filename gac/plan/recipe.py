@@ -1,7 +1,8 @@
-"""What is asked for: one record that is validated once, written as JSON, and travels from the caller to the plan.
+"""The recipe: every choice a caller can make for a plan, validated once and stored as JSON.
 
 ``gac.allocate(model, budget=0.8, method="svd-llm")`` is short for
-``gac.allocate(model, recipe=Recipe.of(budget=0.8, method="svd-llm"))``.
+``gac.allocate(model, recipe=Recipe.of(budget=0.8, method="svd-llm"))``. A field that is None is decided by
+``gac.allocation.resolve.resolve``, in one place.
 """
 
 import math
@@ -10,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal
 
 from gac.core.arguments import is_number, is_whole, plain
 from gac.core.errors import BudgetError, GacError, did_you_mean
@@ -19,62 +19,51 @@ from gac.core.io import Record
 from gac.core.untrusted import MAX_INTEGER
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
-
-if TYPE_CHECKING:
-    from gac.allocation.rules import Rule
-    from gac.forms import Form
-    from gac.forms.curvature.methods import Method
-    from gac.measurement.texts import CalibrationText
-    from gac.profiling.table import Profile
-    from gac.schemes import Scheme
 
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 DEFAULT_WORKLOADS = ("prefill:1x1024", "decode:1@1024")
 DEFAULT_BUDGET = 0.8
 _PARTS = ("measure", "space", "deployment", "limits")
-_SEAMS = {"method": "gac.forms.curvature.registry:METHODS", "rule": "gac.allocation.rules:RULES"}
-_SEVERAL = ("calibration", "forms", "schemes", "workloads")
-_ALWAYS = ("method", "text", "seed", "forms", "refit", "workloads")
+_PLURAL = ("calibration", "forms", "schemes", "workloads")
+_ALWAYS_SHOWN = ("method", "text", "seed", "forms", "refit", "workloads")
 
 HEADS = (DEFAULT_SCHEME, "w8a16")
-"""How embedding and head can be stored."""
+"""Formats of the embedding and the LM head."""
 
 FEW_BITS = 4
-"""Most bits of a scheme for which a model is rotated where nothing is said."""
-
-"""What runs linear weights where they have one row."""
+"""Schemes of at most this many bits rotate the model by default."""
 
 Refit = Literal["none", "residual", "update"]
-"""How weights are fitted again, see ``gac.compression.refit``."""
+"""How weights are fitted again after compression, see ``gac.compression.refit``."""
 
 Shots = Literal[1, 2]
-"""How often the gradients are taken, see ``gac.measurement.second_shot``."""
+"""How often gradients are taken, see ``gac.measurement.second_shot``."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How it is measured what a choice loses.
+    """How the loss of a choice is estimated: metric, calibration text, gradient passes.
 
     Attributes:
-        method: the metric that errors are measured in: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``; or
-            ``palu`` (``palu:N``), which gives k_proj and v_proj its form ``latent``, in groups of 4 (N) heads, leaves
-            everything else dense, and takes the budget for the kept fraction of the KV cache; ``palu-fold`` has groups
-            of one head, and folds V's second factor into o_proj.
+        method: the metric of errors: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``; or ``palu``
+            (``palu:N``), which gives k_proj and v_proj the form ``latent`` in groups of 4 (N) heads, leaves everything
+            else dense, and reads the budget as the kept fraction of the KV cache; ``palu-fold`` has groups of one
+            head, and folds V's second factor into o_proj.
         text: calibration text: ``wiki-sample``, ``wikitext2``, ``c4`` or a path, optionally with windows and tokens, as
-            in ``wiki-sample:64x1024``. Several texts, each with its windows, are calibrated on together; their windows
-            have one length.
-        seed: which windows of the text are used; 0 takes them in even steps.
-        bos: whether every calibration window begins with the tokenizer's BOS, in the place of one token of text; None
-            has it where the tokenizer puts BOS first by itself (Llama, Gemma, Mistral; not Qwen).
-        shots: 2 takes the gradients a second time, from the model compressed to 0.8 by its plan of one shot and fitted
+            in ``wiki-sample:64x1024``. Several texts are calibrated on together; their windows have one length.
+        seed: selects the windows of the text; 0 takes them in even steps.
+        bos: True starts every calibration window with the tokenizer's BOS, in the place of one token of text. None
+            does so where the tokenizer adds BOS by itself (Llama, Gemma, Mistral; not Qwen).
+        shots: 2 takes the gradients a second time, from the model compressed to 0.8 by its one-shot plan and fitted
             again (inputs stay the dense model's), and plans with them: SmolLM2's perplexity is 0.5 % lower for it at
             0.8 and 1.8 % at 0.6. Calibration takes twice as long (three times where statistics are too large to be
-            kept, see ``gac.measurement.calibration``), and the first shot's model is a second copy of the targeted
-            weights on the same devices. For the method ``kfac`` and the rule ``loss``, where weights can be fitted
-            again by ``residual``; its statistics are kept by themselves, and serve every budget.
+            stored, see ``gac.measurement.calibration``), and a second copy of the targeted weights needs memory. For
+            the method ``kfac`` and the rule ``loss``, where weights can be fitted again by ``residual``. The statistics
+            are stored apart, and serve every budget.
     """
 
     method: str = "kfac"
@@ -84,13 +73,13 @@ class Measure:
     bos: bool | None = None
 
     def __post_init__(self) -> None:
-        _make_plain(self)
+        _to_python(self)
         _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
         if isinstance(self.text, tuple) and len(self.text) == 1:
             object.__setattr__(self, "text", self.text[0])
-        named = self.text if isinstance(self.text, tuple) and self.text else (self.text,)
-        strings = all(isinstance(one, str) and one for one in named)
-        _check(strings, "measure.text", self.text, "a name or a path, or several")
+        texts = self.text if isinstance(self.text, tuple) and self.text else (self.text,)
+        named = all(isinstance(text, str) and text for text in texts)
+        _check(named, "measure.text", self.text, "a name or a path, or several")
         _check(_is_count(self.seed, 0), "measure.seed", self.seed, "a whole number, 0 or more, up to 2 ** 62")
         _check(is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
         _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
@@ -98,27 +87,27 @@ class Measure:
 
 @dataclass(frozen=True)
 class Space:
-    """What a weight may become.
+    """The search space: forms, schemes and dims that a weight may have.
 
     Attributes:
-        forms: forms that compete with staying dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim``
-            (shorter value vectors, in v_proj, o_proj and the KV cache), ``narrow_pair`` (beside ``narrow``: pairs in a
-            narrower MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer
-            key-value heads, each with its query heads), ``skip`` (attentions and MLPs that do nothing), ``latent``
-            (keys and values of groups of 4 heads as latents, in the KV cache too; ``latent:N`` of N; ``latent:int8``,
-            ``latent:N:int4`` and so on of latents that are rounded to 8 or 4 bits). Of two that differ in nothing that
-            is limited, the first stays. ``Recipe.of`` has ``low_rank`` and ``narrow`` where none are named, and
-            ``skip`` beside them where a latency below the dense model's is asked for with the method ``kfac``.
-        schemes: how numbers may be stored; ``bf16`` is 16 bits a number, as they are loaded.
-        align: True keeps to dims that the profile shows to be sound; a number keeps to its multiples among them, False
-            allows every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
-        rotate: measure and compress the model in another basis, in which rounding loses less where features stand out:
-            gains of RMSNorm are folded, and the residual stream and the values of heads rotated. Its function is the
-            same, and nothing is added at run time; but a head that was tied to the embedding becomes a weight of its
-            own. See ``gac.models.rotation.rotate``. None: where a scheme of at most 4 bits is among ``schemes``, the
-            model can be rotated, and no head becomes a weight of its own by it.
-        head: how embedding and head are stored: ``bf16``, as they are loaded, or ``w8a16``. They are not among the
-            targeted weights, so no limit counts them; bytes of the whole model do.
+        forms: forms that compete with dense: ``low_rank``, ``narrow`` (fewer neurons of an MLP), ``head_dim`` (shorter
+            value vectors, in v_proj, o_proj and the KV cache), ``narrow_pair`` (beside ``narrow``: pairs in a narrower
+            MLP, at widths from 3/4 to 1/4 of its neurons; ``narrow_pair:N`` at N of them), ``heads`` (fewer KV heads,
+            each with its query heads), ``skip`` (attentions and MLPs left out), ``latent`` (keys and values of groups
+            of 4 heads as latents, in the KV cache too; ``latent:N`` of N; ``latent:int8``, ``latent:N:int4`` and so on
+            quantise the latents to 8 or 4 bits). Between two forms that tie in every limited cost, the first wins.
+            ``Recipe.of`` takes ``low_rank`` and ``narrow`` by default, and adds ``skip`` where a latency below the
+            dense model's is asked for with the method ``kfac``.
+        schemes: number formats of weights; ``bf16`` is 16 bits a number, as loaded.
+        align: True allows only dims that the profile shows to be sound; a number allows their multiples of it, False
+            every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
+        rotate: rotate the model before it is measured and compressed, so that quantising loses less where features
+            have outliers: gains of RMSNorm are folded, and the residual stream and the values of heads rotated. The
+            function is the same, and nothing is added at run time; but a tied LM head becomes a weight of its own. See
+            ``gac.models.rotation.rotate``. None: where a scheme has at most 4 bits, the model can be rotated, and no
+            tied head has to be split off.
+        head: format of the embedding and the LM head: ``bf16``, as loaded, or ``w8a16``. They are not targeted
+            weights: no limit counts them, bytes of the whole model do.
     """
 
     forms: tuple[str, ...] = DEFAULT_FORMS
@@ -128,10 +117,10 @@ class Space:
     head: str = DEFAULT_SCHEME
 
     def __post_init__(self) -> None:
-        _make_plain(self)
+        _to_python(self)
         _check_names("space.forms", self.forms)
-        given = dict.fromkeys(map(FORMS.name, self.forms))
-        object.__setattr__(self, "forms", tuple(name for name in given if name != "dense"))  # which always competes
+        forms = dict.fromkeys(map(FORMS.name, self.forms))
+        object.__setattr__(self, "forms", tuple(name for name in forms if name != "dense"))  # dense always competes
         _check_names("space.schemes", self.schemes)
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(map(SCHEMES.name, self.schemes))))
@@ -149,28 +138,27 @@ class Space:
 
     @property
     def few_bits(self) -> bool:
-        """Whether numbers may be stored in so few bits that rounding them loses less in a rotated basis."""
+        """True where a scheme has so few bits that quantising loses less in a rotated basis."""
         return any(scheme_named(name).bits <= FEW_BITS for name in self.schemes)
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where and how the model will run.
+    """The GPU, the workloads and the way the model will run.
 
     Attributes:
-        profile: a latency table's path, or the name of a shipped one; None takes the local GPU's, and the shipped
-            H100's where there is no GPU (the plan says so).
-        workloads: what latency is predicted for: ``prefill:BxS``, ``decode:B@C``.
-        fuse: run the first GEMMs of weights that read the same input (q/k/v, gate/up) as one, and choose their dims
-            together for it; the profile has to hold those shapes (``gac profile --model ... --fuse``) where latency is
-            limited or to be predicted. ``"auto"``: where the plan is better so, chosen with the dims; where only
-            parameters are limited that is where it is faster, and where the profile lacks a shape it is not done. The
-            dense model that latencies are fractions of then runs unfused. None: ``"auto"`` for the rule ``loss`` and
-            methods for any form, else False.
-        decode_kernel: always ``torch``; files of plans have the field, so that those of earlier versions open.
-        tensor_parallel: over how many GPUs of a host every weight is split (tensor parallelism). Latencies are then
-            those of each GPU's part and of the collectives, which the profile has to hold (``gac profile
-            --collectives`` under torchrun), and every dim divides into parts that are sound. For the rule ``loss``.
+        profile: the latency table: the name of a shipped one or of one in ``GAC_HOME``, or a path. None: the local
+            GPU's, or the shipped H100's where there is no GPU.
+        workloads: what latency is looked up for: ``prefill:BxS`` or ``decode:B@C``.
+        fuse: True runs the first GEMMs of weights that read the same input (q/k/v; gate/up) as one, and gives them dims
+            for it; the profile has to hold the shared shapes (``gac profile --fuse``) where latency is limited or
+            predicted. ``"auto"`` does so where the plan is better for it, chosen with the dims; where only parameters
+            are limited, where it is faster; where the profile lacks a shape, nowhere. The dense model of latency
+            fractions then runs unfused. None: ``"auto"`` for the rule ``loss`` and methods for any form, else False.
+        decode_kernel: always ``torch``; a field of stored plans, so that those of earlier versions open.
+        tensor_parallel: GPUs of a host over which every weight is split (tensor parallelism). Latencies are then those
+            of each GPU's part and of the collectives, which the profile has to hold (``gac profile --collectives``
+            under torchrun), and every dim divides into parts that are sound. For the rule ``loss``.
     """
 
     profile: str | None = None
@@ -180,7 +168,7 @@ class Deployment:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        _make_plain(self)
+        _to_python(self)
         named = self.profile is None or (isinstance(self.profile, str) and bool(self.profile))
         _check(named, "deployment.profile", self.profile, "a name, a path or None")
         _check_names("deployment.workloads", self.workloads)
@@ -193,17 +181,17 @@ class Deployment:
 
     @cached_property
     def parsed(self) -> tuple[Workload, ...]:
-        """The workloads."""
+        """The workloads as records."""
         return tuple(Workload.parse(str(name)) for name in self.workloads)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a choice may take, each as a fraction of what the dense targeted weights take.
+    """Limits on what the plan costs, each a fraction of the cost of the dense targeted weights.
 
     Attributes:
-        params: kept fraction of the parameters, in (0, 1]; by default 0.8, or 1 where ``memory`` is given. Never
-            exceeded by the rules ``loss`` and ``importance`` (``plan.budget.over`` says by how much another one did).
+        params: kept fraction of the parameters, in (0, 1]; 0.8 by default, 1 where ``memory`` is given. The rules
+            ``loss`` and ``importance`` never exceed it (``plan.budget.over`` says by how much another rule did).
         memory: kept fraction of the bytes, in (0, 1].
         kv_cache: kept fraction of the KV cache, in (0, 1]; needs a form that makes it smaller (``latent``,
             ``head_dim``).
@@ -228,9 +216,9 @@ class Limits:
         expected = "fractions by workload, or 'any'"
         _check(isinstance(self.latency, Mapping), "limits.latency", self.latency, expected)
         for workload, fraction in self.latency.items():
-            above = is_number(fraction) and 0 < fraction < math.inf
+            positive = is_number(fraction) and 0 < fraction < math.inf
             expected = "a number above 0, the allowed fraction of the dense latency"
-            _check(above, f"limits.latency.{workload}", fraction, expected, "Give a limit such as 0.9.", BudgetError)
+            _check(positive, f"limits.latency.{workload}", fraction, expected, "Give a limit such as 0.9.", BudgetError)
         parsed = {str(Workload.parse(str(name))): float(fraction) for name, fraction in self.latency.items()}
         object.__setattr__(self, "latency", parsed)
 
@@ -241,54 +229,29 @@ class Limits:
         return self.params
 
 
-class Options(TypedDict, total=False):
-    """The fields of a recipe as keywords; what has a name may be given as the object, and one of several by itself."""
-
-    method: "str | Method"
-    calibration: "CalibrationText"
-    seed: int
-    shots: Shots
-    bos: bool | None
-    forms: "str | Form | Iterable[str | Form]"
-    schemes: "str | Scheme | Iterable[str | Scheme]"
-    align: bool | int | str
-    rotate: bool | None
-    head: str
-    profile: "Profile | str | Path | None"
-    workloads: str | Iterable[str]
-    fuse: Fusing
-    tensor_parallel: int
-    memory: float | None
-    kv_cache: float | None
-    latency: float | Mapping[str, float] | Literal["any"] | None
-    slack: float | None
-    refit: Refit | None
-    rule: "str | Rule"
-
-
 @dataclass(frozen=True)
 class Recipe(Record):
-    """All that is asked for, validated when it is made.
+    """All options of a plan, validated when the record is made.
 
     Attributes:
-        refit: how weights are fitted again, layer by layer, to the model as it is compressed so far: ``residual``
-            (dense weights too, to the dense outputs and to what the residual stream has lost), ``update`` (second
-            factors alone, SVD-LLM's closed form) or ``none``. None: ``residual`` for the method ``kfac`` and the rule
-            ``loss``, but for OPT-350M, whose norms change the residual stream itself. It belongs to the plan, for it
-            changes what is predicted.
-        slack: how much more than the least loss may be lost for speed: of the choices that lose at most this fraction
-            more, the fastest is taken, which saves most over all workloads together (each as a fraction of the dense
-            model's time); 0 takes the least loss. None: 0.003 (``gac.allocation.decide.SLACK``) with the rule ``loss``
-            where ``limits.latency`` is None or {} and the profile has the latencies, else 0.
-        rule: how the choice is made. ``loss`` is exact over the loss curves. Others to compare it with: ``importance``
+        refit: how weights are fitted again, layer by layer, to the model as compressed so far: ``residual`` (dense
+            weights too, to the dense outputs and to what the residual stream has lost), ``update`` (second factors
+            alone, SVD-LLM's closed form) or ``none``. None: ``residual`` for the method ``kfac`` and the rule ``loss``,
+            but for OPT-350M, whose norms change the residual stream itself. It changes what is predicted, so the plan
+            holds it.
+        slack: extra loss allowed for speed, as a fraction of the least loss: among the choices within it the fastest is
+            taken, which saves most over all workloads (each as a fraction of the dense model's time); 0 takes the least
+            loss. None: 0.003 (``gac.allocation.decide.SLACK``) with the rule ``loss`` where ``limits.latency`` is None
+            or {} and the profile has the latencies, else 0.
+        rule: how the choice is made. ``loss`` is exact over the loss curves. Others, for comparison: ``importance``
             (scores times parameters in a window of the unaligned ranks, solved exactly), and the peers' rules
             ``uniform`` (SVD-LLM), ``fisher`` (PaLU), ``zero-sum`` (ZS-SVD; one more backward pass over the calibration
             text) and ``sensitivity`` (ASVD; nine runs of the model for every weight), which can also be rounded:
             ``uniform:down8``, ``fisher:nearest32``, ``zero-sum:pad64``.
 
     Raises:
-        GacError: a field holds what it cannot; names the field, what was given and what is expected. Names of methods
-            and rules are looked up when the recipe is used.
+        GacError: a field is invalid; names the field, its value and what is expected. Names of methods and rules are
+            looked up when the recipe is used.
     """
 
     measure: Measure = field(default_factory=Measure)
@@ -301,14 +264,13 @@ class Recipe(Record):
 
     def __post_init__(self) -> None:
         for name, kind in zip(_PARTS, (Measure, Space, Deployment, Limits), strict=True):
-            _check(
-                isinstance(getattr(self, name), kind), name, getattr(self, name), f"a gac.plan.recipe.{kind.__name__}"
-            )
+            part = getattr(self, name)
+            _check(isinstance(part, kind), name, part, f"a gac.plan.recipe.{kind.__name__}")
         known = Refit.__args__  # type: ignore[attr-defined]
         remedy = did_you_mean(str(self.refit), known, "Correct the name.")
         _check(self.refit is None or self.refit in known, "refit", self.refit, f"one of {', '.join(known)}", remedy)
-        loose = self.slack is None or (is_number(self.slack) and 0 <= self.slack <= 1)
-        _check(loose, "slack", self.slack, "a number from 0 to 1, the fraction of the loss to give for speed")
+        valid = self.slack is None or (is_number(self.slack) and 0 <= self.slack <= 1)
+        _check(valid, "slack", self.slack, "a number from 0 to 1, the fraction of the loss to give for speed")
         if self.slack is not None:
             object.__setattr__(self, "slack", float(self.slack))
         _check(isinstance(self.rule, str), "rule", self.rule, "the name of a rule")
@@ -322,61 +284,65 @@ class Recipe(Record):
 
     @property
     def fractions(self) -> dict[str, float]:
-        """The limited cost columns, and the fraction of the dense model's that is allowed of each; parameters first."""
-        limits = self.limits
-        found = {PARAMS: limits.params, BYTES: limits.memory}
-        latency = limits.latency or {}
-        found |= {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
-        found[KV_NUMBERS] = limits.kv_cache
-        return {column: fraction for column, fraction in found.items() if fraction is not None}
+        """Allowed fraction of the dense model's cost, by limited cost column; parameters first."""
+        limits, latency = self.limits, self.limits.latency or {}
+        columns = {PARAMS: limits.params, BYTES: limits.memory}
+        columns |= {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
+        columns[KV_NUMBERS] = limits.kv_cache
+        return {column: fraction for column, fraction in columns.items() if fraction is not None}
 
     @classmethod
     def of(cls, budget: float | None = None, **options: Any) -> "Recipe":
-        """A recipe from keywords.
+        """Make a recipe from keywords.
 
         Args:
             budget: ``limits.params``.
-            options: any of ``Options``. ``calibration`` is ``measure.text``; ``latency`` may be one fraction for every
-                workload, or ``"any"``, which limits none; forms, methods and rules may be objects, which are
-                registered; a latency table or documents that are given as objects are named in the plan, not here.
+            options: the other fields by name. ``calibration`` is ``measure.text``; ``latency`` may be one fraction for
+                every workload, or ``"any"``, which limits none. Forms, schemes and methods may be objects, which are
+                registered. A single form, scheme, workload or text needs no list. A loaded latency table or documents
+                are named in the plan, not here.
 
         Raises:
-            GacError: a keyword is unknown, or a field holds what it cannot.
+            GacError: a keyword is unknown, or a field is invalid.
         """
-        unknown = sorted(options.keys() - Options.__annotations__.keys())
-        if unknown:
-            known = Options.__annotations__
-            remedy = did_you_mean(unknown[0], known, "Leave it out.")
-            raise GacError(f"the option {unknown[0]!r}", f"one of budget, {', '.join(known)}", remedy)
-        given = {name: _plain(name, value) for name, value in options.items()}
-        deployment = _part(Deployment, given)
-        latency = given.pop("latency", None)
+        if unknown := sorted(options.keys() - set(KEYWORDS)):
+            remedy = did_you_mean(unknown[0], KEYWORDS, "Leave it out.")
+            raise GacError(f"the option {unknown[0]!r}", f"one of budget, {', '.join(KEYWORDS)}", remedy)
+        values = {name: _plain(name, value) for name, value in options.items()}
+        deployment = _part(Deployment, values)
+        latency = values.pop("latency", None)
         if latency == "any":
             latency = {}
         elif latency is not None and not isinstance(latency, Mapping):
             latency = dict.fromkeys(deployment.workloads, latency)
-        limits = Limits(budget, given.pop("memory", None), given.pop("kv_cache", None), latency)
+        limits = Limits(budget, values.pop("memory", None), values.pop("kv_cache", None), latency)
         faster = any(fraction < 1 for fraction in (limits.latency or {}).values())
-        if faster and given.get("method", Measure.method) == Measure.method:
-            given.setdefault("forms", LATENCY_FORMS)
-        if "calibration" in given:
-            given["text"] = given.pop("calibration")
-        return cls(_part(Measure, given), _part(Space, given), deployment, limits, **given)
+        if faster and values.get("method", Measure.method) == Measure.method:
+            values.setdefault("forms", LATENCY_FORMS)
+        if "calibration" in values:
+            values["text"] = values.pop("calibration")
+        return cls(_part(Measure, values), _part(Space, values), deployment, limits, **values)
 
     def flat(self) -> dict[str, Any]:
-        """The fields by their own names: those that everybody should see, and the others where they are no default.
-
-        ``limits.params`` is called ``budget``.
-        """
-        found: dict[str, Any] = {"budget": self.limits.budget}
+        """Fields by name, ``limits.params`` as ``budget``: the main ones, and others that differ from their default."""
+        values: dict[str, Any] = {"budget": self.limits.budget}
         for part in (self.measure, self.space, self.limits, self, self.deployment):
-            plain = type(part)()
-            for name in (one.name for one in fields(part)):
+            default = type(part)()
+            for name in (entry.name for entry in fields(part)):
                 value = getattr(part, name)
-                changed = value != getattr(plain, name) and name not in ("params", *_PARTS)
-                if changed or name in _ALWAYS:
-                    found[name] = value
-        return found
+                changed = value != getattr(default, name) and name not in ("params", *_PARTS)
+                if changed or name in _ALWAYS_SHOWN:
+                    values[name] = value
+        return values
+
+
+KEYWORDS = tuple(
+    {"text": "calibration"}.get(entry.name, entry.name)
+    for part in (Measure, Space, Deployment, Limits, Recipe)
+    for entry in fields(part)
+    if entry.name not in ("params", "decode_kernel", *_PARTS)
+)
+"""The keywords of ``Recipe.of``, and so of ``gac.allocate``, besides ``budget``."""
 
 
 def check_fraction(name: str, value: object) -> None:
@@ -391,10 +357,10 @@ def check_fraction(name: str, value: object) -> None:
 
 
 def parse_align(align: object) -> Any:
-    """The number of ``profile,group=N``, True for ``profile``; anything else as it is.
+    """Return N for ``profile,group=N``, True for ``profile``, and anything else as it is.
 
-    N is how many neighbouring inputs share a scale in weights that are quantised later on (GPTQ, AWQ and torchao: 128):
-    every rank and width is then a whole number of groups.
+    N inputs share a scale in weights that are quantised later on (GPTQ, AWQ and torchao: 128); every rank and width is
+    then a whole number of groups.
 
     >>> parse_align("profile,group=128"), parse_align("profile"), parse_align(16)
     (128, True, 16)
@@ -403,34 +369,33 @@ def parse_align(align: object) -> Any:
     return align if match is None else True if match[1] is None else int(match[1])
 
 
-def _part(kind: type[Any], given: dict[str, Any]) -> Any:
-    """A part of the recipe from the keywords that are its fields, which are taken away."""
-    return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
+def _part(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Build a part of the recipe from its keywords, which leave ``values``."""
+    return kind(**{entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values})
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A keyword's value as the record has it: names for objects, tuples, Python's own numbers."""
+    """Convert a keyword to what the record stores: names for objects, tuples, Python's own numbers."""
     if name == "align":
         return parse_align(value)
     if name == "profile":
         return str(value) if isinstance(value, (str, Path)) else None
     if name == "calibration" and isinstance(value, Path):
         return str(value)
-    if name in _SEAMS and not isinstance(value, str):
-        return resolve_name(_SEAMS[name]).name(value)
+    if name == "method" and not isinstance(value, str):
+        return METHODS.name(value)
     if name in ("forms", "schemes", "workloads") and (isinstance(value, str) or not isinstance(value, Iterable)):
         return (value,)
-    return tuple(value) if name in _SEVERAL and not isinstance(value, str) else value
+    return tuple(value) if name in _PLURAL and not isinstance(value, str) else value
 
 
-def _make_plain(record: Any) -> None:
-    """Numbers and truth values of NumPy in the fields become Python's own."""
-    for one in fields(record):
-        object.__setattr__(record, one.name, plain(getattr(record, one.name)))
+def _to_python(record: Any) -> None:
+    """Replace numbers and truth values of NumPy in the fields by Python's own."""
+    for entry in fields(record):
+        object.__setattr__(record, entry.name, plain(getattr(record, entry.name)))
 
 
 def _is_count(value: Any, least: int) -> bool:
-    """True for a whole number that the file of a plan can hold."""
     return is_whole(value) and least <= value <= MAX_INTEGER
 
 

@@ -14,10 +14,9 @@ from gac.core.errors import BudgetError, ProfileError, TextError
 from gac.core.io import home
 from gac.core.version import __version__
 from gac.core.workloads import Workload
-from gac.evaluation.protocol import check_positions
-from gac.measurement.text import check_vocabulary
+from gac.measurement.session import load_dense_model, targeted_digest
+from gac.measurement.text import check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
-from gac.measuring import dense_model, targeted_digest
 from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_of
 from gac.models.families import family_of
 from gac.models.loading import check_finite, check_in_memory
@@ -95,7 +94,7 @@ def allocate_tokens(
     for fraction in limits.values():
         _check_fraction(fraction, "latency")
     table, used = _table(profile, bool(limits))
-    loaded = dense_model(model, tokenizer)
+    loaded = load_dense_model(model, tokenizer)
     config = loaded.model.config.get_text_config()
     _check_contexts(loaded.model, texts.length, runs, budgets, step)
     _check_keep(keep, len(cut_layers(config)), budgets)

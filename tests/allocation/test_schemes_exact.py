@@ -18,11 +18,11 @@ from gac.allocation.problem import Problem, as_knapsack, dense_total, floored
 from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.forms import form_named
-from gac.measuring import Asked, measure_problem
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
 from gac.profiling.table import Profile
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import PREFILL, SIDE
+from tests.problems import measured_problem
 from tests.reporting.report_plans import rounding
 from tests.small_pipeline import Small
 
@@ -111,12 +111,8 @@ def test_highs_agrees_on_a_models_candidates(columns: Sequence[str], small: Smal
     """The tiny model, measured: pairs, narrower MLPs and shorter heads, in three schemes."""
     options = {name: value for name, value in small.options.items() if name not in ("tokenizer", "progress")}
     asked = {"schemes": ["bf16", "w8a16", "w4a16"], "forms": ["low_rank", "narrow", "head_dim"], "align": False}
-    of = measure_problem(
-        small.model,
-        Asked.of(None, 1.0, options | asked | {"latency": "any", "slack": 0, "fuse": False}),
-        small.tokenizer,
-        progress=False,
-    )
+    least_loss = {"latency": "any", "slack": 0, "fuse": False}
+    of = measured_problem(small.model, small.tokenizer, 1.0, **options | asked | least_loss)
     for share in (0.15, 0.3, 0.6):
         shares = {BYTES: share, PARAMS: 0.7, KV_NUMBERS: 0.8}
         limits = {column: floored(shares[column], dense_total(of.dense, column)) for column in columns}

@@ -6,9 +6,10 @@ import pytest
 from transformers import LlamaConfig
 
 from gac.allocation.feasibility import meets_without_loss
+from gac.allocation.resolve import resolve
 from gac.forms.planned_sites import as_planned
-from gac.measuring import _settled
 from gac.models.families import family_of
+from gac.plan.evidence import ProfileUsed
 from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
@@ -43,8 +44,8 @@ def test_forms_that_take_runs_are_left_out_where_nothing_need_be_lost(
     assert recipe.space.forms == ("low_rank", "narrow", "skip")
     planned = as_planned(family_of(config).sites(config), recipe.space.forms, recipe.deployment.fuse)
     assert meets_without_loss(planned, recipe, profile) is met
-    _, settled = _settled(config, recipe, profile)
-    assert settled.space.forms == recipe.space.forms[: 2 if met else 3]
+    resolved = resolve(recipe, config, profile, ProfileUsed(profile.header.gpu, profile.digest, "named"))
+    assert resolved.recipe.space.forms == recipe.space.forms[: 2 if met else 3]
 
 
 def test_weights_that_are_rounded_lose(config: LlamaConfig, profile: Profile) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from gac.allocation.rules import RULES
 from gac.baselines import truncation_losses
 from gac.baselines.first_order import mean_gradients
 from gac.baselines.truncation_losses import KEPT
@@ -24,6 +23,7 @@ from gac.forms.tensors import Kept
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.curves import measure_curves
 from gac.measurement.store import StatisticsStore
+from gac.measurement.weight_measurements import measure_weights
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from tests.models.small import small_config, small_model, weights_of
@@ -45,7 +45,7 @@ def run_of(model: Any, store: StatisticsStore | None = None) -> CalibrationRun:
 
 
 def measured(rule: str, model: Any, store: StatisticsStore | None = None) -> Mapping[str, Floats]:
-    return RULES.get(rule).measure(run_of(model, store), sites_of(model))
+    return measure_weights(rule, run_of(model, store), sites_of(model))
 
 
 def gradients(model: Any) -> dict[str, Tensor]:

@@ -26,11 +26,11 @@ from gac.core.io import atomic_path
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.measurement.calibration import CalibrationRun, stream_moments
-from gac.measuring import Asked, measure_problem
 from gac.models.families import family_of
 from gac.models.loading import Loaded, load_model
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
+from tests.problems import measured_problem
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"default": "smollm2"},
@@ -121,8 +121,7 @@ def seen_of_layers(model: Any, method: Method, *parts: Tensor) -> Iterator[tuple
 
 def problem_of(loaded: Loaded, **options: Any) -> Problem:
     """A model's loss curves beside a latency table, as ``gac.allocate`` has them with these options."""
-    asked = Asked.of(None, 1.0, BASIS | LEAST_LOSS | options)
-    return measure_problem(loaded.model, asked, loaded.tokenizer, progress=True)
+    return measured_problem(loaded.model, loaded.tokenizer, 1.0, progress=True, **BASIS | LEAST_LOSS | options)
 
 
 def news() -> Path:

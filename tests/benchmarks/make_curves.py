@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from gac.allocation.problem import Problem
-from gac.compression.ends import rounded_ends
 from gac.forms import form_named
 from gac.forms.curvature.methods import Kfac
 from gac.forms.loss_curves import LossCurve
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
 from gac.measurement.curves import measure_curves
+from gac.measurement.embeddings import quantised_embeddings
 from gac.measurement.head import measure_head
 from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
@@ -93,7 +93,7 @@ def add_prices(loaded: Loaded, calibration: str, path: Path) -> None:
 def add_head(loaded: Loaded, calibration: str, path: Path) -> None:
     """What rounding embedding and head costs the whole model."""
     run = CalibrationRun(loaded.model, calibration_windows(calibration, loaded.tokenizer).ids, Kfac())
-    rounded = partial(rounded_ends, loaded.model, scheme_named(ROUNDED_HEAD))
+    rounded = partial(quantised_embeddings, loaded.model, scheme_named(ROUNDED_HEAD))
     add(path, HEAD, {ROUNDED_HEAD: np.array(measure_head(run, ROUNDED_HEAD, rounded))})
 
 

@@ -29,15 +29,16 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 import gac
-from gac import api, measuring
+from gac import api
 from gac.allocation import rules
 from gac.compression import refit, rounding
 from gac.forms import decomposition
+from gac.forms.curvature import methods
 from gac.forms.head_dim import torch as head_dim
 from gac.forms.low_rank import torch as low_rank
 from gac.forms.narrow import elimination
 from gac.forms.narrow import torch as narrow
-from gac.measurement import curves, layerwise, methods, texts
+from gac.measurement import curves, layerwise, texts
 from gac.measurement.text import Windows
 from gac.models.loading import default_device
 from gac.models.shapes import SHAPES

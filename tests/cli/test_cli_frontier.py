@@ -86,7 +86,7 @@ def test_it_refuses_before_anything_is_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr("gac.measuring.measure_curves")
+    monkeypatch.delattr("gac.measurement.session.measure_curves")
     target = tmp_path / "frontier.json"
     result = run("frontier", directory, "--calibration", f"{text_file}:4x64", *options, "-o", target)
     assert result.exit_code == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gac.checkpoint.attach import attach_plan
-from gac.compression.ends import check_ends, rounded_ends, shapes_of_ends, swap_in_ends
+from gac.measurement.embeddings import check_embeddings, embedding_shapes, quantised_embeddings, replace_embeddings
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import Plan
 from gac.schemes import scheme_named
@@ -15,8 +15,8 @@ MakePlan = Callable[..., Plan]
 
 def with_rounded_ends(model: Any, make_plan: MakePlan) -> Any:
     """The model with nothing else rounded, and the plan that says so."""
-    check_ends(model)
-    head = RoundedHead("w8a16", shapes_of_ends(model), 0.25)
+    check_embeddings(model)
+    head = RoundedHead("w8a16", embedding_shapes(model), 0.25)
     plan = make_plan(model.config, {})
     ends = {id(weight) for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
     assert len(ends) == len(head.shapes)
@@ -26,7 +26,7 @@ def with_rounded_ends(model: Any, make_plan: MakePlan) -> Any:
         measured=replace(plan.measured, head=head, params=model.num_parameters(), family=model.config.model_type),
         prediction=replace(plan.prediction, head=0.25),
     )
-    swap_in_ends(model, rounded_ends(model, scheme_named("w8a16")))
+    replace_embeddings(model, quantised_embeddings(model, scheme_named("w8a16")))
     return attach_plan(model, plan).eval()
 
 

@@ -1,6 +1,7 @@
 """The model of a first shot: compressed, of the dense shapes, and beside a dense model that is left as it was."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gac.allocation.problem import floored
+from gac.allocation.resolve import check_shots
 from gac.compression import first_shot as shot
-from gac.compression.first_shot import FIRST_KEPT, STEP, check_shots, first_shot
+from gac.compression.first_shot import FIRST_KEPT, STEP, first_shot
 from gac.core.errors import GacError
 from gac.forms import form_named
 from gac.forms.curvature.registry import METHODS
@@ -20,6 +22,7 @@ from gac.measurement.curves import measure_curves
 from gac.measurement.store import StatisticsStore
 from gac.models.families import family_of
 from gac.plan.plan import Plan, WeightChoice
+from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
 from tests.compression.applying import applied
 from tests.models.small import small_config, small_model
@@ -117,7 +120,9 @@ def test_it_is_the_same_from_kept_statistics(tiny_model: LlamaForCausalLM, tmp_p
 def test_what_goes_with_no_second_shot_is_refused(model_type: str, method: str, rule: str, message: str) -> None:
     config = small_config(model_type, **({"do_layer_norm_before": False} if model_type == "opt" else {}))
     sites = family_of(config).sites(config)
-    check_shots(1, METHODS.get(method), rule, sites, model_type)
+    recipe = Recipe.of(method=method, rule=rule)
+    check_shots(recipe, METHODS.get(method), sites, model_type)
+    recipe = replace(recipe, measure=replace(recipe.measure, shots=2))
     with pytest.raises(GacError) as refused:
-        check_shots(2, METHODS.get(method), rule, sites, model_type)
+        check_shots(recipe, METHODS.get(method), sites, model_type)
     assert str(refused.value) == message

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.compression.expected import PLAIN
 from gac.compression.paired_run import PairedRun
 from gac.compression.refit import refit_named
 from gac.compression.stream import ways_of
 from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.registry import METHODS
+from gac.measurement.expected import PLAIN
 from gac.models.families import Between, Family, family_of, supported
 from gac.plan.plan import Plan
 from tests.changed import with_recipe

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.compression.expected import expected_curves
 from gac.forms import form_named
 from gac.forms.curvature.registry import METHODS
 from gac.forms.latent.spec import Latent
@@ -17,6 +16,7 @@ from gac.forms.tensors import Kept
 from gac.measurement.attended import held_out
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import measure_curves, stream_kept
+from gac.measurement.expected import expected_curves
 from gac.measurement.runs import ModelRuns
 from gac.measurement.store import StatisticsStore
 from gac.measurement.wholes import with_wholes

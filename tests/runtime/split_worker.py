@@ -113,7 +113,7 @@ def _raised(attempt: Callable[[], Any]) -> str:
 
 def _ends() -> dict[str, float]:
     """Embeddings and heads in a storage, tied and not: how far logits are from the whole model's."""
-    from gac.compression.ends import rounded_ends, swap_in_ends
+    from gac.measurement.embeddings import quantised_embeddings, replace_embeddings
     from gac.runtime.ranks import started
     from gac.runtime.splitting import split
     from gac.schemes import scheme_named
@@ -122,7 +122,7 @@ def _ends() -> dict[str, float]:
     found = {}
     for scheme, tied in (("w8a16", True), ("w8a16", False), ("bf16", True)):
         whole = small_model(small_config("llama", tie_word_embeddings=tied))
-        swap_in_ends(whole, rounded_ends(whole, scheme_named(scheme)))
+        replace_embeddings(whole, quantised_embeddings(whole, scheme_named(scheme)))
         part = copy.deepcopy(whole)
         split(part, started())
         with torch.no_grad():

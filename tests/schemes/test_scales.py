@@ -142,7 +142,7 @@ def test_such_weights_are_refused_by_name_before_anything_runs(
     def run(*_: object, **__: object) -> None:
         raise AssertionError("calibrated")
 
-    monkeypatch.setattr("gac.measuring.calibration_run", run)
+    monkeypatch.setattr("gac.measurement.session.calibration_run", run)
     name = "model.layers.0.mlp.up_proj"
     tiny_model.get_submodule(name).weight.data[1, 2] = -1e6
     given = {"calibration": f"{text_file}:4x32", "profile": "nvidia-h100-80gb-hbm3", "tokenizer": tiny_tokenizer}

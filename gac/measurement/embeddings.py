@@ -1,4 +1,4 @@
-"""Embedding and head in a scheme: rounded to nearest, for nobody knows which inputs a head or an embedding gets."""
+"""Quantise the embedding and the LM head: round to nearest, since no input statistics exist for them."""
 
 from collections.abc import Mapping
 
@@ -15,11 +15,11 @@ from gac.schemes import Scheme
 from gac.schemes.storages import storage_of
 
 ROWS = 2**13
-"""Rows that are rounded at once; each is by itself."""
+"""Rows quantised at once, to bound memory; each row is quantised alone."""
 
 
-def check_ends(model: PreTrainedModel) -> None:
-    """Refuse a model whose embedding or head cannot be rounded.
+def check_embeddings(model: PreTrainedModel) -> None:
+    """Refuse a model whose embedding or LM head cannot be quantised.
 
     Raises:
         ModelError: one is offloaded, or is something else than a matrix.
@@ -31,42 +31,42 @@ def check_ends(model: PreTrainedModel) -> None:
             raise ModelError(given, "a plain embedding and a linear head", "Leave head out for this model.")
 
 
-def shapes_of_ends(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of embedding and head; of one where they are tied."""
+def embedding_shapes(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of embedding and LM head; of the embedding alone where they are tied."""
     weights = [module.weight for module in ends_of(model).values()]
     shapes: list[tuple[int, int]] = [tuple(weight.shape) for weight in weights]
     return tuple(shapes[:1] if _tied(model) else shapes)
 
 
 @torch.no_grad()
-def rounded_ends(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]:
-    """What stands in the place of embedding and head, by their names; nothing where the scheme does not round.
+def quantised_embeddings(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]:
+    """Build the quantised embedding and LM head by module name; none where the scheme is not lossy.
 
     Args:
-        scheme: one whose storage has the tensors of each row apart. The model, which ``check_ends`` takes, is left
-            alone.
+        model: unchanged.
+        scheme: its storage has the tensors of each row apart.
     """
     if (storage := storage_of(scheme)) is None:
         return {}
-    found = store_ends(model, storage, _tied(model))
-    for name, module in found.items():
+    modules = store_ends(model, storage, _tied(model))
+    for name, module in modules.items():
         if isinstance(module, Stored):
             matrix = model.get_submodule(name).get_parameter("weight")
-            stated = {tensor: held.to(matrix.device) for tensor, held in storage.stated(*matrix.shape).items()}
+            stated = {key: tensor.to(matrix.device) for key, tensor in storage.stated(*matrix.shape).items()}
             module.fill(_by_rows(scheme, matrix) | stated)
-    return found
+    return modules
 
 
-def swap_in_ends(model: PreTrainedModel, ends: Mapping[str, nn.Module]) -> None:
-    """Replace embedding and head, which are then tied by themselves or not at all."""
-    if ends:
-        swap_in(model, ends)
+def replace_embeddings(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> None:
+    """Replace embedding and LM head; their own storage ties them, so transformers must not."""
+    if modules:
+        swap_in(model, modules)
         model.all_tied_weights_keys.clear()
 
 
 def _tied(model: PreTrainedModel) -> bool:
-    ends = [*ends_of(model).values()]
-    return len(ends) == 2 and ends[0].weight is ends[1].weight
+    modules = [*ends_of(model).values()]
+    return len(modules) == 2 and modules[0].weight is modules[1].weight
 
 
 def _by_rows(scheme: Scheme, matrix: Tensor) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.compression.expected import BEHIND_NORMS, BESIDE, PLAIN, WHOLE, expected_curves, expected_error, expected_share
 from gac.forms.curvature.registry import METHODS
 from gac.forms.loss_curves import LossCurve, LossCurves, Whole
+from gac.measurement.expected import BEHIND_NORMS, BESIDE, PLAIN, WHOLE, expected_curves, expected_error, expected_share
 from gac.models.families import Family, family_of
 from gac.plan.evidence import Calibration
 from gac.plan.recipe import Recipe

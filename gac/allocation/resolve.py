@@ -1,0 +1,140 @@
+"""Complete a recipe: decide every default for one model and one latency table, before anything is measured."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gac.allocation.decide import speed_defaults
+from gac.allocation.feasibility import check_reachable, meets_without_loss
+from gac.allocation.rules import RULES
+from gac.core.errors import GacError, ModelError
+from gac.forms import DEFAULT_FORMS, FORMS, form_named
+from gac.forms.curvature.registry import METHODS
+from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
+from gac.models.families import family_of
+from gac.models.sites import Site
+from gac.plan.evidence import ProfileUsed
+from gac.plan.recipe import Recipe, Refit
+from gac.plan.resolved import ResolvedRecipe
+from gac.profiling.table import Profile
+
+if TYPE_CHECKING:
+    from gac.forms.curvature.methods import Method
+
+logger = logging.getLogger("gac")
+
+
+def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: ProfileUsed) -> ResolvedRecipe:
+    """Decide what the recipe leaves open, and refuse what cannot be planned.
+
+    Args:
+        config: the model's, or the shapes of a known model.
+        profile_used: what the plan records of the profile.
+
+    Raises:
+        GacError: options that exclude each other, or that do not fit the model; a limit that no choice can meet.
+    """
+    method = METHODS.get(recipe.measure.method)
+    recipe = _with_fusing(_with_method_forms(recipe, method), method)
+    RULES.get(recipe.rule).check(recipe)
+    _check_tensor_parallel(config, recipe.deployment.tensor_parallel)
+    family = family_of(config)
+    targeted = family.sites(config)
+    check_forms_fit(targeted, recipe.space.forms, config.model_type)
+    check_shots(recipe, method, targeted, config.model_type)
+    refit = _refit(recipe, method, targeted, config.model_type)
+    sites, resolved = _with_speed(replace(recipe, refit=refit), targeted, profile)
+    dropped = _dropped_forms(sites, resolved, profile)
+    if dropped:
+        logger.info("dense weights keep every limit: %s need not be measured, and is left out", " and ".join(dropped))
+        forms = tuple(name for name in recipe.space.forms if name not in dropped)
+        return resolve(replace(resolved, space=replace(recipe.space, forms=forms)), config, profile, profile_used)
+    return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used)
+
+
+def _with_speed(recipe: Recipe, targeted: Sequence[Site], profile: Profile) -> tuple[Sequence[Site], Recipe]:
+    """The planned sites, and the recipe with slack and limits of latency."""
+    sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
+    recipe = speed_defaults(recipe, sites, profile)
+    check_reachable(sites, recipe, profile)
+    return sites, recipe
+
+
+def _dropped_forms(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> list[str]:
+    """Forms whose loss needs runs of the model, where dense weights meet every limit of latency anyway."""
+    by_runs = [name for name in recipe.space.forms if form_named(name).runs]
+    return by_runs if by_runs and recipe.limits.latency and meets_without_loss(sites, recipe, profile) else []
+
+
+def _with_fusing(recipe: Recipe, method: "Method") -> Recipe:
+    if recipe.deployment.fuse is not None:
+        return recipe
+    fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
+    return replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
+
+
+def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
+    """Give a method that has forms of its own these forms, and read the budget as that of the KV cache."""
+    forms, limits = recipe.space.forms, recipe.limits
+    if not method.forms:
+        return recipe
+    if forms not in (DEFAULT_FORMS, method.forms):
+        given = f"method {method.name} with forms {', '.join(forms)}"
+        raise GacError(given, f"its own, {', '.join(method.forms)}", "Leave the forms out.")
+    if limits.kv_cache is None:
+        limits = replace(limits, params=1.0, kv_cache=limits.params)
+    elif limits.budget < 1:
+        given = f"method {method.name} with budget {limits.budget:g} and a KV-cache limit of {limits.kv_cache:g}"
+        raise GacError(given, "a budget alone, which is the kept fraction of the KV cache", "Drop the KV-cache limit.")
+    return replace(recipe, space=replace(recipe.space, forms=method.forms), limits=limits)
+
+
+def _check_tensor_parallel(config: Any, gpus: int) -> None:
+    if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
+        raise ModelError(
+            f"tensor_parallel={gpus} for a {config.model_type}, which transformers does not divide",
+            "an architecture with a base_model_tp_plan in transformers",
+            "Plan for one GPU (tensor_parallel=1).",
+        )
+
+
+def _refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> Refit:
+    """The way weights are fitted again: as asked, or as suits the rule, the method and the layers."""
+    forms, refit = recipe.space.forms, recipe.refit
+    adds_to_residual = any(weight.writes for site in sites for weight in site.weights)
+    if refit is None:
+        return "residual" if recipe.rule == "loss" and method.refits and adds_to_residual else "none"
+    if refit == "update" and not any(refit in form_named(name).tensors.refits for name in forms):
+        given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
+        fitted = ", ".join(form.name for form in FORMS if refit in form.tensors.refits)
+        raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
+    if refit == "residual" and not adds_to_residual:
+        given = f"refit {refit!r} of model type {model_type}, in which the residual stream itself passes norms"
+        raise GacError(given, "layers that only add to the residual stream", "Use refit='none'.")
+    return refit
+
+
+def check_shots(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> None:
+    """Refuse two shots where the method, the rule or the layers do not allow them.
+
+    Args:
+        sites: the family's.
+
+    Raises:
+        GacError: the method measures errors without gradients, the rule is a peer's, or the first shot could not be
+            fitted again.
+    """
+    if recipe.measure.shots == 1:
+        return
+    if not method.two_sided:
+        known = ", ".join(each.name for each in METHODS if each.two_sided)
+        given = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"
+        raise GacError(given, f"method {known}, whose gradients a second shot takes again", "Use shots=1.")
+    if recipe.rule != "loss":
+        given = f"shots=2 with rule {recipe.rule}"
+        raise GacError(given, "rule loss: the others are compared as they come, in one shot", "Use shots=1.")
+    if not any(weight.writes for site in sites for weight in site.weights):
+        given = f"shots=2 of model type {model_type}, in which the residual stream itself passes norms"
+        expected = "layers that only add to the residual stream, for the first shot is fitted again to that"
+        raise GacError(given, expected, "Use shots=1.")

@@ -1,0 +1,375 @@
+"""From a model and a resolved recipe to its loss curves: load, check, calibrate, measure every form and scheme."""
+
+import hashlib
+import logging
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gac.core.arrays import Floats
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.distributed.run import check_shared, this_run
+from gac.core.errors import ModelError, PlanError
+from gac.core.io import home, to_json
+from gac.core.version import __version__
+from gac.forms.curvature.metric import FACTOR
+from gac.forms.curvature.registry import METHODS
+from gac.forms.loss_curves import LossCurves
+from gac.measurement.calibration import CalibrationRun, LayerMoments
+from gac.measurement.cost import expected_work
+from gac.measurement.curves import measure_curves
+from gac.measurement.documents import Text
+from gac.measurement.embeddings import check_embeddings, embedding_shapes, quantised_embeddings
+from gac.measurement.expected import expected_curves, expected_error, expected_share
+from gac.measurement.head import measure_head
+from gac.measurement.likeness import check_likeness
+from gac.measurement.second_shot import FIRST_KEPT, stream_second
+from gac.measurement.store import StatisticsStore
+from gac.measurement.text import TextSpec, Windows, check_positions, check_vocabulary
+from gac.measurement.texts import CalibrationText, Texts
+from gac.measurement.weight_measurements import measure_weights
+from gac.models.basis import Rotation
+from gac.models.families import family_of
+from gac.models.linears import check_sizes
+from gac.models.loading import (
+    Loaded,
+    check_frequencies,
+    check_in_memory,
+    check_one_dtype,
+    load_config,
+    load_model,
+    model_digest,
+    read_parameter,
+)
+from gac.models.modules import input_device
+from gac.models.plain import check_plain
+from gac.models.rotation import rotate, rotated, rotates_freely
+from gac.models.sites import Site
+from gac.plan.evidence import Calibration, CalibrationPart, Measured, RoundedHead
+from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
+from gac.plan.resolved import ResolvedRecipe
+from gac.runtime.compressed import CompressedModel
+from gac.runtime.ends import ends_of
+from gac.runtime.rounded_inputs import READERS
+from gac.schemes import scheme_named
+
+logger = logging.getLogger("gac")
+
+FirstShot = Callable[[CalibrationRun], nn.Module]
+"""Makes the compressed model of a first shot, see ``gac.compression.first_shot.first_shot``."""
+
+_FORMAT = 13  # raised when the stored statistics of a layer change, or the way a first shot is made
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """Measured losses of a model, and the facts that a plan records about them.
+
+    Attributes:
+        recipe: with every default decided, rotation too.
+        curves: expected loss of every weight by form, scheme and dim.
+        evidence: the model, its text and how far predictions are off.
+        by_weight: what the rule asked for besides curves, by weight name.
+    """
+
+    recipe: Recipe
+    curves: LossCurves
+    evidence: Measured
+    by_weight: Mapping[str, Floats]
+
+
+def measure(
+    model: PreTrainedModel | str | Path,
+    resolved: ResolvedRecipe,
+    texts: Texts,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
+    *,
+    first_shot: FirstShot,
+    needs: str | None = None,
+    compare_with: Text | None = None,
+    progress: bool = True,
+) -> Measurement:
+    """Measure the loss of every choice that the recipe allows.
+
+    Statistics are stored under ``GAC_HOME``; a repeated call reads them.
+
+    Args:
+        first_shot: compresses the model once, where the recipe has two shots.
+        needs: the name of another measurement of each weight, see ``gac.measurement.weight_measurements``.
+        compare_with: a text that the calibration text is compared with first, see ``gac.measurement.likeness``.
+
+    Raises:
+        GacError: the model, the text or the statistics are not usable.
+    """
+    ranks, sites = this_run(), resolved.targeted
+    for line in expected_work(resolved, texts):
+        logger.info("%s", line)
+    check_store(ranks)
+    loaded = load_dense_model(model, tokenizer, stream=True)
+    resolved = resolved.with_rotation(resolved.recipe.space.rotate is None and rotates_freely(loaded.model))
+    recipe = resolved.recipe
+    _check_model(loaded.model, resolved)
+    windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)
+    _check_ranges(loaded.model, sites, recipe)
+    digest = targeted_digest(loaded, sites)
+    check_same_everywhere(ranks, loaded, digest, windows, recipe)
+    if compare_with is not None:
+        compared = (loaded.model, loaded.tokenizer, sites, texts, windows, compare_with, progress)
+        ranks.once(partial(check_likeness, *compared))
+    params = sum(parameter.numel() for parameter in loaded.model.parameters())
+    opened = calibration_run(
+        loaded, recipe, windows, digest, owned=isinstance(model, (str, Path)), first_shot=first_shot, progress=progress
+    )
+    with opened as (run, rotation):
+        forms, schemes = recipe.space.forms, recipe.space.schemes
+        lossy = any(scheme_named(name).lossy for name in schemes)
+        dense_inputs = lossy and recipe.refit in (None, "none")
+        measured = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=dense_inputs)
+        head = _measure_head(loaded.model, run, recipe.space.head)
+        by_weight = ranks.once(lambda: measure_weights(needs, replace(run, ranks=ALONE), sites) if needs else {})
+    text = _calibration(texts, windows, measured.dense_loss)
+    evidence = Measured(
+        model=loaded.name,
+        digest=digest,
+        params=params,
+        family=resolved.model_type,
+        calibration=text,
+        profile=resolved.profile,
+        factor=FACTOR * expected_share(recipe.refit, resolved.method, resolved.family),
+        error=expected_error(resolved.method, text),
+        rotation=rotation,
+        head=head,
+    )
+    return Measurement(
+        recipe, expected_curves(measured.curves, recipe, resolved.method, resolved.family), evidence, by_weight
+    )
+
+
+@contextmanager
+def calibration_run(
+    loaded: Loaded,
+    recipe: Recipe,
+    windows: Windows,
+    digest: str,
+    *,
+    owned: bool,
+    first_shot: FirstShot,
+    keep_rotated: bool = False,
+    progress: bool = True,
+) -> Iterator[tuple[CalibrationRun, Rotation | None]]:
+    """Open the statistics of a model; with the model rotated inside, where the recipe says so.
+
+    The second shot's statistics are stored apart, and its model is made when its moments are first asked for.
+
+    Args:
+        loaded: the dense model.
+        digest: of its targeted weights.
+        owned: the model was loaded here, so it need not be restored.
+        keep_rotated: it stays rotated, unless something raises.
+
+    Raises:
+        ModelError: the model cannot be rotated.
+    """
+    method = METHODS.get(recipe.measure.method)
+    # Statistics of a rotated model are others, so they have another key.
+    rotated_digest = f"{digest}, rotated" if recipe.space.rotate else digest
+    key = f"{rotated_digest} {windows.digest} {method.power}"
+    with rotated_model(recipe, loaded, owned=owned, keep=keep_rotated) as rotation:
+        run = CalibrationRun(loaded.model, windows.ids, method, _store(key), progress, ranks=this_run())
+        yield (run if recipe.measure.shots == 1 else _two_shots(run, key, first_shot)), rotation
+
+
+def _two_shots(dense: CalibrationRun, key: str, first_shot: FirstShot) -> CalibrationRun:
+    run = replace(dense, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
+
+    def stream(asked: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
+        first = replace(run, model=first_shot(dense))
+        return stream_second(replace(dense, attended=asked.attended), first, sites)
+
+    return replace(run, source=stream)
+
+
+def _store(key: str) -> StatisticsStore:
+    name = hashlib.sha256(f"{__version__} {_FORMAT} {' '.join(READERS)} {key}".encode()).hexdigest()
+    return StatisticsStore(home() / "statistics" / name[:24])
+
+
+def check_store(ranks: Ranks) -> None:
+    """Refuse a directory of statistics that cannot be written, or that processes do not share."""
+    store = StatisticsStore(home() / "statistics")
+    store.check_writable()
+    check_shared(store.directory, ranks)
+
+
+def load_dense_model(
+    model: PreTrainedModel | str | Path,
+    tokenizer: PreTrainedTokenizerBase | str | Path | None,
+    stream: bool = False,
+) -> Loaded:
+    """Load a model that is not compressed yet; an unknown family is refused before weights are read.
+
+    Args:
+        stream: as for ``load_model``.
+
+    Raises:
+        ModelError: it is compressed, or as ``load_model``.
+    """
+    if isinstance(model, (str, Path)):
+        family_of(load_config(str(model)))
+    loaded = load_model(model, tokenizer, stream=stream, dequantise=True)
+    if isinstance(loaded.model, CompressedModel):
+        given = f"a {type(loaded.model).__name__}, which is compressed"
+        raise ModelError(given, "a dense model", "Load the one it came from.")
+    check_one_dtype(loaded.model)
+    check_frequencies(loaded.model)
+    return loaded
+
+
+def rotated_model(
+    recipe: Recipe, loaded: Loaded, *, owned: bool, keep: bool = False
+) -> AbstractContextManager[Rotation | None]:
+    """Rotate the model inside the block, where the recipe says so; afterwards a caller's model is as it was.
+
+    Args:
+        owned: nobody else has the model, so no second copy of its weights is needed.
+        keep: it stays rotated, unless something raises.
+
+    Raises:
+        ModelError: it cannot be rotated.
+    """
+    if not recipe.space.rotate:
+        return nullcontext()
+    return nullcontext(rotate(loaded.model)) if owned else rotated(loaded.model, keep)
+
+
+def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
+    """Refuse a model that its config does not describe, or that cannot be measured as the recipe asks."""
+    if tuple(family_of(model.config).sites(model.config)) != tuple(resolved.targeted):
+        expected = "the sizes that its config had before the weights were read"
+        raise ModelError("a model with another config", expected, "Allocate again.")
+    check_plain(model, resolved.weight_names)
+    if resolved.recipe.measure.shots == 2:
+        check_in_memory(model, ", with shots=2", "where the first shot is made of it", ", or use shots=1")
+    if scheme_named(resolved.recipe.space.head).lossy:
+        check_embeddings(model)
+
+
+def _check_ranges(model: PreTrainedModel, sites: Sequence[Site], recipe: Recipe) -> None:
+    """Refuse weights, and an embedding and LM head, with numbers too large for a scheme."""
+    targeted = [weight.name for site in sites for weight in site.weights]
+    for names, schemes in ((targeted, recipe.space.schemes), (ends_of(model), (recipe.space.head,))):
+        tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
+        for name in names if tightest.largest < inf else ():
+            tightest.check_range(read_parameter(model, f"{name}.weight"), name)
+
+
+def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, options: Recipe | Plan) -> None:
+    """Refuse processes that see different files or options, or that share a GPU.
+
+    Args:
+        digest: of the model's weights.
+
+    Raises:
+        GacError: names the first difference.
+    """
+    name = f"{type(options).__name__.lower()} with digest"
+    facts = {"model digest": digest, "calibration text digest": windows.digest}
+    ranks.check_alike(facts | {name: hashlib.sha256(to_json(options)).hexdigest()})
+    device = input_device(loaded.model)
+    devices = ranks.gathered((platform.node(), str(device)))
+    shared = [place for place in devices if device.type == "cuda" and devices.count(place) > 1]
+    if shared:
+        raise ModelError(
+            f"{devices.count(shared[0])} processes with their models on {shared[0][1]}",
+            "a GPU for each",
+            "Pass the name of the model, or put it on cuda:LOCAL_RANK.",
+        )
+
+
+def _measure_head(model: PreTrainedModel, run: CalibrationRun, name: str) -> RoundedHead | None:
+    scheme = scheme_named(name)
+    if not scheme.lossy:
+        return None
+    loss = measure_head(run, name, partial(quantised_embeddings, model, scheme))
+    return RoundedHead(name, embedding_shapes(model), loss)
+
+
+def _calibration(texts: Texts, windows: Windows, loss: float) -> Calibration:
+    several = texts.parts if len(texts.parts) > 1 else ()
+    parts = tuple(CalibrationPart(part.name, part.windows) for part in several)
+    bos = windows.bos == "windows"
+    return Calibration(texts.name, len(windows), windows.length, windows.digest, loss, texts.documents, bos, parts)
+
+
+def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
+    """SHA-256 of the weights of the sites.
+
+    Raises:
+        ModelError: a weight has another size than the config gives it.
+    """
+    weights = [weight for site in sites for weight in site.weights]
+    check_sizes(loaded.model, weights)
+    return model_digest(loaded.model, [weight.name for weight in weights])
+
+
+def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
+    """``targeted_digest``, which has to be the plan's.
+
+    Raises:
+        PlanError: the plan was made for another model.
+    """
+    digest = targeted_digest(loaded, sites)
+    if digest != plan.measured.digest:
+        raise PlanError(
+            f"the model's config and weights have digest {digest[:12]}",
+            f"{plan.measured.digest[:12]}, those of {plan.measured.model} that the plan was made for",
+            "Use the plan with the model it was made for, or allocate again.",
+        )
+    return digest
+
+
+def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None) -> Windows:
+    """Cut the windows that the plan was calibrated on.
+
+    Raises:
+        PlanError: documents are missing, or the windows are others here.
+    """
+    text = plan.measured.calibration
+    if calibration is None and text.documents:
+        raise PlanError(
+            f"a plan calibrated on {text.text}",
+            f"the same documents, whose windows have digest {text.digest[:12]}",
+            "Pass them: gac.compress(model, plan, calibration=documents).",
+        )
+    parts = text.texts
+    texts = Texts(tuple(TextSpec(part.text) for part in parts)) if calibration is None else Texts.of(calibration)
+    if len(texts.parts) != len(parts):
+        given, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
+        raise PlanError(given, expected, "Give as many texts, in the same order.")
+    texts = texts.sized([part.windows for part in parts], text.window_tokens)
+    windows = cut_windows(texts, loaded, plan.recipe.measure.seed, text.bos)
+    if windows.digest != text.digest:
+        raise PlanError(
+            f"calibration text {texts.name} has digest {windows.digest[:12]} here",
+            f"{text.digest[:12]}, as when the plan was made",
+            "Use the same text and tokenizer, or allocate again.",
+        )
+    return windows
+
+
+def cut_windows(texts: Texts, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
+    """Cut calibration windows that the model's positions and vocabulary allow."""
+    windows = texts.cut(loaded.tokenizer, seed, bos)
+    check_positions(loaded.model, windows.length, "calibration windows")
+    embedding: Any = loaded.model.get_input_embeddings()
+    check_vocabulary(windows, embedding.num_embeddings)
+    return windows

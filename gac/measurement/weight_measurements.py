@@ -1,0 +1,71 @@
+"""Measurements of single weights that a rule needs besides loss curves, by name; stored beside the statistics."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from gac.core.arrays import Floats
+from gac.core.registry import Registry, check_contract
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.store import read_arrays, write_tensors
+from gac.models.loading import check_in_memory
+from gac.models.sites import Site
+
+
+class WeightMeasurement(ABC):
+    """A measurement of every weight; a rule asks for it by name in ``Rule.needs``.
+
+    Attributes:
+        name: results are stored under it: a measurement that works differently needs another name.
+    """
+
+    name: str
+
+    @abstractmethod
+    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
+        """Yield ``(layer, {weight name: values})`` for whole layers of sites, in any order.
+
+        Args:
+            run: the model, its calibration windows, the metric of errors, and the store of factors.
+            sites: whole layers of them, in model order.
+
+        Raises:
+            ModelError: a loss or a statistic is not finite.
+        """
+
+
+MEASUREMENTS: Registry[WeightMeasurement] = Registry(
+    "measurement",
+    {
+        "zero-sum": "gac.baselines.first_order:LossChanges",
+        "sensitivity": "gac.baselines.truncation_losses:TruncationLosses",
+    },
+    lambda measurement: check_contract("measurement", measurement, (), WeightMeasurement),
+)
+
+
+def measure_weights(name: str, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:
+    """Measure all weights, or read what is stored of their layers.
+
+    Args:
+        sites: whole layers of them, in model order.
+
+    Returns:
+        The values by weight name.
+
+    Raises:
+        ModelError: a loss or a statistic is not finite, or a weight is offloaded.
+        StatisticsError: a file cannot be written or read.
+    """
+    use = "where its gradient or its truncation can be measured"
+    check_in_memory(run.model, f", under the rule {name}", use, ", or take another rule")
+    layers = dict.fromkeys(site.layer for site in sites)
+    paths = {layer: run.store.measured(f"{name}-{run.method.name}", layer) for layer in layers} if run.store else {}
+    values = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
+    missing = [site for site in sites if site.layer not in values]
+    for layer, measured in MEASUREMENTS.get(name).stream(run, missing):
+        values[layer] = measured
+        if paths:
+            write_tensors(paths[layer], {weight: torch.from_numpy(array) for weight, array in measured.items()})
+    return {weight: array for layer in layers for weight, array in values[layer].items()}
