@@ -113,7 +113,7 @@ def test_allocate_says_how_often_latents_run_the_model(model: Path, text_file: P
     asked = ("--budget", 1, "--kv-cache", 0.5, "--form", "latent:1:int8")
     result = run("allocate", model, *asked, "--calibration", f"{text_file}:6x32", "-o", tmp_path / "plan.json")
     said = " ".join(result.stderr.split())
-    assert "form latent:1: the model is run up to 20 times on 32 tokens that are held out" in said
+    assert "form latent:1: the model is run up to 20 times on 32 held-out tokens" in said
 
 
 def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:

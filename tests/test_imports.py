@@ -9,7 +9,7 @@ HEAVY = ("torch", "transformers", "scipy", "ortools", "datasets", "pydantic", "r
 
 PLANNING = (
     "gac.allocation.crosscheck",
-    "gac.allocation.rules",
+    "gac.allocation.resolve",
     "gac.lab.tables",
     "gac.plan.summary",
     "gac.reporting.plots",

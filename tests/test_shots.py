@@ -139,7 +139,7 @@ def test_the_command_line_says_what_two_shots_cost(small: Small, tmp_path: Path)
     result = run("allocate", tmp_path / "model", "--calibration", text, "-o", plan, "--shots", 2)
     assert result.exit_code == 0, result.output
     assert (
-        "two shots: calibration takes twice as long and twice the disk, and there has to be room for a second copy of "
+        "two shots: calibration takes twice as long and twice the disk, and needs memory for a second copy of "
         "the weights, compressed to 0.8\n"
     ) in result.stderr
     assert gac.Plan.load(plan).recipe.measure.shots == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gac.allocation.attention_latencies import knows, of_attention
-from gac.allocation.decide import settled
+from gac.allocation.decide import speed_defaults
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.core.errors import ProfileError
 from gac.core.operations import attend, attend_latents, batched_gemm, linear
@@ -91,12 +91,12 @@ def test_a_rank_that_is_slower_than_a_larger_one_is_not_sound() -> None:
 
 def test_a_limit_of_latency_with_latents_needs_a_table_that_has_attention() -> None:
     recipe = Recipe.of(forms=("latent:1",), workloads=[PREFILL, DECODE], latency={DECODE: 0.7}, fuse=False)
-    assert settled(recipe, SITES, table(POINTS)).limits.latency == {DECODE: 0.7}
+    assert speed_defaults(recipe, SITES, table(POINTS)).limits.latency == {DECODE: 0.7}
     for lacking in ("sdpa", "latent_attention"):
         profile = table([one for one in POINTS if one.operation.operator != lacking])
         assert not knows(Timing(profile, WORKLOADS), LATENT, SITES)
         with pytest.raises(ProfileError, match="with form latent:1; expected forms whose latency is measured"):
-            settled(recipe, SITES, profile)
+            speed_defaults(recipe, SITES, profile)
 
 
 def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> None:

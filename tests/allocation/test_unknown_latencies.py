@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.decide import decide, settled
+from gac.allocation.decide import decide, speed_defaults
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.problem import Problem, as_knapsack
 from gac.core.errors import ModelError, ProfileError
@@ -29,7 +29,7 @@ def shipped(gpus: int, schemes: tuple[str, ...], **options: Any) -> Problem:
     asked = {"budget": 0.8, "fuse": "auto", "refit": "none", "latency": "any", "align": 512} | options
     recipe = Recipe.of(schemes=schemes, workloads=map(str, workloads), tensor_parallel=gpus, **asked)
     sites = as_planned(found.sites, recipe.space.forms, recipe.deployment.fuse)
-    return replace(found, sites=sites, recipe=settled(recipe, sites, found.profile))
+    return replace(found, sites=sites, recipe=speed_defaults(recipe, sites, found.profile))
 
 
 @pytest.mark.parametrize(

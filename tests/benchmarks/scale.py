@@ -38,7 +38,7 @@ from gac.forms.head_dim import torch as head_dim
 from gac.forms.low_rank import torch as low_rank
 from gac.forms.narrow import elimination
 from gac.forms.narrow import torch as narrow
-from gac.measurement import curves, layerwise, texts
+from gac.measurement import curves, layerwise, session, texts
 from gac.measurement.text import Windows
 from gac.models.loading import default_device
 from gac.models.shapes import SHAPES
@@ -50,8 +50,8 @@ UNUSED = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({})))
 """The tokens are random."""
 # Part, where its function is looked up, and the function's name.
 PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("weights checked and digested", measuring, "check_finite"),
-    ("weights checked and digested", measuring, "model_digest"),
+    ("weights checked and digested", session, "check_plain"),
+    ("weights checked and digested", session, "model_digest"),
     ("forward, loss", layerwise.LayerwiseBackward, "start"),
     ("layers backward, moments", layerwise.LayerwiseBackward, "through"),
     ("of which hidden states again", layerwise.LayerwiseBackward, "_inputs_of"),
