@@ -14,7 +14,7 @@ from torch import nn
 import gac
 from gac.healing.text import in_a_turn
 from gac.measurement.documents import Documents
-from gac.measurement.likeness import check_windows
+from gac.measurement.similarity import check_windows
 from gac.measurement.text import TextSpec, windows_of
 from gac.measurement.texts import Texts
 from tests.compression.applying import logits

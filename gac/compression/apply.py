@@ -35,21 +35,21 @@ def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, d
     return module if storage is None else store_in(storage, module)
 
 
-def merged(choice: WeightChoice, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged(choice: WeightChoice, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
 
     Args:
         own: the parameters of the weight's module, by their names in it, none in a storage.
     """
-    return form_named(choice.form).tensors.merge(choice.weight, choice.dim, own)
+    return form_named(choice.form).tensors.merge(choice.weight, choice.dim, parameters)
 
 
 def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     """A family's sites as the plan decides on them, fused where it has them so."""
     shared = {choice.site for choice in plan.sites if choice.shared}
     planned = as_planned(sites, plan.recipe.space.forms, plan.recipe.deployment.fuse)
-    found = (site.run(site.name in shared) if site.either else site for site in planned)
-    return where_they_run(tuple(found), plan.weights)
+    variants = (site.run(site.name in shared) if site.either else site for site in planned)
+    return where_they_run(tuple(variants), plan.weights)
 
 
 def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tuple[Site, ...]:
@@ -57,32 +57,32 @@ def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tu
     by_name = {choice.name: choice for choice in weights}
 
     def alike(site: Site) -> bool:
-        chosen = [by_name[site.weights[at].name] for at in site.fused]
-        return all(map(runs, chosen)) and len({one.scheme for one in chosen}) == 1
+        chosen = [by_name[site.weights[index].name] for index in site.fused]
+        return all(map(runs, chosen)) and len({choice.scheme for choice in chosen}) == 1
 
     return tuple(site.run(shared=False) if site.fused and not alike(site) else site for site in sites)
 
 
 def runs(choice: WeightChoice) -> bool:
-    """Whether anything is multiplied by what the weight became."""
+    """True if the weight is multiplied at all."""
     return form_named(choice.form).params(choice.weight, choice.dim) > 0
 
 
 def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
     """The attentions and MLPs in which nothing is multiplied, as ``gac.runtime.skipped`` takes them."""
     family = family_of(config)
-    found = []
+    blocks = []
     for choice in weights:
         if choice.weight.block == "in" and not runs(choice):
             block, _, output = choice.name.rpartition(".")
             attention = choice.name.endswith(f".{family.output}")
-            found.append({"block": block, "output": output, "norms": family.norms_of(block), "attention": attention})
-    return found
+            blocks.append({"block": block, "output": output, "norms": family.norms_of(block), "attention": attention})
+    return blocks
 
 
 def shared_names(sites: Sequence[Site]) -> tuple[tuple[str, ...], ...]:
     """The names of the weights of each site whose first GEMMs run as one."""
-    groups = (tuple(site.weights[at].name for at in site.fused) for site in sites)
+    groups = (tuple(site.weights[index].name for index in site.fused) for site in sites)
     return tuple(names for names in groups if len(names) > 1)
 
 
@@ -102,9 +102,9 @@ def skip_absent(model: Any, weights: Sequence[WeightChoice]) -> None:
 
 
 def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
-    """What makes the inputs of weights that round them, as ``gac.runtime.round_before`` takes it."""
+    """List the norms that quantise inputs of weights, as ``gac.runtime.round_before`` takes them."""
     rounding = {choice.name for choice in weights if scheme_named(choice.scheme).reads}
-    return [asdict(made) for made in family_of(config).made(config) if not rounding.isdisjoint(made.readers)]
+    return [asdict(norm) for norm in family_of(config).made(config) if not rounding.isdisjoint(norm.readers)]
 
 
 def make_quick(model: Any, weights: Sequence[WeightChoice]) -> None:
@@ -125,7 +125,7 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     Raises:
         PlanError: the plan's weights are not the model's.
     """
-    theirs = [(one.weight.name, one.weight.out_features, one.weight.in_features) for one in plan.weights]
+    theirs = [(choice.weight.name, choice.weight.out_features, choice.weight.in_features) for choice in plan.weights]
     ours = [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
     if theirs != ours:
         first = next((pair for pair in zip(theirs, ours, strict=False) if pair[0] != pair[1]), (len(theirs), len(ours)))
@@ -155,12 +155,12 @@ def build_modules(
     """
     choices = {choice.name: choice for choice in weights}
     modules: dict[str, nn.Module] = {}
-    for turn, (layer, kept) in enumerate(stream):
+    for turn, (layer, artifacts) in enumerate(stream):
         if not run.ranks.owns(turn):
             continue
-        statistics = Statistics(run.model, kept.moments, run.method, kept)
+        statistics = Statistics(run.model, artifacts.moments, run.method, artifacts)
         for site in (site for site in sites if site.layer == layer):
-            work = SiteWork(site.weights, kept, statistics)
+            work = SiteWork(site.weights, artifacts, statistics)
             for weight in site.weights:
                 if module := _module(work, weight, choices[weight.name]):
                     modules[weight.name] = module
@@ -168,7 +168,7 @@ def build_modules(
 
 
 def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module | None:
-    """What runs a weight, not rounded yet; None where it stays as it is."""
+    """Build the module of a weight, not quantised yet; None where it stays dense."""
     parameters, linear = form_named(choice.form).tensors.parameters(work, weight, choice.dim), work.linear(weight)
     if parameters is None and scheme_named(choice.scheme).lossy:
         parameters = dict(linear.named_parameters())
@@ -184,5 +184,4 @@ def _filled(linear: nn.Linear, choice: WeightChoice, parameters: dict[str, Tenso
 
 
 def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Indices stay whole numbers."""
     return value.to(dtype) if value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""How sure a compressed model is of its tokens: the scale of its logits, which its last norm holds.
+"""Fit the scale of a compressed model's logits, which its last norm holds, to the dense model's confidence.
 
 Errors of compressed weights spread the logits, so the model is surer of its tokens than it should be. Once its weights
 are fitted, its last norm is multiplied by one number: the one at which the KL divergence of its next tokens from the
@@ -30,9 +30,9 @@ def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -
         ModelError: a logit is not finite.
     """
     slope = curvature = 0.0
-    for other, own in pairs:
-        chances, wanted = (logits.float().softmax(-1) for logits in (own, other))
-        centred = own.float() - (chances * own.float()).sum(-1, keepdim=True)
+    for other, logits in pairs:
+        chances, wanted = (logits.float().softmax(-1) for logits in (logits, other))
+        centred = logits.float() - (chances * logits.float()).sum(-1, keepdim=True)
         slope -= float((wanted * centred).sum())
         curvature += float((chances * centred.square()).sum())
     total = ranks.total(torch.tensor([slope, curvature], dtype=torch.float64))
@@ -49,8 +49,8 @@ def scaled_norm(norm: nn.Module, factor: float) -> nn.Module:
     signs[::2] = -1
     with torch.no_grad():
         gains = (copied(signs).float() - copied(-signs).float()) / 2 * signs
-        beside = (gains - weight).mean().round()
-        weight.copy_(factor * (weight.float() + beside) - beside)
+        offset = (gains - weight).mean().round()
+        weight.copy_(factor * (weight.float() + offset) - offset)
         if getattr(copied, "bias", None) is not None:
             copied.get_parameter("bias").mul_(factor)
     return copied

@@ -54,15 +54,15 @@ def first_shot(run: CalibrationRun) -> nn.Module:
 
 
 def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
-    """What every weight becomes: the least loss, whatever the GPU."""
+    """Choose the least loss for every weight, on any GPU."""
     sets = [candidates(site, curves, Space(align=STEP), Timing(None, ()), (PARAMS,)) for site in sites]
     instance = as_knapsack(sets, {PARAMS: floored(FIRST_KEPT, sum(site.params for site in sites))})
     chosen = instance.chosen(instance.solve())
-    return [choice for site, one in zip(sites, chosen, strict=True) for choice in one.choices(site.weights)]
+    return [choice for site, candidate in zip(sites, chosen, strict=True) for choice in candidate.choices(site.weights)]
 
 
 def _multiplied_out(model: nn.Module, weights: Sequence[WeightChoice], modules: Mapping[str, nn.Module]) -> nn.Module:
-    """A model that shares everything with this one but the weights that the modules stand for."""
+    """Copy the model, with the product of the factors in place of each of these weights; all else is shared."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copied, choices = deepcopy(model, shared), {choice.name: choice for choice in weights}
     for name, module in modules.items():

@@ -29,7 +29,7 @@ Heard = dict[str, list[Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What one layer of the dense model read and wrote, a tensor for each part of the windows.
+    """Inputs and outputs of one layer of the dense model, a tensor for each part of the windows.
 
     Attributes:
         entered: the hidden states at its input, ``(windows, tokens, hidden)``.
@@ -76,25 +76,25 @@ class PairedRun:
         self._on_host = False
         at_once = min(max(1, TOKENS // windows.shape[1]), first_half(len(windows)))
         pieces = [range(min(max(cut, 0), len(windows))), range(max(cut, 0), len(windows))]
-        self.parts = [slice(at, min(at + at_once, piece.stop)) for piece in pieces for at in piece[::at_once]]
+        self.parts = [slice(start, min(start + at_once, piece.stop)) for piece in pieces for start in piece[::at_once]]
 
     def start(self, lowest: int) -> None:
         """Run the models as far as the passes need them, which begin with layer ``lowest``: 0 with other ends."""
-        found: list[Tensor] = []
+        losses: list[Tensor] = []
 
         def seen(layer: int, hidden: Tensor) -> None:
             if layer == lowest:
-                if not found:
+                if not losses:
                     needed = SETS * len(self._windows) * hidden.numel() * hidden.element_size()
                     self._on_host = hidden.device.type != "cpu" and needed > room(hidden.device)
-                found.append(self._kept(hidden.clone()))
-            if len(found) > TRACED or layer == len(self._layers) - 1:
+                losses.append(self._kept(hidden.clone()))
+            if len(losses) > TRACED or layer == len(self._layers) - 1:
                 raise StopLayerError
 
         with self._stack.traced(lowest, seen):
             for ids in self._windows:
                 self._run_model(ids)
-        self._dense = [torch.cat(found[part]) for part in self.parts]
+        self._dense = [torch.cat(losses[part]) for part in self.parts]
         self._ours = self._entered() if self._ends else list(self._dense)
 
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
@@ -108,21 +108,21 @@ class PairedRun:
         """
         read: Heard = {stage[0].name: [] for stage in stages if not stage[0].writes}
         written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.writes}
-        entered, left = self._dense, []
+        entered, outputs = self._dense, []
         hooks = {name: self._input_to(heard) for name, heard in read.items()}
         hooks |= {name: self._output_to(heard) for name, heard in written.items()}
         with listening(self._model, hooks):
             for hidden in entered:
-                left.append(self._run(layer, hidden))
+                outputs.append(self._run(layer, hidden))
         if written:
             device = next(self._layers[layer].parameters()).device
-            added = [self._ways[name].added(one[0].to(device)) for name, one in written.items()]
-            _check_added(layer, entered[0], left[0], added)
-        self._dense = left
+            added = [self._ways[name].added(tensors[0].to(device)) for name, tensors in written.items()]
+            _check_added(layer, entered[0], outputs[0], added)
+        self._dense = outputs
         return Seen(entered, written, read)
 
     def inputs_of(self, layer: int, stage: Sequence[Weight], seen: Seen) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """What the weights of a stage read in the compressed model, ``(tokens, in)``, part by part.
+        """Return the inputs of a stage's weights in the compressed model, ``(tokens, in)``, part by part.
 
         With it comes, for weights that write, what the residual stream has lost before them, float32
         ``(tokens, hidden)``.
@@ -132,7 +132,7 @@ class PairedRun:
         """
         name = stage[0].name
         before = list(seen.written)[: list(seen.written).index(name)] if stage[0].writes else []
-        for at, hidden in enumerate(self._ours):
+        for index, hidden in enumerate(self._ours):
             heard: list[Tensor] = []
             wrote: Heard = {other: [] for other in before}
             hooks = {other: self._output_to(outputs) for other, outputs in wrote.items()}
@@ -149,39 +149,40 @@ class PairedRun:
             if not stage[0].writes:
                 yield x, None
                 continue
-            lost = (seen.entered[at].float() - hidden.float()).to(x.device)
+            lost = (seen.entered[index].float() - hidden.float()).to(x.device)
             for other in before:
-                both = (outputs.to(x.device) for outputs in (seen.written[other][at], wrote[other][0]))
+                both = (outputs.to(x.device) for outputs in (seen.written[other][index], wrote[other][0]))
                 theirs, ours = (self._ways[other].added(outputs).float() for outputs in both)
                 lost += (theirs - ours).view_as(lost)
             yield x, _flat(lost)
 
     def compressed_pass(self, layer: int) -> None:
         """Take the compressed states through a layer, whose weights are the compressed ones now."""
-        for at, hidden in enumerate(self._ours):
-            self._ours[at] = self._run(layer, hidden)
+        for index, hidden in enumerate(self._ours):
+            self._ours[index] = self._run(layer, hidden)
 
     def logits(self, windows: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Those of the dense and of the compressed model, both taken through all layers, ``(tokens, vocabulary)``."""
         device = next(self._layers[-1].parameters()).device
         for window in windows:
-            part = next(at for at, one in enumerate(self.parts) if window < one.stop)
-            at = window - self.parts[part].start
-            ids, states = self._windows[window], (self._dense[part][at : at + 1], self._ours[part][at : at + 1])
+            part = next(index for index, rows in enumerate(self.parts) if window < rows.stop)
+            index = window - self.parts[part].start
+            ids, states = (
+                self._windows[window],
+                (self._dense[part][index : index + 1], self._ours[part][index : index + 1]),
+            )
             dense = self._stack.logits(ids, states[0].to(device))
             with swapped(self._model, self._ends):
                 ours = self._stack.logits(ids, states[1].to(device))
             yield dense, ours
 
     def _entered(self) -> list[Tensor]:
-        """The hidden states that the first layer of the compressed model reads."""
         with swapped(self._model, self._ends):
-            found = entering(self._model, self._layers[0], torch.split(self._windows, 1))
-            heard = [self._kept(hidden) for hidden in found]
+            hidden = entering(self._model, self._layers[0], torch.split(self._windows, 1))
+            heard = [self._kept(hidden) for hidden in hidden]
         return [torch.cat(heard[part]) for part in self.parts]
 
     def _run_model(self, ids: Tensor) -> None:
-        """One window, to where a hook has seen enough."""
         with suppress(StopLayerError):
             run_on(self._model, ids[None])
 
@@ -203,12 +204,12 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _check_added(layer: int, entered: Tensor, left: Tensor, parts: Sequence[Tensor]) -> None:
-    """Token by token, for a few of them have huge hidden states, and beside what rounding those does."""
-    before, after = (_flat(hidden.to(left.device)).float() for hidden in (entered, left))
+def _check_added(layer: int, entered: Tensor, output: Tensor, parts: Sequence[Tensor]) -> None:
+    """Check token by token, relative to rounding: a few tokens have huge hidden states."""
+    before, after = (_flat(hidden.to(output.device)).float() for hidden in (entered, output))
     added = after - before
-    rest = added - sum(part.to(left.device).float().view_as(added) for part in parts)
-    rounding = torch.finfo(left.dtype).eps * torch.maximum(before.abs(), after.abs()).norm(dim=1)
+    rest = added - sum(part.to(output.device).float().view_as(added) for part in parts)
+    rounding = torch.finfo(output.dtype).eps * torch.maximum(before.abs(), after.abs()).norm(dim=1)
     share = ((rest.norm(dim=1) - 4 * rounding) / added.norm(dim=1).clamp_min(1e-30)).median()
     if share > PLAIN:
         raise ModelError(

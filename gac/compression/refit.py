@@ -86,7 +86,7 @@ def refit(
     weights: Sequence[WeightChoice],
     how: Refit,
     sites: Sequence[Site],
-    kept: Mapping[int, Kept],
+    artifacts: Mapping[int, Kept],
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> dict[str, nn.Module]:
     """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
@@ -121,7 +121,7 @@ def refit(
         both.start(lowest)
         begun = time.monotonic()
         for layer in progress_bar("refitting", "layer", steps=range(lowest, len(layers)), shown=run.progress):
-            fit = _LayerFit(run, both, ways, layer, layers[layer], choices, kept[layer], how)
+            fit = _LayerFit(run, both, ways, layer, layers[layer], choices, artifacts[layer], how)
             fitted |= fit.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
@@ -136,7 +136,7 @@ def refit(
 
 
 def _spaced(run: CalibrationRun) -> Iterator[int]:
-    """Those of this process's windows that tell the scale of the logits, which are in even steps through the text."""
+    """Take this process's windows of those, in even steps, that tell the scale of the logits."""
     rows, most = run.rows, -(-SCALED_ON // run.windows.shape[1])
     steps = range(0, len(run.windows), -(-len(run.windows) // most))
     return (window - rows.start for window in steps if rows.start <= window < rows.stop)
@@ -144,7 +144,7 @@ def _spaced(run: CalibrationRun) -> Iterator[int]:
 
 @dataclass(frozen=True, eq=False)
 class _LayerFit:
-    """One layer being fitted. Of several processes each solves for some weights, and gives them to the others."""
+    """Fit one layer; each of several processes solves for some weights, and gives them to the others."""
 
     calibration: CalibrationRun
     both: PairedRun
@@ -173,29 +173,29 @@ class _LayerFit:
         with swapped(self.model, new):
             for stage in stages:
                 fitted = [weight for weight in stage if refits[weight.name]]
-                found = self._sums(stage, fitted, seen, dense) if fitted else {}
-                own: dict[str, nn.Module] = {}
-                for weight in self._own(stage, found):
+                sums = self._sums(stage, fitted, seen, dense) if fitted else {}
+                solved: dict[str, nn.Module] = {}
+                for weight in self._own(stage, sums):
                     name, again = weight.name, refits[weight.name]
                     if again is not None:
-                        own[name] = self._solved(weight, new[name], dense[name], again, found.pop(name).means())
+                        solved[name] = self._solved(weight, new[name], dense[name], again, sums.pop(name).means())
                     elif name in new:
-                        own[name] = self._stored(name, new[name])
-                for name, module in self.calibration.ranks.modules(own).items():
+                        solved[name] = self._stored(name, new[name])
+                for name, module in self.calibration.ranks.modules(solved).items():
                     new[name] = module
                     self.model.set_submodule(name, module)
             self.both.compressed_pass(self.layer)
         return new
 
-    def _own(self, stage: Sequence[Weight], found: dict[str, "_Sums"]) -> list[Weight]:
-        """The weights of a stage that this process solves for, once their sums are here and those of others gone."""
+    def _own(self, stage: Sequence[Weight], sums: dict[str, "_Sums"]) -> list[Weight]:
+        """Return the weights of a stage that this process solves for; sums of the others are freed."""
         ranks = self.calibration.ranks
         owners = ranks.shared_out([weight.params * weight.in_features for weight in stage])
         for weight, owner in zip(stage, owners, strict=True):
-            if weight.name in found:
-                found[weight.name].bring_to(owner, ranks)
+            if weight.name in sums:
+                sums[weight.name].bring_to(owner, ranks)
                 if not ranks.owns(owner):
-                    del found[weight.name]
+                    del sums[weight.name]
         return [weight for weight, owner in zip(stage, owners, strict=True) if ranks.owns(owner)]
 
     def _solved(
@@ -206,11 +206,10 @@ class _LayerFit:
         again: Callable[[WeightRefit, nn.Module], None],
         means: CompressedMeans,
     ) -> nn.Module:
-        """The new module of a weight, fitted and in its scheme."""
-        choice, kept, method = self.choices[weight.name], self.kept, self.calibration.method
+        choice, artifacts, method = self.choices[weight.name], self.kept, self.calibration.method
         form = form_named(choice.form)
-        again(WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, kept, means, method), module)
-        rows = kept.gradients(weight) if weight.scores and scheme_named(choice.scheme).lossy else None
+        again(WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, artifacts, means, method), module)
+        rows = artifacts.gradients(weight) if weight.scores and scheme_named(choice.scheme).lossy else None
         return self._stored(weight.name, module, means.square, rows)
 
     def _stored(
@@ -222,24 +221,24 @@ class _LayerFit:
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]
     ) -> dict[str, "_Sums"]:
         """The sums to fit weights that read one input, from a run of the compressed layer up to these weights."""
-        found: dict[str, _Sums] = {}
+        sums: dict[str, _Sums] = {}
         rows, half_at = self.calibration.rows, first_half(len(self.calibration.windows))
         counts = {weight.name: self.kept.tokens(weight)[rows].sqrt() for weight in fitted}
-        for at, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
-            part = self.both.parts[at]
+        for index, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
+            part = self.both.parts[index]
             for weight in fitted:
                 if lost is None:
-                    missing = seen.read[stage[0].name][at].to(x.device).reshape_as(x).float() - x.float()
+                    missing = seen.read[stage[0].name][index].to(x.device).reshape_as(x).float() - x.float()
                 else:
-                    wrote = seen.written[weight.name][at].to(x.device).view_as(lost)
+                    wrote = seen.written[weight.name][index].to(x.device).view_as(lost)
                     bias = dense[weight.name].bias
                     step = self.ways[weight.name].step(wrote, lost)
                     missing = (wrote if bias is None else wrote - bias).float() + step
-                if weight.name not in found:
-                    found[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
+                if weight.name not in sums:
+                    sums[weight.name] = _Sums(x.shape[1], missing.shape[1], x.device)
                 half = int(rows.start + part.start >= half_at)
-                found[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device), half)
-        return found
+                sums[weight.name].add(x, missing, counts[weight.name][part].flatten().to(x.device), half)
+        return sums
 
 
 class _Sums:
@@ -281,5 +280,5 @@ class _Sums:
             for square, count in zip(self.squares, self.counts, strict=True)
         )
         halves = Halves(first, second if self.counts[1] else None, float(self.counts[0] / total))
-        cross, scale, target = (one.double() / total for one in (self.cross, self.scale, self.target))
+        cross, scale, target = (total_sum.double() / total for total_sum in (self.cross, self.scale, self.target))
         return CompressedMeans(halves, cross, scale, target, self.tokens)

@@ -45,17 +45,17 @@ def store_all(
     """
     schemes = {choice.name: scheme_named(choice.scheme) for choice in weights if choice.name in modules}
     rounds = {name: scheme for name, scheme in schemes.items() if scheme.lossy}
-    own: dict[str, nn.Module] = {}
-    for turn, (layer, kept) in enumerate(stream) if rounds else ():
+    quantised: dict[str, nn.Module] = {}
+    for turn, (layer, artifacts) in enumerate(stream) if rounds else ():
         if not run.ranks.owns(turn):
             continue
-        for weight in (one for site in sites if site.layer == layer for one in site.weights if one.name in rounds):
-            own[weight.name] = _rounded(run.method, rounds[weight.name], modules[weight.name], weight, kept)
-    return {**modules, **run.ranks.modules(own)}
+        for weight in (each for site in sites if site.layer == layer for each in site.weights if each.name in rounds):
+            quantised[weight.name] = _rounded(run.method, rounds[weight.name], modules[weight.name], weight, artifacts)
+    return {**modules, **run.ranks.modules(quantised)}
 
 
-def _rounded(method: Method, scheme: Scheme, module: nn.Module, weight: Weight, kept: Kept) -> nn.Module:
-    moments = kept.moments(weight) if weight.scores else kept.inputs(weight)
+def _rounded(method: Method, scheme: Scheme, module: nn.Module, weight: Weight, artifacts: Kept) -> nn.Module:
+    moments = artifacts.moments(weight) if weight.scores else artifacts.inputs(weight)
     return store(scheme, module, method.inputs(moments), method.gradients(moments) if weight.scores else None)
 
 
@@ -82,15 +82,15 @@ def store(
         return _stored(scheme, module, inputs, gradients)
     if isinstance(module.second, nn.Linear):
         return _stored_pair(scheme, module, module.second, inputs, gradients)
-    for name, own in (("first", inputs), ("second", None)):
-        module.set_submodule(name, _stored(scheme, module.get_submodule(name), own))
+    for name, inputs_of_factor in (("first", inputs), ("second", None)):
+        module.set_submodule(name, _stored(scheme, module.get_submodule(name), inputs_of_factor))
     return module
 
 
 def _stored_pair(
     scheme: Scheme, module: LowRankLinear, second: nn.Linear, inputs: Tensor | None, gradients: Tensor | None
 ) -> nn.Module:
-    """Both factors with their latents rotated, the second solved for the first as it was rounded."""
+    """Quantise both factors with their latents rotated, the second solved for the quantised first."""
     b, a = with_rotated_latents(second.weight, module.first.weight)
     module.set_submodule("first", _stored(scheme, module.first, inputs, matrix=a))
     latents = None
@@ -110,7 +110,7 @@ def _stored(
     gradients: Tensor | None = None,
     matrix: Tensor | None = None,
 ) -> nn.Module:
-    """A matrix, or a module of several, in a scheme; of several it is not known what they are multiplied with.
+    """Quantise a matrix, or a module of several; of several the inputs are not known.
 
     Args:
         matrix: what is rounded instead of the module's weight.
@@ -127,9 +127,9 @@ def _stored(
     if storage is None:
         values.copy_(scheme.rounded(matrix, reads, rows).view_as(values))
         return module
-    tensors, held = scheme.stored(matrix, reads, rows), StoredLinear.of(storage, module)
-    held.fill(tensors)
-    return held
+    tensors, stored = scheme.stored(matrix, reads, rows), StoredLinear.of(storage, module)
+    stored.fill(tensors)
+    return stored
 
 
 def _check_no_matrix(scheme: Scheme, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What lies between a weight and the residual stream, and what the weight has to write for the stream to get more."""
+"""Map a correction of the residual stream back to the output of a weight."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ class ToStream(ABC):
 
     @abstractmethod
     def added(self, outputs: Tensor) -> Tensor:
-        """What is added to the stream."""
+        """Contribution to the stream."""
 
     @abstractmethod
     def step(self, outputs: Tensor, more: Tensor) -> Tensor:
-        """What to add to the outputs for the stream to get ``more``, float32; both ``(tokens, out)``."""
+        """Return the change of the outputs that adds ``more`` to the stream, float32; both ``(tokens, out)``."""
 
 
 class Factor(ToStream):
@@ -49,8 +49,8 @@ class Norm(ToStream):
         self._norm, self._gains = norm, gains
 
     def added(self, outputs: Tensor) -> Tensor:
-        found: Tensor = self._norm(outputs)
-        return found
+        normed: Tensor = self._norm(outputs)
+        return normed
 
     def step(self, outputs: Tensor, more: Tensor) -> Tensor:
         gains = self._gains

@@ -1,4 +1,4 @@
-"""What errors of keys and values do to attention: second moments of gradients that are summed over cached tokens.
+"""Errors of keys and values as attention sees them: second moments of gradients that are summed over cached tokens.
 
 K-FAC takes tokens as independent. An error E of k_proj or v_proj changes every cached vector, and a query that reads
 many of them meets the sum of these changes. So gradients are summed over tokens before they are squared. For a block b
@@ -44,11 +44,11 @@ def held_out(windows: int, length: int) -> list[int]:
         length: tokens of a window.
     """
     count = min(max(2, -(-HELD_TOKENS // length)), windows // HELD_SHARE)
-    return [(2 * at + 1) * windows // (2 * count) for at in range(count)]
+    return [(2 * index + 1) * windows // (2 * count) for index in range(count)]
 
 
 def seen_windows(windows: int, half: int, out: Collection[int]) -> list[int]:
-    """How many windows of each half of the text are not held out; arguments as for ``AttendedSums``."""
+    """Count the windows of each half of the text that are not held out; arguments as for ``AttendedSums``."""
     halves = [range(half), range(half, windows)]
     return [sum(window not in out for window in part) for part in halves if part]
 
@@ -98,12 +98,12 @@ class AttendedSums:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Those of all sums, by name."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for weight in self._weights:
             for half in range(len(self._counts)):
-                found[_name("inputs", half, weight.name)] = 2 * (weight.in_features,)
-                found[_name("gradients", half, weight.name)] = 2 * (weight.out_features,)
-        return found
+                shapes[_name("inputs", half, weight.name)] = 2 * (weight.in_features,)
+                shapes[_name("gradients", half, weight.name)] = 2 * (weight.out_features,)
+        return shapes
 
     def total(self, name: str, device: torch.device) -> Tensor:
         """A sum; 0 where nothing was added."""
@@ -126,28 +126,27 @@ class AttendedSums:
         Args:
             length: tokens of a window.
         """
-        found: dict[str, Tensor] = {}
+        means: dict[str, Tensor] = {}
         for weight in self._weights:
             named = [tuple(_name(what, half, weight.name) for what in ("inputs", "gradients")) for half in self._halves]
             pairs = [[mirrored(self.sums.pop(name)) for name in names] for names in named]
             squared = sum(float(inputs.trace()) for inputs, _ in pairs) / (length * sum(self._counts))
             for names, pair, windows in zip(named, pairs, self._counts, strict=True):
                 for name, total, over in zip(names, pair, (1.0, squared or 1.0), strict=True):
-                    found[name] = total.div_(length * windows * over).float()
-        return found
+                    means[name] = total.div_(length * windows * over).float()
+        return means
 
     @property
     def _halves(self) -> range:
         return range(len(self._counts))
 
     def _add(self, blocks: Iterator[Blocks]) -> None:
-        """One window."""
-        half, held = self._window // self._half, self._window in self._out
+        half, excluded = self._window // self._half, self._window in self._out
         self._window += 1
         for some in blocks:
             for name, (gradients, inputs) in some.items():
                 totals = [self.total(_name(what, half, name), inputs.device) for what in ("inputs", "gradients")]
-                if held:
+                if excluded:
                     continue
                 with tf32_products(fits_tf32(inputs)):
                     summed = gradients.mT.float() @ inputs.float()  # (blocks, out, in)

@@ -47,23 +47,23 @@ def hearing(
     """
     AttentionInterface.register(_ATTENTION, _listened)
     module: Any = model.get_submodule(attention)
-    own, listening = module.config, _Listening(module.config, attention, size, heard)
+    config, listening = module.config, _Listening(module.config, attention, size, heard)
     with ExitStack() as stack:
         for name in names:
             hook = partial(listening.project, name)
             stack.enter_context(model.get_submodule(name).register_forward_hook(hook))
-        stack.callback(setattr, module, "config", own)
+        stack.callback(setattr, module, "config", config)
         module.config = listening
         yield
 
 
 class _Listening:
-    """The config of an attention, which names ``_listened``, and what its projections read and wrote."""
+    """Config that names ``_listened`` as the attention, and records inputs and outputs of its projections."""
 
     _attn_implementation = _ATTENTION
 
-    def __init__(self, own: Any, name: str, size: int, heard: Callable[[Iterator[Blocks]], None]) -> None:
-        self.own, self.name, self._size, self._heard = own, name, size, heard
+    def __init__(self, config: Any, name: str, size: int, heard: Callable[[Iterator[Blocks]], None]) -> None:
+        self.own, self.name, self._size, self._heard = config, name, size, heard
         self._read: dict[str, Tensor] = {}
         self._wrote: dict[str, Tensor] = {}
 
@@ -84,7 +84,6 @@ class _Listening:
 
 
 def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-    """The model's own attention, heard."""
     listening: _Listening = attention.config
     attended = own_interface(attention, listening.own)(attention, query, key, value, mask, **options)
     if attended[0].requires_grad:
@@ -95,17 +94,17 @@ def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: A
 def _blocks(
     call: "_Call", size: int, read: Mapping[str, Tensor], wrote: Mapping[str, Tensor], gradients: Tensor
 ) -> Iterator[Blocks]:
-    """All blocks, ``AT_ONCE`` at a time, from the gradients ``(1, tokens, heads, length)`` at what was mixed."""
+    """Yield all blocks, ``AT_ONCE`` at a time, from gradients ``(1, tokens, heads, length)`` of the mixed values."""
     tokens = gradients.shape[1]
     for start in range(0, tokens, AT_ONCE * size):
         rows = slice(start, min(start + AT_ONCE * size, tokens))
         through = call.through(rows, gradients[:, rows].float(), size)
         of = zip(read.items(), _back((call.key, call.value), through, list(wrote.values())), strict=True)
-        yield {name: (own[:, 0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), own in of}
+        yield {name: (observed[:, 0, : rows.stop], inputs[0, : rows.stop]) for (name, inputs), observed in of}
 
 
 def _back(ends: Sequence[Tensor], gradients: Sequence[Tensor], begin: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Gradients where it begins, of those ``(blocks, ...)`` at its ends; one by one where a kernel takes no batch."""
+    """Back-propagate gradients ``(blocks, ...)``; one by one where a kernel takes no batch."""
     back = partial(torch.autograd.grad, ends, begin, retain_graph=True)
     try:
         return back(gradients, is_grads_batched=True)
@@ -117,7 +116,7 @@ def _back(ends: Sequence[Tensor], gradients: Sequence[Tensor], begin: Sequence[T
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """What an attention was called with: query, keys and values ``(1, heads, tokens, length)``, mask and options."""
+    """Arguments of an attention: query, keys and values ``(1, heads, tokens, length)``, mask and options."""
 
     query: Tensor
     key: Tensor
@@ -127,7 +126,6 @@ class _Call:
 
     @property
     def _scale(self) -> Any:
-        """Of scores."""
         scale = self.options.get("scaling")
         return self.query.shape[-1] ** -0.5 if scale is None else scale
 
@@ -141,12 +139,12 @@ class _Call:
             scores, slope = cap * bent, 1 - bent.square()
         return self._masked(scores, rows).softmax(-1), slope
 
-    def _of_queries(self, held: Tensor, rows: slice) -> Tensor:
-        """Keys or values of the tokens up to the last of some queries, for each head of these, float32."""
-        return held[:, :, : rows.stop].detach().float().repeat_interleave(self.query.shape[1] // held.shape[1], 1)
+    def _of_queries(self, tensor: Tensor, rows: slice) -> Tensor:
+        """Repeat keys or values of the tokens up to the last of some queries for each query head, float32."""
+        return tensor[:, :, : rows.stop].detach().float().repeat_interleave(self.query.shape[1] // tensor.shape[1], 1)
 
     def mixed(self, rows: slice) -> Tensor:
-        """What some queries mix of the tokens up to the last of them, ``(1, queries, heads, length)``, float32."""
+        """Mix the values of the tokens up to the last of some queries, ``(1, queries, heads, length)``, float32."""
         return (self._shares(rows)[0] @ self._of_queries(self.value, rows)).transpose(1, 2)
 
     def through(self, rows: slice, gradients: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -160,26 +158,26 @@ class _Call:
             of keys and of values, ``(blocks, 1, heads, tokens, length)``, in their dtype.
         """
         with torch.no_grad():
-            own = gradients.transpose(1, 2)
+            grad_rows = gradients.transpose(1, 2)
             shares, slope = self._shares(rows)
-            inner = own @ self._of_queries(self.value, rows).mT
+            inner = grad_rows @ self._of_queries(self.value, rows).mT
             scores = shares * (inner - (shares * inner).sum(-1, keepdim=True)) * slope * self._scale
             queries = self.query[:, :, rows].float()
-            return self._by_block(self.key, scores, queries, size), self._by_block(self.value, shares, own, size)
+            return self._by_block(self.key, scores, queries, size), self._by_block(self.value, shares, grad_rows, size)
 
-    def _by_block(self, held: Tensor, weights: Tensor, of: Tensor, size: int) -> Tensor:
-        """Sums over the queries of each block, and over those that share a head: ``(blocks, *held.shape)``.
+    def _by_block(self, tensor: Tensor, weights: Tensor, of: Tensor, size: int) -> Tensor:
+        """Sum over the queries of each block, and over those that share a head: ``(blocks, *tensor.shape)``.
 
         Args:
             weights: of each token, ``(1, heads, queries, tokens)``.
             of: what is summed, ``(1, heads, queries, length)``.
         """
-        count, heads = -(-weights.shape[2] // size), held.shape[1]
+        count, heads = -(-weights.shape[2] // size), tensor.shape[1]
         shape, more = (heads, weights.shape[1] // heads, count, size), count * size - weights.shape[2]
-        padded = (pad(one, (0, 0, 0, more)).view(*shape, -1) for one in (weights, of))
-        parts, summed = (one.transpose(1, 2).flatten(2, 3) for one in padded)  # (heads, blocks, those that share, ...)
-        found = (parts.mT @ summed).transpose(0, 1)  # (blocks, heads, tokens, length)
-        return pad(found, (0, 0, 0, held.shape[2] - found.shape[2]))[:, None].to(held.dtype)
+        padded = (pad(operand, (0, 0, 0, more)).view(*shape, -1) for operand in (weights, of))
+        parts, summed = (operand.transpose(1, 2).flatten(2, 3) for operand in padded)  # (heads, blocks, queries, ...)
+        products = (parts.mT @ summed).transpose(0, 1)  # (blocks, heads, tokens, length)
+        return pad(products, (0, 0, 0, tensor.shape[2] - products.shape[2]))[:, None].to(tensor.dtype)
 
     def check(self, name: str, output: Tensor) -> None:
         """Refuse an attention whose last queries mixed something else.
@@ -189,8 +187,8 @@ class _Call:
         """
         rows = slice(max(0, output.shape[1] - 16), output.shape[1])
         with torch.no_grad():
-            own = self.mixed(rows)
-        off = float((own - output[:, rows].float()).norm() / own.norm().clamp_min(1e-30))
+            expected = self.mixed(rows)
+        off = float((expected - output[:, rows].float()).norm() / expected.norm().clamp_min(1e-30))
         if math.isfinite(off) and off > OFF:
             raise ModelError(
                 f"attention {name}, which mixed values {off:.0%} off those that softmax of its scores mixes",

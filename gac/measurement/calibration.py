@@ -66,7 +66,7 @@ class LayerMoments:
         return float(self.tensors["loss"])
 
     def tokens(self, weight: Weight) -> Tensor:
-        """How much each token counted in the moment of the inputs, |g|^p, shape ``(windows, tokens)``."""
+        """Weight of each token in the moment of the inputs, |g|^p, shape ``(windows, tokens)``."""
         return self.tensors[f"tokens/{weight.name}"]
 
     def of(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
@@ -105,7 +105,7 @@ class LayerMoments:
 
 
 def first_half(windows: int) -> int:
-    """How many windows the first half of the text has."""
+    """Count the windows in the first half of the text."""
     return (windows + 1) // 2
 
 
@@ -152,8 +152,8 @@ class CalibrationRun:
         """The numbers of the windows that moments of keys and values as attention reads them leave out."""
         return held_out(*self.windows.shape)
 
-    def kept(self, store: StatisticsStore, layer: int) -> Path:
-        """Where the moments of a layer are kept."""
+    def moments_path(self, store: StatisticsStore, layer: int) -> Path:
+        """Path of the moments of a layer."""
         return store.moments(layer, ATTENDED if self.attended else None)
 
 
@@ -161,7 +161,7 @@ Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMom
 
 
 def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
-    """Whether the moments of these sites' layers are small enough to be kept; arguments as for ``moment_bytes``."""
+    """True if the moments of these sites' layers are small enough to be stored; arguments as for ``moment_bytes``."""
     layers = {site.layer for site in sites}
     return moment_bytes(sites, attended) <= LAYER_BYTES * len(layers)
 
@@ -198,54 +198,56 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
     for site in sites:
         weights.setdefault(site.layer, []).extend(site.weights)
     keeps, ranks = run.store if kept_on_disk(sites, run.attended) else None, run.ranks
-    kept = ranks.once(lambda: {layer for layer in weights if keeps is not None and run.kept(keeps, layer).exists()})
-    missing = {layer: of for layer, of in weights.items() if layer not in kept}
+    stored = ranks.once(
+        lambda: {layer for layer in weights if keeps is not None and run.moments_path(keeps, layer).exists()}
+    )
+    missing = {layer: of for layer, of in weights.items() if layer not in stored}
     turns = _turns(weights, ranks.count)
     measured = _measure(run, missing, turns) if missing else iter(())
     for turn in turns:
-        found: list[tuple[int, LayerMoments | None]] = []
+        turn_moments: list[tuple[int, LayerMoments | None]] = []
         for owner, layer in enumerate(turn):
-            if keeps is not None and layer in kept:
-                found.append((layer, _read(run, keeps, weights[layer][0], layer) if ranks.owns(owner) else None))
+            if keeps is not None and layer in stored:
+                turn_moments.append((layer, _read(run, keeps, weights[layer][0], layer) if ranks.owns(owner) else None))
                 continue
-            found.append(next(measured))
-            moments = found[-1][1]
+            turn_moments.append(next(measured))
+            moments = turn_moments[-1][1]
             if keeps is not None and moments is not None:
-                write_tensors(run.kept(keeps, layer), moments.tensors)
+                write_tensors(run.moments_path(keeps, layer), moments.tensors)
             del moments
-        while found:
-            yield found.pop(0)  # so that it is let go before the next layer's are summed
+        while turn_moments:
+            yield turn_moments.pop(0)  # so that it is let go before the next layer's are summed
     next(measured, None)  # what it does after its last layer
 
 
 def _turns(weights: Mapping[int, Sequence[Weight]], count: int) -> list[list[int]]:
-    """The layers that are measured before each process works on one, the last layers first."""
+    """Split the layers into turns, the last layers first: each process works on one layer of a turn."""
     layers = sorted(weights, reverse=True)
-    return [layers[at : at + count] for at in range(0, len(layers), count)]
+    return [layers[start : start + count] for start in range(0, len(layers), count)]
 
 
 def _read(run: CalibrationRun, store: StatisticsStore, weight: Weight, layer: int) -> LayerMoments:
     device = read_parameter(run.model, f"{weight.name}.weight").device
-    return LayerMoments(read_tensors(run.kept(store, layer), device))
+    return LayerMoments(read_tensors(run.moments_path(store, layer), device))
 
 
 def _measure(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], turns: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, LayerMoments | None]]:
-    """Layers from the last one that is wanted to the first; those between that are not wanted are passed through."""
+    """Measure layers from the last wanted one down to the first; layers between them are only passed through."""
     model, windows, store, ranks, lowest = run.model, run.windows, run.store, run.ranks, min(weights)
     layers, rows = decoder_layers(model, weights), run.rows
-    own = windows[rows]
+    rank_windows = windows[rows]
     owners = {layer: owner for turn in turns for owner, layer in enumerate(turn)}
-    ends = {min(found) for turn in turns if (found := [layer for layer in turn if layer in weights])}
-    backward = LayerwiseBackward(model, layers, own, lowest, rows.start)
+    ends = {min(measured) for turn in turns if (measured := [layer for layer in turn if layer in weights])}
+    backward = LayerwiseBackward(model, layers, rank_windows, lowest, rows.start)
     with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
-        bar.reset(len(own) * (len(layers) + 1))
-        backward.start(_told(bar.update, len(own), len(layers), lowest) if run.progress else bar.update)
+        bar.reset(len(rank_windows) * (len(layers) + 1))
+        backward.start(_with_eta(bar.update, len(rank_windows), len(layers), lowest) if run.progress else bar.update)
         loss = ranks.total(backward.loss)
         loss = loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
         last = _restore(run, backward, max(weights))
-        bar.reset(len(own) * (last - lowest + 1))
+        bar.reset(len(rank_windows) * (last - lowest + 1))
         saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
             out = run.held_out if run.attended else None
@@ -269,7 +271,6 @@ def _measure(
 
 
 def _moments_of(sums: "_Sums", layer: int, length: int, loss: Tensor) -> LayerMoments:
-    """Those of one layer, which have to be finite; the sums are gone."""
     moments = LayerMoments(sums.means(length) | {"loss": loss})
     for name, tensor in moments.tensors.items():
         check_measured(tensor, f"statistic {name} of layer {layer} is not finite", "finite activations and gradients")
@@ -277,7 +278,6 @@ def _moments_of(sums: "_Sums", layer: int, length: int, loss: Tensor) -> LayerMo
 
 
 def _is_due(saved: float, ranks: Ranks) -> bool:
-    """Whether it is time for another snapshot, by the clock of rank 0."""
     return ranks.once(lambda: time.monotonic() - saved > SNAPSHOT_SECONDS)
 
 
@@ -287,8 +287,8 @@ def _save(store: StatisticsStore, backward: LayerwiseBackward, layer: int, ranks
         write_tensors(store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
 
 
-def _told(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
-    """A tick that says after the second layer what calibration will take; in the first one much is loaded.
+def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
+    """Log the time that calibration will take after layer 2 (layer 1 includes loading).
 
     Args:
         lowest: the last layer that is gone back through.
@@ -312,7 +312,7 @@ def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) ->
     Raises:
         ModelError: there is no such list.
     """
-    names = {weight.name.partition(f".{layer}.")[0] for layer, found in weights.items() for weight in found}
+    names = {weight.name.partition(f".{layer}.")[0] for layer, members in weights.items() for weight in members}
     layers = model.get_submodule(min(names)) if len(names) == 1 else None
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(
@@ -324,7 +324,7 @@ def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) ->
 
 
 def _restore(run: CalibrationRun, backward: LayerwiseBackward, last: int) -> int:
-    """The layer to begin with: below an interrupted run's boundary where nothing above it is wanted any more."""
+    """Return the layer to begin with: below the snapshot of an interrupted run, where no layer above it is wanted."""
     store = run.store
     if store is None:
         return backward.last
@@ -337,16 +337,16 @@ def _restore(run: CalibrationRun, backward: LayerwiseBackward, last: int) -> int
 
 
 def _boundary(store: StatisticsStore, shape: tuple[int, ...]) -> int | None:
-    """The layer at whose input gradients of this shape are kept."""
+    """Return the layer whose input gradients the snapshot holds, if they have this shape."""
     try:
-        kept = TensorFile(store.boundary, torch.device("cpu"))
+        snapshot = TensorFile(store.boundary, torch.device("cpu"))
     except FileNotFoundError:
         return None
-    return int(kept["layer"]) if kept.shape("gradients") == shape else None
+    return int(snapshot["layer"]) if snapshot.shape("gradients") == shape else None
 
 
 class _Sums:
-    """The running sums of one layer's weights, and the hooks by weight that add each window to them.
+    """Running sums of one layer's weights, and the hooks that add each window to them.
 
     Args:
         windows: how many windows the text has.
@@ -368,32 +368,31 @@ class _Sums:
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
         self._read: tuple[Tensor, dict[str, Tensor]] | None = None
         self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
-        asked = () if held_out is None else weights
-        self.attended = AttendedSums(asked, windows, self._half, first, held_out or ())
+        attended_weights = () if held_out is None else weights
+        self.attended = AttendedSums(attended_weights, windows, self._half, first, held_out or ())
 
     def bring_to(self, owner: int, ranks: Ranks) -> None:
         """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""
         if ranks.count == 1:
             return
         for weight in self._weights:
-            own = torch.stack(self._tokens[weight.name])
-            counted = own.new_zeros(self._windows, own.shape[1])
-            counted[self._first : self._first + len(own)] = own
+            token_rows = torch.stack(self._tokens[weight.name])
+            counted = token_rows.new_zeros(self._windows, token_rows.shape[1])
+            counted[self._first : self._first + len(token_rows)] = token_rows
             self._tokens[weight.name] = list(ranks.total_at(owner, counted))
             for name, shape in self._shapes(weight).items():
-                ranks.total_at(owner, self._total(name, shape, own.device))
+                ranks.total_at(owner, self._total(name, shape, token_rows.device))
                 if not ranks.owns(owner):
                     del self._sums[name]
         self.attended.bring_to(owner, ranks)
 
     def _shapes(self, weight: Weight) -> dict[str, tuple[int, ...]]:
-        """Those of all sums of a weight, of both halves of the text, by name."""
         read, wrote, name = (weight.in_features,), (weight.out_features,), weight.name
-        found: dict[str, tuple[int, ...]] = {f"both/{name}": (), f"scale/{name}": read}
-        found |= {f"{reader}-noise/{name}": read for reader in READERS}
+        shapes: dict[str, tuple[int, ...]] = {f"both/{name}": (), f"scale/{name}": read}
+        shapes |= {f"{reader}-noise/{name}": read for reader in READERS}
         for half in range(1 if self._windows == self._half else 2):
-            found |= {f"inputs/{half}/{name}": 2 * read, f"gradients/{half}/{name}": 2 * wrote}
-        return found
+            shapes |= {f"inputs/{half}/{name}": 2 * read, f"gradients/{half}/{name}": 2 * wrote}
+        return shapes
 
     def means(self, length: int) -> dict[str, Tensor]:
         """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone.
@@ -434,14 +433,14 @@ class _Sums:
             add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g * of_x.sqrt()[:, None])
 
     def _noise_of(self, activations: Tensor, x: Tensor) -> dict[str, Tensor]:
-        """Squared errors ``(tokens, features)`` by reader; found once for weights that read one input after another."""
+        """Squared errors ``(tokens, features)`` by reader; computed once for weights that share an input."""
         seen = None if self._read is None else self._read[0]
         if seen is None or (seen.data_ptr(), seen.shape) != (activations.data_ptr(), activations.shape):
-            found = {}
+            noise = {}
             for reader, read in READERS.items():
                 numbers, scale = read(x)
-                found[reader] = numbers.mul_(scale).sub_(x).square_()
-            self._read = activations, found  # which keeps the input from being let go, and another from its place
+                noise[reader] = numbers.mul_(scale).sub_(x).square_()
+            self._read = activations, noise  # which keeps the input from being let go, and another from its place
         assert self._read is not None
         return self._read[1]
 

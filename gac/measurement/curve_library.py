@@ -63,13 +63,13 @@ class CurveLibrary:
         """Read a library that was measured; None reads the shipped one, of SmolLM2-135M-Instruct."""
         with np.load(path or Path(__file__).with_name(_SHIPPED)) as read:
             about = json.loads(str(read["about"]))
-            held = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
+            arrays = {key: read[key].astype(np.float64) for key in read.files if key != "about"}
         text = about["calibration"]
         parts = tuple(CalibrationPart(**part) for part in text.get("parts", ()))
         calibration = Calibration(**text | {"documents": tuple(text["documents"]), "parts": parts})
-        prices = {key.removeprefix(PRICE): held.pop(key) for key in list(held) if key.startswith(PRICE)}
-        heads = {key.removeprefix(HEAD): float(held.pop(key)) for key in list(held) if key.startswith(HEAD)}
-        return cls(about["model"], about["method"], calibration, held, about["fractions"], prices, heads)
+        prices = {key.removeprefix(PRICE): arrays.pop(key) for key in list(arrays) if key.startswith(PRICE)}
+        heads = {key.removeprefix(HEAD): float(arrays.pop(key)) for key in list(arrays) if key.startswith(HEAD)}
+        return cls(about["model"], about["method"], calibration, arrays, about["fractions"], prices, heads)
 
     def __str__(self) -> str:
         return (
@@ -85,24 +85,24 @@ class CurveLibrary:
         Raises:
             ModelError: a weight is called as none in the library, or there is no price of rounding to a scheme.
         """
-        layers, held = max(site.layer for site in sites) + 1, {key.rpartition("/")[0] for key in self.curves}
-        found = LossCurves(
+        layers, stored = max(site.layer for site in sites) + 1, {key.rpartition("/")[0] for key in self.curves}
+        curves = LossCurves(
             {
                 (form.name, DEFAULT_SCHEME, weight.name): self._of(form, weight, site.layer / max(layers - 1, 1))
                 for site in sites
                 for form in map(form_named, LIBRARY_FORMS)
-                if form.name in held
+                if form.name in stored
                 for weight in site.weights
                 if form.shortens(weight) != "out" and form.takes(weight)
             }
         )
         forms = list(map(form_named, ("dense", *LIBRARY_FORMS)))
-        for scheme in (one for one in map(scheme_named, schemes) if one.lossy):
+        for scheme in (scheme for scheme in map(scheme_named, schemes) if scheme.lossy):
             for layer in range(layers):
                 weights = [weight for site in sites if site.layer == layer for weight in site.weights]
                 prices = self._prices(scheme.name, weights, layer / max(layers - 1, 1))
-                found = found.with_scheme(scheme, weights, forms, prices)
-        return found
+                curves = curves.with_scheme(scheme, weights, forms, prices)
+        return curves
 
     def head_of(self, shapes: Shapes, scheme: str) -> RoundedHead | None:
         """Embedding and head of these shapes, apart, in a scheme, and what that loses; None where it does not round.
@@ -118,8 +118,7 @@ class CurveLibrary:
         return RoundedHead(scheme, 2 * ((shapes.vocab_size, shapes.hidden_size),), self.heads[scheme])
 
     def _prices(self, scheme: str, weights: Sequence[Weight], depth: float) -> dict[str, Floats]:
-        """What rounding these weights costs, as ``gac.measurement.prices`` has it."""
-        found: dict[str, Floats] = {}
+        prices: dict[str, Floats] = {}
         for weight in weights:
             called = weight.name.rpartition(".")[2]
             if (dense := self.prices.get(f"{scheme}/{called}")) is None:
@@ -129,19 +128,19 @@ class CurveLibrary:
                     f"one of the schemes {', '.join(known)}",
                     "Leave the scheme out, or give weights instead of shapes.",
                 )
-            found[weight.name] = _at_depth(dense, depth)[0]
+            prices[weight.name] = _at_depth(dense, depth)[0]
             for form in (form for form in map(form_named, LIBRARY_FORMS) if form.takes(weight)):
                 if (by_dim := self.prices.get(f"{scheme}/{form.name}/{called}")) is not None:
                     of_form = _at_depth(by_dim, depth)
                     fractions = np.linspace(0, self.fractions[f"{form.name}/{called}"], len(of_form))
-                    found[f"{form.name}/{weight.name}"] = np.interp(_kept(form, weight), fractions, of_form)
-        return found
+                    prices[f"{form.name}/{weight.name}"] = np.interp(_kept_fractions(form, weight), fractions, of_form)
+        return prices
 
     def _of(self, form: Form, weight: Weight, depth: float) -> LossCurve:
-        kept, called = _kept(form, weight), weight.name.rpartition(".")[2]
+        fractions_kept, called = _kept_fractions(form, weight), weight.name.rpartition(".")[2]
         key = f"{form.name}/{called}"
         if key not in self.curves:
-            known = sorted({one.rpartition("/")[2] for one in self.curves})
+            known = sorted({key.rpartition("/")[2] for key in self.curves})
             raise ModelError(
                 f"no loss curve is known for {called}",
                 f"weights called as those of {self.model}: {', '.join(known)}",
@@ -150,20 +149,19 @@ class CurveLibrary:
         losses = _at_depth(self.curves[key], depth)
         # A monotone cubic has no corners at the measured dims, which a choice between all integers would fall on.
         fractions = np.linspace(0, self.fractions.get(key, 1.0), len(losses))
-        found = PchipInterpolator(fractions, losses)(np.minimum(kept, fractions[-1]))
-        found = np.minimum.accumulate(np.maximum(found, 0.0))
+        losses_at = PchipInterpolator(fractions, losses)(np.minimum(fractions_kept, fractions[-1]))
+        losses_at = np.minimum.accumulate(np.maximum(losses_at, 0.0))
         if form.bits is None:
-            found[-1] = 0.0
-        return LossCurve(found)
+            losses_at[-1] = 0.0
+        return LossCurve(losses_at)
 
 
 def _at_depth(rows: Floats, depth: float) -> Floats:
-    """The row of the layer at a relative depth, from 0 to 1."""
-    found: Floats = rows[round(depth * (len(rows) - 1))]
-    return found
+    row: Floats = rows[round(depth * (len(rows) - 1))]
+    return row
 
 
-def _kept(form: Form, weight: Weight) -> Floats:
+def _kept_fractions(form: Form, weight: Weight) -> Floats:
     """At every dim the kept fraction of what the form shortens, of the full rank of latents, or of the parameters."""
     full = form.full(weight)
     if form.shortens(weight) or form.cache_axis(weight) is not None:

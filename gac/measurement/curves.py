@@ -30,7 +30,7 @@ from gac.measurement.pairs import with_pairs
 from gac.measurement.prices import prices_of
 from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import TensorFile, background_writer, read_arrays, write_tensors
-from gac.measurement.wholes import with_wholes
+from gac.measurement.whole_model import calibrated_to_whole_model
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -65,7 +65,7 @@ class ModelCurves:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What is measured, kept and found again together."""
+    """Forms, schemes or inputs that are measured, stored and read as one."""
 
     name: str
     forms: tuple[Form, ...] = ()
@@ -74,12 +74,12 @@ class _Part:
 
     @property
     def runs(self) -> bool:
-        """Whether the model is run for it."""
+        """True if the model is run for it."""
         return any(form.runs for form in self.forms)
 
     @property
     def unseen(self) -> bool:
-        """Whether running the model is all that it takes, and no moments are needed."""
+        """True if runs of the model suffice, and no moments are needed."""
         return any(isinstance(form.tensors, RunForm) for form in self.forms)
 
 
@@ -107,19 +107,19 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
             tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
     for form, fit in _fits(statistics, weights, part.forms):
         losses[f"{form.name}/{fit.weight.name}"] = fit.loss
-        tensors |= _kept_of(form, fit)
+        tensors |= _artifacts(form, fit)
         for weight in (*fit.moments, *fit.inputs):
             names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
-            tensors |= _kept_moments(weight, pooled(weight), names)
+            tensors |= _packed_moments(weight, pooled(weight), names)
     return LayerFit(losses, Kept(tensors))
 
 
 def keep_inputs(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments) -> LayerFit:
-    """What rounding for the dense model's inputs needs of one layer and is not kept yet, see ``Kept.inputs``."""
+    """Collect the input moments that quantising for the dense model's inputs needs and that are not stored yet."""
     tensors: dict[str, Tensor] = {}
     for weight in _weights_of(sites):
         if f"inputs/{weight.name}" not in statistics.kept.tensors:
-            tensors |= _kept_moments(weight, statistics.moments(weight), ("inputs",))
+            tensors |= _packed_moments(weight, statistics.moments(weight), ("inputs",))
     return LayerFit({"loss": np.array(moments.loss)}, Kept(tensors))
 
 
@@ -131,20 +131,22 @@ def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms:
     """
     fits = list(_fits(Statistics(runs.model, unseen, method, Kept({}), runs), weights, forms))
     losses = {f"{form.name}/{fit.weight.name}": fit.loss for form, fit in fits}
-    return LayerFit(losses, Kept({name: tensor for form, fit in fits for name, tensor in _kept_of(form, fit).items()}))
+    return LayerFit(
+        losses, Kept({name: tensor for form, fit in fits for name, tensor in _artifacts(form, fit).items()})
+    )
 
 
 def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[Form]) -> Iterator[tuple[Form, Fit]]:
     return ((fit.form or form, fit) for form in forms for fit in form.tensors.measure(statistics, weights))
 
 
-def _kept_of(form: Form, fit: Fit) -> dict[str, Tensor]:
+def _artifacts(form: Form, fit: Fit) -> dict[str, Tensor]:
     return {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
 
 
-def _kept_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> dict[str, Tensor]:
-    found = {f"{name}/{weight.name}": packed(getattr(moments, name)) for name in names}
-    return found | {f"scale/{weight.name}": moments.scale}
+def _packed_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> dict[str, Tensor]:
+    tensors = {f"{name}/{weight.name}": packed(getattr(moments, name)) for name in names}
+    return tensors | {f"scale/{weight.name}": moments.scale}
 
 
 def measure_curves(
@@ -175,7 +177,9 @@ def measure_curves(
     weights = {layer: _weights_of(group) for layer, group in layers.items()}
     measured = [form for part in parts for form in part.forms]
     curves = with_pairs(run, weights, measured, curves)
-    curves = with_wholes(run, weights, measured, curves, partial(_whole_kept, replace(run, ranks=ALONE), sites))
+    curves = calibrated_to_whole_model(
+        run, weights, measured, curves, partial(_artifacts_of, replace(run, ranks=ALONE), sites)
+    )
     return ModelCurves(curves, dense_loss)
 
 
@@ -209,46 +213,45 @@ def stream_fits(
     parts = [part for part in every if not part.unseen]
     missing = _missing(run, parts, by_layer)
     for layer in [layer for layer, lacking in missing.items() if not lacking]:
-        yield layer, _together(_read(run, parts, layer, by_layer.pop(layer)) + by_runs[layer])
+        yield layer, _merged(_read(run, parts, layer, by_layer.pop(layer)) + by_runs[layer])
     if not by_layer:
         return
     wanted = [site for group in by_layer.values() for site in group]
     if run.store is not None:
         run.store.check_writable()
-    together = run.ranks.count > 1
-    assert run.store is not None or not together, "processes find in the store what others have measured"
+    several = run.ranks.count > 1
+    assert run.store is not None or not several, "processes find in the store what others have measured"
     lacking = [part for parts in missing.values() for part in parts]
     stream = replace(run, attended=_attends(run, lacking)).moments(wanted)
-    tell = _from_the_first(run, len(by_layer))
+    tell = _log_eta_after_first_layer(run, len(by_layer))
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
             if moments is None:
                 continue
             begun = time.monotonic()
             fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
-            for part, fit in _fits_of(run, missing[layer], _together(fits), by_layer[layer], moments, runs_of):
+            for part, fit in _fits_of(run, missing[layer], _merged(fits), by_layer[layer], moments, runs_of):
                 fits.append(fit)
                 if run.store is not None:
                     write(_files(run, part, layer, fit))
             tell(time.monotonic() - begun)
-            if together:
+            if several:
                 moments.tensors.clear()  # before the next layers are summed
             else:
-                yield layer, _together(fits + by_runs[layer])
+                yield layer, _merged(fits + by_runs[layer])
     run.ranks.wait()
-    for layer in sorted(by_layer, reverse=True) if together else ():
-        yield layer, _together(_read(run, parts, layer, by_layer[layer]) + by_runs[layer])
+    for layer in sorted(by_layer, reverse=True) if several else ():
+        yield layer, _merged(_read(run, parts, layer, by_layer[layer]) + by_runs[layer])
 
 
-def _from_the_first(run: CalibrationRun, layers: int) -> Callable[[float], None]:
-    """Takes the seconds of each layer; says after the first one what all layers will take, calibration left out."""
-    own, told = -(-layers // run.ranks.count), not run.progress
+def _log_eta_after_first_layer(run: CalibrationRun, layers: int) -> Callable[[float], None]:
+    mine, logged = -(-layers // run.ranks.count), not run.progress
 
     def tell(seconds: float) -> None:
-        nonlocal told
-        if not told:
-            logger.info("decomposing %d layers, in all their forms: %s", layers, about(own * seconds))
-        told = True
+        nonlocal logged
+        if not logged:
+            logger.info("decomposing %d layers, in all their forms: %s", layers, about(mine * seconds))
+        logged = True
 
     return tell
 
@@ -256,27 +259,28 @@ def _from_the_first(run: CalibrationRun, layers: int) -> Callable[[float], None]
 def stream_kept(
     run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
 ) -> Iterator[tuple[int, Kept]]:
-    """What compressing needs of each layer; arguments as for ``stream_fits``."""
+    """Yield what compressing needs of each layer; arguments as for ``stream_fits``."""
     return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
 
 
-def _whole_kept(run: CalibrationRun, sites: Sequence[Site], form: Form) -> Kept:
-    """What a form needs of all layers."""
-    return _chained(*(kept for _, kept in stream_kept(run, sites, [form.name])))
+def _artifacts_of(run: CalibrationRun, sites: Sequence[Site], form: Form) -> Kept:
+    return _chained(*(artifacts for _, artifacts in stream_kept(run, sites, [form.name])))
 
 
 def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:
-    """Whether keys and values are measured as attention reads them: the method has to tell gradients apart."""
+    """True if keys and values are measured as attention reads them; the method has to tell gradients apart."""
     return run.method.two_sided and any(form.attended for part in parts for form in part.forms)
 
 
 def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
-    """By layer what is not kept, as rank 0 sees it."""
+    """List by layer the parts that are not stored, as rank 0 sees it."""
 
-    def found() -> dict[int, list[int]]:
-        return {layer: [at for at, part in enumerate(parts) if not _is_kept(run, part, layer)] for layer in layers}
+    def lacking_parts() -> dict[int, list[int]]:
+        return {
+            layer: [index for index, part in enumerate(parts) if not _is_stored(run, part, layer)] for layer in layers
+        }
 
-    return {layer: [parts[at] for at in lacking] for layer, lacking in run.ranks.once(found).items()}
+    return {layer: [parts[index] for index in lacking] for layer, lacking in run.ranks.once(lacking_parts).items()}
 
 
 def _fits_of(
@@ -287,13 +291,13 @@ def _fits_of(
     moments: LayerMoments,
     runs_of: RunsByPart,
 ) -> Iterator[tuple[_Part, LayerFit]]:
-    """Measure parts of one layer: the forms part by part, the inputs, then all schemes together."""
+    """Measure parts of one layer: the forms part by part, the inputs, then all schemes at once."""
     pooled = cache(partial(moments.of, pooled=run.method.pooled))
     attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
     for part in (part for part in parts if part.scheme is None):
         statistics = Statistics(run.model, pooled, run.method, known.kept, runs_of(part), known.losses, attended)
         fit = keep_inputs(statistics, sites, moments) if part.inputs else fit_layer(statistics, sites, moments, part)
-        known = _together([known, fit])
+        known = _merged([known, fit])
         yield part, fit
     schemes = {part.scheme.name: part for part in parts if part.scheme is not None}
     statistics = Statistics(run.model, pooled, run.method, known.kept)
@@ -309,34 +313,31 @@ def _measured_by_runs(
     parts: Sequence[_Part],
     runs_of: RunsByPart,
 ) -> dict[int, list[LayerFit]]:
-    """What is measured by running the model alone, by layer; each is written as soon as it is known."""
+    """Measure the forms that need only runs of the model, by layer; each result is written at once."""
     missing = _missing(run, parts, by_layer)
     todo = [(part, layer) for part in parts for layer in by_layer if part in missing[layer]]
-    kept = {layer: [part for part in parts if (part, layer) not in todo] for layer in by_layer}
-    found = {layer: _read(run, kept[layer], layer, group) for layer, group in by_layer.items()}
+    stored = {layer: [part for part in parts if (part, layer) not in todo] for layer in by_layer}
+    fits = {layer: _read(run, stored[layer], layer, group) for layer, group in by_layer.items()}
     if not todo:
-        return found
+        return fits
     if run.store is not None:
         run.store.check_writable()
-    own = [step for turn, step in enumerate(todo) if run.ranks.owns(turn)]
-    _tell_of_runs(own, by_layer, runs_of)
-    for part, layer in progress_bar("leaving out blocks", "layer", steps=own, shown=run.progress):
+    mine = [step for turn, step in enumerate(todo) if run.ranks.owns(turn)]
+    _log_runs(mine, by_layer, runs_of)
+    for part, layer in progress_bar("leaving out blocks", "layer", steps=mine, shown=run.progress):
         runs = runs_of(part)
         assert runs is not None, f"{part.name} is measured by running the model"
-        found[layer].append(run_layer(runs, run.method, _weights_of(by_layer[layer]), part.forms))
+        fits[layer].append(run_layer(runs, run.method, _weights_of(by_layer[layer]), part.forms))
         if run.store is not None:
-            for path, tensors in _files(run, part, layer, found[layer][-1]).items():
+            for path, tensors in _files(run, part, layer, fits[layer][-1]).items():
                 write_tensors(path, tensors)
     run.ranks.wait()
-    for part, layer in (step for step in todo if step not in own):
-        found[layer] += _read(run, [part], layer, by_layer[layer])
-    return found
+    for part, layer in (step for step in todo if step not in mine):
+        fits[layer] += _read(run, [part], layer, by_layer[layer])
+    return fits
 
 
-def _tell_of_runs(
-    steps: Sequence[tuple[_Part, int]], by_layer: Mapping[int, Sequence[Site]], runs_of: RunsByPart
-) -> None:
-    """Say what is going to be run, and how long that takes after one run of the dense model."""
+def _log_runs(steps: Sequence[tuple[_Part, int]], by_layer: Mapping[int, Sequence[Site]], runs_of: RunsByPart) -> None:
     if not steps:
         return
     begun = time.monotonic()
@@ -353,7 +354,7 @@ def _tell_of_runs(
 
 
 def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -> RunsByPart:
-    """What runs the model for a part, made when it is first asked for; None where the part needs none.
+    """Return what runs the model for a part, made at the first call; None where the part needs no runs.
 
     Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
     """
@@ -370,7 +371,6 @@ def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -
 
 
 def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], windows: Tensor, every: bool) -> ModelRuns:
-    """Runs of the model with these layers changed, on every one of these windows or on some."""
     weights = {layer: _weights_of(group) for layer, group in by_layer.items()}
     return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())], every)
 
@@ -380,35 +380,34 @@ def _weights_of(sites: Sequence[Site]) -> list[Weight]:
 
 
 def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_Part]:
-    """The standard forms, and one part for each other form and for each scheme that rounds; the inputs on request.
+    """List the standard forms as one part, then one part for each other form and each lossy scheme; inputs on request.
 
     What a form rests upon comes before it, whether it is asked for or not.
     """
-    asked = [one for form in map(form_named, forms) for one in (form.upon, form) if one is not None]
-    own = [form for form in {one.name: one for one in asked}.values() if not form.standard and form.name != "dense"]
+    wanted = {each.name: each for form in map(form_named, forms) for each in (form.upon, form) if each is not None}
+    others = [form for form in wanted.values() if not form.standard and form.name != "dense"]
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     return [
         _Part("standard", tuple(form for form in FORMS if form.standard)),
-        *(_Part(f"{ATTENDED}-{form.name}" if form.attended else form.name, (form,)) for form in own),
+        *(_Part(f"{ATTENDED}-{form.name}" if form.attended else form.name, (form,)) for form in others),
         *([_Part("inputs", inputs=True)] if inputs else []),
         *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]
 
 
 def _paths(run: CalibrationRun, part: _Part, layer: int) -> tuple[Path, Path]:
-    """The files of the factors and of the losses; the losses are written last, so a part that has them is whole."""
+    """Paths of the factors and of the losses; losses are written last, so a part that has them is complete."""
     assert run.store is not None
     name = f"{run.method.name}-{part.name}"
     return run.store.measured(f"factors-{name}", layer), run.store.measured(f"losses-{name}", layer)
 
 
 def _files(run: CalibrationRun, part: _Part, layer: int, fit: LayerFit) -> dict[Path, Mapping[str, Tensor]]:
-    """What is written of a fit, in this order."""
     losses = {name: torch.from_numpy(loss) for name, loss in fit.losses.items()}
     return dict(zip(_paths(run, part, layer), (fit.kept.tensors, losses), strict=True))
 
 
-def _is_kept(run: CalibrationRun, part: _Part, layer: int) -> bool:
+def _is_stored(run: CalibrationRun, part: _Part, layer: int) -> bool:
     return run.store is not None and all(path.exists() for path in _paths(run, part, layer))
 
 
@@ -418,7 +417,7 @@ def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, sites: Sequen
     return [LayerFit(read_arrays(losses), Kept(TensorFile(factors, device))) for factors, losses in files]
 
 
-def _together(fits: Sequence[LayerFit]) -> LayerFit:
+def _merged(fits: Sequence[LayerFit]) -> LayerFit:
     losses = {name: loss for fit in fits for name, loss in fit.losses.items()}
     return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
 
@@ -428,10 +427,9 @@ def _chained(*parts: Kept) -> Kept:
 
 
 def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
-    """Those of one layer."""
     forms = [form for part in parts for form in part.forms]
     weights = _weights_of(sites)
-    found = LossCurves(
+    curves = LossCurves(
         {
             (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[name])
             for weight in weights
@@ -442,5 +440,5 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
     for scheme in (part.scheme for part in parts if part.scheme is not None):
         start = f"{scheme.name}/"
         price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
-        found = found.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
-    return found
+        curves = curves.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
+    return curves

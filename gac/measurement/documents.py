@@ -62,13 +62,13 @@ class Documents:
             raise TextError(f"{self.name}, all of them blank", "text", "Pass documents that have text.")
 
     @classmethod
-    def of(cls, given: "Documents | Iterable[str]") -> "Documents":
+    def of(cls, documents: "Documents | Iterable[str]") -> "Documents":
         """An iterable of strings, packed in the default way; documents as they are."""
-        return given if isinstance(given, Documents) else cls(given)
+        return documents if isinstance(documents, Documents) else cls(documents)
 
     @property
     def name(self) -> str:
-        """What plans and reports call them."""
+        """Name in plans and reports."""
         count = len(tuple(self.texts))
         return f"{count:,} document{'s' if count > 1 else ''} given in memory"
 

@@ -1,4 +1,4 @@
-"""What is expected of measured losses once a model is compressed and fitted again, by shares fitted on two models.
+"""Scale measured losses to those expected after compression and refit, by factors calibrated on two models.
 
 ``docs/results-quality.md``, ``docs/results-precision.md``, ``docs/results-structures.md`` and ``docs/results-cache.md``
 have the comparisons.
@@ -60,32 +60,32 @@ WHOLE = _by_refit(1.0, 0.7)
 
 
 def expected_share(refit: Refit | None, method: Method, family: Family) -> float:
-    """What is expected of the predicted loss; all of it for methods whose predictions nobody compared."""
+    """Expected fraction of the predicted loss; 1 for methods whose predictions were never compared."""
     return Shares.of(family).predicted[refit or "none"] if method.refits else 1.0
 
 
 def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: Family) -> LossCurves:
-    """What is expected of measured losses. Of what text loses it is what a refit leaves."""
+    """Scale measured losses by the expected fractions; of losses on text, by what a refit leaves."""
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
-    own, refit = Shares.of(family), recipe.refit or "none"
+    shares, refit = Shares.of(family), recipe.refit or "none"
     forms = [*map(form_named, recipe.space.forms)]
-    by_runs = {form.name: own.run[refit] for form in forms if form.runs}
-    by_runs |= {name: WHOLE[refit] for form, whole in curves.wholes.items() for name in (form, whole.form)}
-    found = curves.scaled(share, own.rounded[refit], by_runs, on_text=share / unfitted)
-    return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
+    by_runs = {form.name: shares.run[refit] for form in forms if form.runs}
+    by_runs |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
+    scaled = curves.scaled(share, shares.rounded[refit], by_runs, on_text=share / unfitted)
+    return _beside_rounding(scaled) if any(scheme_named(name).lossy for name in recipe.space.schemes) else scaled
 
 
 def _beside_rounding(curves: LossCurves) -> LossCurves:
-    """Every dim but the full one of another form than the dense one loses ``BESIDE`` more."""
-    found = {
+    """Add ``BESIDE`` to every dim but the full one of forms other than dense."""
+    by_key = {
         key: curve if key[0] == "dense" else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
         for key, curve in curves.by_key.items()
     }
-    return replace(curves, by_key=found)
+    return replace(curves, by_key=by_key)
 
 
 def expected_error(method: Method, text: Calibration) -> float | None:
-    """How far measured losses are from predicted ones, as a share of those; None where nobody compared them."""
+    """Expected relative error of predicted losses; None where it was never compared."""
     if not method.refits or text.little:
         return None
     return 0.15 if text.tokens >= ENOUGH_TOKENS else 0.25

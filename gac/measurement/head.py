@@ -1,4 +1,4 @@
-"""What rounding embedding and head loses, by running the model with them rounded and nothing else."""
+"""Loss of quantising the embedding and the LM head, by running the model with nothing else changed."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,33 +27,33 @@ def measure_head(run: CalibrationRun, scheme: str, rounded: Callable[[], Mapping
         ModelError: it is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    return run.ranks.once(partial(_kept_or_measured, run, scheme, rounded))
+    return run.ranks.once(partial(_stored_or_measured, run, scheme, rounded))
 
 
-def _kept_or_measured(run: CalibrationRun, scheme: str, rounded: Callable[[], Mapping[str, nn.Module]]) -> float:
+def _stored_or_measured(run: CalibrationRun, scheme: str, rounded: Callable[[], Mapping[str, nn.Module]]) -> float:
     path = None if run.store is None else run.store.measured(f"head-{scheme}", 0)
     if path is not None and path.exists():
         return float(read_tensors(path, torch.device("cpu"))[_LOSS])
-    found = _measured(run, rounded())
+    loss = _measured(run, rounded())
     if path is not None:
-        write_tensors(path, {_LOSS: found})
-    return float(found)
+        write_tensors(path, {_LOSS: loss})
+    return float(loss)
 
 
 def _measured(run: CalibrationRun, modules: Mapping[str, nn.Module]) -> Tensor:
-    """Window by window, so that two sets of predictions are alive at most; float64."""
+    """Run window by window, so that two sets of predictions are alive at most; float64."""
     windows, losses = sampled(run.windows), []
     with frozen(run.model), torch.no_grad():
         for ids in progress_bar("rounding the head", "window", steps=windows, shown=run.progress):
             dense = _predicted(run.model, ids)
             with swapped(run.model, modules):
                 losses.append(diverged(dense, _predicted(run.model, ids)))
-    found = torch.stack(losses).double().mean().clamp_min(0)
-    check_measured(found, "the divergence with embedding and head rounded is not finite", "a finite one")
-    return found
+    loss = torch.stack(losses).double().mean().clamp_min(0)
+    check_measured(loss, "the divergence with embedding and head rounded is not finite", "a finite one")
+    return loss
 
 
 def _predicted(model: nn.Module, ids: Tensor) -> Tensor:
-    """Logarithms of the chances of every next token, ``(tokens, vocabulary)``."""
+    """Log-probabilities of every next token, ``(tokens, vocabulary)``."""
     logits: Tensor = run_on(model, ids[None]).logits[0]
     return logits.float().log_softmax(-1)

@@ -76,8 +76,8 @@ class LayerwiseBackward:
         """Take the gradients of every window from a layer's output to its input."""
         inputs = self._inputs_of(layer)
         with frozen(self._model), torch.enable_grad(), on_its_device(self._layers[layer]):
-            for at, gradient in enumerate(self.gradients):
-                hidden = inputs[at].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
+            for window, gradient in enumerate(self.gradients):
+                hidden = inputs[window].unsqueeze(0).to(gradient.device).detach().requires_grad_(True)
                 output = self._stack.run(layer, hidden)
                 output.backward(gradient.unsqueeze(0).to(output.device))  # type: ignore[no-untyped-call]
                 assert hidden.grad is not None
@@ -86,42 +86,42 @@ class LayerwiseBackward:
 
     @torch.no_grad()
     def _outputs(self, tick: Tick) -> Tensor:
-        """Those of the last layer; what some of the layers read is kept on the way."""
+        """Return the outputs of the last layer; the inputs of some layers are stored on the way."""
         hidden = self._stack.entered(self._windows)
         self._allocate(hidden)
-        for at, layer in enumerate(self._layers):
-            if at in self._states:
-                self._states[at] = self._states[at].to(hidden.dtype).copy_(hidden)
+        for index, layer in enumerate(self._layers):
+            if index in self._states:
+                self._states[index] = self._states[index].to(hidden.dtype).copy_(hidden)
             with on_its_device(layer):
-                hidden = self._left_by(at, hidden, tick)
+                hidden = self._left_by(index, hidden, tick)
         return hidden
 
     def _left_by(self, layer: int, hidden: Tensor, tick: Tick) -> Tensor:
-        """What a layer makes of all windows, in their place where it keeps their dtype."""
-        left = hidden
+        """Run a layer on all windows, in place where it keeps their dtype."""
+        result = hidden
         for window in range(len(hidden)):
             output = self._stack.run(layer, hidden[window : window + 1])[0]
-            if left.dtype != output.dtype:
-                left = torch.empty_like(hidden, dtype=output.dtype)
-            left[window] = output
+            if result.dtype != output.dtype:
+                result = torch.empty_like(hidden, dtype=output.dtype)
+            result[window] = output
             if hidden.is_cuda and window == len(hidden) - 1:
                 torch.cuda.synchronize(hidden.device)  # so that ticks tell how long a layer takes
             tick()
-        return left
+        return result
 
     def _allocate(self, hidden: Tensor) -> None:
-        """Room for the inputs of every k-th layer, k as small as fits, in ``ENOUGH`` bytes if it can."""
+        """Allocate the inputs of every k-th layer, k as small as fits, in ``ENOUGH`` bytes if possible."""
         shape = hidden.shape
         count = len(self._layers) - self._lowest
-        own, free = math.prod(shape) * hidden.element_size(), room(hidden.device)
-        every, device = _stride(count, min(free, ENOUGH) // own) or _stride(count, free // own), hidden.device
+        size, free = math.prod(shape) * hidden.element_size(), room(hidden.device)
+        every, device = _stride(count, min(free, ENOUGH) // size) or _stride(count, free // size), hidden.device
         if every is None:
             every, device = math.isqrt(count - 1) + 1, torch.device("cpu")
         for layer in range(self._lowest, len(self._layers), every):
             self._states[layer] = torch.empty(shape, dtype=hidden.dtype, device=device)
 
     def _to_loss(self, window: int, ids: Tensor) -> Tensor:
-        """Back-propagate the loss of labels drawn for one window, ids ``(tokens,)``; returns the window's own, nats."""
+        """Back-propagate the loss of drawn labels of a window, ids ``(tokens,)``; return the loss of its text, nats."""
         hidden = self.gradients[window].unsqueeze(0).detach().requires_grad_(True)
         with torch.enable_grad(), self._stack.ending(hidden):
             number = self._first + window
@@ -132,24 +132,24 @@ class LayerwiseBackward:
         return loss
 
     def _inputs_of(self, layer: int) -> Tensor:
-        """The hidden states that a layer reads; those that were not kept are computed from the nearest that were."""
+        """Return the input hidden states of a layer, recomputed from the nearest stored ones if needed."""
         if layer not in self._states:
-            nearest = max(at for at in self._states if at < layer)
-            kept = self._states[nearest]
+            nearest = max(index for index in self._states if index < layer)
+            states = self._states[nearest]
             self._states |= {
-                at: torch.empty_like(kept, dtype=self.gradients.dtype) for at in range(nearest + 1, layer + 1)
+                index: torch.empty_like(states, dtype=self.gradients.dtype) for index in range(nearest + 1, layer + 1)
             }
             with frozen(self._model), torch.no_grad(), ExitStack() as loaded:
                 for between in self._layers[nearest:layer]:
                     loaded.enter_context(on_its_device(between))
-                for window in range(len(kept)):
-                    hidden = kept[window].unsqueeze(0).to(self.gradients.device)
-                    for at in range(nearest, layer):
-                        hidden = self._stack.run(at, hidden)
-                        self._states[at + 1][window] = hidden[0]
+                for window in range(len(states)):
+                    hidden = states[window].unsqueeze(0).to(self.gradients.device)
+                    for index in range(nearest, layer):
+                        hidden = self._stack.run(index, hidden)
+                        self._states[index + 1][window] = hidden[0]
         return self._states.pop(layer)
 
 
 def _stride(layers: int, room: int) -> int | None:
-    """The smallest k at which every k-th input and the k - 1 between two of them fit; None where none does."""
+    """Return the smallest k such that every k-th input and the k - 1 between two of them fit; None where none does."""
     return next((k for k in range(1, layers + 1) if math.ceil(layers / k) + k - 1 <= room), None)

@@ -43,15 +43,15 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
     _check(observed, what)
     dice = torch.Generator(fixed.device).manual_seed(seed)
     upto = fixed.exp().cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
-    at = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
-    drawn = torch.searchsorted(upto, at, right=True).clamp_max(upto.shape[1] - 1)[:, 0]
+    thresholds = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
+    drawn = torch.searchsorted(upto, thresholds, right=True).clamp_max(upto.shape[1] - 1)[:, 0]
     return observed, nll_loss(chances, drawn, reduction="sum")
 
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:
-    """Those that predict a token of the window, float32, ``(tokens - 1, vocabulary)``."""
-    found: Tensor = run_on(model, ids[None]).logits[0, :-1]
-    return found.float()
+    """Logits that predict a token of the window, float32, ``(tokens - 1, vocabulary)``."""
+    logits: Tensor = run_on(model, ids[None]).logits[0, :-1]
+    return logits.float()
 
 
 def _check(loss: Tensor, what: str) -> None:

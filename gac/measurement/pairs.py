@@ -38,25 +38,25 @@ def with_pairs(
     pairs: dict[frozenset[tuple[str, str]], float] = {}
     on_text: dict[tuple[str, str], float] = {}
     for form in (form for form in forms if form.runs and form.least == 0):
-        lost = run.ranks.once(partial(_kept_or_measured, run, weights, form, curves))
-        pairs |= {frozenset((form.name, name) for name in pair): one for pair, one in lost.items() if len(pair) == 2}
-        on_text |= {(form.name, name): one for pair, one in lost.items() if len(pair) == 1 for name in pair}
+        lost = run.ranks.once(partial(_stored_or_measured, run, weights, form, curves))
+        pairs |= {frozenset((form.name, name) for name in pair): loss for pair, loss in lost.items() if len(pair) == 2}
+        on_text |= {(form.name, name): loss for pair, loss in lost.items() if len(pair) == 1 for name in pair}
     return replace(curves, pairs=pairs, on_text=on_text)
 
 
 _CPU = torch.device("cpu")
 
 
-def _kept_or_measured(
+def _stored_or_measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
 ) -> dict[frozenset[str], float]:
     path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
     if path is not None and path.exists():
-        return {frozenset(name.split(" ")): float(one) for name, one in read_tensors(path, _CPU).items()}
+        return {frozenset(name.split(" ")): float(loss) for name, loss in read_tensors(path, _CPU).items()}
     lost = _measured(run, weights, form, curves)
     if path is not None:
         write_tensors(
-            path, {" ".join(sorted(pair)): torch.tensor(one, dtype=torch.float32) for pair, one in lost.items()}
+            path, {" ".join(sorted(pair)): torch.tensor(loss, dtype=torch.float32) for pair, loss in lost.items()}
         )
     return lost
 
@@ -64,21 +64,21 @@ def _kept_or_measured(
 def _measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
 ) -> dict[frozenset[str], float]:
-    """By the names under which the curves of both are; by one name what text loses."""
+    """Losses by pairs of names; by single names, losses on text."""
     tensors = form.tensors
     assert isinstance(tensors, RunForm), f"{form.name} is marked as measured by runs"
-    taken = [together for of_layer in weights.values() for together in taken_together(form, of_layer)]
-    alone = {together[-1].name: curves.of(form, together[-1]) for together in taken}
+    taken = [block for of_layer in weights.values() for block in taken_together(form, of_layer)]
+    alone = {block[-1].name: curves.of(form, block[-1]) for block in taken}
     losses = {name: float(curve.loss[0]) for name, curve in alone.items() if curve is not None}
-    taken.sort(key=lambda together: losses[together[-1].name] / sum(weight.params for weight in together))
-    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [w for one in taken for w in one])
-    modules = {together[-1].name: tensors.modules(runs, together) for together in taken[:MOST]}
+    taken.sort(key=lambda block: losses[block[-1].name] / sum(weight.params for weight in block))
+    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [w for block in taken for w in block])
+    modules = {block[-1].name: tensors.modules(runs, block) for block in taken[:MOST]}
     steps = [*combinations([*modules][:ON_TEXT], 1), *combinations(modules, 2)]
-    found: dict[frozenset[str], float] = {}
+    measured: dict[frozenset[str], float] = {}
     for names in progress_bar("leaving out pairs", "step", steps=steps, shown=run.progress):
         if len(names) == 1:
-            found[frozenset(names)] = runs.lost(modules[names[0]])
+            measured[frozenset(names)] = runs.lost(modules[names[0]])
         else:
             both = runs.divergence(modules[names[0]] | modules[names[1]])
-            found[frozenset(names)] = both - sum(losses[name] for name in names)
-    return found
+            measured[frozenset(names)] = both - sum(losses[name] for name in names)
+    return measured

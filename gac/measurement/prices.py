@@ -1,4 +1,4 @@
-"""What storing weights in schemes costs, of the dense weights and of the forms that say so themselves."""
+"""Loss of storing weights in schemes, for dense weights and for forms that price themselves."""
 
 from collections.abc import Sequence
 
@@ -23,20 +23,20 @@ def prices_of(
     Args:
         statistics: with what the standard forms have kept.
     """
-    found: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
+    prices: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
     for weight in weights if schemes else ():
         inputs = Inputs(statistics.metric(weight).inputs, thorough=False)
         for scheme in (scheme for scheme in schemes if scheme.takes(weight)):
-            own = found[scheme.name]
-            own[weight.name] = np.array(rounding_loss(statistics, weight, scheme, inputs))
+            scheme_prices = prices[scheme.name]
+            scheme_prices[weight.name] = np.array(rounding_loss(statistics, weight, scheme, inputs))
             for form in (form for form in FORMS if form.standard and form.takes(weight)):
                 if (by_dim := form.tensors.rounding(statistics, weight, scheme, inputs)) is not None:
-                    own[f"{form.name}/{weight.name}"] = by_dim
-    return found
+                    scheme_prices[f"{form.name}/{weight.name}"] = by_dim
+    return prices
 
 
 def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> float:
-    """What storing the dense weight W in a scheme costs, nats a token: ``tr(G E A E^T)`` of its rounding error E.
+    """Loss of storing the dense weight W in a scheme, nats a token: ``tr(G E A E^T)`` of its quantisation error E.
 
     Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
     first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.

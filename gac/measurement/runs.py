@@ -1,4 +1,4 @@
-"""What a change of the model loses, by running the model with it.
+"""Loss of a change of the model, by running the model with it.
 
 The divergence from what the dense model predicts is what text written by the dense model would lose. A few windows are
 enough to measure it. The calibration text loses less: without one of SmolLM2's attentions 0.4 to 1.0 of that
@@ -41,7 +41,7 @@ def _step(windows: Tensor) -> int:
 
 
 def _parted(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Those sampled, and the others in an order in which the first few are from all over the text."""
+    """Split into the sampled windows and the others, these in an order whose first few are from all over the text."""
     mixed = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
     return sampled(windows), windows[mixed[mixed % _step(windows) > 0]]
 
@@ -52,8 +52,8 @@ def _standard_error(values: Sequence[float]) -> float:
 
 def diverged(dense: Tensor, changed: Tensor) -> Tensor:
     """The mean Kullback-Leibler divergence of one model from another, from logarithms ``(tokens, vocabulary)``."""
-    found: Tensor = (dense.exp() * (dense - changed)).sum(-1).mean()
-    return found
+    mean: Tensor = (dense.exp() * (dense - changed)).sum(-1).mean()
+    return mean
 
 
 def unseen(weight: Weight) -> Moments:
@@ -87,7 +87,7 @@ class ModelRuns:
         every: bool = False,
     ) -> None:
         self.model, self._stack = model, LayerStack(model, layers)
-        self._layer_of = {module: at for at, layer in enumerate(layers) for module in layer.modules()}
+        self._layer_of = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
         self._windows, self._others = (windows, windows[:0]) if every else _parted(windows)
         self._dense_losses: dict[int, float] = {}
         self._states: list[list[Tensor]] = [[] for _ in layers]
@@ -105,7 +105,7 @@ class ModelRuns:
 
     @property
     def layers(self) -> int:
-        """How many decoder layers the model has."""
+        """Number of decoder layers."""
         return len(self._states)
 
     def divergence(self, modules: Mapping[str, nn.Module]) -> float:
@@ -120,7 +120,7 @@ class ModelRuns:
         return float(self.measured(modules)[:, 0].mean())
 
     def lost(self, modules: Mapping[str, nn.Module]) -> float:
-        """What text loses with these modules in the model, nats a token.
+        """Loss of text with these modules in the model, nats a token.
 
         It is what the calibration text loses, on as many windows as it takes to be sure, drawn towards the divergence
         where they are too few: the mean of both, each weighted by the inverse of its variance.
@@ -131,8 +131,8 @@ class ModelRuns:
         Raises:
             ModelError: it is not finite.
         """
-        kept = self.measured(modules)
-        distance, more = float(kept[:, 0].mean()), kept[:, 1].tolist()
+        by_window = self.measured(modules)
+        distance, more = float(by_window[:, 0].mean()), by_window[:, 1].tolist()
         enough = max(SURE, SURE_SHARE * distance)
         for window, ids in enumerate(self._others):
             if _standard_error(more) <= enough:
@@ -145,13 +145,13 @@ class ModelRuns:
         """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
         lowest = min(self._layer_of[self.model.get_submodule(name)] for name in modules)
         with frozen(self.model), torch.no_grad(), swapped(self.model, modules):
-            found = torch.stack([self._changed(window, lowest) for window in range(len(self._windows))])
-        mean, names = found[:, 0].mean(), ", ".join(modules)
+            by_window = torch.stack([self._changed(window, lowest) for window in range(len(self._windows))])
+        mean, names = by_window[:, 0].mean(), ", ".join(modules)
         check_measured(mean, f"the divergence without {names} is {mean.item()}", "a finite one")
-        return found
+        return by_window
 
     def _changed(self, window: int, lowest: int) -> Tensor:
-        """Of one window that is kept, shape ``(2,)``."""
+        """Divergence and loss of text of one window, shape ``(2,)``."""
         hidden, ids = self._states[lowest][window], self._windows[window]
         for layer in range(lowest, len(self._states)):
             hidden = self._stack.run(layer, hidden)
@@ -160,7 +160,7 @@ class ModelRuns:
         return torch.stack([diverged(dense, changed), (dense - changed)[:-1].gather(1, labels).mean()])
 
     def _less_likely(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
-        """By how much the text of another window is less likely, nats a token."""
+        """Loss of text of another window, nats a token."""
         with frozen(self.model), torch.no_grad():
             if window not in self._dense_losses:
                 self._dense_losses[window] = float(window_loss(self.model, ids))

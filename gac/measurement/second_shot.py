@@ -33,11 +33,12 @@ def stream_second(
         StatisticsError: what is kept cannot be written or read.
     """
     gradients = stream_moments(first, sites)
-    for layer, own in stream_moments(dense, sites):
+    for layer, moments in stream_moments(dense, sites):
         same, other = next(gradients)
         assert layer == same
-        if own is not None and other is not None:
-            own.tensors.update((name, found) for name, found in other.tensors.items() if name.startswith(_OF_GRADIENTS))
+        if moments is not None and other is not None:
+            gradient_names = [name for name in other.tensors if name.startswith(_OF_GRADIENTS)]
+            moments.tensors.update((name, other.tensors[name]) for name in gradient_names)
             other.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
-        yield layer, own
+        yield layer, moments
     next(gradients, None)  # what it does after its last layer

@@ -30,8 +30,8 @@ from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, embedding_shapes, quantised_embeddings
 from gac.measurement.expected import expected_curves, expected_error, expected_share
 from gac.measurement.head import measure_head
-from gac.measurement.likeness import check_likeness
 from gac.measurement.second_shot import FIRST_KEPT, stream_second
+from gac.measurement.similarity import compare_texts
 from gac.measurement.store import StatisticsStore
 from gac.measurement.text import TextSpec, Windows, check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
@@ -105,7 +105,7 @@ def measure(
     Args:
         first_shot: compresses the model once, where the recipe has two shots.
         needs: the name of another measurement of each weight, see ``gac.measurement.weight_measurements``.
-        compare_with: a text that the calibration text is compared with first, see ``gac.measurement.likeness``.
+        compare_with: a text that the calibration text is compared with first, see ``gac.measurement.similarity``.
 
     Raises:
         GacError: the model, the text or the statistics are not usable.
@@ -124,7 +124,7 @@ def measure(
     check_same_everywhere(ranks, loaded, digest, windows, recipe)
     if compare_with is not None:
         compared = (loaded.model, loaded.tokenizer, sites, texts, windows, compare_with, progress)
-        ranks.once(partial(check_likeness, *compared))
+        ranks.once(partial(compare_texts, *compared))
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
     opened = calibration_run(
         loaded, recipe, windows, digest, owned=isinstance(model, (str, Path)), first_shot=first_shot, progress=progress
@@ -191,9 +191,9 @@ def calibration_run(
 def _two_shots(dense: CalibrationRun, key: str, first_shot: FirstShot) -> CalibrationRun:
     run = replace(dense, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
 
-    def stream(asked: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
+    def stream(request: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
         first = replace(run, model=first_shot(dense))
-        return stream_second(replace(dense, attended=asked.attended), first, sites)
+        return stream_second(replace(dense, attended=request.attended), first, sites)
 
     return replace(run, source=stream)
 

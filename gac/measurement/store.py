@@ -1,4 +1,4 @@
-"""What calibration keeps on disk of one model and one text: finished layers, and where it was interrupted."""
+"""Files of statistics for one model and one text: finished layers, and the snapshot of an interrupted run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,11 +31,11 @@ class StatisticsStore:
     directory: Path
 
     def moments(self, layer: int, more: str | None = None) -> Path:
-        """Where a layer's moments are kept, by themselves or with more, under the name of that."""
+        """Path of a layer's moments; ``more`` names a file that holds others too."""
         return self.directory / f"{more or 'layer'}-{layer:04d}.safetensors"
 
     def measured(self, what: str, layer: int) -> Path:
-        """Where something else of a layer is kept, under the names of what it is and in which method's metric."""
+        """Path of another result for a layer, named by what it is and the method's metric."""
         return self.directory / f"{what}-{layer:04d}.safetensors"
 
     def check_writable(self) -> None:
@@ -51,7 +51,7 @@ class StatisticsStore:
 
     @property
     def boundary(self) -> Path:
-        """Where an interrupted calibration goes on: the gradients between two layers."""
+        """Path of the snapshot of an interrupted calibration: the gradients between two layers."""
         return self.directory / "boundary.safetensors"
 
 
@@ -61,9 +61,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         StatisticsError: the place is not writable, or full.
     """
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with _writing(path), atomic_path(path) as temporary:
-        save_file(held, temporary)
+        save_file(on_cpu, temporary)
 
 
 @contextmanager
@@ -97,8 +97,8 @@ def read_arrays(path: Path) -> dict[str, Floats]:
 def read_rows(path: Path, name: str, rows: slice) -> Tensor:
     """Some rows of one tensor of a file; raises as ``read_tensors`` does."""
     with _reading(path), _safe_open(path, framework="pt") as file:
-        found: Tensor = file.get_slice(name)[rows]
-        return found
+        rows_read: Tensor = file.get_slice(name)[rows]
+        return rows_read
 
 
 @contextmanager
@@ -146,7 +146,7 @@ class TensorFile(Mapping[str, Tensor]):
 
 @contextmanager
 def background_writer() -> Iterator[Callable[[Mapping[Path, Mapping[str, Tensor]]], None]]:
-    """What writes while the GPU works: one set of files at a time, so that at most one is in host memory.
+    """Write files while the GPU works, one set at a time, so that at most one is in host memory.
 
     It takes tensors to the host once the files before them are written, begins to write theirs, in order, and raises
     what writing the files before raised. All are written on exit.
@@ -157,8 +157,11 @@ def background_writer() -> Iterator[Callable[[Mapping[Path, Mapping[str, Tensor]
         def write(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
             nonlocal last
             last.result()
-            held = {path: {name: one.detach().cpu() for name, one in own.items()} for path, own in files.items()}
-            last = pool.submit(_write_all, held)
+            on_cpu = {
+                path: {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+                for path, tensors in files.items()
+            }
+            last = pool.submit(_write_all, on_cpu)
 
         yield write
         last.result()

@@ -64,13 +64,13 @@ class TextSpec:
 
 
 def is_sized_text(item: str) -> bool:
-    """Whether a string is a known name or a file with a size, which no document is."""
+    """True for a known name, or a file, with a size; no document is one."""
     match = _SIZED.fullmatch(item) if "\n" not in item else None
     return match is not None and is_text(match[1])
 
 
 def is_text(name: str) -> bool:
-    """Whether it is a known text, or a file."""
+    """True for a known text or a file."""
     return name in _SOURCES or os.path.isfile(name)
 
 
@@ -104,13 +104,13 @@ class Windows:
 
     @property
     def head(self) -> str:
-        """Where there is a BOS, in words."""
+        """Position of BOS in words."""
         return _HEADS[self.bos]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a named text comes from.
+    """Origin of a named text.
 
     ``reserved`` is how many tokens at the head of the one text are for calibration alone; None where
     calibration and evaluation are different texts already. ``length`` is that of an evaluation window unless another
@@ -146,9 +146,9 @@ def calibration_windows(
         raise TextError(
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
-    found = _source(spec.name if isinstance(spec, TextSpec) else spec)
+    source = _source(spec.name if isinstance(spec, TextSpec) else spec)
     head = bos_of(tokenizer, bos)
-    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    ids = _tokens(source.calibration(), tokenizer)[: source.reserved]
     return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed, head=head)
 
 
@@ -162,8 +162,8 @@ def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool
     Raises:
         TextError: as ``calibration_windows``.
     """
-    found = _source(source)
-    ids = _tokens(found.calibration(), tokenizer)[: found.reserved]
+    text = _source(source)
+    ids = _tokens(text.calibration(), tokenizer)[: text.reserved]
     name = source if isinstance(source, str) else source.name
     return _cut(name, ids, None, length, "calibration", head=bos_of(tokenizer, bos))
 
@@ -189,13 +189,13 @@ def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
     Raises:
         TextError: a BOS is asked for, and the tokenizer has none.
     """
-    found = getattr(tokenizer, "bos_token_id", None)
-    if bos and found is None:
+    token = getattr(tokenizer, "bos_token_id", None)
+    if bos and token is None:
         given = f"bos=True with a {type(tokenizer).__name__} without BOS"
         raise TextError(given, "a tokenizer that has a BOS token", "Leave bos out, or use the model's own tokenizer.")
     if bos is None:
-        bos = found is not None and _tokens("x", tokenizer, headed=True)[:1].tolist() == [found]
-    return found if bos else None
+        bos = token is not None and _tokens("x", tokenizer, headed=True)[:1].tolist() == [token]
+    return token if bos else None
 
 
 def evaluation_windows(
@@ -221,12 +221,12 @@ def evaluation_windows(
     Raises:
         TextError: an unknown source, one that cannot be read, too few tokens, or no BOS.
     """
-    found = _source(source)
-    published = found.headed and bos is None
+    text = _source(source)
+    published = text.headed and bos is None
     head = None if published else bos_of(tokenizer, bos)
-    start = found.reserved or 0
-    length = found.length if length is None else length
-    ids = _tokens(found.evaluation(), tokenizer, published)[start:]
+    start = text.reserved or 0
+    length = text.length if length is None else length
+    ids = _tokens(text.evaluation(), tokenizer, published)[start:]
     name = source if isinstance(source, str) else source.name
     cut = _cut(name, ids, windows, length, "evaluation", start=start, head=head)
     return replace(cut, bos="text") if published and int(cut.ids[0, 0]) == tokenizer.bos_token_id else cut
@@ -264,7 +264,7 @@ def _bad_size(given: str) -> TextError:
 
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
-    """Token ids of the whole text, int64, shape ``(tokens,)``; a BOS within a text would not be text."""
+    """Token ids of the text, int64, shape ``(tokens,)``, without BOS."""
     encoded = tokenizer(text, add_special_tokens=headed, return_attention_mask=False, verbose=False)
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
@@ -279,28 +279,28 @@ def _cut(
     seed: int = 0,
     head: int | None = None,
 ) -> Windows:
-    """Whole windows of tokens: all, or as many as are asked for.
+    """Cut full windows: all, or as many as asked for.
 
     Args:
         seed: 0 takes them in even steps through the text, any other draws them.
         head: the token that each begins with, in the place of one token of text.
     """
-    own = length if head is None else length - 1
-    _check_size(windows, own)
-    needed = (windows or 1) * own
+    usable = length if head is None else length - 1
+    _check_size(windows, usable)
+    needed = (windows or 1) * usable
     if needed > len(ids):
         headed = "" if head is None else " with BOS"
         raise TextError(
             f"{name} has {len(ids):,} tokens for {purpose}",
             f"at least {needed:,}, for {windows or 1} x {length}{headed}",
-            _shorter(len(ids), own, length),
+            _shorter(len(ids), usable, length),
         )
-    count = len(ids) // own
+    count = len(ids) // usable
     windows = windows or count
     drawn = np.arange(windows) * count // windows
     if seed:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
-    taken = ids[: count * own].view(-1, own)[torch.from_numpy(drawn)]
+    taken = ids[: count * usable].view(-1, usable)[torch.from_numpy(drawn)]
     if head is not None:
         taken = torch.cat([taken.new_full((len(taken), 1), head), taken], dim=1)
     return Windows(name, taken, digest_of(taken), start, "none" if head is None else "windows", windows == count)
@@ -311,11 +311,11 @@ def digest_of(ids: torch.Tensor) -> str:
     return hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest()
 
 
-def _shorter(usable: int, own: int, length: int) -> str:
-    """What else to ask for, of a text of so many tokens, where a window takes ``own`` of them."""
-    if usable >= own:
-        return f"Ask for at most {usable // own} windows of {length}, or use a longer text."
-    most = usable + length - own
+def _shorter(usable: int, available: int, length: int) -> str:
+    """Suggest another size for a text of so many tokens, where a window takes ``available`` of them."""
+    if usable >= available:
+        return f"Ask for at most {usable // available} windows of {length}, or use a longer text."
+    most = usable + length - available
     return f"Use a longer text, or windows of at most {most} tokens." if most > 1 else "Use a longer text."
 
 
@@ -323,8 +323,8 @@ def _source(text: str | Documents) -> _Source:
     if isinstance(text, str):
         check_text(text)
         return _SOURCES.get(text) or _Source(partial(_local, text), partial(_local, text))
-    whole = text.text
-    return _Source(lambda: whole, lambda: whole)
+    content = text.text
+    return _Source(lambda: content, lambda: content)
 
 
 def check_text(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a model is calibrated on: one text, or several, each with its share of the windows."""
+"""Calibration text: one text, or several, each with its share of the windows."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -37,8 +37,8 @@ class Texts:
             raise TextError(f"the calibration text {twice} twice", "each text once", "Add up its windows.")
 
     @classmethod
-    def of(cls, given: CalibrationText) -> "Texts":
-        """What a caller calls calibration text.
+    def of(cls, text: CalibrationText) -> "Texts":
+        """Parse calibration text in any form that a caller may pass.
 
         A string is a name or a path. A list is one of texts where one of its items is a ``TextSpec``, ``Documents``, or
         a known name or a file with its windows, as ``notes.txt:32x1024``. The other items then have to be texts too.
@@ -47,14 +47,14 @@ class Texts:
         Raises:
             TextError: a size below 1, a text that is neither known nor a file, or documents that are no strings.
         """
-        if isinstance(given, (str, os.PathLike)):
-            return cls.named(str(given))
-        if isinstance(given, (TextSpec, Documents)):
-            return cls((given,))
-        if not isinstance(given, Iterable):
+        if isinstance(text, (str, os.PathLike)):
+            return cls.named(str(text))
+        if isinstance(text, (TextSpec, Documents)):
+            return cls((text,))
+        if not isinstance(text, Iterable):
             expected = "a name, a path, documents, or a list of these"
-            raise TextError(f"a {type(given).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
-        items = ordered(given)
+            raise TextError(f"a {type(text).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
+        items = ordered(text)
         if not any(map(_is_text, items)):
             return cls((Documents(items),))
         return cls(tuple(map(_part, items)))
@@ -70,7 +70,7 @@ class Texts:
 
     @property
     def name(self) -> str:
-        """What plans and reports call them: the one text, or each with its windows."""
+        """Name in plans and reports: the text, or each text with its windows."""
         if len(self.parts) == 1:
             return self.parts[0].name
         return " and ".join(f"{part.name} ({part.windows})" for part in self.parts)
@@ -124,27 +124,30 @@ class Texts:
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:
-    """Which part each window is taken from, so that every k-th window, too, has the parts in their shares.
+    """Order windows of several texts so that every k-th window, too, has the texts in their shares.
 
     The next window is of the part that is most overdue, summed over the windows so far and over those among them that
     are whole multiples of 2, 3, ... 16 windows away.
     """
-    total, left = sum(counts), list(counts)
-    taken = {(step, at): [0] * len(counts) for step in range(1, _SPLITS + 1) for at in range(step)}
+    total, remaining = sum(counts), list(counts)
+    taken = {(step, position): [0] * len(counts) for step in range(1, _SPLITS + 1) for position in range(step)}
     order = []
-    for at in range(total):
-        alike = [taken[step, at % step] for step in range(1, _SPLITS + 1)]
-        due = [sum(count * (sum(one) + 1) - total * one[part] for one in alike) for part, count in enumerate(counts)]
-        chosen = max((part for part, more in enumerate(left) if more), key=due.__getitem__)
-        left[chosen] -= 1
-        for one in alike:
-            one[chosen] += 1
+    for position in range(total):
+        alike = [taken[step, position % step] for step in range(1, _SPLITS + 1)]
+        due = [
+            sum(count * (sum(counter) + 1) - total * counter[part] for counter in alike)
+            for part, count in enumerate(counts)
+        ]
+        chosen = max((part for part, more in enumerate(remaining) if more), key=due.__getitem__)
+        remaining[chosen] -= 1
+        for counter in alike:
+            counter[chosen] += 1
         order.append(chosen)
     return order
 
 
 def _is_text(item: object) -> bool:
-    """Whether an item of a list can be nothing but a text: a document is no known name or file with its windows."""
+    """True if an item of a list can only be a text: no document is a known name or file with its windows."""
     return is_sized_text(item) if isinstance(item, str) else isinstance(item, (TextSpec, Documents))
 
 

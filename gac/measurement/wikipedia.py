@@ -50,14 +50,14 @@ def _dump() -> Path:
     package = importlib.util.find_spec("gensim")
     folders = package.submodule_search_locations if package else None
     paths = [Path(folder) / "test" / "test_data" / _DUMP for folder in folders or ()]
-    found = next((path for path in paths if path.is_file()), None)
-    if found is None:
+    dump = next((path for path in paths if path.is_file()), None)
+    if dump is None:
         raise TextError(
             "wiki-sample is not installed",
             f"the package gensim 4.4.0 with its {_DUMP}",
             "Run pip install --no-deps gensim==4.4.0, or give the path of a text file.",
         )
-    return found
+    return dump
 
 
 def _articles(dump: Path) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _articles(dump: Path) -> Iterator[str]:
 
 
 def _pages(dump: Path) -> Iterator[str]:
-    """The markup of every article of a MediaWiki dump: namespace 0, no redirects."""
+    """Yield the markup of every article of a MediaWiki dump: namespace 0, no redirects."""
     with bz2.open(dump) as stream:
         for _, element in iterparse(stream):
             if element.tag.rpartition("}")[2] == "page":
@@ -87,7 +87,7 @@ def _pages(dump: Path) -> Iterator[str]:
 
 
 def _render(code: Any) -> str:
-    """What a reader sees of parsed wiki markup, without tables, references, templates and pictures."""
+    """Return the visible text of parsed markup, without tables, references, templates and pictures."""
     return "".join(map(_render_node, code.nodes)) if code is not None else ""
 
 

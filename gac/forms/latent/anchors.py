@@ -8,7 +8,7 @@ Beyond the last one the loss is in the same ratio to the price as there.
 The anchors of all weights together would lose as much by their prices as the form's ``anchors`` say, so they lie where
 plans choose. With three of them a model of n layers takes 6 n runs, each from the layer that changes on: of half the
 layers on average. In 16 bits there is one more for each weight: what its pair of the full rank loses is rounding, which
-is in every run and is subtracted. What all weights lose together is in ``gac.measurement.wholes``.
+is in every run and is subtracted. What all weights lose together is in ``gac.measurement.whole_model``.
 """
 
 from collections.abc import Mapping, Sequence

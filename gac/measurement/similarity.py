@@ -1,4 +1,4 @@
-"""How much a text is like the calibration text, to the dense model: its loss on it, and what its weights read."""
+"""Compare a text with the calibration text by the dense model's loss and by the inputs of its weights."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ _DAMPING = 0.1
 
 
 @dataclass(frozen=True)
-class Likeness:
+class TextSimilarity:
     """The dense model on a few windows of two texts.
 
     Attributes:
@@ -54,21 +54,22 @@ class Likeness:
 
     @property
     def far(self) -> bool:
-        """Whether the calibration text says too little about the check text."""
+        """True if the calibration text says too little about the check text."""
         return self.spread > FAR
 
     def __str__(self) -> str:
-        own, other = self.calibration_loss, self.check_loss
+        calibration, other = self.calibration_loss, self.check_loss
         return (
             f"{self.check} beside {self.calibration} ({self.windows[1]} and {self.windows[0]} windows): the dense "
-            f"model's loss is {other:.3f} and {own:.3f} nats a token (perplexity {exp(other):.1f} and {exp(own):.1f}); "
+            f"model's loss is {other:.3f} and {calibration:.3f} nats a token (perplexity {exp(other):.1f} and "
+            f"{exp(calibration):.1f}); "
             f"what weights read spreads {self.spread:.2f} times as far as the calibration text does (1: alike)"
         )
 
 
-def check_likeness(
+def compare_texts(
     model: nn.Module, tokenizer: Any, sites: Sequence[Site], texts: Texts, windows: Windows, check: Text, progress: bool
-) -> Likeness:
+) -> TextSimilarity:
     """Measure how like the calibration text another text is, say it, and warn where it is far.
 
     It takes one run of the model over at most 16 windows of each text, and keeps at most 256 features of each weight.
@@ -82,39 +83,39 @@ def check_likeness(
         ModelError: a loss is not finite.
     """
     other = check_windows(model, tokenizer, texts, windows, check)
-    own = _spaced(windows)
+    sample = _spaced(windows)
     names = [weight.name for site in sites for weight in site.weights]
-    bar = progress_bar("comparing texts", "window", len(own) + len(other), shown=progress, leave=False)
+    bar = progress_bar("comparing texts", "window", len(sample) + len(other), shown=progress, leave=False)
     with bar, frozen(model), torch.no_grad():
-        halves = [_measured(model, names, replace(own, ids=own.ids[at::2]), bar) for at in range(2)]
+        halves = [_measured(model, names, replace(sample, ids=sample.ids[start::2]), bar) for start in (0, 1)]
         check_loss, read = _measured(model, names, other, bar)
-    loss = sum(one * len(own.ids[at::2]) for at, (one, _) in enumerate(halves)) / len(own)
+    loss = sum(half * len(sample.ids[start::2]) for start, (half, _) in enumerate(halves)) / len(sample)
     (_, half), (_, rest) = halves
-    spread = sum(beside(half[name], read[name], rest[name]) for name in names) / len(names)
-    found = Likeness(windows.name, other.name, (len(own), len(other)), loss, check_loss, spread)
-    logger.info("%s", found)
-    if found.far:
+    spread = sum(moment_ratio(half[name], read[name], rest[name]) for name in names) / len(names)
+    likeness = TextSimilarity(windows.name, other.name, (len(sample), len(other)), loss, check_loss, spread)
+    logger.info("%s", likeness)
+    if likeness.far:
         logger.warning(
             "warning: %s is unlike the calibration text (%.2f; above %g is far): the model will lose more on it than "
             "the plan predicts. Calibrate on such text too: several texts can be given.",
-            *(found.check, spread, FAR),
+            *(likeness.check, spread, FAR),
         )
-    return found
+    return likeness
 
 
 def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windows, check: Text) -> Windows:
     """Windows of the check text like those of the calibration, spread over all of it.
 
     Raises:
-        TextError: as ``check_likeness``.
+        TextError: as ``compare_texts``.
     """
     given = check if isinstance(check, str) else Documents.of(check)
-    found = evaluation_windows(given, tokenizer, length=windows.length, bos=windows.bos == "windows")
-    same = isinstance(given, str) and os.path.realpath(given) in {os.path.realpath(one.name) for one in texts.parts}
+    check_text_windows = evaluation_windows(given, tokenizer, length=windows.length, bos=windows.bos == "windows")
+    same = isinstance(given, str) and os.path.realpath(given) in {os.path.realpath(part.name) for part in texts.parts}
     known = {row.numpy().tobytes() for row in windows.ids}
-    if same or any(row.numpy().tobytes() in known for row in found.ids):
+    if same or any(row.numpy().tobytes() in known for row in check_text_windows.ids):
         raise TextError(
-            f"the check text {found.name}, which is calibrated on",
+            f"the check text {check_text_windows.name}, which is calibrated on",
             "another text, like what the model will serve",
             "Check with a text that is held back.",
         )
@@ -122,11 +123,11 @@ def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windo
         given, expected = "a check beside 1 calibration window", "at least 2, each half of which is compared"
         raise TextError(given, expected, "Calibrate on more windows.")
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    check_vocabulary(found, embedding.num_embeddings)
-    return _spaced(found)
+    check_vocabulary(check_text_windows, embedding.num_embeddings)
+    return _spaced(check_text_windows)
 
 
-def beside(half: Tensor, check: Tensor, rest: Tensor) -> float:
+def moment_ratio(half: Tensor, check: Tensor, rest: Tensor) -> float:
     """tr(check half^-1) / tr(rest half^-1), each feature in units of its mean square in ``half``, which is damped."""
     scale = half.diagonal().clamp_min(torch.finfo(half.dtype).tiny).rsqrt()
     half, check, rest = (moment * scale[:, None] * scale for moment in (half, check, rest))
@@ -136,16 +137,15 @@ def beside(half: Tensor, check: Tensor, rest: Tensor) -> float:
 
 
 def _spaced(windows: Windows) -> Windows:
-    """At most 16 of the windows, spread over all."""
     count = min(len(windows), _WINDOWS)
-    at = torch.linspace(0, len(windows) - 1, count, dtype=torch.float32).round().long()
-    return replace(windows, ids=windows.ids[at])
+    indices = torch.linspace(0, len(windows) - 1, count, dtype=torch.float32).round().long()
+    return replace(windows, ids=windows.ids[indices])
 
 
 def _measured(
     model: nn.Module, names: Sequence[str], text: Windows, bar: "tqdm[Any]"
 ) -> tuple[float, Mapping[str, Tensor]]:
-    """The mean loss on the windows, and the mean second moments of evenly spaced features that each weight reads."""
+    """Mean loss on the windows, and mean second moments of evenly spaced input features of each weight."""
     sums: dict[str, Tensor] = {}
 
     def listen(name: str, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:

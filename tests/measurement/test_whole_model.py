@@ -19,7 +19,7 @@ from gac.measurement.curves import measure_curves, stream_kept
 from gac.measurement.expected import expected_curves
 from gac.measurement.runs import ModelRuns
 from gac.measurement.store import StatisticsStore
-from gac.measurement.wholes import with_wholes
+from gac.measurement.whole_model import calibrated_to_whole_model
 from gac.models.families import family_of
 from gac.models.streaming import streamed
 from gac.plan.recipe import Recipe
@@ -163,7 +163,7 @@ def test_rounding_in_16_bits_is_no_loss_and_a_whole_never_falls(sharp: Any, monk
     curves = LossCurves({("latent", "bf16", weight.name): curve for weight in taken})
     lost = iter([1.0, 1.15, 1.1])  # of the full ranks, which is rounding, and at both levels
     monkeypatch.setattr(ModelRuns, "divergence", lambda _, modules: next(lost))
-    whole = with_wholes(run, weights, [FORM], curves, lambda _: kept).wholes["latent"]
+    whole = calibrated_to_whole_model(run, weights, [FORM], curves, lambda _: kept).wholes["latent"]
     assert whole.summed == pytest.approx((0.025, 0.1))
     assert whole.lost == pytest.approx((0.15, 0.15))
 

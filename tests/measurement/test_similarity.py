@@ -10,19 +10,19 @@ from transformers import LlamaForCausalLM
 
 from gac.core.errors import ModelError, TextError
 from gac.measurement.documents import Documents, Text
-from gac.measurement.likeness import FAR, Likeness, beside, check_likeness
 from gac.measurement.losses import window_loss
+from gac.measurement.similarity import FAR, TextSimilarity, compare_texts, moment_ratio
 from gac.measurement.texts import Texts
 from gac.models.families import family_of
 
 
 @pytest.fixture
 def compare(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> Any:
-    def found(check: Text, calibration: str | list[str] | Documents | None = None, **cut: Any) -> Likeness:
+    def found(check: Text, calibration: str | list[str] | Documents | None = None, **cut: Any) -> TextSimilarity:
         texts = Texts.of(Documents([prose[:2000]], 8, 64) if calibration is None else calibration)
         sites = family_of(tiny_model.config).sites(tiny_model.config)
         windows = texts.cut(tiny_tokenizer, **cut)
-        return check_likeness(tiny_model, tiny_tokenizer, sites, texts, windows, check, False)
+        return compare_texts(tiny_model, tiny_tokenizer, sites, texts, windows, check, False)
 
     return found
 
@@ -54,9 +54,9 @@ def test_losses_are_the_dense_models(compare: Any, tiny_model: LlamaForCausalLM,
 
 def test_a_moment_is_1_beside_itself_and_grows_with_what_the_half_lacks() -> None:
     half = torch.diag(torch.tensor([1.0, 1.0, 1e-4]))
-    assert beside(half, half, half) == pytest.approx(1)
-    assert beside(half, 2 * half, half) == pytest.approx(2)
-    assert beside(half, torch.eye(3), half) > 1000
+    assert moment_ratio(half, half, half) == pytest.approx(1)
+    assert moment_ratio(half, 2 * half, half) == pytest.approx(2)
+    assert moment_ratio(half, torch.eye(3), half) > 1000
 
 
 def test_the_same_text_is_refused(compare: Any, text_file: Path, tmp_path: Path) -> None:

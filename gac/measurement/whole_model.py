@@ -1,4 +1,4 @@
-"""What all weights in one form lose together, by running the model: losses of single weights do not add up.
+"""Measure the loss of the whole model in one form, by running it, to correct the sum of per-weight losses.
 
 Forms with ``anchors`` have curves that runs of the model correct, each with one weight changed
 (``gac.forms.latent.anchors``). For each of these levels all weights are changed at once, at the ranks where each
@@ -28,12 +28,12 @@ Chosen = Mapping[Weight, int]
 KeptOf = Callable[[Form], Kept]
 
 
-def with_wholes(
+def calibrated_to_whole_model(
     run: CalibrationRun,
     weights: Mapping[int, Sequence[Weight]],
     forms: Sequence[Form],
     curves: LossCurves,
-    kept: KeptOf,
+    artifacts_of: KeptOf,
 ) -> LossCurves:
     """The curves with what forms with ``anchors`` lose together; read from the store, or measured.
 
@@ -49,47 +49,55 @@ def with_wholes(
     wholes: dict[str, Whole] = {}
     for form in forms if run.method.two_sided and run.held_out else ():
         if form.anchors:
-            whole = run.ranks.once(partial(_kept_or_measured, run, weights, form, curves, kept))
-            wholes |= {one.name: whole for one in forms if (one.upon or one).name == form.name} if whole.summed else {}
+            whole_model = run.ranks.once(partial(_stored_or_measured, run, weights, form, curves, artifacts_of))
+            wholes |= (
+                {
+                    form_or_variant.name: whole_model
+                    for form_or_variant in forms
+                    if (form_or_variant.upon or form_or_variant).name == form.name
+                }
+                if whole_model.summed
+                else {}
+            )
     return replace(curves, wholes=wholes)
 
 
-def _kept_or_measured(
-    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, kept: KeptOf
+def _stored_or_measured(
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, artifacts_of: KeptOf
 ) -> Whole:
     path = None
     if run.store is not None:
         path = run.store.measured(f"whole-{run.method.name}-{ATTENDED}-{form.name}", 0)
         if path.exists():
-            found = read_arrays(path)
-            return Whole(form.name, tuple(found["summed"].tolist()), tuple(found["lost"].tolist()))
-    whole = _measured(run, weights, form, curves, kept(form))
+            stored = read_arrays(path)
+            return Whole(form.name, tuple(stored["summed"].tolist()), tuple(stored["lost"].tolist()))
+    whole_model = _measured(run, weights, form, curves, artifacts_of(form))
     if path is not None:
-        found = {"summed": np.array(whole.summed), "lost": np.array(whole.lost)}
-        write_tensors(path, {name: torch.from_numpy(values) for name, values in found.items()})
-    return whole
+        stored = {"summed": np.array(whole_model.summed), "lost": np.array(whole_model.lost)}
+        write_tensors(path, {name: torch.from_numpy(values) for name, values in stored.items()})
+    return whole_model
 
 
 def _measured(
-    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, kept: Kept
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, artifacts: Kept
 ) -> Whole:
     taken = {weight: curve for weight in chain(*weights.values()) if (curve := curves.of(form, weight))}
-    work = SiteWork([*taken], kept, Statistics(run.model, unseen, run.method, kept))
+    work = SiteWork([*taken], artifacts, Statistics(run.model, unseen, run.method, artifacts))
     runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows[run.held_out], [], every=True)
 
     def lost(ranks: Chosen) -> float:
-        return runs.divergence({one.name: form.tensors.module(work, one, rank) for one, rank in ranks.items()})
+        return runs.divergence({weight.name: form.tensors.module(work, weight, rank) for weight, rank in ranks.items()})
 
     levels = [ranks for level in form.anchors if (ranks := _ranks(taken, level / (2 * runs.layers)))]
     coarse = any(torch.finfo(read_weight(run.model, weight.name).dtype).bits < 32 for weight in taken)
     rounding = lost({weight: curve.full for weight, curve in taken.items()}) if levels and coarse else 0.0
     bar = progress_bar("changing all weights", "run", steps=levels, shown=run.progress)
     measured = [lost(ranks) - rounding for ranks in bar]
-    return _whole(form, [_summed(taken, ranks) for ranks in levels], measured)
+    return _curve_of_sum(form, [_summed(taken, ranks) for ranks in levels], measured)
 
 
 def _ranks(curves: Mapping[Weight, LossCurve], least: float) -> Chosen:
-    """Of each weight the largest rank at which it loses so much; those that never do are left as they are."""
+    """Return the largest rank of each weight at which it loses so much; others stay as they are."""
     return {weight: rank for weight, curve in curves.items() for rank in anchor_ranks(curve.loss, [least])}
 
 
@@ -97,8 +105,7 @@ def _summed(curves: Mapping[Weight, LossCurve], ranks: Chosen) -> float:
     return sum(float(curves[weight].loss[rank]) for weight, rank in ranks.items())
 
 
-def _whole(form: Form, summed: Sequence[float], measured: Sequence[float]) -> Whole:
-    """Of sums in any order."""
+def _curve_of_sum(form: Form, summed: Sequence[float], measured: Sequence[float]) -> Whole:
     known = dict(sorted(zip(summed, measured, strict=True)))
     lost = believed(np.array([*known.values()]), np.array([*known]))
     return Whole(form.name, tuple(known), tuple(lost.tolist()))
