@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from gac.allocation.rules import RULES
 from gac.baselines import truncation_losses
 from gac.baselines.first_order import mean_gradients
 from gac.baselines.truncation_losses import KEPT
@@ -45,7 +46,9 @@ def run_of(model: Any, store: StatisticsStore | None = None) -> CalibrationRun:
 
 
 def measured(rule: str, model: Any, store: StatisticsStore | None = None) -> Mapping[str, Floats]:
-    return measure_weights(rule, run_of(model, store), sites_of(model))
+    needs = RULES.get(rule).needs
+    assert needs is not None
+    return measure_weights(needs, run_of(model, store), sites_of(model))
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
