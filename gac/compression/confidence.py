@@ -3,7 +3,7 @@
 Errors of compressed weights spread the logits, so the model is surer of its tokens than it should be. Once its weights
 are fitted, its last norm is multiplied by one number: the one at which the KL divergence of its next tokens from the
 dense model's is least. This is temperature scaling (arXiv 1706.04599, section 4.2), there fitted to labels.
-``docs/results-refit.md`` has what it gives.
+``results/refit.md`` has what it gives.
 """
 
 from collections.abc import Iterable

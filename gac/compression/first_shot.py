@@ -2,7 +2,7 @@
 
 That model (see ``gac.measurement.second_shot``) is the dense model compressed to ``FIRST_KEPT`` by its plan of one
 shot, whatever is planned next: so the statistics of the second shot serve every budget, form and profile.
-``docs/results-curvature.md`` has what it gives.
+``results/curvature.md`` has what it gives.
 """
 
 from collections.abc import Mapping, Sequence

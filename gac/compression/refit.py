@@ -7,7 +7,7 @@ pair is truncated again, in the metric of the method with the new inputs. In the
 which the model is as sure of its tokens as the dense one (``gac.compression.confidence``).
 
 SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) is here too: it solves for the second factor of low-rank
-weights alone. ``docs/results-refit.md`` has what each part gives.
+weights alone. ``results/refit.md`` has what each part gives.
 """
 
 import logging

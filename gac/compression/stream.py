@@ -42,7 +42,7 @@ class Norm(ToStream):
     """Outputs pass an RMS norm: a(y) = s g y with gains g, and s = 1 / rms(y), which follows from what it returns.
 
     A step is divided by s and g, as if s stayed as it is. What it has along y, the norm undoes; leaving that out, or
-    counting tokens by s, changes nothing that could be measured (docs/results-refit.md).
+    counting tokens by s, changes nothing that could be measured (results/refit.md).
     """
 
     def __init__(self, norm: nn.Module, gains: Tensor) -> None:

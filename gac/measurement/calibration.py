@@ -7,7 +7,7 @@ For y = W x, with g the gradient, at y, of the summed token loss of the window u
 
 Taking the Fisher matrix E[x x^T (x) g g^T] as A (x) G is K-FAC (arXiv 1503.05671, section 3.1) at p = 0, where x and g
 count as independent. They are not: tokens with huge activations (attention sinks) often have tiny gradients. At p = 2
-A and G are its exact partial traces, up to a factor, and A (x) G has its trace. ``docs/results-curvature.md`` has
+A and G are its exact partial traces, up to a factor, and A (x) G has its trace. ``results/curvature.md`` has
 what each p measured, and what labels from the text itself (the empirical Fisher) measured.
 
 Layers are measured one at a time, the last one first (``gac.measurement.layerwise``): one layer's moments are alive,

@@ -1,6 +1,6 @@
 """Scale measured losses to those expected after compression and refit, by factors calibrated on two models.
 
-``docs/results-quality.md``, ``docs/results-precision.md``, ``docs/results-structures.md`` and ``docs/results-cache.md``
+``results/quality.md``, ``results/precision.md``, ``results/structures.md`` and ``results/cache.md``
 have the comparisons.
 """
 
@@ -22,7 +22,7 @@ ENOUGH_TOKENS = 2**15
 """Tokens of calibration text from which predictions are as good as they get."""
 BESIDE = 1e-4
 """Nats a token that another form than the dense one counts more, where weights may be rounded instead. Where structure
-was predicted to win less, it lost 5e-5 to 4e-4 for each changed weight (docs/results-precision.md)."""
+was predicted to win less, it lost 5e-5 to 4e-4 for each changed weight (results/precision.md)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.56), _by_refit(1.0,
 with the values of heads rotated."""
 WHOLE = _by_refit(1.0, 0.7)
 """What is predicted of a loss that was measured with all weights of a form at once. Fitted on both models, at 0.35 to
-0.7 of the KV cache, in plans that change nothing else (docs/results-cache.md)."""
+0.7 of the KV cache, in plans that change nothing else (results/cache.md)."""
 
 
 def expected_share(refit: Refit | None, method: Method, family: Family) -> float:

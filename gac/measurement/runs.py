@@ -2,7 +2,7 @@
 
 The divergence from what the dense model predicts is what text written by the dense model would lose. A few windows are
 enough to measure it. The calibration text loses less: without one of SmolLM2's attentions 0.4 to 1.0 of that
-(docs/results-structures.md). Its loss differs more between windows, so a small one takes many.
+(results/structures.md). Its loss differs more between windows, so a small one takes many.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 The curvature at the dense model says what a small error costs. What is planned is no small error: gradients taken where
 a first plan has led to are nearer to what its next one meets. Its inputs are of no use, for what was cut away never
-shows in them, and another plan would cut there at no cost (``docs/results-curvature.md``). This is the re-estimation
+shows in them, and another plan would cut there at no cost (``results/curvature.md``). This is the re-estimation
 of the curvature between shots of LLM Surgeon (arXiv 2312.17244), on one of its two sides.
 """
 

@@ -7,7 +7,7 @@ from gac.models.basis import Rotation
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 FEWEST_TOKENS = 2**12
-"""Tokens of calibration text, in two windows or more, from which predictions were right (docs/results-quality.md)."""
+"""Tokens of calibration text, in two windows or more, from which predictions were right (results/quality.md)."""
 
 _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 

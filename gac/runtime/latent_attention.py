@@ -3,7 +3,7 @@
 Keys of all tokens are made anew at every token: at 32,768 tokens of Llama-3-8B, half of the cache, 4.3 GFLOP a layer in
 groups of one head (rank 64), 8.6 of two, 17 of four: 4, 9 and 17 us of an H200's tensor cores at their peak. Its bytes
 take 16 us (67 MB at 4.2 TB/s), those of the dense cache 32 us. Products, reads of the second factor and waiting come on
-top: groups of one head are faster than the dense cache (docs/results-cache.md).
+top: groups of one head are faster than the dense cache (results/cache.md).
 
 So a program takes one head of keys and values. Heads of one group read the same latents at about the same time, the
 first from memory and the others from the L2 cache. Where texts are few, several programs share the context of a head.

@@ -4,7 +4,7 @@
     python tests/benchmarks/library_kernels.py --output library-kernels.json
 
 Shapes are Llama-3-8B's. A ratio above 1 means that the library is slower. Liger has RMSNorm, SwiGLU, RoPE and
-KL; torch._scaled_mm and torch._int_mm multiply 8-bit numbers (quantising the input is timed in both); GemLite multiplies
+KL; torch._scaled_mm and torch._int_mm multiply 8-bit numbers (quantising the input is timed in both). GemLite has
 weights of 4 bits in groups of 128.
 """
 
@@ -111,7 +111,7 @@ def divergence(count: int) -> Iterator[Case]:
     by = torch.ones((), device="cuda")
 
     def ours() -> Tensor:
-        losses, logs = divergence_kernel.divergences(student.detach(), teacher)
+        _, logs = divergence_kernel.divergences(student.detach(), teacher)
         return divergence_kernel.gradient(student.detach(), teacher, logs, kept, labels, by)
 
     def liger() -> Tensor:

@@ -71,7 +71,7 @@ class Method(ABC):
 class Kfac(Method):
     """Two-sided curvature: both partial traces of the Fisher matrix (K-FAC, arXiv 1503.05671, takes its factors apart).
 
-    Its moments are cross-fitted between two halves of the text. docs/results-curvature.md has the alternatives.
+    Its moments are cross-fitted between two halves of the text. results/curvature.md has the alternatives.
     """
 
     name = "kfac"

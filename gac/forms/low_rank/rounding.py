@@ -4,7 +4,7 @@ A pair is stored with its latents rotated (``with_rotated_latents``). Before tha
 with c and d on the diagonals; M is the moment of the inputs. Rotated, all rows of A are alike. Their errors cost
 ``|A|^2 sum(c) / r``. The second factor is solved for A as it was rounded, which leaves ``1 - r / in`` of that. The
 errors of B cost ``|B|^2`` times the geometric mean of d, for feedback makes up for the rest. The page
-docs/results-precision.md compares this with pairs that were stored.
+results/precision.md compares this with pairs that were stored.
 """
 
 from dataclasses import dataclass
