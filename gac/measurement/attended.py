@@ -10,7 +10,7 @@ x_s is the input of the weight at the cached token s, and g_bs the gradient at i
 queries alone: through the softmax for keys, through its weights for values, and through norms and rotary embedding as
 the model has them. E is the sum over blocks, for each token of the text. The loss of an error is 1/2 E[<D, E>^2], and
 A (x) G has the partial traces of E[vec D vec D^T], and its trace. Blocks count as independent. YAQA (arXiv 2505.22988)
-sums over whole sequences so, of any weight; docs/latents.md has what blocks of several sizes measured.
+sums over whole sequences so, of any weight; docs/kv-cache.md has what blocks of several sizes measured.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

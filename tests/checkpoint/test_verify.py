@@ -130,7 +130,7 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_signature_stands_beside_the_digests(saved: Path, tmp_path: Path) -> None:
-    """As docs/verify.md does it, with a key of one's own and no network."""
+    """As docs/guarantees.md does it, with a key of one's own and no network."""
     pytest.importorskip("model_signing")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
