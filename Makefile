@@ -20,7 +20,7 @@ PLANNED := --profile $(GPU_TABLE) --calibration $(CALIBRATION)
 # What is compiled at its first import is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test fuzz test-vllm format clean
+.PHONY: help demo test test-all fuzz test-vllm format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,12 +39,15 @@ demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; res
 	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 12 -o demo/report.json
 	@echo 'In demo/: plan.json, its page plan.html, frontier.png (.json, .txt: loss against latency), checkpoint/, report.json.'
 
-test: .venv/tests.stamp ## check style, types and import rules, and run the tests
+test: .venv/tests.stamp ## check style, types and import rules, and run the fast tests (5 minutes on 2 cores)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not slow'
+
+test-all: .venv/tests.stamp ## run the slow tests: whole processes, every architecture, notebooks, a browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow
 
 fuzz: .venv/tests.stamp ## try 10,000 extreme instances of the knapsack (2 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seed 0 --instances 10000

@@ -1,5 +1,6 @@
-"""What many tests share: a tiny random Llama, a byte-level tokenizer, text, and plans for the model."""
+"""Shared fixtures: a tiny random Llama, a byte-level tokenizer, text, and plans for the model."""
 
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -8,6 +9,10 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, so before GAC and transformers
+
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
@@ -34,12 +39,19 @@ from gac.testing import models
 from tests.small_pipeline import Small
 
 Changes = Mapping[str, tuple[str, int]]
-LONGEST = (
-    *("test_smollm2.py", "test_latent_attention.py", "test_notebooks.py", "test_many_processes.py"),
-    *("test_latent_positions.py", "test_refit.py", "test_rotate.py"),
-    *("test_pairs_inside.py", "test_stored.py", "test_rounded_head.py", "test_integers.py", "test_few_bits.py"),
-    *("test_python.py", "test_heal.py", "test_figures.py", "test_api.py"),
+SLOW = (
+    "test_smollm2.py",
+    "test_notebooks.py",
+    "test_many_processes.py",
+    "test_report_browser.py",
+    "test_latent_positions.py",
+    "test_python.py",
+    "test_demo.py",
+    "tests/stress/",
+    "tests/fuzz/",
+    "tests/serving/",
 )
+"""Files and folders whose tests are all slow: whole processes, notebooks, a browser, searches."""
 
 # The same examples every time, whatever the machine and its load. `--hypothesis-profile search` draws others, more of
 # them, and prints how to draw a failing one again.
@@ -50,8 +62,9 @@ settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no worker is idle at the end."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    for item in items:
+        if any(part in item.path.as_posix() for part in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
