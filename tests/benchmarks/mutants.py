@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.harness import machine, options
 
@@ -109,15 +110,13 @@ def main() -> None:
         every = [(path, number) for path, count in counts.items() for number in range(count)]
         chosen = random.Random(0).sample(every, min(len(every), asked.count // len(TESTS)))
         drawn += [mutant(path, number, known) for path, number in chosen]
+    rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(asked.processes) as pool:
-        survived = list(pool.map(survives, drawn))
-    rows = [
-        {"path": each.path, "line": each.line, "change": each.change, "survived": alive}
-        for each, alive in zip(drawn, survived, strict=True)
-    ]
+        for each, alive in zip(drawn, pool.map(survives, drawn), strict=True):
+            rows.append({"path": each.path, "line": each.line, "change": each.change, "survived": alive})
+            asked.output.write_text(json.dumps(machine() | {"rows": rows}, indent=1) + "\n")
     rooms = Counter(row["path"].split("/")[1] for row in rows if row["survived"])
-    asked.output.write_text(json.dumps(machine() | {"rows": rows}, indent=1) + "\n")
-    print(f"{sum(survived)} of {len(drawn)} mutants survive: {dict(rooms)}")
+    print(f"{sum(rooms.values())} of {len(drawn)} mutants survive: {dict(rooms)}")
 
 
 if __name__ == "__main__":
