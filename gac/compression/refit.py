@@ -25,11 +25,11 @@ from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.rounding import store
 from gac.compression.stream import ToStream, ways_of
-from gac.core.display import about
 from gac.core.distributed.ranks import Ranks
 from gac.core.errors import GacError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar
+from gac.core.words import about
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves

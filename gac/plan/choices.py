@@ -130,7 +130,7 @@ class SiteChoice:
 
 def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
     """What these choices take of a cost that follows from dims alone, and what the dense weights take."""
-    cost, dense, plain = COSTS[column], form_named("dense"), scheme_named(DEFAULT_SCHEME)
+    cost, dense, plain = COSTS[column].of_choice, form_named("dense"), scheme_named(DEFAULT_SCHEME)
     used = sum(cost(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in weights)
     return used, sum(cost(dense, plain, one.weight, dense.full(one.weight)) for one in weights)
 

@@ -101,7 +101,7 @@ class RoundedHead:
     loss: float
 
     @property
-    def possible(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether there can be such matrices, and such a loss."""
         return 1 <= len(self.shapes) <= 2 and min(map(min, self.shapes)) > 0 and 0 <= self.loss < inf
 
@@ -160,7 +160,7 @@ class Healed:
     seconds: InitVar[float | None] = None  # in plans of earlier versions; equal trainings take unequal times
 
     @property
-    def possible(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether its numbers can be."""
         counts = min(len(self.texts), self.windows, self.window_tokens, self.held, self.tokens)
         possible = counts > 0 and min(self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
@@ -217,7 +217,7 @@ class Measured:
         """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
         return exp(min(self.calibration.loss + loss, _LARGEST))
 
-    def give_or_take(self) -> str:
+    def error_margin_text(self) -> str:
         """``, give or take 15 %``, the error of a predicted loss; nothing where it is not known, but of little text."""
         text = self.calibration
         if self.predicted and text.little:

@@ -20,7 +20,7 @@ from gac.core.untrusted import MAX_INTEGER
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.planned_sites import Fusing
-from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
 if TYPE_CHECKING:
@@ -323,12 +323,11 @@ class Recipe(Record):
     @property
     def fractions(self) -> dict[str, float]:
         """The limited cost columns, and the fraction of the dense model's that is allowed of each; parameters first."""
-        limits = self.limits
-        found = {PARAMS: limits.params, BYTES: limits.memory}
-        latency = limits.latency or {}
-        found |= {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
-        found[KV_NUMBERS] = limits.kv_cache
-        return {column: fraction for column, fraction in found.items() if fraction is not None}
+        latency = self.limits.latency or {}
+        counted = {name: getattr(self.limits, cost.limit) for name, cost in COSTS.items()}
+        timed = {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
+        fractions = {PARAMS: counted[PARAMS], BYTES: counted[BYTES]} | timed | counted  # the order in stored plans
+        return {column: fraction for column, fraction in fractions.items() if fraction is not None}
 
     @classmethod
     def of(cls, budget: float | None = None, **options: Any) -> "Recipe":

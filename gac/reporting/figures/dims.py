@@ -12,10 +12,10 @@ from gac.core.arguments import checked
 from gac.core.errors import PlanError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named
+from gac.plan.layers import kinds_of, weights_by_layer
 from gac.plan.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.page import ALIGNED, DOTTED, HATCHES, MAP, check_many, marker, page, panel, proxy, time_unit
-from gac.reporting.tables import kinds_of, weights_by_layer
 from gac.schemes import scheme_named
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from gac.core.arguments import checked
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import GacError, ProfileError
-from gac.profiling.alignment import alignment_class
+from gac.profiling.alignment import alignment_class, class_name
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.formatting import class_name
 from gac.reporting.page import DOTTED, log_scale, page, panel, time_unit
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from gac.plan.plan import Plan, PlanComparison
 from gac.plan.token_plan import TokenPlan
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
-from gac.reporting.frontier import check_beside
+from gac.reporting.frontier import check_comparable
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Sources:
             )
         _ = self.comparisons  # refuses plans for other models
         if self.frontier is not None:
-            check_beside(self.frontier, self.plan, self.name)
+            check_comparable(self.frontier, self.plan, self.name)
             ours, theirs = (one.recipe.measure.method for one in (self.plan, self.frontier))
             if ours != theirs:
                 given = f"plan {self.name} by {ours} beside a frontier by {theirs}"

@@ -1,0 +1,290 @@
+"""The record of a plan: one candidate a site, what it was made from and what it promises, with what follows from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gac.core.errors import PlanError
+from gac.core.io import Record
+from gac.forms import form_named
+from gac.plan.choices import SiteChoice, WeightChoice, counted
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, ns_of
+from gac.plan.evidence import Healed, Measured
+from gac.plan.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME, scheme_named
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What all choices together may take of one resource, and what they take.
+
+    Attributes:
+        column: the cost: ``params`` and ``bytes`` of the targeted weights, ``kv_numbers`` (numbers that the KV cache
+            keeps of a token in all layers, 2 bytes each in bf16, and as many as rounded ones fill) or ``ns:WORKLOAD``.
+        asked: the allowed fraction of the dense model's.
+        limit: ``floor(asked * total)``.
+        used: what the chosen candidates take.
+        total: what the dense weights take.
+        over: by how much a rule that keeps no limit overshot it, ``max(0, used - limit)``; 0 in every plan that GAC's
+            own choice made.
+    """
+
+    column: str
+    asked: float
+    limit: int
+    used: int
+    total: int
+    over: int = 0
+
+    @property
+    def kept(self) -> float:
+        return self.used / self.total
+
+
+@dataclass(frozen=True)
+class WorkloadLatency:
+    """Predicted latency of the targeted weights, ns, with how each of the plan's numbers was obtained.
+
+    ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape and cannot vouch for a modelled latency
+    (``unknown`` counts the weights). ``fused_ns`` is the dense model's with shared first GEMMs everywhere, which loses
+    nothing; None likewise, in plans that do not say it, and of attention, which has none.
+    """
+
+    workload: str
+    dense_ns: int | None
+    plan_ns: int | None
+    measured: int
+    interpolated: int
+    unknown: int
+    modelled: int = 0
+    fused_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan promises: ``loss`` nats a token more than dense.
+
+    ``dense_perplexity`` and ``perplexity`` are on the calibration text. ``together`` is the part of the loss beyond the
+    sum over the sites: what was measured of pairs of choices, of all latents together, and of some choices on text.
+    ``head`` is the part that rounding embedding and head loses, which no choice changes.
+    """
+
+    loss: float
+    dense_perplexity: float
+    perplexity: float
+    together: float = 0.0
+    head: float = 0.0
+
+    @property
+    def summed(self) -> float:
+        """What the choices lose by themselves: what was minimised, or limited where latency was."""
+        return self.loss - self.together - self.head
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The solver's proof, in the units of the objective (nats a token).
+
+    Attributes:
+        status: ``optimal`` when the gap is 0, ``feasible`` otherwise.
+        value: loss of the solution.
+        lower_bound: no choice within the limits loses less.
+        gap: ``value - lower_bound``.
+        multipliers: the Lagrange multiplier of each limit (loss per unit) behind the bound.
+        method: how the solution was found.
+    """
+
+    status: Literal["optimal", "feasible"]
+    value: float
+    lower_bound: float
+    gap: float
+    multipliers: tuple[float, ...]
+    method: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was given for speed: the plan is the fastest of the choices that lose at most the recipe's ``slack`` more.
+
+    Attributes:
+        loss: the least that a choice within the limits loses, nats a token; the plan's certificate proves it.
+        latency_ns: what that choice takes, one a workload; None where unknown.
+        certificate: that no choice within the limits and the slack is faster. Its value is the sum of the latencies,
+            each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
+    """
+
+    loss: float
+    latency_ns: tuple[int | None, ...]
+    certificate: Certificate
+
+
+@dataclass(frozen=True)
+class OneGpu:
+    """What the same curves and limits give for one GPU, beside a plan for several; by how it differs.
+
+    Attributes:
+        loss: predicted, nats a token.
+        forms: dense parameters of the weights that take each form there.
+        otherwise: weights that become something else there.
+        uneven: weights whose dims there cannot be divided over the GPUs in equal parts.
+        unsound: weights whose dims can, into parts of which the table shows that they are slow.
+        latency_ns: what that plan takes on the GPUs, one a workload, with zeros filled in where dims are uneven; None
+            where the table lacks it, or where that cannot be done.
+    """
+
+    loss: float
+    forms: dict[str, int]
+    otherwise: int
+    uneven: int
+    unsound: int
+    latency_ns: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class PlanRecord(Record):
+    """One candidate for every site, and everything needed to judge and to apply the choice.
+
+    Attributes:
+        recipe: what was asked for, with what was left open decided: the refit, the forms of the method.
+        limits: what is limited, the parameters first.
+        certificate: of the least loss; it has one multiplier a limit, in the same order.
+        speed: what was given for speed; None where the plan is the choice of least loss.
+        one_gpu: of a plan for several GPUs, what would be chosen for one; None where that was not made, or where no
+            choice for one GPU keeps the limits.
+        healed: how the model that carries the plan was trained since, in order; empty of a plan that was just made.
+    """
+
+    schema_version: int
+    gac_version: str
+    recipe: Recipe
+    measured: Measured
+    limits: tuple[Limit, ...]
+    workloads: tuple[WorkloadLatency, ...]
+    prediction: Prediction
+    certificate: Certificate
+    sites: tuple[SiteChoice, ...]
+    speed: Speed | None = None
+    one_gpu: OneGpu | None = None
+    healed: tuple[Healed, ...] = ()
+    _error = PlanError
+    _taken_for = "press", "a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."
+
+    @property
+    def budget(self) -> Limit:
+        """The limit of the parameters."""
+        return self.limits[0]
+
+    def limit(self, column: str) -> Limit | None:
+        """The limit of a cost column; None where it is not limited."""
+        return next((one for one in self.limits if one.column == column), None)
+
+    @property
+    def prices(self) -> tuple[float, ...]:
+        """What a unit of each limit is worth to the choice, in nats a token; of latency also what it is minimised for.
+
+        Raises:
+            AssertionError: loss did not limit the fastest choice, so that nothing has a price in it.
+        """
+        if self.speed is None:
+            return self.certificate.multipliers
+        *paid, nat = self.speed.certificate.multipliers
+        assert nat > 0, "no price in nats"
+        dense = {ns_of(one.workload): one.dense_ns for one in self.workloads if one.dense_ns}
+        share = [1 / dense[limit.column] if limit.column in dense else 0.0 for limit in self.limits]
+        return tuple((price + own) / nat for price, own in zip(paid, share, strict=True))
+
+    @property
+    def size(self) -> Limit:
+        """The limit by which a choice is called smaller than another: that of bytes, else the budget."""
+        return self.limit(BYTES) or self.budget
+
+    @property
+    def kept_of_model(self) -> float:
+        """Kept fraction of the whole model's parameters; a head that rotation has untied counts among those kept."""
+        whole = self.measured.params
+        return (whole - self.budget.total + self.budget.used + self.measured.untied) / whole
+
+    def amount(self, column: str) -> tuple[int, int]:
+        """The amount of a cost of ``COSTS`` as planned, and dense."""
+        return counted(self.weights, column)
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of the targeted weights, scales and zero points among them: as planned, and dense in 16 bits."""
+        return self.amount(BYTES)
+
+    @property
+    def model_bytes(self) -> tuple[int, int]:
+        """Bytes of the whole model, tied weights once: as planned, and dense.
+
+        What is not targeted is in 16 bits, but for embedding and head where they are rounded. A head that rotation has
+        untied is in the plan's, and not in the dense model's.
+        """
+        plain, head, (used, total) = scheme_named(DEFAULT_SCHEME), self.measured.head, self.bytes
+        others = self.measured.params - self.budget.total
+        kept = others + self.measured.untied - (head.params if head else 0)
+        return plain.bytes(1, kept) + (head.bytes if head else 0) + used, plain.bytes(1, others) + total
+
+    @property
+    def bits(self) -> tuple[float, float]:
+        """Bits for each dense parameter, scales and zero points among them: of the targeted weights, of the model."""
+        return 8 * self.bytes[0] / self.budget.total, 8 * self.model_bytes[0] / self.measured.params
+
+    @property
+    def kv_numbers(self) -> tuple[int, int]:
+        """Numbers of 16 bits that the KV cache keeps of a token: of this plan, and of the dense model."""
+        return self.amount(KV_NUMBERS)
+
+    @property
+    def gpus(self) -> int:
+        """Over how many GPUs every weight is split."""
+        return self.recipe.deployment.tensor_parallel
+
+    @property
+    def on_each_gpu(self) -> dict[str, int]:
+        """What one of the GPUs holds of the targeted weights and of the KV cache of a token, by cost column.
+
+        Scales of rows whose columns are divided are on every GPU: bytes may be a little more than an equal part.
+        """
+        chosen = [(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in self.weights]
+        return {name: sum(cost.on_gpu(*choice, self.gpus) for choice in chosen) for name, cost in COSTS.items()}
+
+    @property
+    def weights(self) -> tuple[WeightChoice, ...]:
+        """Every weight's choice, in model order."""
+        return tuple(weight for site in self.sites for weight in site.weights)
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """The digests of the documents, given in memory, that it was calibrated or its model was healed on."""
+        return self.measured.calibration.documents + tuple(digest for one in self.healed for digest in one.documents)
+
+    @property
+    def alignment(self) -> dict[str, int]:
+        """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none.
+
+        Of heads and blocks their features count; where weights are split, what each GPU has.
+        """
+        changed = [one for one in self.weights if one.form != "dense"]
+        steps, dims = ("64", "32", "16", "8"), [one.length_on(self.gpus) for one in changed]
+        kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
+        return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
+
+    @property
+    def aligned_fraction(self) -> float:
+        """Fraction of the chosen dims that are multiples of 8 (1.0 when everything stayed dense)."""
+        counts = self.alignment
+        total = sum(counts.values())
+        return 1.0 if total == 0 else 1 - counts["unaligned"] / total
+
+
+def amounts(
+    weights: Sequence[WeightChoice], workloads: Sequence[WorkloadLatency], column: str
+) -> tuple[int, int] | None:
+    """What these choices take of a cost column, and what the dense weights take; None where either is unknown."""
+    if column in COSTS:
+        return counted(weights, column)
+    for one in workloads:
+        if ns_of(one.workload) == column and one.plan_ns is not None and one.dense_ns is not None:
+            return one.plan_ns, one.dense_ns
+    return None
