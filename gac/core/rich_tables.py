@@ -75,7 +75,7 @@ def stacked(parts: Iterable[RenderableType]) -> Group:
 
 
 def text_of(renderable: RenderableType) -> str:
-    """What is printed without colours, 100 columns wide."""
+    """The printed lines without colours, 100 columns wide."""
     console = Console(
         width=_WIDTH,
         force_terminal=False,

@@ -48,7 +48,7 @@ SCHEMA = 2
 class Plan(Shown, PlanRecord):
     """One candidate for every site, and everything needed to judge and to apply the choice.
 
-    Attributes: see ``gac.plan.record.PlanRecord``.
+    Its fields are those of ``gac.plan.record.PlanRecord``.
     """
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Plan(Shown, PlanRecord):
 
     @checked
     def compare(self, other: "Plan | str | Path") -> "PlanComparison":
-        """This plan beside another one for the same model, or the path of one.
+        """Compare with another plan for the same model, or the path of one.
 
         Raises:
             PlanError: the plans are for different weights.
@@ -128,11 +128,7 @@ class WeightDifference:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """Two plans for one model, side by side.
-
-    Attributes:
-        differences: the weights that become something else, in model order.
-    """
+    """Two plans for one model; ``differences`` has the weights with another choice, in model order."""
 
     first: Plan
     second: Plan
@@ -140,10 +136,12 @@ class PlanComparison:
 
     @property
     def same_prediction(self) -> bool:
-        """Whether both losses were measured by the same method, in as many shots, on the same text."""
-        asked = (self.first.recipe.measure, self.second.recipe.measure)
-        first, second = ((one.method, one.shots) for one in asked)
-        return first == second and self.first.measured.calibration == self.second.measured.calibration
+        """True if both losses were measured by the same method, in as many shots, on the same text."""
+        first, second = (
+            (plan.recipe.measure.method, plan.recipe.measure.shots, plan.measured.calibration)
+            for plan in (self.first, self.second)
+        )
+        return first == second
 
 
 def _check(plan: Plan) -> None:
@@ -192,8 +190,8 @@ def _check_proofs(plan: Plan) -> None:
     check(priced, f"plan has alternatives and {prices} multipliers", f"{limits}, one a limit")
     if plan.speed is not None:
         shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
-        given = f"plan has speed with {shape[0]} latencies and {shape[1]} multipliers"
-        check(shape == (len(plan.workloads), limits + 1), given, f"{len(plan.workloads)} and {limits + 1}")
+        problem = f"plan has speed with {shape[0]} latencies and {shape[1]} multipliers"
+        check(shape == (len(plan.workloads), limits + 1), problem, f"{len(plan.workloads)} and {limits + 1}")
 
 
 def _check_rounding(plan: Plan) -> None:
@@ -221,8 +219,8 @@ def _check_limit(plan: Plan, limit: Limit) -> None:
 def _check_split(plan: Plan) -> None:
     """Refuse weights without equal parts for every GPU, and a comparison with one GPU in a plan for one."""
     for choice in plan.weights if plan.gpus > 1 else ():
-        given = f"plan for {plan.gpus} GPUs has {choice.name} as {choice.form} {choice.dim} in {choice.scheme}"
-        check(choice.divides(plan.gpus), given, "what they divide into equal parts")
+        problem = f"plan for {plan.gpus} GPUs has {choice.name} as {choice.form} {choice.dim} in {choice.scheme}"
+        check(choice.divides(plan.gpus), problem, "what they divide into equal parts")
     if (alone := plan.one_gpu) is None:
         return
     counts = (*alone.forms.values(), alone.otherwise, alone.uneven, alone.unsound, *filter(None, alone.latency_ns))

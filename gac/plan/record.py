@@ -16,17 +16,15 @@ from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 @dataclass(frozen=True)
 class Limit:
-    """What all choices together may take of one resource, and what they take.
+    """The limit of one resource over all choices, and the amount that they use.
 
     Attributes:
-        column: the cost: ``params`` and ``bytes`` of the targeted weights, ``kv_numbers`` (numbers that the KV cache
-            keeps of a token in all layers, 2 bytes each in bf16, and as many as rounded ones fill) or ``ns:WORKLOAD``.
-        asked: the allowed fraction of the dense model's.
+        column: a cost of ``gac.plan.costs.COSTS``, or ``ns:WORKLOAD``.
+        asked: the allowed fraction of the dense model's amount.
         limit: ``floor(asked * total)``.
-        used: what the chosen candidates take.
-        total: what the dense weights take.
-        over: by how much a rule that keeps no limit overshot it, ``max(0, used - limit)``; 0 in every plan that GAC's
-            own choice made.
+        used: by the chosen candidates.
+        total: by the dense weights.
+        over: ``max(0, used - limit)``; above 0 only by a rule that keeps no limit.
     """
 
     column: str
@@ -43,11 +41,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class WorkloadLatency:
-    """Predicted latency of the targeted weights, ns, with how each of the plan's numbers was obtained.
+    """Predicted latency of the targeted weights, with the number of weights by the source of their latency.
 
-    ``dense_ns`` and ``plan_ns`` are None where the profile lacks a shape and cannot vouch for a modelled latency
-    (``unknown`` counts the weights). ``fused_ns`` is the dense model's with shared first GEMMs everywhere, which loses
-    nothing; None likewise, in plans that do not say it, and of attention, which has none.
+    Attributes:
+        dense_ns, plan_ns: None where the profile lacks a shape and a modelled latency would be too uncertain.
+        fused_ns: of the dense model with shared first GEMMs everywhere, which loses nothing; None where unknown.
     """
 
     workload: str
@@ -62,11 +60,12 @@ class WorkloadLatency:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan promises: ``loss`` nats a token more than dense.
+    """The predicted loss, nats a token more than dense, and perplexities on the calibration text.
 
-    ``dense_perplexity`` and ``perplexity`` are on the calibration text. ``together`` is the part of the loss beyond the
-    sum over the sites: what was measured of pairs of choices, of all latents together, and of some choices on text.
-    ``head`` is the part that rounding embedding and head loses, which no choice changes.
+    Attributes:
+        together: the part of the loss beyond the sum over the sites: measured of pairs of choices, of all latents
+            together, and of some choices on text.
+        head: the part of quantised embedding and head, which no choice changes.
     """
 
     loss: float
@@ -77,7 +76,7 @@ class Prediction:
 
     @property
     def summed(self) -> float:
-        """What the choices lose by themselves: what was minimised, or limited where latency was."""
+        """The sum over the sites, which was minimised, or limited where latency was minimised."""
         return self.loss - self.together - self.head
 
 
@@ -87,11 +86,10 @@ class Certificate:
 
     Attributes:
         status: ``optimal`` when the gap is 0, ``feasible`` otherwise.
-        value: loss of the solution.
         lower_bound: no choice within the limits loses less.
         gap: ``value - lower_bound``.
         multipliers: the Lagrange multiplier of each limit (loss per unit) behind the bound.
-        method: how the solution was found.
+        method: of the solution.
     """
 
     status: Literal["optimal", "feasible"]
@@ -104,13 +102,13 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Speed:
-    """What was given for speed: the plan is the fastest of the choices that lose at most the recipe's ``slack`` more.
+    """The choice of least loss, where the plan is the fastest that loses at most the recipe's ``slack`` more.
 
     Attributes:
-        loss: the least that a choice within the limits loses, nats a token; the plan's certificate proves it.
-        latency_ns: what that choice takes, one a workload; None where unknown.
-        certificate: that no choice within the limits and the slack is faster. Its value is the sum of the latencies,
-            each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
+        loss: the least within the limits, nats a token; the plan's certificate proves it.
+        latency_ns: of that choice, one a workload; None where unknown.
+        certificate: proves that no choice within the limits and the slack is faster. Its value is the sum of the
+            latencies, each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
     """
 
     loss: float
@@ -120,16 +118,15 @@ class Speed:
 
 @dataclass(frozen=True)
 class OneGpu:
-    """What the same curves and limits give for one GPU, beside a plan for several; by how it differs.
+    """Differences of a plan for several GPUs from the plan for one with the same curves and limits.
 
     Attributes:
-        loss: predicted, nats a token.
+        loss: predicted for one GPU, nats a token.
         forms: dense parameters of the weights that take each form there.
-        otherwise: weights that become something else there.
-        uneven: weights whose dims there cannot be divided over the GPUs in equal parts.
-        unsound: weights whose dims can, into parts of which the table shows that they are slow.
-        latency_ns: what that plan takes on the GPUs, one a workload, with zeros filled in where dims are uneven; None
-            where the table lacks it, or where that cannot be done.
+        otherwise: the number of weights with another choice there.
+        uneven: the number of weights whose dims there do not split into equal parts.
+        unsound: the number of weights whose dims there split into parts that the table shows to be slow.
+        latency_ns: of that plan on the GPUs, one a workload, with uneven dims padded; None where unknown.
     """
 
     loss: float
@@ -142,16 +139,15 @@ class OneGpu:
 
 @dataclass(frozen=True, repr=False)
 class PlanRecord(Record):
-    """One candidate for every site, and everything needed to judge and to apply the choice.
+    """The fields of a plan, and the amounts that follow from them; ``gac.plan.plan.Plan`` checks them.
 
     Attributes:
-        recipe: what was asked for, with what was left open decided: the refit, the forms of the method.
-        limits: what is limited, the parameters first.
+        recipe: the request, with its open fields resolved: the refit, the forms of the method.
+        limits: the parameters first.
         certificate: of the least loss; it has one multiplier a limit, in the same order.
-        speed: what was given for speed; None where the plan is the choice of least loss.
-        one_gpu: of a plan for several GPUs, what would be chosen for one; None where that was not made, or where no
-            choice for one GPU keeps the limits.
-        healed: how the model that carries the plan was trained since, in order; empty of a plan that was just made.
+        speed: None where the plan is the choice of least loss.
+        one_gpu: of a plan for several GPUs; None where no choice for one GPU keeps the limits, or none was made.
+        healed: trainings of the model that carries the plan, in order.
     """
 
     schema_version: int
@@ -176,11 +172,11 @@ class PlanRecord(Record):
 
     def limit(self, column: str) -> Limit | None:
         """The limit of a cost column; None where it is not limited."""
-        return next((one for one in self.limits if one.column == column), None)
+        return next((limit for limit in self.limits if limit.column == column), None)
 
     @property
     def prices(self) -> tuple[float, ...]:
-        """What a unit of each limit is worth to the choice, in nats a token; of latency also what it is minimised for.
+        """The price of a unit of each limit, in nats a token; of latency also the gain of the objective.
 
         Raises:
             AssertionError: loss did not limit the fastest choice, so that nothing has a price in it.
@@ -189,20 +185,20 @@ class PlanRecord(Record):
             return self.certificate.multipliers
         *paid, nat = self.speed.certificate.multipliers
         assert nat > 0, "no price in nats"
-        dense = {ns_of(one.workload): one.dense_ns for one in self.workloads if one.dense_ns}
-        share = [1 / dense[limit.column] if limit.column in dense else 0.0 for limit in self.limits]
-        return tuple((price + own) / nat for price, own in zip(paid, share, strict=True))
+        dense = {ns_of(timed.workload): timed.dense_ns for timed in self.workloads if timed.dense_ns}
+        gains = [1 / dense[limit.column] if limit.column in dense else 0.0 for limit in self.limits]
+        return tuple((price + gain) / nat for price, gain in zip(paid, gains, strict=True))
 
     @property
     def size(self) -> Limit:
-        """The limit by which a choice is called smaller than another: that of bytes, else the budget."""
+        """The limit that decides which of two choices is smaller: of bytes, else the budget."""
         return self.limit(BYTES) or self.budget
 
     @property
     def kept_of_model(self) -> float:
         """Kept fraction of the whole model's parameters; a head that rotation has untied counts among those kept."""
-        whole = self.measured.params
-        return (whole - self.budget.total + self.budget.used + self.measured.untied) / whole
+        dense = self.measured.params
+        return (dense - self.budget.total + self.budget.used + self.measured.untied) / dense
 
     def amount(self, column: str) -> tuple[int, int]:
         """The amount of a cost of ``COSTS`` as planned, and dense."""
@@ -217,8 +213,8 @@ class PlanRecord(Record):
     def model_bytes(self) -> tuple[int, int]:
         """Bytes of the whole model, tied weights once: as planned, and dense.
 
-        What is not targeted is in 16 bits, but for embedding and head where they are rounded. A head that rotation has
-        untied is in the plan's, and not in the dense model's.
+        Weights that are not targeted have 16 bits, except a quantised embedding and head. A head that rotation has
+        untied counts in the plan's, and not in the dense model's.
         """
         plain, head, (used, total) = scheme_named(DEFAULT_SCHEME), self.measured.head, self.bytes
         others = self.measured.params - self.budget.total
@@ -237,16 +233,16 @@ class PlanRecord(Record):
 
     @property
     def gpus(self) -> int:
-        """Over how many GPUs every weight is split."""
+        """The number of GPUs that every weight is split over."""
         return self.recipe.deployment.tensor_parallel
 
     @property
     def on_each_gpu(self) -> dict[str, int]:
-        """What one of the GPUs holds of the targeted weights and of the KV cache of a token, by cost column.
+        """The amounts on one of the GPUs, by cost column.
 
         Scales of rows whose columns are divided are on every GPU: bytes may be a little more than an equal part.
         """
-        chosen = [(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in self.weights]
+        chosen = [(form_named(each.form), scheme_named(each.scheme), each.weight, each.dim) for each in self.weights]
         return {name: sum(cost.on_gpu(*choice, self.gpus) for choice in chosen) for name, cost in COSTS.items()}
 
     @property
@@ -257,16 +253,18 @@ class PlanRecord(Record):
     @property
     def documents(self) -> tuple[str, ...]:
         """The digests of the documents, given in memory, that it was calibrated or its model was healed on."""
-        return self.measured.calibration.documents + tuple(digest for one in self.healed for digest in one.documents)
+        return self.measured.calibration.documents + tuple(
+            digest for healed in self.healed for digest in healed.documents
+        )
 
     @property
     def alignment(self) -> dict[str, int]:
-        """How many chosen dims (of weights that are not dense) are multiples of 64, 32, 16, 8, or none.
+        """The number of chosen dims (of weights that are not dense) that are multiples of 64, 32, 16, 8, or none.
 
-        Of heads and blocks their features count; where weights are split, what each GPU has.
+        Of heads and blocks their features count; of split weights the part on each GPU.
         """
-        changed = [one for one in self.weights if one.form != "dense"]
-        steps, dims = ("64", "32", "16", "8"), [one.length_on(self.gpus) for one in changed]
+        steps = ("64", "32", "16", "8")
+        dims = [choice.length_on(self.gpus) for choice in self.weights if choice.form != "dense"]
         kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
         return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
 
@@ -281,10 +279,10 @@ class PlanRecord(Record):
 def amounts(
     weights: Sequence[WeightChoice], workloads: Sequence[WorkloadLatency], column: str
 ) -> tuple[int, int] | None:
-    """What these choices take of a cost column, and what the dense weights take; None where either is unknown."""
+    """The amounts of a cost column of these choices and of the dense weights; None where either is unknown."""
     if column in COSTS:
         return counted(weights, column)
-    for one in workloads:
-        if ns_of(one.workload) == column and one.plan_ns is not None and one.dense_ns is not None:
-            return one.plan_ns, one.dense_ns
+    for timed in workloads:
+        if ns_of(timed.workload) == column and timed.plan_ns is not None and timed.dense_ns is not None:
+            return timed.plan_ns, timed.dense_ns
     return None

@@ -157,7 +157,7 @@ def rule_of(plan: PlanRecord) -> str | None:
 
 
 def fusion(plan: PlanRecord) -> str:
-    """Which weights share their first GEMMs, to follow the forms; empty where none may."""
+    """The weights that share their first GEMMs, to follow the forms; empty where none may."""
     fuse = plan.recipe.deployment.fuse
     if fuse == "auto":
         counts = Counter(site.kind for site in plan.sites if site.shared)

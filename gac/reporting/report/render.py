@@ -59,9 +59,9 @@ def report(
     check_one_kind((plan, *(against or {}).values()))
     opened = either(plan)
     if isinstance(opened, TokenPlan):
-        if any(one is not None for one in (frontier, profile, tokens)):
-            given = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
-            raise PlanError(given, "the plan, and other plans of tokens", "Leave the others out.")
+        if any(other is not None for other in (frontier, profile, tokens)):
+            problem = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
+            raise PlanError(problem, "the plan, and other plans of tokens", "Leave the others out.")
         page = tokens_page(opened, name, TokenPlan.opened_each(against or {}))  # type: ignore[arg-type]
     else:
         others = Plan.opened_each(against or {})  # type: ignore[arg-type]
