@@ -10,7 +10,7 @@ import numpy as np
 
 from gac.allocation.decide import assemble, summed_latency
 from gac.core.arguments import checked
-from gac.core.display import Row, Shown, Table
+from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import PlanError
 from gac.core.io import Record
 from gac.models.sites import Site
@@ -232,19 +232,14 @@ class Frontier(Shown, Record):
         names = [f"latency_ns {name}" for name in self.workloads]
         return [
             {
-                "asked": point.asked,
-                "limit": point.limit,
-                "params": point.params,
+                **fields(point, "asked", "limit", "params"),
                 "kept": point.params / self.dense_params,
                 "bytes": self.bytes(point),
                 "bits": self.bits(point),
                 **{name: self.amount(point, name) for name, cost in COSTS.items() if not cost.of_weights},
-                "loss": point.loss,
-                "together": point.together,
-                "perplexity": point.perplexity,
+                **fields(point, "loss", "together", "perplexity"),
                 **dict(zip(names, point.latency_ns, strict=True)),
-                "status": point.certificate.status,
-                "gap": point.certificate.gap,
+                **fields(point.certificate, "status", "gap"),
             }
             for point in self.points
         ]

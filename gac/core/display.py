@@ -16,6 +16,11 @@ Row = dict[str, Any]
 _TALLEST = "30em"
 
 
+def fields(record: object, *names: str) -> Row:
+    """Some attributes of a record, by name."""
+    return {name: getattr(record, name) for name in names}
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells of text under headings.

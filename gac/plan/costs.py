@@ -6,7 +6,6 @@ from fractions import Fraction
 from math import floor, prod
 from types import MappingProxyType
 
-from gac.core.words import megabytes
 from gac.core.workloads import Workload
 from gac.forms import Form
 from gac.forms.tensor_parallel import split_matrices
@@ -22,40 +21,40 @@ class Cost:
         name: of its column, in plans and on the command line.
         limit: the field of ``gac.plan.recipe.Limits`` that limits it.
         unit: of the integers, plural.
-        label: of axes and titles.
-        format: writes an amount for a reader.
+        label: of axes and titles; the unit where the targeted weights take it, else what takes it.
         of_choice: the amount of one weight in a form and a scheme at a dim.
-        axis: divisors and units of an axis, the largest first.
-        priced: an amount in words that its price is quoted for, and that amount.
         on_gpu: the amount that one of several GPUs has of a weight; the last argument is their number.
+        million, billion: names of large amounts on an axis; empty where amounts are small.
     """
 
     name: str
     limit: str
     unit: str
     label: str
-    format: Callable[[int], str]
     of_choice: Callable[[Form, Scheme, Weight, int], int]
-    axis: tuple[tuple[float, str], ...]
-    priced: tuple[str, float]
     on_gpu: Callable[[Form, Scheme, Weight, int, int], int]
+    million: str = ""
+    billion: str = ""
 
     @property
     def of_weights(self) -> bool:
         """True where the targeted weights take it, False where the KV cache does."""
         return self.label == self.unit
 
+    @property
+    def priced(self) -> tuple[str, float]:
+        """The amount that its price is quoted for, in words and as a number."""
+        return (f"a million {self.unit}", 1e6) if self.million else (f"one of the {self.label}'s {self.unit}", 1.0)
+
     def scale(self, largest: float) -> tuple[float, str]:
         """The divisor of amounts on an axis that reaches so far, and the unit that it makes of them."""
-        return next((scale for scale in self.axis if largest >= scale[0]), self.axis[-1])
+        if not self.million:
+            return 1, self.unit
+        return (1e9, self.billion) if largest >= 1e9 else (1e6, self.million)
 
 
 def _bytes(scheme: Scheme, matrices: Iterable[tuple[int, int]]) -> int:
     return sum(scheme.bytes(*shape) for shape in matrices)
-
-
-def _plain(amount: int) -> str:
-    return f"{amount:,}"
 
 
 _RECORDS = (
@@ -64,10 +63,9 @@ _RECORDS = (
         limit="params",
         unit="parameters",
         label="parameters",
-        format=_plain,
+        million="millions",
+        billion="billions",
         of_choice=lambda form, scheme, weight, dim: form.params(weight, dim),
-        axis=((1e9, "billions"), (1e6, "millions")),
-        priced=("a million parameters", 1e6),
         on_gpu=lambda form, scheme, weight, dim, gpus: sum(map(prod, split_matrices(form, weight, dim, gpus))),
     ),
     Cost(
@@ -75,10 +73,9 @@ _RECORDS = (
         limit="memory",
         unit="bytes",
         label="bytes",
-        format=megabytes,
+        million="MB",
+        billion="GB",
         of_choice=lambda form, scheme, weight, dim: _bytes(scheme, form.matrices(weight, dim)),
-        axis=((1e9, "GB"), (1e6, "MB")),
-        priced=("a million bytes", 1e6),
         on_gpu=lambda form, scheme, weight, dim, gpus: _bytes(scheme, split_matrices(form, weight, dim, gpus)),
     ),
     Cost(
@@ -86,10 +83,7 @@ _RECORDS = (
         limit="kv_cache",
         unit="numbers a token",
         label="KV cache",
-        format=_plain,
         of_choice=lambda form, scheme, weight, dim: form.cached(weight, dim),
-        axis=((1, "numbers a token"),),
-        priced=("a number in the KV cache", 1.0),
         on_gpu=lambda form, scheme, weight, dim, gpus: form.cached(weight, dim) // weight.parts(gpus),
     ),
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gac.core.arguments import checked
-from gac.core.display import Row, Shown, Table
+from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import PlanError
 from gac.plan.choices import REMEDY, Candidate, SiteChoice, WeightChoice, check, check_candidate, check_site, counted
 from gac.plan.evidence import UNMEASURED, Calibration, CalibrationPart, Healed, Measured, ProfileUsed, RoundedHead
@@ -70,11 +70,8 @@ class Plan(Shown, PlanRecord):
                 "layer": site.layer,
                 "kind": short[choice.name],
                 "weight": choice.name,
-                "form": choice.form,
-                "dim": choice.dim,
-                "scheme": choice.scheme,
-                "out_features": choice.weight.out_features,
-                "in_features": choice.weight.in_features,
+                **fields(choice, "form", "dim", "scheme"),
+                **fields(choice.weight, "out_features", "in_features"),
                 "params": choice.params,
                 "dense_params": choice.weight.params,
                 "kept": choice.params / choice.weight.params,

@@ -253,9 +253,7 @@ class PlanRecord(Record):
     @property
     def documents(self) -> tuple[str, ...]:
         """The digests of the documents, given in memory, that it was calibrated or its model was healed on."""
-        return self.measured.calibration.documents + tuple(
-            digest for healed in self.healed for digest in healed.documents
-        )
+        return sum((healed.documents for healed in self.healed), self.measured.calibration.documents)
 
     @property
     def alignment(self) -> dict[str, int]:

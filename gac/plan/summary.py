@@ -1,7 +1,7 @@
 """A plan as labelled facts in words, and the commands that make and apply it again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import join
 from typing import Any
 
@@ -30,8 +30,12 @@ def summary(plan: PlanRecord) -> str:
     measured = plan.measured
     origin = f"method {plan.recipe.measure.method}" if measured.predicted else "as others pruned it"
     title = f"GAC plan for {measured.model} ({measured.family}), {origin}, made with GAC {plan.gac_version}"
-    lines = [f"{label:<13}{value}".replace("\n", f"\n{'':13}") for label, value in facts(plan)]
-    return "\n".join([title, *lines])
+    return f"{title}\n{lines(facts(plan))}"
+
+
+def lines(rows: Iterable[tuple[str, str]]) -> str:
+    """Facts as plain text, aligned."""
+    return "\n".join(f"{label:<13}{value}".replace("\n", f"\n{'':13}") for label, value in rows)
 
 
 def facts(plan: PlanRecord) -> list[tuple[str, str]]:
@@ -170,12 +174,12 @@ def fusion(plan: PlanRecord) -> str:
 
 def latencies(plan: PlanRecord) -> list[str]:
     """A line a workload, planned and dense, and a second one where shared GEMMs change the dense latency."""
-    lines = []
+    words = []
     for timed in plan.workloads:
-        lines.append(f"{timed.workload}: {_latency(timed, lossy_schemes(plan))}")
+        words.append(f"{timed.workload}: {_latency(timed, lossy_schemes(plan))}")
         if (ratio := over_fused(timed)) is not None:
-            lines.append(f"{timed.workload}: {_ms(timed.plan_ns)} of {_ms(timed.fused_ns)} {FUSED} ({ratio:.3f}x)")
-    return lines
+            words.append(f"{timed.workload}: {_ms(timed.plan_ns)} of {_ms(timed.fused_ns)} {FUSED} ({ratio:.3f}x)")
+    return words
 
 
 def over_fused(timed: WorkloadLatency) -> float | None:
@@ -248,11 +252,11 @@ def split(plan: PlanRecord) -> list[str]:
     *amounts, last = (
         f"{amount:,} {cost.unit}{'' if cost.of_weights else f' in the {cost.label}'}" for cost, amount in costs
     )
-    lines = [
+    return [
         f"over {plan.gpus} GPUs, each with {', '.join(amounts)} and {last}",
         "latencies are those of a GPU's parts and of its collectives; all else is of all GPUs together",
+        *(_single_gpu(plan, plan.one_gpu) if plan.one_gpu else ()),
     ]
-    return lines if plan.one_gpu is None else [*lines, *_single_gpu(plan, plan.one_gpu)]
 
 
 def _single_gpu(plan: PlanRecord, alone: OneGpu) -> Iterator[str]:

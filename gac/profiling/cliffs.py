@@ -91,16 +91,10 @@ class Cliffs(Shown):
 
     def tables(self) -> Sequence[Table | str]:
         columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
-        rows = [
-            (
-                class_name(each.step),
-                f"{each.dims:,}",
-                f"{each.slowdown:.2f}x",
-                f"multiples of {each.against}",
-                "yes" if each.keeps_up else "no",
-            )
-            for each in self.classes
-        ]
+        rows = []
+        for each in self.classes:
+            numbers = f"{each.dims:,}", f"{each.slowdown:.2f}x", f"multiples of {each.against}"
+            rows.append((class_name(each.step), *numbers, "yes" if each.keeps_up else "no"))
         worst = ""
         if len(self.collapsed):
             i = int(self.slowdown.argmax())

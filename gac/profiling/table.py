@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gac.core.arguments import Count, checked
 from gac.core.arrays import Floats, Ints
-from gac.core.display import Row, Shown, Table
+from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.profiling.alignment import COARSEST_CLASS, alignment_class
@@ -79,14 +79,8 @@ class Profile(Shown):
     sentinels: Mapping[int, tuple[float, ...]]
 
     def tables(self) -> Sequence[Table | str]:
-        columns = [
-            ("operator", "<"),
-            ("dtype", "<"),
-            ("shapes", ">"),
-            ("failed", ">"),
-            ("fastest", ">"),
-            ("slowest", ">"),
-        ]
+        columns = [("operator", "<"), ("dtype", "<")]
+        columns += [(name, ">") for name in ("shapes", "failed", "fastest", "slowest")]
         kinds: dict[tuple[str, str], list[float | None]] = {}
         for measured in self.measurements:
             kinds.setdefault((measured.operator, measured.dtype), []).append(measured.median_ns)
@@ -105,12 +99,7 @@ class Profile(Shown):
 
     def rows(self) -> Sequence[Row]:
         run, result = ("operator", "dtype", "cache"), ("median_ns", "spread_ns", "samples", "converged", "error")
-        return [
-            {name: getattr(measured, name) for name in run}
-            | dict(measured.shape)
-            | {name: getattr(measured, name) for name in result}
-            for measured in self.measurements
-        ]
+        return [fields(row, *run) | dict(row.shape) | fields(row, *result) for row in self.measurements]
 
     @classmethod
     def opened(cls, given: "Profile | str | Path") -> "Profile":

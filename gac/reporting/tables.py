@@ -11,7 +11,7 @@ from gac.core.words import duration, megabytes
 from gac.plan.costs import COSTS
 from gac.plan.layers import choice
 from gac.plan.plan import Plan, PlanComparison
-from gac.plan.summary import FUSED, latencies, speed, stored
+from gac.plan.summary import FUSED, facts, lines, speed, stored
 
 
 def plan_summary(plan: Plan) -> Text:
@@ -22,13 +22,8 @@ def plan_summary(plan: Plan) -> Text:
 
 
 def plan_line(plan: Plan) -> Text:
-    """Budget, alignment and predicted latencies of a plan, a line each."""
-    budget, chosen = plan.budget, sum(plan.alignment.values())
-    return Text(
-        f"budget     {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed\n"
-        f"alignment  {plan.aligned_fraction:.1%} of {chosen} chosen dims are multiples of 8"
-        + "".join(f"\nlatency    {line}, predicted" for line in latencies(plan))
-    )
+    """The facts of a plan on budget, alignment and predicted latencies."""
+    return Text(lines(fact for fact in facts(plan) if fact[0] in ("parameters", "alignment", "latency")))
 
 
 def plan_figures(plan: Plan, workloads: Iterable[str]) -> dict[str, str]:

@@ -125,10 +125,7 @@ def test_bytes_bits_and_schemes_are_said() -> None:
     said = words(page_of(plan))
     assert "Targeted weights 0.3 kB 0.6 kB dense; 7.00 bits each" in said
     assert "Whole model 19.7 kB 20.0 kB dense; 15.74 bits each" in said
-    assert (
-        "Memory 252 of 576 bytes: 0.4375 kept, 253 allowed; 19,676 of 20,000 bytes of the whole model"
-        in said
-    )
+    assert "Memory 252 of 576 bytes: 0.4375 kept, 253 allowed; 19,676 of 20,000 bytes of the whole model" in said
     assert "7.00 bits per dense parameter, 15.74 in the whole model; 2 w4a16" in said
     assert "Price of a million bytes" in said
     facts = dict(cells(page_of(plan))[0]["facts"])

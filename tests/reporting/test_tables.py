@@ -9,7 +9,6 @@ from transformers import LlamaConfig
 
 from gac.plan.layers import plan_table
 from gac.plan.plan import Plan, WorkloadLatency
-from gac.plan.summary import latencies
 from gac.reporting.tables import comparison_table, differences_table, plan_line, plan_summary
 from tests.changed import with_recipe
 from tests.models.small import small_config
@@ -55,12 +54,9 @@ def test_weights_that_are_called_alike_have_columns_of_their_own(make_plan: Call
 
 def test_budget_alignment_and_the_plans_own_summary(plan: Plan) -> None:
     assert plan_summary(plan).plain == plan.summary()
-    budget = plan.budget
-    assert shown(plan_line(plan)) == [
-        f"budget {budget.used:,} of {budget.total:,} targeted parameters; {budget.limit:,} allowed",
-        "alignment 100.0% of 1 chosen dims are multiples of 8",
-        *(f"latency {told}, predicted" for told in latencies(plan)),
-    ]
+    short = plan_line(plan).plain.splitlines()
+    assert set(short) < set(plan.summary().splitlines())
+    assert [line.split()[0] for line in short] == ["parameters", f"{plan.budget.limit:,}", "alignment"]
 
 
 def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> None:
