@@ -19,7 +19,6 @@ PLANNING = (
     "gac.reporting.evaluation",
     "gac.reporting.gpu_tables",
     "gac.reporting.report.render",
-    "gac.reporting.results",
 )
 """Between them they load every module that measures no model: plans, forms, families, tables, cliffs, studies."""
 

@@ -11,7 +11,6 @@ from transformers import LlamaConfig
 
 from gac.core.errors import PlanError
 from gac.plan.plan import Candidate, Plan
-from gac.reporting.report.summary import summary as page_summary
 from tests.changed import with_measured, with_recipe
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
@@ -29,10 +28,14 @@ def saved(plan: Plan, tmp_path: Path) -> Path:
     return path
 
 
-def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
+@pytest.fixture
+def weighed(plan: Plan, tmp_path: Path) -> Path:
+    """A plan whose first site, a q_proj of 64 x 64, could have had rank 16."""
+    other = Candidate(("low_rank",), ("bf16",), (16,), 2048, 0.2, (), ())
+    first, *rest = plan.sites
+    path, weighing = tmp_path / "weighed.json", replace(plan, sites=(replace(first, alternatives=(other,)), *rest))
+    weighing.save(path)
+    assert Plan.load(path) == weighing
     return path
 
 
@@ -41,12 +44,9 @@ def test_a_plan_is_read_back_equal(plan: Plan, saved: Path) -> None:
     assert [path.name for path in saved.parent.iterdir()] == ["plan.json"]
 
 
-def test_alignment_counts_what_is_not_dense(plan: Plan) -> None:
+def test_the_summary_names_budget_forms_alignment_and_proof(plan: Plan) -> None:
     assert plan.alignment == {"64": 0, "32": 0, "16": 0, "8": 1, "unaligned": 1}
     assert plan.aligned_fraction == 0.5
-
-
-def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
     text = plan.summary()
     assert "12 dense, 2 low_rank" in text
     assert "certificate  optimal: loss 0.1, bound 0.1, gap 0" in text
@@ -54,7 +54,7 @@ def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "error", "told"),
+    ("windows", "error", "words"),
     [
         (64, 0.15, ", give or take 15 %"),
         (8, 0.25, ", give or take 25 %"),
@@ -64,11 +64,12 @@ def test_the_summary_names_budget_forms_and_proof(plan: Plan) -> None:
         (1, None, " (from 1 x 1024 tokens alone, so it may be far too low)"),
     ],
 )
-def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int, error: float, told: str) -> None:
+def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int, error: float, words: str) -> None:
     text = replace(plan.measured.calibration, windows=windows, window_tokens=1024)
-    found = with_measured(plan, calibration=text, error=error)
-    assert f"loss         +{found.prediction.loss:.4f} nats a token predicted{told}" in found.summary().splitlines()
-    assert any(f"nats a token{told}: perplexity" in sentence for sentence in page_summary(found))
+    changed = with_measured(plan, calibration=text, error=error)
+    assert (
+        f"loss         +{changed.prediction.loss:.4f} nats a token predicted{words}" in changed.summary().splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,24 +80,36 @@ def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int,
         (lambda d: d["prediction"].update(loss="NaN"), "prediction.loss: Input should be a valid number"),
         (
             lambda d: d["sites"][0]["weights"][0].update(dim=16),
-            "states 3072 parameters; expected 2048, as its",
+            "states 3072 parameters; expected 2048, as its dims say",
         ),
         (lambda d: d["sites"][1]["weights"][0].update(dim=10**30), "dim"),
         (lambda d: d["limits"][0].update(used=1), "plan states 1 of 92160 params"),
         (lambda d: d["limits"][0].update(limit=1), "limit 1, 0 over it"),
         (lambda d: d["limits"][0].update(over=5), "5 over it; expected 88192 of 92160, 0 over the limit"),
         (lambda d: d["limits"][0].update(column="time"), "as its recipe says"),
-        (lambda d: d.update(limits=[]), "plan has no limits; expected one at least."),
+        (lambda d: d.update(limits=[]), "plan has no limits"),
+        (lambda d: d.update(sites=[]), "plan has no sites"),
         (lambda d: d["recipe"]["measure"].update(seed="0"), "recipe.measure.seed: Input should be a valid integer"),
-        (lambda d: d.update(sites=[]), "plan has no sites; expected one at least."),
         (lambda d: d.update(schema_version=1), "schema version 1"),
         (lambda d: d["sites"][0]["weights"][0].update(form="magic"), "form 'magic' is unknown"),
+        (lambda d: alternative(d).update(dims=[17]), "states 2048 parameters; expected 2176, as its dims"),
+        (lambda d: alternative(d).update(dims=[-16], params=-2048), "low_rank dim -16; expected a dim from 1 to 64"),
+        (lambda d: alternative(d).update(forms=["narrow"], params=1024), "the form narrow; expected a form that it"),
+        (lambda d: alternative(d).update(forms=[]), "has 0 forms, 1 schemes, 1 dims and 0 latencies"),
+        (lambda d: d["certificate"].update(multipliers=[]), "plan has alternatives and 0 multipliers"),
     ],
 )
-def test_an_edited_plan_is_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+def test_an_edited_plan_is_refused(weighed: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    document = json.loads(weighed.read_text())
+    change(document)
+    weighed.write_text(json.dumps(document))
     with pytest.raises(PlanError) as failure:
-        Plan.load(edited(saved, change))
+        Plan.load(weighed)
     assert message in str(failure.value)
+
+
+def alternative(document: dict[str, Any]) -> Any:
+    return document["sites"][0]["alternatives"][0]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
@@ -135,11 +148,10 @@ def other(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
 
 
 def test_plans_are_compared_weight_by_weight(plan: Plan, other: Plan) -> None:
-    found = [
-        (one.first.name, one.first.dim, one.second.form, one.second.dim, one.params)
-        for one in plan.compare(other).differences
-    ]
-    assert found == [
+    assert [
+        (pair.first.name, pair.first.dim, pair.second.form, pair.second.dim, pair.params)
+        for pair in plan.compare(other).differences
+    ] == [
         ("model.layers.0.self_attn.q_proj", 24, "low_rank", 16, -1024),
         ("model.layers.0.self_attn.o_proj", 9, "dense", 64, 4096 - 9 * 128),
     ]
@@ -152,54 +164,5 @@ def test_losses_by_different_methods_are_not_of_one_scale(plan: Plan, other: Pla
 
 
 def test_plans_for_different_models_are_not_compared(plan: Plan, other: Plan) -> None:
-    with pytest.raises(PlanError) as failure:
+    with pytest.raises(PlanError, match="expected plans for the same model"):
         plan.compare(with_measured(other, model="large", digest="f" * 64))
-    assert str(failure.value) == (
-        "a plan for tiny (000000000000) beside one for large (ffffffffffff); expected plans for the same model. "
-        "Compare plans that were made for the same weights."
-    )
-
-
-# --- alternatives ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def weighed(plan: Plan, tmp_path: Path) -> Path:
-    """A plan whose first site, a q_proj of 64 x 64, could have had rank 16."""
-    other = Candidate(("low_rank",), ("bf16",), (16,), 2048, 0.2, (), ())
-    first, *rest = plan.sites
-    path, weighing = tmp_path / "weighed.json", replace(plan, sites=(replace(first, alternatives=(other,)), *rest))
-    weighing.save(path)
-    assert Plan.load(path) == weighing
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda d: d["sites"][0]["alternatives"][0].update(dims=[17]),
-            "an alternative of site model.layers.0.self_attn.q_proj states 2048 parameters; expected 2176, as its dims",
-        ),
-        (
-            lambda d: d["sites"][0]["alternatives"][0].update(dims=[-16], params=-2048),
-            "weight model.layers.0.self_attn.q_proj has low_rank dim -16; expected a dim from 1 to 64",
-        ),
-        (
-            lambda d: d["sites"][0]["alternatives"][0].update(forms=["narrow"], params=1024),
-            "weight model.layers.0.self_attn.q_proj has the form narrow; expected a form that it can take",
-        ),
-        (
-            lambda d: d["sites"][0]["alternatives"][0].update(forms=[]),
-            "an alternative of site model.layers.0.self_attn.q_proj has 0 forms, 1 schemes, 1 dims and 0 latencies",
-        ),
-        (
-            lambda d: d["certificate"].update(multipliers=[]),
-            "plan has alternatives and 0 multipliers; expected 1, one a limit.",
-        ),
-    ],
-)
-def test_edited_alternatives_are_refused(weighed: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
-    with pytest.raises(PlanError) as failure:
-        Plan.load(edited(weighed, change))
-    assert message in str(failure.value)

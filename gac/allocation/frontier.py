@@ -19,15 +19,15 @@ from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, GacError
 from gac.core.version import __version__
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored, ns_of
+from gac.plan.costs import COSTS, KV_NUMBERS, PARAMS, column_of, floored, ns_of
 from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
 
 __all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_limited", "frontier"]
 
 _STEPS = 10**6
-_CALLED = {"memory": BYTES, "budget": PARAMS, "kv_cache": KV_NUMBERS}
-"""What limits of plans are called by, and the columns that they limit."""
+_COLUMNS = {"budget": PARAMS, **{cost.limit: cost.name for cost in COSTS.values()}}
+"""Cost columns by the names of their limits in recipes."""
 
 
 def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Frontier:
@@ -84,15 +84,15 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
         raise BudgetError(f"{points!r} points", "a whole number, 2 or more", "Ask for 100 points.")
     workloads, limits = recipe.deployment.workloads, recipe.limits
-    if limit not in (*COUNTED, *workloads):
+    if limit not in (*COSTS, *workloads):
         raise BudgetError(
             f"a frontier over {limit!r}",
-            f"{', '.join(COUNTED)} or one of the workloads ({', '.join(workloads) or 'none'})",
-            f"Did you mean {_CALLED[limit]!r}?"
-            if limit in _CALLED
+            f"{', '.join(COSTS)} or one of the workloads ({', '.join(workloads) or 'none'})",
+            f"Did you mean {_COLUMNS[limit]!r}?"
+            if limit in _COLUMNS
             else "Name one of these, or add it to the workloads.",
         )
-    for name in ("memory", "kv_cache", "latency"):
+    for name in (*(cost.limit for cost in COSTS.values() if cost.name != PARAMS), "latency"):
         if getattr(limits, name):
             given = f"a frontier with limits.{name}={getattr(limits, name)!r}"
             raise BudgetError(given, "one limit, which is gone through", f"Leave {name} out, or use gac.allocate.")
@@ -109,7 +109,7 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
     """
     if limit == KV_NUMBERS:
         check_shrinks_cache(sites, recipe)
-    if limit not in COUNTED:
+    if limit not in COSTS:
         check_collectives(profile, recipe.deployment, sites)
         timing = timing_of(profile, recipe.deployment)
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))

@@ -1,22 +1,31 @@
-"""The record of a frontier: its points, and the candidates that they choose among; counted again when read."""
+"""The record of a frontier: its points and the candidates that they choose among, checked when made or loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import fsum, isclose
 
+import numpy as np
+
 from gac.allocation.decide import assemble, summed_latency
 from gac.core.arguments import checked
-from gac.core.display import Shown
+from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import PlanError
 from gac.core.io import Record
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, COUNTED, KV_NUMBERS, PARAMS, column_of, floored
+from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
 from gac.plan.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
 from gac.plan.recipe import Limits, Recipe, check_fraction
+from gac.plan.summary import FUSED
+from gac.schemes import DEFAULT_SCHEME
 
 SCHEMA = 2
+
+READABLE = 20.0
+"""Times the dense perplexity, beyond which a prediction says only that the model is lost."""
+
+_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -98,31 +107,35 @@ class Frontier(Shown, Record):
     @property
     def dense_bytes(self) -> int:
         """Bytes of the dense targeted weights in 16 bits."""
-        return sum(_counted(one.site, one.dense)[BYTES] for one in self.sites)
+        return self.dense_amount(BYTES)
 
     @property
     def dense_kv_numbers(self) -> int:
         """Numbers of 16 bits that the dense model's KV cache keeps of a token."""
-        return sum(_counted(one.site, one.dense)[KV_NUMBERS] for one in self.sites)
+        return self.dense_amount(KV_NUMBERS)
+
+    def dense_amount(self, column: str) -> int:
+        """The amount of a cost of ``COSTS`` that the dense model takes."""
+        return sum(_amounts(site.site, site.dense)[column] for site in self.sites)
 
     @cached_property
     def _sizes(self) -> tuple[tuple[Mapping[str, int], ...], ...]:
-        """What each site's options take, by cost column."""
-        return tuple(tuple(_counted(one.site, option) for option in one.options) for one in self.sites)
+        return tuple(tuple(_amounts(site.site, option) for option in site.options) for site in self.sites)
 
-    def _sum(self, point: FrontierPoint, column: str) -> int:
+    def amount(self, point: FrontierPoint, column: str) -> int:
+        """The amount of a cost of ``COSTS`` that a point's choice takes."""
         return sum(sizes[chosen][column] for sizes, chosen in zip(self._sizes, point.choice, strict=True))
 
     def bytes(self, point: FrontierPoint) -> int:
         """Bytes of the targeted weights as a point chooses, scales and zero points among them."""
-        return self._sum(point, BYTES)
+        return self.amount(point, BYTES)
 
     def kv_numbers(self, point: FrontierPoint) -> int:
         """Numbers of 16 bits that the KV cache keeps of a token as a point chooses."""
-        return self._sum(point, KV_NUMBERS)
+        return self.amount(point, KV_NUMBERS)
 
     def bits(self, point: FrontierPoint) -> float:
-        """Those in bits, for each dense parameter."""
+        """Bits of the targeted weights for each dense parameter."""
         return 8 * self.bytes(point) / self.dense_params
 
     @property
@@ -155,16 +168,14 @@ class Frontier(Shown, Record):
         by_params, proof = self.limit == PARAMS, point.certificate
         if by_params:
             limits = Limits(point.asked)
-        elif self.limit == BYTES:
-            limits = Limits(memory=point.asked, latency={})
-        elif self.limit == KV_NUMBERS:
-            limits = Limits(1.0, kv_cache=point.asked, latency={})
+        elif self.limit in COSTS:
+            limits = Limits(**{"params": 1.0, "latency": {}, COSTS[self.limit].limit: point.asked})  # type: ignore[arg-type]
         else:
             limits = Limits(1.0, latency={self.limit: point.asked})
         if not by_params and len(proof.multipliers) == 1:  # no choice has more parameters than dense
             proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
-            [one.site for one in self.sites],
+            [site.site for site in self.sites],
             self.taken(point),
             (self.dense_ns, self.fused_ns or (None,) * len(self.workloads)),
             replace(self.recipe, limits=limits),
@@ -172,6 +183,66 @@ class Frontier(Shown, Record):
             proof,
             together=point.together,
         )
+
+    @property
+    def limit_label(self) -> str:
+        """The limited resource in words."""
+        return COSTS[self.limit].label if self.limit in COSTS else f"latency on {self.limit}"
+
+    def readable(self) -> list[FrontierPoint]:
+        """The points with at most ``READABLE`` times the dense perplexity; all where there are none."""
+        top = READABLE * self.dense_perplexity
+        return [point for point in self.points if point.perplexity <= top] or list(self.points)
+
+    def axes(self) -> dict[str, int]:
+        """The costs and workloads that it is drawn against, with the dense model's amount or ns.
+
+        Bytes are left out where all numbers have 16 bits: they are as parameters then. So are costs of the KV cache
+        that are not limited, and workloads of which one point at most has a known latency.
+        """
+        lossy = self.recipe.space.schemes != (DEFAULT_SCHEME,)
+        drawn = {PARAMS, self.limit} | ({name for name, cost in COSTS.items() if cost.of_weights} if lossy else set())
+        axes = {name: self.dense_amount(name) for name in COSTS if name in drawn}
+        least = min(2, len(self.points))
+        columns = zip(*(point.latency_ns for point in self.points), strict=True)
+        for name, dense, latencies in zip(self.workloads, self.dense_ns, columns, strict=True):
+            if dense is not None and len(latencies) - latencies.count(None) >= least:
+                axes[name] = dense
+        return axes
+
+    def fused_ratios(self) -> dict[str, float]:
+        """Latency of the dense model with shared GEMMs over the one without, by workload, where known and different."""
+        if not self.fused_ns:
+            return {}
+        times = zip(self.workloads, self.fused_ns, self.dense_ns, strict=True)
+        return {name: fused / dense for name, fused, dense in times if fused and dense and fused != dense}
+
+    def tables(self) -> Sequence[Table | str]:
+        """One table of a dozen readable points: sizes, predicted loss and perplexity, latency relative to dense."""
+        limits = np.array([point.limit for point in self.readable()], dtype=np.float64)
+        wanted = np.linspace(limits[0], limits[-1], _ROWS)
+        shown = np.unique(np.abs(limits - wanted[:, None]).argmin(axis=1)).tolist()
+        points, axes = self.readable(), self.axes()
+        rows = [_cells(self, points[number], axes) for number in reversed(shown)]
+        made, method = self.measured, self.recipe.measure.method
+        title = f"frontier of {made.model}, {method}, {made.profile.gpu}"
+        return [Table([(name, ">") for name in rows[0]], [[*row.values()] for row in rows], title, _notes(self))]
+
+    def rows(self) -> Sequence[Row]:
+        names = [f"latency_ns {name}" for name in self.workloads]
+        return [
+            {
+                **fields(point, "asked", "limit", "params"),
+                "kept": point.params / self.dense_params,
+                "bytes": self.bytes(point),
+                "bits": self.bits(point),
+                **{name: self.amount(point, name) for name, cost in COSTS.items() if not cost.of_weights},
+                **fields(point, "loss", "together", "perplexity"),
+                **dict(zip(names, point.latency_ns, strict=True)),
+                **fields(point.certificate, "status", "gap"),
+            }
+            for point in self.points
+        ]
 
 
 def sums(
@@ -182,40 +253,84 @@ def sums(
     return sum(one.params for one in options), loss, summed_latency(options)
 
 
-def _counted(site: Site, option: Candidate) -> Mapping[str, int]:
+def _amounts(site: Site, option: Candidate) -> Mapping[str, int]:
     choices = option.choices(site.weights)
-    return {column: counted(choices, column)[0] for column in (BYTES, KV_NUMBERS)}
+    return {column: counted(choices, column)[0] for column in COSTS}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def _cells(frontier: Frontier, point: FrontierPoint, axes: Mapping[str, int]) -> dict[str, str]:
+    cells = {"kept": f"{point.params / frontier.dense_params:.4f}", "params": f"{point.params:,}"}
+    for name, dense in axes.items():
+        if name == BYTES:
+            cells |= {"bytes": f"{frontier.bytes(point):,}", "bits": f"{frontier.bits(point):.2f}"}
+        elif name in COSTS and name != PARAMS:
+            cells[COSTS[name].label] = f"{frontier.amount(point, name) / (dense or 1):.4f}"
+    cells |= {"loss": f"{point.loss:.4f}", "perplexity": f"{point.perplexity:,.2f}"}
+    for name, ns, dense_ns in zip(frontier.workloads, point.latency_ns, frontier.dense_ns, strict=True):
+        cells[name] = "-" if ns is None or dense_ns is None else f"{ns / dense_ns:.3f}x"
+    return cells
+
+
+def _notes(frontier: Frontier) -> str:
+    return "\n".join(_note_lines(frontier))
+
+
+def _note_lines(frontier: Frontier) -> Iterator[str]:
+    points, axes = frontier.points, frontier.axes()
+    proved = sum(point.certificate.status == "optimal" for point in points)
+    yield f"{len(points)} points, {proved} of them proved to lose least for their {frontier.limit_label}"
+    if BYTES in axes:
+        yield "kept, params, bytes: of the targeted weights, with scales and zero points; bits for each dense parameter"
+    for name, cost in COSTS.items():
+        if name in axes and not cost.of_weights:
+            yield f"{cost.label}: of the {axes[name]:,} {cost.unit} of the dense model"
+    dense = frontier.dense_perplexity
+    yield f"loss (nats a token) and perplexity predicted on calibration text, {dense:.2f} dense; latency over dense"
+    if ratios := frontier.fused_ratios():
+        yield f"{FUSED}, which loses nothing: {', '.join(f'{ratio:.3f}x at {name}' for name, ratio in ratios.items())}"
+    if lost := len(points) - len(frontier.readable()):
+        yield f"not shown: {lost} smaller points, beyond {READABLE:g} times the dense perplexity"
+    unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
+    if unknown:
+        yield f"-: the profile lacks shapes for {' and '.join(unknown)} (gac profile --model ... measures them)"
+    elif any(None in point.latency_ns for point in points):
+        untimed = [option for site in frontier.sites for option in site.options if None in option.latency_ns]
+        schemes = {scheme for option in untimed for scheme in option.schemes} - {DEFAULT_SCHEME}
+        forms = {form for option in untimed for form in option.forms} - {"dense"}
+        yield f"-: the profile has no {', '.join(sorted(schemes or forms))}"
 
 
 # --- checks: everything is counted again, in exact integers ---------------------------------------------------------
 
 
 def _check(frontier: Frontier) -> None:
-    known, targeted = frontier.workloads, frontier.dense_params
+    workloads, targeted, fused = frontier.workloads, frontier.dense_params, frontier.fused_ns
     check(
-        frontier.limit in (*COUNTED, *known),
+        frontier.limit in (*COSTS, *workloads),
         f"frontier limits {frontier.limit!r}",
-        f"{', '.join(COUNTED)} or one of its workloads ({', '.join(known) or 'none'})",
+        f"{', '.join(COSTS)} or one of its workloads ({', '.join(workloads) or 'none'})",
     )
     check(bool(frontier.points), "frontier has no points", "one at least")
-    fused = frontier.fused_ns
-    possible = len(fused) in (0, len(known)) and all(ns is None or ns > 0 for ns in fused)
+    possible = len(fused) in (0, len(workloads)) and all(ns is None or ns > 0 for ns in fused)
     check(possible, f"frontier states fused_ns {fused}", "none, or a latency a workload")
-    for one in frontier.sites:
-        for option in (one.dense, *one.options):
-            check_candidate(option, one.site.weights, len(known), f"an option of site {one.site.name}")
+    for site in frontier.sites:
+        for option in (site.dense, *site.options):
+            check_candidate(option, site.site.weights, len(workloads), f"an option of site {site.site.name}")
     check(
         1 <= targeted <= frontier.measured.params,
         f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}",
         "one at least, and no more than the model has",
     )
-    dense = _amounts(frontier, targeted, frontier.dense_bytes, frontier.dense_kv_numbers, frontier.dense_ns)
-    amount = dense[column_of(frontier.limit)]
-    given = f"frontier limits {frontier.limit}, whose dense latency is unknown"
-    check(amount is not None, given, "a known latency")
-    assert amount is not None
+    by_latency = frontier.limit not in COSTS
+    dense = dict(zip(workloads, frontier.dense_ns, strict=True)) if by_latency else {}
+    dense_amount = dense[frontier.limit] if by_latency else frontier.dense_amount(frontier.limit)
+    check(dense_amount is not None, f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known one")
+    assert dense_amount is not None
     for number, point in enumerate(frontier.points):
-        _check_point(frontier, f"point {number}", point, amount)
+        _check_point(frontier, f"point {number}", point, dense_amount)
         _check_proof(frontier, f"point {number}", point)
     for before, after in pairwise(frontier.points):
         summed = [point.certificate.value for point in (before, after)]
@@ -226,18 +341,9 @@ def _check(frontier: Frontier) -> None:
         )
 
 
-def _amounts(
-    frontier: Frontier, params: int, size: int, cached: int, latency: Sequence[int | None]
-) -> dict[str, int | None]:
-    """What may be limited, by its cost column."""
-    known = dict(zip(map(column_of, frontier.workloads), latency, strict=True))
-    return {PARAMS: params, BYTES: size, KV_NUMBERS: cached, **known}
-
-
-def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: int) -> None:
-    """``amount``: what limits are fractions of."""
-    there = [range(len(one.options)) for one in frontier.sites]
-    chosen = len(point.choice) == len(there) and all(map(range.__contains__, there, point.choice))
+def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense_amount: int) -> None:
+    indices = [range(len(site.options)) for site in frontier.sites]
+    chosen = len(point.choice) == len(indices) and all(map(range.__contains__, indices, point.choice))
     check(chosen, f"{name} chooses options that are not there", "one of each site's options")
     params, loss, latency = sums(frontier.taken(point), frontier.measured, point.together)
     check(
@@ -246,9 +352,8 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
         f"{params}, {loss!r} and {latency}, the sums of its options",
     )
     check_fraction("asked", point.asked)
-    limit = floored(point.asked, amount)
-    taken = _amounts(frontier, params, frontier.bytes(point), frontier.kv_numbers(point), latency)
-    used = taken[column_of(frontier.limit)]
+    limit, by_workload = floored(point.asked, dense_amount), dict(zip(frontier.workloads, latency, strict=True))
+    used = frontier.amount(point, frontier.limit) if frontier.limit in COSTS else by_workload[frontier.limit]
     kept = point.limit == limit and used is not None and used <= limit
     check(kept, f"{name} states limit {point.limit} and uses {used}", f"at most {limit}")
     perplexity = frontier.measured.perplexity(loss)
@@ -257,7 +362,7 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, amount: in
 
 
 def _check_proof(frontier: Frontier, name: str, point: FrontierPoint) -> None:
-    """That the proof is of this choice, and that parameters are within the dense model's."""
+    """Refuse the proof of another choice, and more parameters than the dense model has."""
     proof, summed = point.certificate, fsum(option.loss for option in frontier.taken(point))
     limits = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited beside it
     proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in limits

@@ -69,7 +69,7 @@ def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims:
     latency, how = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
     attention, known = of_attention(timing, form, weight, dims)
     latency, how = sum_of_latencies(latency, attention), np.maximum(how, known)
-    counted = [[cost(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
+    counted = [[cost.of_choice(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
     return CandidateSet(
         weight.name,
         columns_of(timing.workloads),

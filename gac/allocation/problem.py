@@ -20,7 +20,7 @@ from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
 from gac.forms.planned_sites import run_together
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
 from gac.plan.plan import Candidate, Measured
 from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
@@ -72,13 +72,11 @@ def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
 
 def name_of(column: str) -> str:
     """What an error calls the limit of a cost column."""
-    known = {
-        PARAMS: "the parameter limit",
-        BYTES: "the memory limit in bytes",
-        KV_NUMBERS: "the KV-cache limit in numbers a token",
-        LOSS: "the loss limit",
-    }
-    return known.get(column) or f"the latency limit in ns for {column.removeprefix('ns:')}"
+    if column == LOSS:
+        return "the loss limit"
+    if column in COSTS:
+        return f"the limit of {COSTS[column].unit}"
+    return f"the latency limit in ns for {column.removeprefix('ns:')}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,8 @@ def allocate(model: str, asked: Callable[[str], dict[str, Any]], output: Path, *
     proof.
     """
     plan = gac.allocate(model, **asked(model), **checks)
-    from gac.reporting.tables import plan_summary, plan_table
+    from gac.plan.layers import plan_table
+    from gac.reporting.tables import plan_summary
 
     if leads():
         plan.save(output)
@@ -83,7 +84,7 @@ def frontier(
     calibration text, once, then finds the least loss for each of many budgets, each with a proof. A FILE that this
     command wrote is shown again, without a model.
     """
-    from gac.reporting.frontier import figure_of_frontier, frontier_table
+    from gac.reporting.frontier import figure_of_frontier
     from gac.reporting.page import save
 
     if source.endswith(".json") or os.path.isfile(source):  # models are directories or names
@@ -99,20 +100,21 @@ def frontier(
     if plot is not None and leads():
         save(figure_of_frontier(found), plot)
         note(f"drawn in {plot}")
-    return Answer({"path": path} | _range(found), lambda: [frontier_table(found)])
+    return Answer({"path": path} | _range(found), lambda: [*found.tables()])
 
 
 def _range(found: "Frontier") -> dict[str, Any]:
     """The frontier without its sites and choices, and with the fractions that follow from them."""
     from gac.core.io import to_json
+    from gac.plan.costs import COSTS
 
     document: dict[str, Any] = json.loads(to_json(found))
     del document["sites"]
     for point, made in zip(document["points"], found.points, strict=True):
         del point["choice"]
         point["kept"] = point["params"] / found.dense_params
-        point |= {"bytes": found.bytes(made), "bits": found.bits(made), "kv_numbers": found.kv_numbers(made)}
-    sizes = {"params": found.dense_params, "bytes": found.dense_bytes, "kv_numbers": found.dense_kv_numbers}
+        point |= {"bits": found.bits(made)} | {name: found.amount(made, name) for name in COSTS}
+    sizes = {name: found.dense_amount(name) for name in COSTS}
     dense = sizes | {"perplexity": found.dense_perplexity, "latency_ns": found.dense_ns}
     return document | {"dense": dense}
 

@@ -27,10 +27,10 @@ from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.rounding import store, store_all
 from gac.compression.stream import ToStream, ways_of
-from gac.core.display import about
 from gac.core.distributed.ranks import Ranks
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar
+from gac.core.words import about
 from gac.forms import form_named
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit

@@ -1,9 +1,9 @@
-"""Results that show themselves: a table in a terminal, HTML in a notebook, a pandas DataFrame.
+"""Results that show themselves: a table in a terminal, HTML in a notebook, a pandas DataFrame. rich is loaded late."""
 
-What is shown is decided in ``gac.reporting.results``, which is loaded when something is to be shown.
-"""
-
-from importlib import import_module
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from gac.core.errors import GacError
@@ -12,21 +12,71 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import RenderableType
 
+Row = dict[str, Any]
+_TALLEST = "30em"
 
-class Shown:
-    """A result that shows itself; a subclass is a dataclass with ``repr=False``, known to ``gac.reporting.results``."""
+
+def fields(record: object, *names: str) -> Row:
+    """Some attributes of a record, by name."""
+    return {name: getattr(record, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under headings.
+
+    Attributes:
+        columns: a heading each, and ``<`` or ``>`` for left or right.
+        title: the line above it; empty for none.
+        notes: lines below it that explain the columns; empty for none.
+    """
+
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: str = ""
 
     def __rich__(self) -> "RenderableType":
-        """The table that rich prints."""
-        return _results().table_of(self)  # type: ignore[no-any-return]
+        from gac.core.rich_tables import titled
+
+        return titled(self.columns, self.rows, self.title, self.notes)
+
+    def html(self) -> str:
+        """HTML with every word escaped; the page decides the colours, and a large table scrolls."""
+        sides = [{"<": "left", ">": "right"}[side] for _, side in self.columns]
+        head = _cells('th scope="col"', sides, [heading for heading, _ in self.columns])
+        body = "".join(f"<tr>{_cells('td', sides, row)}</tr>" for row in self.rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        scrolled = f'<div style="max-height: {_TALLEST}; overflow: auto">{table}</div>'
+        parts = (_paragraph(self.title), scrolled, _paragraph(self.notes))
+        return "\n".join(part for part in parts if part)
+
+
+class Shown(ABC):
+    """A result that shows itself; a subclass is a dataclass with ``repr=False``."""
+
+    @abstractmethod
+    def tables(self) -> Sequence[Table | str]:
+        """The tables for a reader, and lines of text between them."""
+
+    @abstractmethod
+    def rows(self) -> Sequence[Row]:
+        """The rows of the DataFrame, values by column name."""
+
+    def __rich__(self) -> "RenderableType":
+        from gac.core.rich_tables import stacked
+
+        return stacked(self.tables())
 
     def __repr__(self) -> str:
-        """The table as text, at most 100 columns wide."""
-        return _results().text_of(self)  # type: ignore[no-any-return]
+        """The tables as text, at most 100 columns wide."""
+        from gac.core.rich_tables import stacked, text_of
+
+        return text_of(stacked(self.tables()))
 
     def _repr_html_(self) -> str:
-        """The table as HTML, everything in it escaped."""
-        return _results().html_of(self)  # type: ignore[no-any-return]
+        parts = (part.html() if isinstance(part, Table) else _paragraph(part) for part in self.tables())
+        return "\n".join(parts)
 
     def to_dataframe(self) -> "DataFrame":
         """The result as a pandas DataFrame.
@@ -41,15 +91,18 @@ class Shown:
         try:
             from pandas import DataFrame
         except ImportError as failure:
-            given = "pandas is not installed"
-            raise GacError(given, "it, for a DataFrame", "Run pip install pandas.") from failure
-        return DataFrame(_results().rows_of(self))
+            raise GacError("pandas is not installed", "it, for a DataFrame", "Run pip install pandas.") from failure
+        return DataFrame(self.rows())
 
 
-def about(seconds: float) -> str:
-    """How long something takes, roughly."""
-    return f"about {max(seconds / 60, 0.1):.1f} minutes"
+def _paragraph(text: str) -> str:
+    return f'<pre style="white-space: pre-wrap">{_escaped(text)}</pre>' if text else ""
 
 
-def _results() -> Any:
-    return import_module("gac.reporting.results")
+def _cells(tag: str, sides: Sequence[str], cells: Sequence[str]) -> str:
+    pairs = zip(sides, cells, strict=True)
+    return "".join(f'<{tag} style="text-align: {side}">{_escaped(cell)}</{tag[:2]}>' for side, cell in pairs)
+
+
+def _escaped(text: str) -> str:
+    return escape(text).replace("\n", "<br>")

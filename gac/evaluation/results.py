@@ -1,9 +1,10 @@
 """What an evaluation found: every number with its protocol. Loads no torch."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import exp, log
 
-from gac.core.display import Shown
+from gac.core.display import Row, Shown, Table
 from gac.plan.plan import Plan
 
 
@@ -24,6 +25,13 @@ class Perplexity(Shown):
     protocol: str
     dtype: str
     text: str = ""
+
+    def tables(self) -> Sequence[Table | str]:
+        columns = [("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")]
+        return [Table(columns, [(f"{self.value:.3f}", f"{self.tokens:,}", self.dtype)], notes=self.protocol)]
+
+    def rows(self) -> Sequence[Row]:
+        return [asdict(self)]
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.protocol}; {self.tokens:,} tokens predicted, {self.dtype})"

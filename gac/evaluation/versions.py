@@ -17,12 +17,12 @@ from gac.forms import DEFAULT_FORMS, form_named
 from gac.forms.loss_curves import LossCurves
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, ns_of
+from gac.plan.costs import BYTES, KV_NUMBERS, ns_of
 from gac.plan.evidence import RoundedHead
-from gac.plan.plan import Plan, WeightChoice
+from gac.plan.plan import Plan, WeightChoice, counted
 from gac.plan.recipe import Recipe
 from gac.plan.summary import FUSED
-from gac.schemes import DEFAULT_SCHEME, scheme_named
+from gac.schemes import DEFAULT_SCHEME
 
 DENSE, PLAIN = "dense", f"{FUSED}, plain"
 UNALIGNED = "unaligned"
@@ -78,8 +78,7 @@ class Version:
         return self._cost(KV_NUMBERS)
 
     def _cost(self, name: str) -> int:
-        of = COSTS[name]
-        return sum(of(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in self.choices)
+        return counted(self.choices, name)[0]
 
 
 @dataclass(frozen=True, eq=False)

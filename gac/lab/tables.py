@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gac.core.rich_tables import legend, new_table
 from gac.lab.mechanisms import Explanation, Run
 from gac.lab.studies import StudyResult
-from gac.reporting.formatting import legend, new_table
 
 HEADING_WIDTH = 13
 """Characters of a line of a heading; a longer word keeps its line."""

@@ -26,11 +26,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gac.core.display import about
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import ModelError
 from gac.core.linalg import add_square, check_measured, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar
+from gac.core.words import about
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves, Moments
 from gac.measurement.attended import AttendedSums, cached_weights, held_out, seen_windows

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from gac.core.arrays import Floats
-from gac.core.display import about
 from gac.core.distributed.ranks import ALONE
 from gac.core.linalg import packed
 from gac.core.progress import progress_bar
+from gac.core.words import about
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.by_runs import RunForm
 from gac.forms.curvature.methods import Method

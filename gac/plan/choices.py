@@ -1,4 +1,4 @@
-"""What weights and sites become: one choice each, with what it takes, counted again where it is read."""
+"""The choices of weights and sites, and their checks: amounts are counted again from forms, schemes and dims."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ REMEDY = "Make it again; this one was edited."
 
 @dataclass(frozen=True)
 class WeightChoice:
-    """What one weight becomes."""
+    """The form, dim and scheme of one weight."""
 
     weight: Weight
     form: str
@@ -34,7 +34,7 @@ class WeightChoice:
 
     @property
     def changed(self) -> bool:
-        """Whether it is no longer as it was in the dense model."""
+        """True unless it stays as in the dense model."""
         return self.form != "dense" or scheme_named(self.scheme).lossy
 
     @property
@@ -43,46 +43,48 @@ class WeightChoice:
 
     @property
     def bytes(self) -> int:
-        """Scales and zero points among them."""
+        """Bytes, scales and zero points included."""
         return counted([self], BYTES)[0]
 
     @property
     def dense_bytes(self) -> int:
-        """Of the dense weight in 16 bits."""
+        """Bytes of the dense weight in 16 bits."""
         return counted([self], BYTES)[1]
 
     @property
     def length(self) -> int:
-        """What alignment is judged by: the dim, or the features of as many heads or blocks."""
+        """The length that alignment is judged by: the dim, or the features of as many heads or blocks."""
         form = form_named(self.form)
         return form.size(self.weight, self.dim) if form.pieces else self.dim
 
     def length_on(self, gpus: int) -> int:
-        """That of what one of so many GPUs has of it, as far as alignment goes."""
+        """The same for the part that one of several GPUs has."""
         if gpus == 1:
             return self.length
         form = form_named(self.form)
         parts = split_gemms(form, self.weight, self.dim, 1, gpus)
-        moved = zip(parts, moved_axes(form, self.weight), strict=False)  # there are none of what is skipped
+        moved = zip(parts, moved_axes(form, self.weight), strict=False)  # skipped weights have no axes
         return gcd(self.length, *(gemm.axes[axis] for gemm, axis in moved if axis is not None))
 
     def divides(self, gpus: int) -> bool:
-        """Whether so many GPUs have an equal part each."""
+        """True if it splits into equal parts for so many GPUs."""
         return divides(form_named(self.form), self.weight, self.dim, scheme_named(self.scheme), gpus)
 
     @property
     def aligned(self) -> bool:
-        """Whether it is dense, or that length a multiple of 8."""
+        """True if it is dense, or ``length`` a multiple of 8."""
         return self.form == "dense" or self.length % 8 == 0
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a site may become: a form, a scheme and a dim a weight; a latency (None: unknown) and a count a workload.
+    """A possible choice of a site: a form, a scheme and a dim for each weight.
 
-    ``interpolated``: how many of its weights' latencies were interpolated; ``modelled``: how many come from a model of
-    the GPU, one count a workload, or none where it is not said, which means 0.
-    ``shared``: its weights that read the same input run their first GEMMs as one.
+    Attributes:
+        latency_ns: one a workload; None where unknown.
+        interpolated: the number of its weights whose latencies were interpolated, one a workload.
+        shared: its weights that read the same input run their first GEMMs as one.
+        modelled: the number of latencies from a model of the GPU, one a workload; empty means 0.
     """
 
     forms: tuple[str, ...]
@@ -96,17 +98,19 @@ class Candidate:
     modelled: tuple[int, ...] = ()
 
     def choices(self, weights: Sequence[Weight]) -> tuple[WeightChoice, ...]:
-        """What each of the site's weights becomes."""
-        return tuple(WeightChoice(*one) for one in zip(weights, self.forms, self.dims, self.schemes, strict=True))
+        """The choice of each of the site's weights."""
+        return tuple(WeightChoice(*each) for each in zip(weights, self.forms, self.dims, self.schemes, strict=True))
 
 
 @dataclass(frozen=True)
 class SiteChoice:
-    """The candidate chosen for a site; ``latency_ns`` has one entry a workload, None where unknown.
+    """The candidate chosen for a site.
 
-    ``shared``: its weights that read the same input run their first GEMMs as one.
-    ``alternatives``: where the choice was the exact one, the best candidate with fewer parameters and the best with
-    more (with fewer and more bytes, where these are limited), at the prices of the certificate.
+    Attributes:
+        latency_ns: one a workload; None where unknown.
+        shared: its weights that read the same input run their first GEMMs as one.
+        alternatives: of an exact choice, the best candidate with fewer parameters and the best with more (with fewer
+            and more bytes, where these are limited), at the prices of the certificate.
     """
 
     site: str
@@ -122,31 +126,40 @@ class SiteChoice:
 
     @classmethod
     def of(cls, site: Site, chosen: Candidate, alternatives: tuple[Candidate, ...] = ()) -> "SiteChoice":
-        """One of a site's candidates as its choice."""
+        """The choice of one of a site's candidates."""
         weights, latency = chosen.choices(site.weights), chosen.latency_ns
         sizes = chosen.params, site.params
         return cls(site.name, site.layer, site.kind, weights, *sizes, chosen.loss, latency, chosen.shared, alternatives)
 
 
 def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
-    """What these choices take of a cost that follows from dims alone, and what the dense weights take."""
-    cost, dense, plain = COSTS[column], form_named("dense"), scheme_named(DEFAULT_SCHEME)
-    used = sum(cost(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in weights)
-    return used, sum(cost(dense, plain, one.weight, dense.full(one.weight)) for one in weights)
+    """The amounts of a cost of ``COSTS`` of these choices, and of the dense weights."""
+    amount, dense, plain = COSTS[column].of_choice, form_named("dense"), scheme_named(DEFAULT_SCHEME)
+    chosen = ((form_named(choice.form), scheme_named(choice.scheme), choice.weight, choice.dim) for choice in weights)
+    used = sum(amount(*choice) for choice in chosen)
+    return used, sum(amount(dense, plain, choice.weight, dense.full(choice.weight)) for choice in weights)
 
 
-def check(holds: bool, given: str, expected: str) -> None:
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check(holds: bool, problem: str, expected: str) -> None:
     """Refuse a plan or a frontier that contradicts itself.
 
     Raises:
-        PlanError: of what is given and expected, where it does not hold.
+        PlanError: it does not hold.
     """
     if not holds:
-        raise PlanError(given, expected, REMEDY)
+        raise PlanError(problem, expected, REMEDY)
 
 
 def check_site(site: SiteChoice) -> None:
-    weights = [one.weight for one in site.weights]
+    """Refuse a site whose counts are not those of its choices and alternatives.
+
+    Raises:
+        PlanError: with the first count that is wrong.
+    """
+    weights = [choice.weight for choice in site.weights]
     _check_choices(site.weights, site.params, f"site {site.site}")
     dense = sum(weight.params for weight in weights)
     check(dense == site.dense_params, f"site {site.site} states {site.dense_params} dense parameters", f"{dense}")
@@ -158,11 +171,11 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
     """Refuse a candidate that these weights cannot have, or whose counts are not those of its dims.
 
     Args:
-        workloads: how many latencies it has.
+        workloads: the number of latencies that it has.
         what: how an error names it: ``an option of site ...``.
 
     Raises:
-        PlanError: naming what does not fit.
+        PlanError: with the count or choice that does not fit.
     """
     forms, schemes, dims = len(candidate.forms), len(candidate.schemes), len(candidate.dims)
     latency, interpolated = candidate.latency_ns, candidate.interpolated
@@ -174,31 +187,33 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
         f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
     )
     positive = all(ns is None or ns >= 0 for ns in latency) and min((*interpolated, *modelled), default=0) >= 0
-    given = f"{what} has latencies {latency}, {interpolated} interpolated, {modelled} modelled"
-    check(positive, given, "positive ns and counts")
+    problem = f"{what} has latencies {latency}, {interpolated} interpolated, {modelled} modelled"
+    check(positive, problem, "positive ns and counts")
     _check_choices(candidate.choices(weights), candidate.params, what)
 
 
 def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> None:
-    for one in choices:
-        check_choice(one.weight, one.form, one.dim)
-        scheme = scheme_named(one.scheme)
-        runs = scheme.needs is None or all(map(scheme.runs, form_named(one.form).gemms(one.weight, one.dim, 1)))
-        check(runs, f"{what} has {one.name} as {one.form} {one.dim} in {scheme.name}", scheme.needs or "")
-    _check_meeting(choices, what)
-    counted = sum(one.params for one in choices)
-    check(counted == params, f"{what} states {params} parameters", f"{counted}, as its dims say")
+    for choice in choices:
+        check_choice(choice.weight, choice.form, choice.dim)
+        scheme, form = scheme_named(choice.scheme), form_named(choice.form)
+        runs = scheme.needs is None or all(map(scheme.runs, form.gemms(choice.weight, choice.dim, 1)))
+        problem = f"{what} has {choice.name} as {choice.form} {choice.dim} in {scheme.name}"
+        check(runs, problem, scheme.needs or "")
+    _check_shortened(choices, what)
+    count = sum(choice.params for choice in choices)
+    check(count == params, f"{what} states {params} parameters", f"{count}, as its dims say")
 
 
-def _check_meeting(choices: Sequence[WeightChoice], what: str) -> None:
-    """Where weights meet on sides that a form shortens, they are all as long as it says there."""
-    lengths = [form_named(one.form).shortening(one.dim) for one in choices]
+def _check_shortened(choices: Sequence[WeightChoice], what: str) -> None:
+    """Refuse sides of unequal length where a form shortens several weights together."""
+    lengths = [form_named(choice.form).shortening(choice.dim) for choice in choices]
     for form, dim in lengths:
-        meeting = [at for at, one in enumerate(choices) if form.shortens(one.weight)]
-        sides = {form.shortens(choices[at].weight) for at in meeting}
-        agreed = sides == {"out", "in"} and all(lengths[at] == (form, dim) for at in meeting)
+        meeting = [number for number, choice in enumerate(choices) if form.shortens(choice.weight)]
+        sides = {form.shortens(choices[number].weight) for number in meeting}
+        agreed = sides == {"out", "in"} and all(lengths[number] == (form, dim) for number in meeting)
+        stated = dict.fromkeys(f"{choices[number].form} dim {choices[number].dim}" for number in meeting)
         check(
-            agreed or not any(lengths[at] == (form, dim) for at in meeting),
-            f"{what} has {', '.join(dict.fromkeys(f'{choices[at].form} dim {choices[at].dim}' for at in meeting))}",
+            agreed or not any(lengths[number] == (form, dim) for number in meeting),
+            f"{what} has {', '.join(stated)}",
             "one form and dim for all weights that it shortens together",
         )

@@ -1,35 +1,102 @@
-"""What a choice costs: named columns of integers. A new resource is one function more."""
+"""Costs of a choice: named columns of integers. A new resource is one record more."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from math import floor, prod
 from types import MappingProxyType
 
 from gac.core.workloads import Workload
 from gac.forms import Form
+from gac.forms.tensor_parallel import split_matrices
 from gac.models.sites import Weight
 from gac.schemes import Scheme
 
-PARAMS, BYTES, KV_NUMBERS = "params", "bytes", "kv_numbers"
 
-COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyType(
-    {
-        PARAMS: lambda form, scheme, weight, dim: form.params(weight, dim),
-        BYTES: lambda form, scheme, weight, dim: sum(scheme.bytes(*one) for one in form.matrices(weight, dim)),
-        KV_NUMBERS: lambda form, scheme, weight, dim: form.cached(weight, dim),
-    }
+@dataclass(frozen=True)
+class Cost:
+    """A resource that follows from forms, schemes and dims; latencies are looked up in ``gac.allocation.latencies``.
+
+    Attributes:
+        name: of its column, in plans and on the command line.
+        limit: the field of ``gac.plan.recipe.Limits`` that limits it.
+        unit: of the integers, plural.
+        label: of axes and titles; the unit where the targeted weights take it, else what takes it.
+        of_choice: the amount of one weight in a form and a scheme at a dim.
+        on_gpu: the amount that one of several GPUs has of a weight; the last argument is their number.
+        million, billion: names of large amounts on an axis; empty where amounts are small.
+    """
+
+    name: str
+    limit: str
+    unit: str
+    label: str
+    of_choice: Callable[[Form, Scheme, Weight, int], int]
+    on_gpu: Callable[[Form, Scheme, Weight, int, int], int]
+    million: str = ""
+    billion: str = ""
+
+    @property
+    def of_weights(self) -> bool:
+        """True where the targeted weights take it, False where the KV cache does."""
+        return self.label == self.unit
+
+    @property
+    def priced(self) -> tuple[str, float]:
+        """The amount that its price is quoted for, in words and as a number."""
+        return (f"a million {self.unit}", 1e6) if self.million else (f"one of the {self.label}'s {self.unit}", 1.0)
+
+    def scale(self, largest: float) -> tuple[float, str]:
+        """The divisor of amounts on an axis that reaches so far, and the unit that it makes of them."""
+        if not self.million:
+            return 1, self.unit
+        return (1e9, self.billion) if largest >= 1e9 else (1e6, self.million)
+
+
+def _bytes(scheme: Scheme, matrices: Iterable[tuple[int, int]]) -> int:
+    return sum(scheme.bytes(*shape) for shape in matrices)
+
+
+_RECORDS = (
+    Cost(
+        "params",
+        limit="params",
+        unit="parameters",
+        label="parameters",
+        million="millions",
+        billion="billions",
+        of_choice=lambda form, scheme, weight, dim: form.params(weight, dim),
+        on_gpu=lambda form, scheme, weight, dim, gpus: sum(map(prod, split_matrices(form, weight, dim, gpus))),
+    ),
+    Cost(
+        "bytes",
+        limit="memory",
+        unit="bytes",
+        label="bytes",
+        million="MB",
+        billion="GB",
+        of_choice=lambda form, scheme, weight, dim: _bytes(scheme, form.matrices(weight, dim)),
+        on_gpu=lambda form, scheme, weight, dim, gpus: _bytes(scheme, split_matrices(form, weight, dim, gpus)),
+    ),
+    Cost(
+        "kv_numbers",
+        limit="kv_cache",
+        unit="numbers a token",
+        label="KV cache",
+        of_choice=lambda form, scheme, weight, dim: form.cached(weight, dim),
+        on_gpu=lambda form, scheme, weight, dim, gpus: form.cached(weight, dim) // weight.parts(gpus),
+    ),
 )
-"""What one weight costs in a form and a scheme at a dim, by column: its parameters, their bytes, and what the KV cache
-keeps of a token, in numbers of 16 bits. Latencies are looked up, see ``gac.allocation.latencies``."""
+COSTS: Mapping[str, Cost] = MappingProxyType({cost.name: cost for cost in _RECORDS})
+"""By column: the parameters of the targeted weights, their bytes, and what the KV cache keeps of a token, in numbers of
+16 bits. A frontier may limit each of them."""
 
-
-COUNTED = PARAMS, BYTES, KV_NUMBERS
-"""Costs that a frontier may limit besides latencies: they follow from dims and schemes alone."""
+PARAMS, BYTES, KV_NUMBERS = COSTS
 
 
 def column_of(limit: str) -> str:
-    """The column that a frontier limits: one of ``COUNTED``, or the latency of a workload."""
-    return limit if limit in COUNTED else ns_of(limit)
+    """The column that a frontier limits: one of ``COSTS``, or the latency of a workload."""
+    return limit if limit in COSTS else ns_of(limit)
 
 
 def ns_of(workload: object) -> str:
@@ -50,4 +117,4 @@ def floored(fraction: float, total: int) -> int:
     >>> floored(0.8, 106168320), floored(0.29, 100), int(0.29 * 100)
     (84934656, 29, 28)
     """
-    return math.floor(Fraction(repr(float(fraction))) * total)
+    return floor(Fraction(repr(float(fraction))) * total)

@@ -1,4 +1,4 @@
-"""What a plan rests on: the model, the text and the latency table, as they were found."""
+"""The evidence of a plan: the model, the calibration text, the latency table, and later training."""
 
 from dataclasses import InitVar, dataclass
 from math import exp, inf
@@ -14,7 +14,7 @@ _LARGEST = 709.0  # e to this power is about 8e307, near the largest float64
 
 @dataclass(frozen=True)
 class CalibrationPart:
-    """One of several texts of a calibration: its name or path, and how many of the windows are its."""
+    """One of several calibration texts: its name or path, and its number of windows."""
 
     text: str
     windows: int
@@ -25,15 +25,14 @@ class Calibration:
     """The text that the statistics were taken from.
 
     Attributes:
-        text: its name, or the path it was read from; how many documents, where they were given in memory; where there
-            are several texts, each with its windows.
-        windows: how many windows, each of ``window_tokens`` tokens; 0 of ``UNMEASURED``.
+        text: its name or path; the number of documents given in memory; several texts with their windows.
+        windows: the number of windows, each of ``window_tokens`` tokens; 0 in ``UNMEASURED``.
         digest: SHA-256 of the token ids.
         loss: the dense model's mean loss on it, nats a token.
-        documents: the beginning of the SHA-256 of each document, where they were given in memory. Such a plan is
-            applied with the same documents, and says which ones not to evaluate on.
-        bos: every window begins with BOS, in the place of one token of text; plans that do not say so have none.
-        parts: where there are several texts, each of them; ``windows`` are those of all, interleaved.
+        documents: the beginning of the SHA-256 of each document given in memory. Such a plan is applied with the same
+            documents, and is not to be evaluated on them.
+        bos: every window begins with BOS, in the place of one token of text.
+        parts: where there are several texts, each of them; ``windows`` counts those of all, interleaved.
     """
 
     text: str
@@ -47,17 +46,16 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        """Of all windows."""
         return self.windows * self.window_tokens
 
     @property
     def little(self) -> bool:
-        """Whether losses may be predicted far too low: one window has no halves to be cross-fitted."""
+        """True where losses may be predicted far too low: one window has no halves to be cross-fitted."""
         return self.windows < 2 or self.tokens < FEWEST_TOKENS
 
     @property
     def texts(self) -> tuple[CalibrationPart, ...]:
-        """Every text with its windows, also where there is one."""
+        """Every text with its windows, also a single one."""
         return self.parts or (CalibrationPart(self.text, self.windows),)
 
     def __str__(self) -> str:
@@ -67,7 +65,7 @@ class Calibration:
 
 
 UNMEASURED = Calibration("none", 0, 0, "", 0.0)
-"""Of a plan for which nothing was measured: it states what others pruned, and predicts nothing."""
+"""The calibration of a plan that states what others pruned, and predicts nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,8 @@ class ProfileUsed:
     """The latency table behind the plan.
 
     Attributes:
-        note: why it, where it was not the local GPU's.
-        error: the median relative error of modelled latencies on shapes left out of the model; None where no latency
-            is modelled.
+        note: the reason for it, where it was not the local GPU's.
+        error: the median relative error of modelled latencies on shapes left out of the model; None without any.
     """
 
     gpu: str
@@ -88,12 +85,12 @@ class ProfileUsed:
 
 @dataclass(frozen=True)
 class RoundedHead:
-    """Embedding and head where they are rounded.
+    """Quantised embedding and LM head.
 
     Attributes:
         scheme: of both.
-        shapes: rows and columns of each matrix that is stored: of one where the head is tied to the embedding.
-        loss: how far the dense model's predictions diverge when they alone are rounded, nats a token.
+        shapes: rows and columns of each stored matrix: of one where the head is tied to the embedding.
+        loss: divergence of the dense model's predictions when they alone are quantised, nats a token.
     """
 
     scheme: str
@@ -101,23 +98,22 @@ class RoundedHead:
     loss: float
 
     @property
-    def possible(self) -> bool:
-        """Whether there can be such matrices, and such a loss."""
+    def is_valid(self) -> bool:
+        """True if shapes and loss are possible."""
         return 1 <= len(self.shapes) <= 2 and min(map(min, self.shapes)) > 0 and 0 <= self.loss < inf
 
     @property
     def params(self) -> int:
-        """Numbers of the matrices."""
         return sum(rows * columns for rows, columns in self.shapes)
 
     @property
     def bytes(self) -> int:
-        """Scales among them."""
+        """Bytes of the matrices, scales included."""
         return sum(scheme_named(self.scheme).bytes(*shape) for shape in self.shapes)
 
     @property
     def dense_bytes(self) -> int:
-        """In 16 bits."""
+        """Bytes of the matrices in 16 bits."""
         return sum(scheme_named(DEFAULT_SCHEME).bytes(*shape) for shape in self.shapes)
 
 
@@ -126,19 +122,19 @@ class Healed:
     """A training of the compressed model towards the dense one, after the plan was applied.
 
     Attributes:
-        texts: the names of what it was trained on; ``self`` is what the dense model wrote itself.
-        windows: how many windows, each of ``window_tokens`` tokens; those that were held out are not among them.
-        held: windows that were held out.
-        tokens: that were read in training; what was read twice counts twice.
+        texts: names of the training texts; ``self`` was sampled from the dense model.
+        windows: the number of training windows, each of ``window_tokens`` tokens.
+        held: the number of held-out windows.
+        tokens: tokens trained on, repetitions included.
         learning_rate: relative to the size of each weight.
-        seed: of the order of the text, and of text that the model wrote.
-        before: the divergence from the dense model on what was held out, nats a token, KL(dense || compressed).
+        seed: of the order of the text, and of sampled text.
+        before: KL(dense || compressed) on the held-out windows, nats a token.
         after: the same of the healed model, as it is stored.
-        blocks: the part of the work that went to decoder layers by themselves.
-        dense: whether weights that the plan leaves dense were trained too.
-        labels: the part of the loss that was the text's own next tokens at the end; the rest was that divergence.
-        asked: tokens that were asked for; 0 where a time was.
-        documents: the beginning of the SHA-256 of each document, where they were given in memory.
+        blocks: the share of the work that trained decoder layers one at a time.
+        dense: weights that the plan leaves dense were trained too.
+        labels: the weight of the text's own next tokens in the loss at the end.
+        asked: requested tokens; 0 where a time was requested.
+        documents: the beginning of the SHA-256 of each document given in memory.
         bos: every window begins with BOS.
     """
 
@@ -160,11 +156,11 @@ class Healed:
     seconds: InitVar[float | None] = None  # in plans of earlier versions; equal trainings take unequal times
 
     @property
-    def possible(self) -> bool:
-        """Whether its numbers can be."""
+    def is_valid(self) -> bool:
+        """True if its numbers are possible."""
         counts = min(len(self.texts), self.windows, self.window_tokens, self.held, self.tokens)
-        possible = counts > 0 and min(self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
-        return possible and 0 <= self.labels < 1 and self.asked >= 0
+        positive = counts > 0 and min(self.seed, self.before, self.after) >= 0 and self.learning_rate > 0
+        return positive and 0 <= self.labels < 1 and self.asked >= 0
 
     def __str__(self) -> str:
         """``wiki-sample, 171 x 1024 tokens, 1,234,567 tokens read``."""
@@ -173,7 +169,7 @@ class Healed:
 
 @dataclass(frozen=True)
 class Measured:
-    """What plans and frontiers rest on besides the recipe: the model, the text and the table, as they were found.
+    """The measurements behind a plan or a frontier.
 
     Attributes:
         model: its name or path.
@@ -181,10 +177,10 @@ class Measured:
         params: parameters of the whole dense model, embeddings and head included.
         family: its ``model_type``.
         factor: the one fitted number between the summed curvature and the measured loss.
-        error: how far from it the measured loss is expected, as a share of the predicted one; None where the method's
-            predictions were never compared with measurements, nor those from so little text.
-        rotation: what was rotated before anything was measured; None where nothing was.
-        head: embedding and head where they are rounded; None where they stay as they were loaded.
+        error: expected error of the predicted loss, as a share of it; None where the method's predictions were never
+            compared with measurements.
+        rotation: of the weights, before anything was measured; None without.
+        head: quantised embedding and head; None where they stay as they were loaded.
     """
 
     model: str
@@ -205,20 +201,20 @@ class Measured:
 
     @property
     def lost_by_head(self) -> float:
-        """What rounding embedding and head loses, nats a token, whatever is chosen."""
+        """Loss by quantising embedding and head, nats a token, whatever is chosen."""
         return self.head.loss if self.head else 0.0
 
     @property
     def predicted(self) -> bool:
-        """Whether the loss of the plan was predicted."""
+        """True if the loss of the plan was predicted."""
         return self.calibration != UNMEASURED
 
     def perplexity(self, loss: float) -> float:
-        """On the calibration text, for a predicted loss; the smallest budgets of large models lose hundreds of nats."""
+        """The perplexity on the calibration text at a predicted loss, at most e**709."""
         return exp(min(self.calibration.loss + loss, _LARGEST))
 
-    def give_or_take(self) -> str:
-        """``, give or take 15 %``, the error of a predicted loss; nothing where it is not known, but of little text."""
+    def error_margin_text(self) -> str:
+        """The error of a predicted loss, ``, give or take 15 %``, or a warning of little text; empty where unknown."""
         text = self.calibration
         if self.predicted and text.little:
             return f" (from {text.windows} x {text.window_tokens} tokens alone, so it may be far too low)"

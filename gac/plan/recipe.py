@@ -21,7 +21,7 @@ from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
-from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
 
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
@@ -285,11 +285,11 @@ class Recipe(Record):
     @property
     def fractions(self) -> dict[str, float]:
         """Allowed fraction of the dense model's cost, by limited cost column; parameters first."""
-        limits, latency = self.limits, self.limits.latency or {}
-        columns = {PARAMS: limits.params, BYTES: limits.memory}
-        columns |= {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
-        columns[KV_NUMBERS] = limits.kv_cache
-        return {column: fraction for column, fraction in columns.items() if fraction is not None}
+        latency = self.limits.latency or {}
+        counted = {name: getattr(self.limits, cost.limit) for name, cost in COSTS.items()}
+        timed = {ns_of(workload): latency.get(workload) for workload in self.deployment.workloads}
+        fractions = {PARAMS: counted[PARAMS], BYTES: counted[BYTES]} | timed | counted  # the order in stored plans
+        return {column: fraction for column, fraction in fractions.items() if fraction is not None}
 
     @classmethod
     def of(cls, budget: float | None = None, **options: Any) -> "Recipe":

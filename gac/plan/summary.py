@@ -1,22 +1,22 @@
-"""A plan in words, and as the command that makes it again."""
+"""A plan as labelled facts in words, and the commands that make and apply it again."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import join
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gac.core.words import number_of
 from gac.forms import form_named
-from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
-from gac.schemes import DEFAULT_SCHEME
-
-if TYPE_CHECKING:
-    from gac.plan.plan import Limit, OneGpu, Plan, WorkloadLatency
+from gac.plan.costs import BYTES, COSTS, Cost
+from gac.plan.evidence import Healed
+from gac.plan.layers import lossy_schemes
+from gac.plan.record import Limit, OneGpu, PlanRecord, WorkloadLatency
 
 FUSED = "dense, fused"
-"""What the dense model is called where all weights that read the same input share their first GEMMs."""
+"""Name of the dense model in which all weights that read the same input share their first GEMMs."""
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
-_NAMES = {
+_OPTIONS = {
     "budget": "--budget",
     "text": "--calibration",
     "forms": "--form",
@@ -25,241 +25,215 @@ _NAMES = {
 }
 
 
-def summary(plan: "Plan") -> str:
+def summary(plan: PlanRecord) -> str:
     """A dozen lines of plain text."""
     measured = plan.measured
+    origin = f"method {plan.recipe.measure.method}" if measured.predicted else "as others pruned it"
+    title = f"GAC plan for {measured.model} ({measured.family}), {origin}, made with GAC {plan.gac_version}"
+    return f"{title}\n{lines(facts(plan))}"
+
+
+def lines(rows: Iterable[tuple[str, str]]) -> str:
+    """Facts as plain text, aligned."""
+    return "\n".join(f"{label:<13}{value}".replace("\n", f"\n{'':13}") for label, value in rows)
+
+
+def facts(plan: PlanRecord) -> list[tuple[str, str]]:
+    """Labels and values, some of several lines: the rows that the summary, the model card and the page show."""
+    measured = plan.measured
     forms = Counter(weight.form for weight in plan.weights)
+    counts = ", ".join(f"{count} {form}" for form, count in sorted(forms.items()))
     aligned = ", ".join(f"{count} x {step}" for step, count in plan.alignment.items() if count)
-    lines = [
-        f"GAC plan for {measured.model} ({measured.family}), {_made(plan)}, made with GAC {plan.gac_version}",
-        *_parameters(plan),
-        *_memory(plan),
-        f"forms        {', '.join(f'{count} {form}' for form, count in sorted(forms.items()))}"
-        f"{run_as(plan)}{_REFITTED[plan.recipe.refit or 'none']}",
-        f"alignment    {aligned or 'everything stays dense'}",
-        *_head(plan),
-        *([f"rotated      {measured.rotation}"] if measured.rotation else []),
+    *timed, last = latencies(plan) or [""]
+    rows = [
+        ("parameters", _parameters(plan)),
+        ("memory", _memory(plan)),
+        ("forms", f"{counts}{fusion(plan)}{_REFITTED[plan.recipe.refit or 'none']}"),
+        ("alignment", aligned or "everything stays dense"),
+        ("head", _head(plan)),
+        ("rotated", str(measured.rotation or "")),
         *_loss(plan),
-        *_healed(plan),
-        *(f"latency      {told}" for told in latencies(plan)),
-        *([f"             {told}"] if (told := modelled(plan)) else []),
-        *([f"speed        {told}"] if (told := speed(plan)) else []),
-        *_cache(plan),
-        *_split(plan),
-        f"profile      {measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}",
+        *(("healed", _healing(healed)) for healed in plan.healed),
+        *(("latency", line) for line in timed),
+        ("latency", "\n".join(filter(None, (last, modelled(plan))))),
+        ("speed", speed(plan)),
+        *((cost.label, _amount(plan, cost)) for cost in COSTS.values() if not cost.of_weights),
+        ("split", "\n".join(split(plan))),
+        ("profile", f"{measured.profile.gpu}, {measured.profile.digest[:12]}; {measured.profile.note}"),
         *_evidence(plan),
     ]
-    return "\n".join(lines)
+    return [(label, value) for label, value in rows if value]
 
 
-def _made(plan: "Plan") -> str:
-    return f"method {plan.recipe.measure.method}" if plan.measured.predicted else "as others pruned it"
-
-
-def _parameters(plan: "Plan") -> list[str]:
-    budget, whole = plan.budget, f"{plan.kept_of_model:.4f} of the whole model"
-    kept = f"parameters   {budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept"
+def _parameters(plan: PlanRecord) -> str:
+    budget, of_model = plan.budget, f"{plan.kept_of_model:.4f} of the whole model"
+    kept = f"{budget.used:,} of {budget.total:,} targeted: {budget.kept:.4f} kept"
     if not plan.measured.predicted:
-        return [f"{kept}; {whole}"]
-    return [f"{kept}, {budget.asked:g} asked,", f"             {_allowed(budget)}; {whole}"]
+        return f"{kept}; {of_model}"
+    return f"{kept}, {budget.asked:g} asked,\n{_allowed(budget)}; {of_model}"
 
 
-def _memory(plan: "Plan") -> list[str]:
-    """The bytes of the targeted weights and of the model, and how the numbers are stored."""
-    limit, (used, total), (whole, dense) = plan.limit(BYTES), plan.bytes, plan.model_bytes
-    taken = _taken(limit, "bytes") if limit else f"{used:,} of {total:,} bytes: {used / total:.4f} kept"
+def _memory(plan: PlanRecord) -> str:
+    limit, (used, total), (model, dense) = plan.limit(BYTES), plan.bytes, plan.model_bytes
+    weights = _used(limit, "bytes") if limit else f"{used:,} of {total:,} bytes: {used / total:.4f} kept"
     bits, of_model = plan.bits
-    return [
-        f"memory       {taken};",
-        f"             {whole:,} of {dense:,} bytes of the whole model: {whole / dense:.4f} kept;",
-        f"             {bits:.2f} bits per dense parameter, {of_model:.2f} in the whole model; {stored(plan)}",
-    ]
+    return (
+        f"{weights};\n{model:,} of {dense:,} bytes of the whole model: {model / dense:.4f} kept;\n"
+        f"{bits:.2f} bits per dense parameter, {of_model:.2f} in the whole model; {stored(plan)}"
+    )
 
 
-def _head(plan: "Plan") -> list[str]:
-    """Embedding and head where they are rounded."""
+def _head(plan: PlanRecord) -> str:
     if (head := plan.measured.head) is None:
-        return []
-    ends = "embedding and head, which are one," if len(head.shapes) == 1 else "embedding and head"
-    return [
-        f"head         {ends} in {head.scheme}: {head.bytes:,} of {head.dense_bytes:,} bytes,",
-        f"             {head.loss:.4f} of the loss predicted below",
-    ]
+        return ""
+    matrices = "embedding and head, which are one," if len(head.shapes) == 1 else "embedding and head"
+    return (
+        f"{matrices} in {head.scheme}: {head.bytes:,} of {head.dense_bytes:,} bytes,\n"
+        f"{head.loss:.4f} of the loss predicted below"
+    )
 
 
-def _loss(plan: "Plan") -> list[str]:
-    found, measured = plan.prediction, plan.measured
+def _loss(plan: PlanRecord) -> Iterator[tuple[str, str]]:
+    predicted, measured = plan.prediction, plan.measured
     if not measured.predicted:
-        return ["loss         unknown: what others pruned was not measured (gac eval measures it)"]
-    beyond = f"{found.summed:.4f} counted by the choice, {found.together:+.4f} measured of several together, or on text"
-    return [
-        f"loss         +{found.loss:.4f} nats a token predicted{measured.give_or_take()}",
-        *([f"             {beyond}"] if found.together else []),
-        f"perplexity   {found.dense_perplexity:.2f} -> {found.perplexity:.2f} predicted on calibration text",
-    ]
+        yield "loss", "unknown: what others pruned was not measured (gac eval measures it)"
+        return
+    parts = (
+        f"\n{predicted.summed:.4f} counted by the choice, {predicted.together:+.4f} measured of several together, or "
+        "on text"
+    )
+    margin = measured.error_margin_text()
+    yield "loss", f"+{predicted.loss:.4f} nats a token predicted{margin}{parts if predicted.together else ''}"
+    yield (
+        "perplexity",
+        f"{predicted.dense_perplexity:.2f} -> {predicted.perplexity:.2f} predicted on calibration text",
+    )
 
 
-def _healed(plan: "Plan") -> list[str]:
-    """What the model was trained on after the plan was applied, and what that gave."""
-    found = []
-    for one in plan.healed:
-        lost = f"{one.before:.4f} -> {one.after:.4f} nats a token"
-        found += [f"healed       on {one}:", f"             divergence from the dense model {lost}, on text held out"]
-    return found
+def _healing(healed: Healed) -> str:
+    divergence = f"divergence from the dense model {healed.before:.4f} -> {healed.after:.4f} nats a token"
+    return f"on {healed}:\n{divergence}, on {number_of(healed.held, 'window')} held out"
 
 
-def _evidence(plan: "Plan") -> list[str]:
-    """What the choice rests on; nothing where nobody made it with GAC."""
-    proof, asked, text = plan.certificate, plan.recipe.measure, plan.measured.calibration
+def _evidence(plan: PlanRecord) -> list[tuple[str, str]]:
+    proof, measure, text = plan.certificate, plan.recipe.measure, plan.measured.calibration
     if not plan.measured.predicted:
         return []
+    gap = f"loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}"
     return [
-        f"calibration  {text}, seed {asked.seed}{', two shots' if asked.shots == 2 else ''}",
-        f"certificate  {proof.status}: loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}",
+        ("calibration", f"{text}, seed {measure.seed}{', two shots' if measure.shots == 2 else ''}"),
+        ("certificate", f"{proof.status}: {gap}"),
     ]
 
 
-def what_is_kept(plan: "Plan") -> str:
-    """How much of the targeted weights is left: parameters, or bytes and bits where numbers are rounded."""
-    if not rounding_of(plan):
+def _amount(plan: PlanRecord, cost: Cost) -> str:
+    if limit := plan.limit(cost.name):
+        return _used(limit, cost.unit)
+    used, total = plan.amount(cost.name)
+    return f"{used:,} of {total:,} {cost.unit}: {used / total:.4f} kept" if total else ""
+
+
+def _used(limit: Limit, unit: str) -> str:
+    return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {_allowed(limit)}"
+
+
+def _allowed(limit: Limit) -> str:
+    return f"{limit.limit:,} allowed{f', overshot by {limit.over:,}' if limit.over else ''}"
+
+
+def what_is_kept(plan: PlanRecord) -> str:
+    """The kept share of the targeted weights: of parameters, or of bytes where a scheme is lossy."""
+    if not lossy_schemes(plan):
         return f"{plan.budget.kept:.3f} of its targeted parameters"
     (used, total), (bits, _) = plan.bytes, plan.bits
     return f"{used / total:.3f} of its targeted bytes, {bits:.2f} bits a weight"
 
 
-def latencies(plan: "Plan") -> list[str]:
-    """What each workload takes as planned, beside dense: a line each, and one more where sharing GEMMs changes that."""
-    found = []
-    for one in plan.workloads:
-        found.append(f"{one.workload}: {_latency(one, rounding_of(plan))}")
-        if (ratio := over_fused(one)) is not None:
-            found.append(f"{one.workload}: {_ms(one.plan_ns)} of {_ms(one.fused_ns)} {FUSED} ({ratio:.3f}x)")
-    return found
-
-
-def over_fused(workload: "WorkloadLatency") -> float | None:
-    """What the plan takes over the dense model with shared GEMMs; None where that is unknown, or as long as dense."""
-    plan, fused = workload.plan_ns, workload.fused_ns
-    return None if plan is None or fused is None or fused == workload.dense_ns else plan / fused
-
-
-def modelled(plan: "Plan") -> str:
-    """How far modelled latencies are off; empty where none is, or no sum of latencies is known."""
-    error = plan.measured.profile.error
-    if error is None or all(None in (one.dense_ns, one.plan_ns) for one in plan.workloads):
-        return ""
-    return f"modelled latencies lie within {100 * error:.1f} % in the median on shapes left out of the model"
-
-
-def how_known(workload: "WorkloadLatency") -> str:
-    """How the latencies of the weights were obtained: ``1,204 measured, 310 interpolated, 56 modelled``."""
-    last = f", {workload.modelled:,} modelled" if workload.modelled else ""
-    return f"{workload.measured:,} measured, {workload.interpolated:,} interpolated{last}"
-
-
-def speed(plan: "Plan") -> str:
-    """What was given for speed and what that bought; empty where the least loss was asked for."""
-    if not plan.recipe.slack:
-        return ""
-    if plan.speed is None:
-        return "not looked at: the profile lacks the latency of the dense weights"
-    given = plan.prediction.summed - plan.speed.loss
-    times = [
-        f"{least / one.dense_ns:.3f}x becomes {one.plan_ns / one.dense_ns:.3f}x at {one.workload}"
-        for one, least in zip(plan.workloads, plan.speed.latency_ns, strict=True)
-        if least and one.plan_ns and one.dense_ns
-    ]
-    proof = plan.speed.certificate
-    kept = f"{proof.status}, gap {proof.gap:.3g}"
-    return f"{given:.4f} nats more than the least loss bought it: {', '.join(times)} ({kept})"
-
-
-def run_as(plan: "Plan") -> str:
-    """What does not run weight by weight as PyTorch does, to follow the forms; nothing where all of it does."""
-    run, fused = plan.recipe.deployment, ""
-    if run.fuse == "auto":
-        counts = Counter(site.kind for site in plan.sites if site.shared)
-        fused = f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
-    elif run.fuse:
-        fused = "; q/k/v and gate/up fused"
-    return fused
-
-
-def _allowed(limit: "Limit") -> str:
-    return f"{limit.limit:,} allowed{f', overshot by {limit.over:,}' if limit.over else ''}"
-
-
-def _taken(limit: "Limit", unit: str) -> str:
-    return f"{limit.used:,} of {limit.total:,} {unit}: {limit.kept:.4f} kept, {_allowed(limit)}"
-
-
-def split(plan: "Plan") -> list[str]:
-    """What each of several GPUs holds, and what was chosen otherwise than for one and why; nothing for one GPU."""
-    if plan.gpus == 1:
-        return []
-    each = plan.on_each_gpu
-    found = [
-        f"over {plan.gpus} GPUs, each with {each[PARAMS]:,} parameters, {each[BYTES]:,} bytes and "
-        f"{each[KV_NUMBERS]:,} KV numbers a token",
-        "latencies are those of a GPU's parts and of its collectives; all else is of all GPUs together",
-    ]
-    return found if plan.one_gpu is None else [*found, *_beside_one_gpu(plan, plan.one_gpu)]
-
-
-def _beside_one_gpu(plan: "Plan", alone: "OneGpu") -> Iterator[str]:
-    shares = Counter[str]()
-    for one in plan.weights:
-        shares[form_named(one.form).kind] += one.weight.params
-    forms, whole = sorted({*shares, *alone.forms}), plan.budget.total
-    moved = ", ".join(f"{form} {alone.forms.get(form, 0) / whole:.1%} -> {shares[form] / whole:.1%}" for form in forms)
-    yield f"{alone.otherwise:,} weights are otherwise than for one GPU; of the parameters: {moved}"
-    yield (
-        f"for one GPU: loss +{alone.loss:.4f}; here {alone.uneven:,} of its dims have no equal parts, and "
-        f"{alone.unsound:,} slow ones"
-    )
-    for run, theirs in zip(plan.workloads, alone.latency_ns, strict=True):
-        if run.dense_ns and run.plan_ns:
-            ratio = f"{theirs / run.dense_ns:.3f}x of dense" if theirs else "what the table does not know"
-            yield f"{run.workload}: it would take {ratio}, this one takes {run.plan_ns / run.dense_ns:.3f}x"
-
-
-def _split(plan: "Plan") -> list[str]:
-    return [f"{'' if at else 'split':<13}{told}" for at, told in enumerate(split(plan))]
-
-
-def _cache(plan: "Plan") -> list[str]:
-    used, total = plan.kv_numbers
-    if limit := plan.limit(KV_NUMBERS):
-        return [f"KV cache     {_taken(limit, 'numbers a token')}"]
-    return [f"KV cache     {used:,} of {total:,} numbers a token: {used / total:.4f} kept"] if total else []
-
-
-def stored(plan: "Plan") -> str:
-    """How many weights are stored in each scheme: ``60 bf16, 150 w4a16``."""
+def stored(plan: PlanRecord) -> str:
+    """The number of weights in each scheme: ``60 bf16, 150 w4a16``."""
     schemes = Counter(weight.scheme for weight in plan.weights)
     return ", ".join(f"{count:,} {scheme}" for scheme, count in sorted(schemes.items()))
 
 
-def rounding_of(plan: "Plan") -> list[str]:
-    """The schemes that round, of those that the plan chose."""
-    return sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
+def rule_of(plan: PlanRecord) -> str | None:
+    """The rule that made it; None for the exact choice."""
+    return None if plan.recipe.rule == "loss" else plan.recipe.rule
 
 
-def lacking(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
-    """What the profile lacks, where the latency is unknown."""
-    if workload.dense_ns is not None and rounded:
-        return f"has no {', '.join(rounded)}"
-    if not workload.unknown:
+def fusion(plan: PlanRecord) -> str:
+    """The weights that share their first GEMMs, to follow the forms; empty where none may."""
+    fuse = plan.recipe.deployment.fuse
+    if fuse == "auto":
+        counts = Counter(site.kind for site in plan.sites if site.shared)
+        return f"; fused: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'none'}"
+    return "; q/k/v and gate/up fused" if fuse else ""
+
+
+# --- latency --------------------------------------------------------------------------------------------------------
+
+
+def latencies(plan: PlanRecord) -> list[str]:
+    """A line a workload, planned and dense, and a second one where shared GEMMs change the dense latency."""
+    words = []
+    for timed in plan.workloads:
+        words.append(f"{timed.workload}: {_latency(timed, lossy_schemes(plan))}")
+        if (ratio := over_fused(timed)) is not None:
+            words.append(f"{timed.workload}: {_ms(timed.plan_ns)} of {_ms(timed.fused_ns)} {FUSED} ({ratio:.3f}x)")
+    return words
+
+
+def over_fused(timed: WorkloadLatency) -> float | None:
+    """Latency over the dense model's with shared GEMMs; None where that is unknown, or as long as dense."""
+    plan, fused = timed.plan_ns, timed.fused_ns
+    return None if plan is None or fused is None or fused == timed.dense_ns else plan / fused
+
+
+def modelled(plan: PlanRecord) -> str:
+    """The error of modelled latencies; empty where none is modelled, or no sum of latencies is known."""
+    error = plan.measured.profile.error
+    if error is None or all(None in (timed.dense_ns, timed.plan_ns) for timed in plan.workloads):
+        return ""
+    return f"modelled latencies lie within {100 * error:.1f} % in the median on shapes left out of the model"
+
+
+def how_known(timed: WorkloadLatency) -> str:
+    """The sources of the weights' latencies: ``1,204 measured, 310 interpolated, 56 modelled``."""
+    last = f", {timed.modelled:,} modelled" if timed.modelled else ""
+    return f"{timed.measured:,} measured, {timed.interpolated:,} interpolated{last}"
+
+
+def speed(plan: PlanRecord) -> str:
+    """The loss given for speed and the latency that it bought; empty where the least loss was asked for."""
+    if not plan.recipe.slack:
+        return ""
+    if plan.speed is None:
+        return "not looked at: the profile lacks the latency of the dense weights"
+    extra = plan.prediction.summed - plan.speed.loss
+    times = [
+        f"{least / timed.dense_ns:.3f}x becomes {timed.plan_ns / timed.dense_ns:.3f}x at {timed.workload}"
+        for timed, least in zip(plan.workloads, plan.speed.latency_ns, strict=True)
+        if least and timed.plan_ns and timed.dense_ns
+    ]
+    proof = plan.speed.certificate
+    proved = f"{proof.status}, gap {proof.gap:.3g}"
+    return f"{extra:.4f} nats more than the least loss bought it: {', '.join(times)} ({proved})"
+
+
+def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
+    """The gap in the profile behind an unknown latency."""
+    if timed.dense_ns is not None and schemes:
+        return f"has no {', '.join(schemes)}"
+    if not timed.unknown:
         return "lacks shapes of the dense weights"
-    return f"lacks the shapes of {workload.unknown:,} weight{'' if workload.unknown == 1 else 's'}"
+    return f"lacks the shapes of {timed.unknown:,} weight{'' if timed.unknown == 1 else 's'}"
 
 
-def _latency(workload: "WorkloadLatency", rounded: Sequence[str]) -> str:
-    if workload.dense_ns is None or workload.plan_ns is None:
-        scheme = " --scheme ..." if rounded else ""
-        return f"unknown, the profile {lacking(workload, rounded)} (gac profile --model ...{scheme} measures them)"
-    ms = f"{_ms(workload.plan_ns)} of {_ms(workload.dense_ns)} dense"
-    return f"{ms} ({workload.plan_ns / workload.dense_ns:.3f}x; {how_known(workload)})"
+def _latency(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
+    if timed.dense_ns is None or timed.plan_ns is None:
+        option = " --scheme ..." if schemes else ""
+        return f"unknown, the profile {lacking(timed, schemes)} (gac profile --model ...{option} measures them)"
+    ms = f"{_ms(timed.plan_ns)} of {_ms(timed.dense_ns)} dense"
+    return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)})"
 
 
 def _ms(ns: int | None) -> str:
@@ -267,64 +241,92 @@ def _ms(ns: int | None) -> str:
     return f"{ns / 1e6:.3f} ms"
 
 
-def allocate_command(plan: "Plan", profile: str | None = None) -> str:
-    """All that was asked for, and what was chosen where nothing was; two lines, its words quoted for a shell.
+# --- several GPUs ---------------------------------------------------------------------------------------------------
+
+
+def split(plan: PlanRecord) -> list[str]:
+    """The share of each of several GPUs, and the differences from the plan for one; empty for one GPU."""
+    if plan.gpus == 1:
+        return []
+    costs = ((COSTS[name], amount) for name, amount in plan.on_each_gpu.items())
+    *amounts, last = (
+        f"{amount:,} {cost.unit}{'' if cost.of_weights else f' in the {cost.label}'}" for cost, amount in costs
+    )
+    return [
+        f"over {plan.gpus} GPUs, each with {', '.join(amounts)} and {last}",
+        "latencies are those of a GPU's parts and of its collectives; all else is of all GPUs together",
+        *(_single_gpu(plan, plan.one_gpu) if plan.one_gpu else ()),
+    ]
+
+
+def _single_gpu(plan: PlanRecord, alone: OneGpu) -> Iterator[str]:
+    shares = Counter[str]()
+    for choice in plan.weights:
+        shares[form_named(choice.form).kind] += choice.weight.params
+    forms, total = sorted({*shares, *alone.forms}), plan.budget.total
+    moved = ", ".join(f"{form} {alone.forms.get(form, 0) / total:.1%} -> {shares[form] / total:.1%}" for form in forms)
+    yield f"{alone.otherwise:,} weights are otherwise than for one GPU; of the parameters: {moved}"
+    yield (
+        f"for one GPU: loss +{alone.loss:.4f}; here {alone.uneven:,} of its dims have no equal parts, and "
+        f"{alone.unsound:,} slow ones"
+    )
+    for timed, alone_ns in zip(plan.workloads, alone.latency_ns, strict=True):
+        if timed.dense_ns and timed.plan_ns:
+            ratio = f"{alone_ns / timed.dense_ns:.3f}x of dense" if alone_ns else "what the table does not know"
+            yield f"{timed.workload}: it would take {ratio}, this one takes {timed.plan_ns / timed.dense_ns:.3f}x"
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def allocate_command(plan: PlanRecord, profile: str | None = None) -> str:
+    """Two lines, words quoted for a shell: all that was asked for, and what was chosen where nothing was.
 
     Args:
         profile: the name of the latency table; None takes the recipe's.
     """
     text = plan.measured.calibration
-    sized = tuple(f"{one.text}:{one.windows}x{text.window_tokens}" for one in text.texts)
-    asked = plan.recipe.flat() | {"text": sized}
-    if asked.get("rotate") is False and not plan.recipe.space.few_bits:
-        del asked["rotate"]  # as where nothing is said
+    sized = tuple(f"{part.text}:{part.windows}x{text.window_tokens}" for part in text.texts)
+    options = plan.recipe.flat() | {"text": sized}
+    if options.get("rotate") is False and not plan.recipe.space.few_bits:
+        del options["rotate"]  # the default
     if profile is not None:
-        asked["profile"] = profile
-    named = ("workloads", "profile", "text", "seed", "shots", "bos")
-    second: dict[str, Any] = {name: asked.pop(name) for name in named if name in asked}
-    return (
-        f"gac allocate {join([plan.measured.model, *_words(asked)])} \\\n  {join([*_words(second), '-o', 'plan.json'])}"
-    )
+        options["profile"] = profile
+    last = ("workloads", "profile", "text", "seed", "shots", "bos")
+    second: dict[str, Any] = {name: options.pop(name) for name in last if name in options}
+    first = join([plan.measured.model, *_words(options)])
+    return f"gac allocate {first} \\\n  {join([*_words(second), '-o', 'plan.json'])}"
 
 
-def apply_commands(plan: "Plan", plan_file: str = "plan.json") -> list[str]:
-    """What makes the model of the plan, and heals it where it was healed; words quoted for a shell."""
-    model, made = plan.measured.model, "DIR"
-    found = [f"gac compress {join([model])} --plan {join([plan_file])} -o {made}"]
-    for number, one in enumerate(plan.healed):
-        healed = f"HEALED{number or ''}"
-        options = ["--against", model, *(word for text in one.texts for word in ("--text", text))]
-        options += ["--tokens", str(one.asked or one.tokens), "--seed", str(one.seed)]
-        options += ["--learning-rate", f"{one.learning_rate:g}", "--blocks", f"{one.blocks:g}"]
-        options += (["--labels", f"{one.labels:g}"] if one.labels else []) + (["--dense"] if one.dense else [])
-        found.append(join(["gac", "heal", made, *options, "-o", healed]))
-        made = healed
-    return found
-
-
-def rule_of(plan: "Plan") -> str | None:
-    """The rule that made it; None for the exact choice."""
-    return None if plan.recipe.rule == "loss" else plan.recipe.rule
+def apply_commands(plan: PlanRecord, plan_file: str = "plan.json") -> list[str]:
+    """The commands that compress the model, and heal it where it was healed; words quoted for a shell."""
+    model, directory = plan.measured.model, "DIR"
+    commands = [f"gac compress {join([model])} --plan {join([plan_file])} -o {directory}"]
+    for number, healed in enumerate(plan.healed):
+        options = ["--against", model, *(word for text in healed.texts for word in ("--text", text))]
+        options += ["--tokens", str(healed.asked or healed.tokens), "--seed", str(healed.seed)]
+        options += ["--learning-rate", f"{healed.learning_rate:g}", "--blocks", f"{healed.blocks:g}"]
+        options += (["--labels", f"{healed.labels:g}"] if healed.labels else []) + ["--dense"] * healed.dense
+        output = f"HEALED{number or ''}"
+        commands.append(join(["gac", "heal", directory, *options, "-o", output]))
+        directory = output
+    return commands
 
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
-    """Options and their values as the command line has them."""
     for name, value in options.items():
-        option = _NAMES.get(name, f"--{name.replace('_', '-')}")
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
         if name == "align":
             yield from ("--align-to", str(value)) if value else ("--no-align",)
         elif isinstance(value, bool):
             yield option if value else f"--no-{name}"
         elif name == "latency" and not value:
             yield from (option, "any")
-        elif value == "auto":
-            continue
-        else:
-            for one in _several(value):
-                yield from (option, one)
+        elif value != "auto":
+            yield from (word for text in _values(value) for word in (option, text))
 
 
-def _several(value: Any) -> list[str]:
+def _values(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{workload}={fraction!r}" for workload, fraction in value.items()]
     return [*value] if isinstance(value, tuple) else [value if isinstance(value, str) else repr(value)]

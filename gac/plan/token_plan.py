@@ -1,15 +1,16 @@
 """The plan of tokens kept: one budget a layer, what each share was measured to lose, what it saves, and the proof."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import fsum
 from pathlib import Path
 
-from gac.core.display import Shown
+from gac.core.display import Row, Shown, Table
 from gac.core.errors import GacError, PlanError
 from gac.core.io import Record
 from gac.core.untrusted import read_document
+from gac.core.words import duration, megabytes, nats, number_of
 from gac.core.workloads import Workload
 from gac.models.attentions import Heads
 from gac.models.sites import LARGEST_SIZE
@@ -17,6 +18,7 @@ from gac.plan.choices import REMEDY
 from gac.plan.costs import floored
 from gac.plan.evidence import ProfileUsed
 from gac.plan.plan import Certificate, Plan, WorkloadLatency
+from gac.plan.summary import how_known
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 SCHEMA = 2
@@ -115,6 +117,20 @@ class TokenPlan(Shown, Record):
             if timed is None or not _within(timed, fraction):
                 expected = f"at most {fraction:g} of the dense attention at {workload}"
                 raise PlanError(f"a plan that states {timed}", expected, REMEDY)
+
+    def tables(self) -> Sequence[Table | str]:
+        columns = [("layer", ">"), ("tokens", ">"), ("share", ">"), ("loss", ">")]
+        rows = [
+            (str(layer.layer), f"{layer.kept:,}", f"{layer.kept / self.context:.3f}", nats(layer.loss))
+            for layer in self.layers
+        ]
+        return Table(columns, rows), "\n".join(f"{name:<10}{value}" for name, value in facts(self))
+
+    def rows(self) -> Sequence[Row]:
+        return [
+            {"layer": layer.layer, "kept": layer.kept, "share": layer.kept / self.context, "loss": layer.loss}
+            for layer in self.layers
+        ]
 
     @property
     def used(self) -> int:
@@ -230,3 +246,41 @@ def check_one_kind(given: Iterable[Plan | TokenPlan | str | Path]) -> None:
     if len(kinds) > 1:
         told = "a plan of weights beside one of another kind, of tokens kept"
         raise PlanError(told, "plans of one kind", "Compare plans of gac allocate, or plans of gac tokens.")
+
+
+def facts(plan: TokenPlan) -> list[tuple[str, str]]:
+    """Name and value pairs: what was asked, what is kept, what that loses, and what it saves."""
+    proof = plan.certificate
+    kept = f"{plan.used:,} of {plan.total:,} tokens ({plan.used / plan.total:.4f})"
+    return [
+        ("press", f"{plan.press}, contexts of {plan.context:,} tokens of {plan.text}"),
+        ("kept", f"{kept}, limit {plan.limit:,}"),
+        ("loss", f"{nats(plan.loss)} nats a token predicted, {proof.status}, gap {proof.gap:.3g}"),
+        *(("memory", memory(plan, tokens)) for tokens in plan.contexts),
+        *(("latency", latency(plan, one)) for one in plan.workloads),
+        *([("profile", f"{used.gpu}, {used.digest[:12]}; {used.note}")] if (used := plan.profile) else []),
+        *([("whole", whole(plan))] if plan.whole else []),
+    ]
+
+
+def memory(plan: TokenPlan, tokens: int) -> str:
+    """The cache of one context, in words."""
+    used, dense = plan.cache_bytes(tokens)
+    return f"{megabytes(used)} of {megabytes(dense)} cached of {tokens:,} tokens, in 16 bits ({used / dense:.4f})"
+
+
+def latency(plan: TokenPlan, one: WorkloadLatency) -> str:
+    """Attention in all layers at a workload, in words."""
+    limit = f", {plan.latency[one.workload]:g} allowed" if one.workload in plan.latency else ""
+    if one.dense_ns is None or one.plan_ns is None:
+        lacks = f"over what {number_of(one.unknown, 'layer')} keep" if one.unknown else "over the whole cache"
+        measures = f"gac profile --model ... --tokens --workload {one.workload}"
+        return f"{one.workload}: unknown, the table lacks attention {lacks} ({measures} measures it)"
+    ratio = f"{one.plan_ns / one.dense_ns:.3f}x{limit}; {how_known(one)}"
+    return f"{one.workload}: attention {duration(one.plan_ns)} of {duration(one.dense_ns)} dense ({ratio})"
+
+
+def whole(plan: TokenPlan) -> str:
+    """The layers that no press cuts, in words."""
+    size = f"of a window of {plan.window:,} tokens" if plan.window else "that are not cut"
+    return f"{number_of(len(plan.whole), 'layer')} {size}, which no limit of tokens counts"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gac.core.arguments import checked
 from gac.core.arrays import Floats, Ints
-from gac.core.display import Shown
-from gac.profiling.alignment import COARSEST_CLASS, alignment_class
+from gac.core.display import Row, Shown, Table
+from gac.profiling.alignment import COARSEST_CLASS, alignment_class, class_name
 from gac.profiling.table import Profile, Sweep, interpolate
 
 NOISE_FLOOR = 0.06
@@ -88,6 +88,34 @@ class Cliffs(Shown):
     period: int
     classes: tuple[ClassComparison, ...]
     noise: float
+
+    def tables(self) -> Sequence[Table | str]:
+        columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
+        rows = []
+        for each in self.classes:
+            numbers = f"{each.dims:,}", f"{each.slowdown:.2f}x", f"multiples of {each.against}"
+            rows.append((class_name(each.step), *numbers, "yes" if each.keeps_up else "no"))
+        worst = ""
+        if len(self.collapsed):
+            i = int(self.slowdown.argmax())
+            worst = f", the worst {self.collapsed[i]} ({self.slowdown[i]:.2f}x the latency of {self.rescue[i]})"
+        notes = (
+            f"{len(self.collapsed):,} collapsed dims{worst}; {len(self.sweet_spots):,} sweet spots\n"
+            f"period {self.period}; differences under {self.noise:.1%} are noise"
+        )
+        return [Table(columns, rows, notes=notes)]
+
+    def rows(self) -> Sequence[Row]:
+        kinds = {
+            "collapsed": (self.collapsed, self.rescue, self.slowdown),
+            "sweet spot": (self.sweet_spots, self.edges, self.jumps),
+        }
+        rows = [
+            {"dim": dim, "is": kind, "beside": other, "times": times}
+            for kind, columns in kinds.items()
+            for dim, other, times in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+        return sorted(rows, key=lambda row: (row["dim"], row["is"]))
 
     @property
     def class_slowdown(self) -> Mapping[int, float]:

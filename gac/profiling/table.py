@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gac.core.arguments import Count, checked
 from gac.core.arrays import Floats, Ints
-from gac.core.display import Shown
+from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.profiling.alignment import COARSEST_CLASS, alignment_class
@@ -77,6 +77,29 @@ class Profile(Shown):
     measurements: Rows
     digest: str
     sentinels: Mapping[int, tuple[float, ...]]
+
+    def tables(self) -> Sequence[Table | str]:
+        columns = [("operator", "<"), ("dtype", "<")]
+        columns += [(name, ">") for name in ("shapes", "failed", "fastest", "slowest")]
+        kinds: dict[tuple[str, str], list[float | None]] = {}
+        for measured in self.measurements:
+            kinds.setdefault((measured.operator, measured.dtype), []).append(measured.median_ns)
+        rows = []
+        for kind, medians in sorted(kinds.items()):
+            known = [ns for ns in medians if ns is not None]
+            times = [f"{pick(known) / 1e3:,.1f} µs" for pick in (min, max)] if known else ["-", "-"]
+            rows.append((*kind, f"{len(medians):,}", f"{len(medians) - len(known):,}", *times))
+        header = self.header
+        notes = (
+            f"driver {header.driver}, {header.libraries}\n"
+            f"{self.converged_fraction:.1%} of the medians known to 1 %, drift {self.drift:.1%}; {header.date}, "
+            f"digest {self.digest[:12]}"
+        )
+        return [Table(columns, rows, f"profile {self.path.stem}: {header.gpu}", notes)]
+
+    def rows(self) -> Sequence[Row]:
+        run, result = ("operator", "dtype", "cache"), ("median_ns", "spread_ns", "samples", "converged", "error")
+        return [fields(row, *run) | dict(row.shape) | fields(row, *result) for row in self.measurements]
 
     @classmethod
     def opened(cls, given: "Profile | str | Path") -> "Profile":

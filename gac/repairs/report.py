@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from gac.core.rich_tables import legend, new_table
 from gac.forms import form_named
 from gac.repairs.contract import ShapeContract
 from gac.repairs.times import Times
-from gac.reporting.formatting import legend, new_table
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

@@ -1,22 +1,20 @@
-"""Which dims of which operators a choice moves: what one integer of a plan does to the GEMMs and to attention."""
+"""The dims of operators that a choice moves: the effect of one integer of a plan on the GEMMs and on attention."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from rich.console import Group
-
+from gac.core.display import Table
 from gac.forms import Form, Shorter, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.attentions import cut_layers, heads_of, not_pressed
 from gac.models.families import Family
 from gac.models.sites import Site, Weight
-from gac.reporting.formatting import legend, new_table
-from gac.reporting.tables import short_names_of
+from gac.plan.layers import short_names_of
 
 TOKENS = "tokens"
-"""What the number of cached tokens is called among the forms, though it is of a context and no weight's."""
+"""Name of the number of cached tokens among the forms, though it is a dim of the cache and of no weight."""
 
 _TOKEN = "t"
 _LEGEND = (
@@ -82,20 +80,20 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
         PlanError: a form is unknown.
     """
     alike: dict[str, list[Choice]] = {}
-    called = short_names_of(sites)
+    short = short_names_of(sites)
     for site in as_planned(sites, forms, fused=False):
         for form in _variants(site, forms):
             for weights in _taken(site, form):
-                kind = site.kind if len(weights) > 1 else called[weights[0].name]
+                kind = site.kind if len(weights) > 1 else short[weights[0].name]
                 largest = min(form.largest_useful(weight) for weight in weights)
-                moved = tuple(one for weight in weights for one in _moved(form, weight, called[weight.name]))
-                one = Choice(kind, 1, form.name, largest, form.step, moved)
-                alike.setdefault(repr(one), []).append(one)
+                moved = tuple(axis for weight in weights for axis in _moved(form, weight, short[weight.name]))
+                choice = Choice(kind, 1, form.name, largest, form.step, moved)
+                alike.setdefault(repr(choice), []).append(choice)
     return tuple(replace(same[0], layers=len(same)) for same in alike.values())
 
 
 def tokens_kept(family: Family, config: Any, step: int) -> Choice:
-    """What a token that stays in the cache of a layer moves there.
+    """The choice of how many tokens stay in the cache of a layer.
 
     Args:
         config: of the family; layers of a sliding window are not cut.
@@ -118,29 +116,29 @@ def tokens_kept(family: Family, config: Any, step: int) -> Choice:
 
 
 def _variants(site: Site, forms: Sequence[str]) -> list[Form]:
-    """The forms that weights of the site can have where these are asked for, each once."""
-    found = (one for form in map(form_named, forms) for weight in site.weights for one in form.variants(weight))
-    return [*{form.name: form for form in found}.values()]
+    named = map(form_named, forms)
+    variants = (variant for form in named for weight in site.weights for variant in form.variants(weight))
+    return [*{form.name: form for form in variants}.values()]
 
 
 def _taken(site: Site, form: Form) -> list[list[Weight]]:
-    """The weights that one dim is chosen for: all that the form takes together, or each that it takes by itself."""
+    """The groups of weights that share one dim."""
     if taken := site.taken_by(form):
-        return [[site.weights[at] for at in taken]]
+        return [[site.weights[number] for number in taken]]
     if isinstance(form, Shorter):
         return []
     return [[weight] for weight in site.weights if form.axis(weight) is not None and form.takes(weight)]
 
 
 def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
-    """The axes that differ between one dim and the next; what shorter value vectors change besides the GEMMs."""
+    """The axes that differ between one dim and the next, and the changes of attention and of the cache."""
     gemms = form.gemms(weight, 1, 1), form.gemms(weight, 2, 1)
     names = [name] if len(gemms[0]) == 1 else [f"{name}.first", f"{name}.second"]
-    for called, at_one, at_two in zip(names, *gemms, strict=True):
-        one, two = at_one.axes, at_two.axes
-        fixed = {axis: size for axis, size in one.items() if axis != "m" and two[axis] == size}
-        for axis in (axis for axis in one if two[axis] != one[axis]):
-            yield Moved(called, at_one.operator, axis, two[axis] - one[axis], fixed)
+    for gemm_name, first, second in zip(names, *gemms, strict=True):
+        before, after = first.axes, second.axes
+        fixed = {axis: size for axis, size in before.items() if axis != "m" and after[axis] == size}
+        for axis in (axis for axis in before if after[axis] != before[axis]):
+            yield Moved(gemm_name, first.operator, axis, after[axis] - before[axis], fixed)
     if rank := form.cache_axis(weight):
         yield Moved("attention", form.attention(weight, 1, 1, 1).operator, rank, 1, {})
     dims = form.step if form.bits else 1
@@ -156,21 +154,22 @@ def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def choices_table(choices: Sequence[Choice]) -> Group:
+def choices_table(choices: Sequence[Choice]) -> Table:
     """One row a choice: its site, form and dims, and every axis that it moves."""
-    table = new_table([("site", "<"), ("layers", ">"), ("form", "<"), ("dim", "<"), ("moves", "<")])
-    for one in choices:
-        symbol = _TOKEN if one.form == TOKENS else form_named(one.form).symbol
-        moves = "\n".join(_words(moved, symbol) for moved in one.moved)
-        table.add_row(one.kind, str(one.layers), one.form, _dims(one, symbol), moves)
-    told = f"{_LEGEND}\n{_LEGEND_TOKENS}" if any(one.form == TOKENS for one in choices) else _LEGEND
-    return Group(table, legend(told))
+    rows = []
+    for choice in choices:
+        symbol = _TOKEN if choice.form == TOKENS else form_named(choice.form).symbol
+        moves = "\n".join(_words(moved, symbol) for moved in choice.moved)
+        rows.append((choice.kind, str(choice.layers), choice.form, _dims(choice, symbol), moves))
+    columns = [("site", "<"), ("layers", ">"), ("form", "<"), ("dim", "<"), ("moves", "<")]
+    tokens = any(choice.form == TOKENS for choice in choices)
+    return Table(columns, rows, notes=f"{_LEGEND}\n{_LEGEND_TOKENS}" if tokens else _LEGEND)
 
 
-def _dims(one: Choice, symbol: str) -> str:
-    if one.largest is None:
-        return f"{symbol} in steps of {one.step}"
-    return f"{symbol} 1 to {one.largest:,}" if one.largest else f"{symbol} 0"
+def _dims(choice: Choice, symbol: str) -> str:
+    if choice.largest is None:
+        return f"{symbol} in steps of {choice.step}"
+    return f"{symbol} 1 to {choice.largest:,}" if choice.largest else f"{symbol} 0"
 
 
 def _words(moved: Moved, symbol: str) -> str:

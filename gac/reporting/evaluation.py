@@ -1,4 +1,4 @@
-"""Evaluated and timed models side by side as rich tables, at most 100 columns wide; nothing is printed here."""
+"""Evaluated and timed models side by side, as tables."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.table import Table
 
+from gac.core.display import Table
+from gac.core.rich_tables import legend, stacked
 from gac.evaluation.results import Evaluated, Evaluation, OnText, TaskScore
-from gac.reporting.formatting import legend, new_table
 
 if TYPE_CHECKING:
     from gac.evaluation.bench import Result
@@ -23,53 +23,48 @@ _BENCH = (
 )
 
 
-# --- perplexity and tasks -------------------------------------------------------------------------------------------
-
-
-def perplexity_table(result: Evaluation) -> Group:
-    """One row a model: perplexity, what is lost, what its plan predicted, and how it diverges from the dense one.
+def perplexity_table(result: Evaluation) -> Table:
+    """One row a model: perplexity, its ratio to the dense one, the plan's prediction, and the divergence from dense.
 
     Where there are several texts, a row for each of them below the model's.
     """
-    everyone = _everyone(result)
-    rows = [row for model in everyone for row in _rows(result, model)]
+    models = _models(result)
+    rows = [row for model in models for row in _rows(result, model)]
     shown = ["", *(column for column in _COLUMNS if any(column in row for row in rows))]
-    columns = ((column, ">" if column else "<") for column in shown)
-    table = new_table(columns, [[row.get(column, "") for column in shown] for row in rows])
-    measured = [one.perplexity for one in everyone[0].texts]
-    notes = [f"{one.protocol}\n{one.tokens:,} tokens predicted" for one in measured]
+    measured = [text.perplexity for text in models[0].texts]
+    notes = [f"{perplexity.protocol}\n{perplexity.tokens:,} tokens predicted" for perplexity in measured]
     if result.against is not None and any(model.divergence for model in result.models):
         notes.append(
             f"KL: of the model from {result.against.name}, mean nats a token; top-1: tokens where both agree on the "
             "likeliest"
         )
-    return Group(table, legend("\n".join(notes))) if notes else Group(table)
+    columns = [(column, ">" if column else "<") for column in shown]
+    return Table(columns, [[row.get(column, "") for column in shown] for row in rows], notes="\n".join(notes))
 
 
-def _everyone(result: Evaluation) -> list[Evaluated]:
-    """The model that the others are compared with comes first."""
+def _models(result: Evaluation) -> list[Evaluated]:
+    """All models, the reference first."""
     return [*([] if result.against is None else [result.against]), *result.models]
 
 
 def _rows(result: Evaluation, model: Evaluated) -> Iterator[dict[str, str]]:
-    """The model's row, what its plan predicted, and where there are several texts a row for each in between."""
     row = {"": model.name, "parameters": f"{model.parameters:,}", "dtype": model.dtype}
     several = len(model.texts) > 1
     if several or not model.texts:
         yield row
-    for at, on_text in enumerate(model.texts):
-        figures = _figures(on_text, result.log_ratio(model, at), model is result.against)
-        yield ({"": f"  on {Path(on_text.perplexity.text).name}"} if several else row) | figures
-        if perplexity := result.predicted_perplexity(model, at):
+    for number, text in enumerate(model.texts):
+        figures = _figures(text, result.log_ratio(model, number), model is result.against)
+        yield ({"": f"  on {Path(text.perplexity.text).name}"} if several else row) | figures
+        if perplexity := result.predicted_perplexity(model, number):
             yield {"": "  predicted by its plan", **_change(perplexity, model.predicted)}
 
 
-def _figures(found: OnText, log_ratio: float | None, is_dense: bool) -> dict[str, str]:
-    row = _change(found.perplexity.value, log_ratio)
+def _figures(text: OnText, log_ratio: float | None, is_dense: bool) -> dict[str, str]:
+    row = _change(text.perplexity.value, log_ratio)
     if is_dense:
         row |= {"ratio": "1", "ln ratio": "0"}
-    if found.divergence is not None:
-        row |= {"KL": f"{found.divergence.kl:.4f}", "top-1": f"{found.divergence.top1:.1%}"}
+    if text.divergence is not None:
+        row |= {"KL": f"{text.divergence.kl:.4f}", "top-1": f"{text.divergence.top1:.1%}"}
     return row
 
 
@@ -78,18 +73,18 @@ def _change(perplexity: float, log_ratio: float | None) -> dict[str, str]:
     return {"perplexity": f"{perplexity:.3f}", **ratio}
 
 
-def task_table(result: Evaluation) -> Group:
+def task_table(result: Evaluation) -> Table:
     """One row a metric of a task, one column a model; a score with its standard error."""
-    everyone = _everyone(result)
-    scores = [{(score.task, score.metric): score for score in model.scores} for model in everyone]
-    columns = [("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in everyone)]
+    models = _models(result)
+    scores = [{(score.task, score.metric): score for score in model.scores} for model in models]
+    columns = [("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in models)]
     rows = [
         (*key, "" if first.num_fewshot is None else str(first.num_fewshot), *(_score(of[key]) for of in scores))
         for key, first in scores[0].items()
     ]
-    sizes = {one.task: f"{_count(one)} of {one.task} {one.version}".rstrip() for one in everyone[0].scores}
-    words = f"{', '.join(sizes.values())}; by {everyone[0].scores[0].harness}; ±: standard error"
-    return Group(new_table(columns, rows), legend(words))
+    sizes = {score.task: f"{_count(score)} of {score.task} {score.version}".rstrip() for score in models[0].scores}
+    notes = f"{', '.join(sizes.values())}; by {models[0].scores[0].harness}; ±: standard error"
+    return Table(columns, rows, notes=notes)
 
 
 def _score(score: TaskScore) -> str:
@@ -110,40 +105,40 @@ def latency_table(results: "Sequence[Result]", total: int) -> Group:
     Args:
         total: parameters of the dense targeted weights.
     """
-    groups = groupby(results, key=lambda one: one.timed.workload)
-    tables = [_of_workload(name, [(one.timed.name, benched(one, total)) for one in group]) for name, group in groups]
-    return Group(*tables, legend(_BENCH))
+    groups = groupby(results, key=lambda result: result.timed.workload)
+    tables = [_by_name(name, {result.timed.name: benched(result, total) for result in group}) for name, group in groups]
+    return stacked([*tables, legend(_BENCH)])
 
 
 def timed_table(results: "Sequence[Timed]") -> Group:
     """One table a workload; speeds are over the first model of each."""
     tables = []
-    for workload, group in groupby(results, key=lambda one: one.workload):
+    for workload, group in groupby(results, key=lambda timed: timed.workload):
         models = list(group)
         first = models[0].latency.median_ns
-        rows = [(one.name, _timed(one, speed=f"{first / one.latency.median_ns:.3f}x")) for one in models]
-        tables.append(_of_workload(workload, rows))
-    return Group(*tables, legend("ms: median of a run; IQR in % of it; speed: over the first model's"))
+        rows = {timed.name: _timed(timed, speed=f"{first / timed.latency.median_ns:.3f}x") for timed in models}
+        tables.append(_by_name(workload, rows))
+    return stacked([*tables, legend("ms: median of a run; IQR in % of it; speed: over the first model's")])
 
 
-def _of_workload(workload: str, rows: Sequence[tuple[str, dict[str, str]]]) -> Table:
-    columns = [(workload, "<"), *((column, ">") for column in rows[0][1])]
-    return new_table(columns, [(name, *figures.values()) for name, figures in rows])
+def _by_name(heading: str, rows: dict[str, dict[str, str]]) -> Table:
+    columns = [(heading, "<"), *((column, ">") for column in next(iter(rows.values())))]
+    return Table(columns, [(name, *figures.values()) for name, figures in rows.items()])
 
 
-def benched(one: "Result", total: int) -> dict[str, str]:
-    """The figures of a version by the column that they stand in."""
-    predicted = "" if one.error is None else f"{one.error:+.1%}"
-    speed = {"over dense": f"{one.speedup:.3f}x", "predicted": predicted}
-    return {"kept": f"{one.params / total:.4f}", "loss": f"{one.loss:.4f}", **_timed(one.timed, **speed)}
+def benched(result: "Result", total: int) -> dict[str, str]:
+    """The figures of a version by column."""
+    predicted = "" if result.error is None else f"{result.error:+.1%}"
+    speed = {"over dense": f"{result.speedup:.3f}x", "predicted": predicted}
+    return {"kept": f"{result.params / total:.4f}", "loss": f"{result.loss:.4f}", **_timed(result.timed, **speed)}
 
 
-def _timed(one: "Timed", **speed: str) -> dict[str, str]:
-    spread = one.latency
+def _timed(timed: "Timed", **speed: str) -> dict[str, str]:
+    spread = timed.latency
     return {
         "ms": f"{spread.median_ns / 1e6:.3f}",
         "IQR": f"{spread.iqr_ns / spread.median_ns:.1%}",
         **speed,
-        "tokens/s": f"{one.tokens_per_second:,.0f}",
-        "GB": f"{one.memory_bytes / 1e9:.2f}",
+        "tokens/s": f"{timed.tokens_per_second:,.0f}",
+        "GB": f"{timed.memory_bytes / 1e9:.2f}",
     }

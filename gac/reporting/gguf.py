@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from gac.reporting.formatting import legend, megabytes, new_table
+from gac.core.rich_tables import legend, new_table
+from gac.core.words import megabytes
 
 if TYPE_CHECKING:
     from gac.checkpoint.gguf.record import GgufFile

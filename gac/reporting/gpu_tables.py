@@ -1,18 +1,14 @@
-"""Profiles, cliffs and their causes as rich tables, at most 100 columns wide; nothing is printed here."""
+"""Profiles, cliffs and their causes as tables."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
+from gac.core.display import Table
 from gac.profiling.cliffs import CLASSES, Cliffs
 from gac.profiling.kernel_names import describe
 from gac.profiling.table import Sweep
-from gac.reporting.formatting import legend, new_table
 
 _KERNEL_WIDTH = 40
 _CLIFFS = """\
@@ -28,7 +24,7 @@ cause: what the recorded kernels tell (?: they do not)"""
 
 
 class Cause(Protocol):
-    """Why a dim is slow; only the kind is shown."""
+    """The cause of a slow dim; only the kind is shown."""
 
     @property
     def kind(self) -> str: ...
@@ -45,35 +41,36 @@ class ExplainedSweep:
 
 
 def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    """The profiles that there are: ``name``, ``where``, and either what is in it or its ``problem``."""
-    right = ["shapes", "operators"]
-    table = new_table((name, ">" if name in right else "<") for name in ("name", "", "GPU", *right, "date", "digest"))
+    """The known profiles: ``name``, ``where``, and either their content or their ``problem``."""
+    names, right = ("name", "", "GPU", "shapes", "operators", "date", "digest"), {"shapes", "operators"}
+    rows = []
     for entry in entries:
-        cells = [entry["name"], entry["where"]]
+        row = [entry["name"], entry["where"]]
         if "problem" in entry:
-            table.add_row(*cells, entry["problem"])
+            row += [entry["problem"], "", "", "", ""]
         else:
-            cells += [entry["gpu"], f"{entry['shapes']:,}", str(len(entry["operators"]))]
-            table.add_row(*cells, entry["date"], entry["digest"][:12])
-    return table
+            row += [entry["gpu"], f"{entry['shapes']:,}", str(len(entry["operators"]))]
+            row += [entry["date"], entry["digest"][:12]]
+        rows.append(row)
+    return Table([(name, ">" if name in right else "<") for name in names], rows)
 
 
-def cliffs_table(gpu: str, found: Sequence[ExplainedSweep]) -> Group:
-    """One row a sweep: how many dims collapse, the worst of them and what rescues it; then the causes of all."""
-    columns = [("sweep", "<"), ("dims", ">"), ("collapsed", ">"), ("worst", ">"), ("period", ">"), ("steps", ">")]
-    table = new_table(columns)
-    for one in found:
-        cliffs, worst = one.cliffs, "none"
+def cliffs_table(gpu: str, sweeps: Sequence[ExplainedSweep]) -> Table:
+    """One row a sweep: number of collapsed dims, the worst of them and its rescue; then the causes of all."""
+    columns = [("sweep", "<"), *((name, ">") for name in ("dims", "collapsed", "worst", "period", "steps"))]
+    rows = []
+    for explained in sweeps:
+        cliffs, worst = explained.cliffs, "none"
         if collapsed := len(cliffs.collapsed):
-            at = int(cliffs.slowdown.argmax())
-            worst = f"{cliffs.collapsed[at]} -> {cliffs.rescue[at]}, {cliffs.slowdown[at]:.2f}x"
-        counts = f"{len(one.sweep):,}", f"{collapsed:,}", worst, str(cliffs.period), f"{len(cliffs.sweet_spots):,}"
-        table.add_row(one.sweep.label, *counts)
-    return Group(Text(gpu, style="bold"), table, legend(_CLIFFS), Text(_causes(found)))
+            i = int(cliffs.slowdown.argmax())
+            worst = f"{cliffs.collapsed[i]} -> {cliffs.rescue[i]}, {cliffs.slowdown[i]:.2f}x"
+        counts = f"{collapsed:,}", worst, str(cliffs.period), f"{len(cliffs.sweet_spots):,}"
+        rows.append((explained.sweep.label, f"{len(explained.sweep):,}", *counts))
+    return Table(columns, rows, gpu, f"{_CLIFFS}\n{_causes(sweeps)}")
 
 
-def _causes(found: Sequence[ExplainedSweep]) -> str:
-    causes = [cause for one in found for cause in one.causes]
+def _causes(sweeps: Sequence[ExplainedSweep]) -> str:
+    causes = [cause for explained in sweeps for cause in explained.causes]
     if not causes:
         return "no dim is collapsed"
     kinds = Counter("the record does not tell" if cause is None else cause.kind for cause in causes)
@@ -81,32 +78,38 @@ def _causes(found: Sequence[ExplainedSweep]) -> str:
     return f"causes of the {len(causes):,} collapsed dims: {shares}"
 
 
-def alignment_table(found: Sequence[ExplainedSweep]) -> Group:
-    """The evidence for each sweep's period: how every alignment class keeps up."""
+def alignment_table(sweeps: Sequence[ExplainedSweep]) -> Table:
+    """The evidence for each sweep's period: the slowdown of every alignment class."""
     columns = [("sweep", "<"), ("period", ">"), *(("odd" if step == 1 else str(step), ">") for step in CLASSES)]
-    table = new_table(columns)
-    for one in found:
-        ratios = {of.step: f"{of.slowdown:.2f}{' ' if of.keeps_up else '*'}" for of in one.cliffs.classes}
-        table.add_row(one.sweep.label, str(one.cliffs.period), *(ratios.get(step, "- ") for step in CLASSES))
-    return Group(table, legend(_ALIGNMENT))
+    rows = []
+    for explained in sweeps:
+        classes = explained.cliffs.classes
+        ratios = {each.step: f"{each.slowdown:.2f}{' ' if each.keeps_up else '*'}" for each in classes}
+        period = str(explained.cliffs.period)
+        rows.append((explained.sweep.label, period, *(ratios.get(step, "- ") for step in CLASSES)))
+    return Table(columns, rows, notes=_ALIGNMENT)
 
 
-def points_table(one: ExplainedSweep, first: int, last: int) -> Group:
-    """Every measured dim from ``first`` to ``last``: its latency, and what would rescue it where it is collapsed."""
-    sweep, cliffs = one.sweep, one.cliffs
-    columns = [(sweep.axis, ">"), ("us", ">"), ("+-", ">"), ("slower", ">"), ("than", ">"), ("cause", "<")]
-    table = new_table([*columns, ("kernels", "<")])
-    rows = zip(cliffs.collapsed.tolist(), cliffs.slowdown.tolist(), cliffs.rescue.tolist(), one.causes, strict=True)
-    collapsed = {dim: (f"{slow:.2f}x", str(rescue), cause.kind if cause else "?") for dim, slow, rescue, cause in rows}
+def points_table(explained: ExplainedSweep, first: int, last: int) -> Table:
+    """Every measured dim from ``first`` to ``last``: its latency, and its rescue where it is collapsed."""
+    sweep, cliffs = explained.sweep, explained.cliffs
+    columns = [*((name, ">") for name in (sweep.axis, "us", "+-", "slower", "than")), ("cause", "<"), ("kernels", "<")]
+    slow = zip(
+        cliffs.collapsed.tolist(), cliffs.slowdown.tolist(), cliffs.rescue.tolist(), explained.causes, strict=True
+    )
+    collapsed = {
+        dim: (f"{times:.2f}x", str(rescue), cause.kind if cause else "?") for dim, times, rescue, cause in slow
+    }
+    rows = []
     points = zip(sweep.dims.tolist(), sweep.ns.tolist(), sweep.iqr.tolist(), sweep.kernels, strict=True)
     for dim, ns, iqr, kernels in points:
         if first <= dim <= last:
-            shown = "\n".join(dict.fromkeys(map(_short, kernels)))
-            table.add_row(str(dim), f"{ns / 1e3:.1f}", f"{iqr / 2e3:.1f}", *collapsed.get(dim, ("", "", "")), shown)
-    return Group(Text(sweep.label, style="bold"), table, legend(_POINTS))
+            names = "\n".join(dict.fromkeys(map(_short, kernels)))
+            rows.append((str(dim), f"{ns / 1e3:.1f}", f"{iqr / 2e3:.1f}", *collapsed.get(dim, ("", "", "")), names))
+    return Table(columns, rows, sweep.label, _POINTS)
 
 
 def _short(kernel: str) -> str:
-    """A kernel's label; the middle goes if need be."""
+    """A kernel's label, shortened in the middle."""
     name = describe(kernel).label
     return name if len(name) <= _KERNEL_WIDTH else f"{name[: _KERNEL_WIDTH - 17]}...{name[-14:]}"

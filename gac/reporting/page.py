@@ -1,6 +1,6 @@
 """A page of panels: size, style, and the file it is written to. matplotlib is loaded when a page is made.
 
-Things are told apart without colour: by markers, by hatches, and by the palette of Okabe and Ito beside them.
+Curves and bars differ without colour: by markers and hatches, and by the palette of Okabe and Ito.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ _STYLE: Any = {
 
 @contextmanager
 def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]:
-    """A figure of some panels, two in a row, to be drawn on inside the block.
+    """A figure of some panels, two in a row, to draw on inside the block.
 
     Raises:
         GacError: matplotlib is missing.
@@ -69,15 +69,18 @@ def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]
         for ax in axes[panels:]:
             ax.set_axis_off()
         yield figure, axes[:panels]
+        for legend in figure.legends:
+            for text in legend.get_texts():
+                text.set_parse_math(False)
         for ax in axes[:panels]:
-            _take_literally(ax)
+            _disable_math(ax)
 
 
 @contextmanager
 def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
-    """The axes to draw on inside the block: those given, or new ones that a notebook shows by itself.
+    """The axes to draw on inside the block: the argument, or new ones that a notebook shows by itself.
 
-    What is written on them is taken as it is: a dollar sign in a model's name begins no formula.
+    Text on them is literal: a dollar sign in a model's name begins no formula.
 
     Args:
         size: width and height of a new figure, inches.
@@ -94,11 +97,10 @@ def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
         drawn = ax if figure is None else figure.subplots()
         assert drawn is not None
         yield drawn
-        _take_literally(drawn)
+        _disable_math(drawn)
 
 
-def _take_literally(ax: "Axes") -> None:
-    """No formulas in titles, labels, legends and words beside the data."""
+def _disable_math(ax: "Axes") -> None:
     from matplotlib.text import Text
 
     legend = ax.get_legend()
@@ -108,7 +110,7 @@ def _take_literally(ax: "Axes") -> None:
 
 
 def time_unit(longest_ns: float) -> tuple[float, str]:
-    """What to divide latencies in ns by so that the longest can be read, and the unit that this makes of them."""
+    """The divisor of latencies in ns that makes the longest readable, and the resulting unit."""
     return (1e6, "ms") if longest_ns >= 1e7 else (1e3, "µs")
 
 
@@ -123,20 +125,20 @@ def log_scale(ax: "Axes") -> None:
 
 
 def check_figure(path: Path) -> None:
-    """Refuse, before any work, a figure that cannot be made.
+    """Refuse, before any work, a figure that cannot be drawn or written.
 
     Raises:
         GacError: matplotlib is missing, or the file's ending is not .png, .pdf or .svg.
     """
     require_matplotlib()
     if path.suffix.lower() not in _ENDINGS:
-        given = f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}"
-        raise GacError(given, f"one of {', '.join(_ENDINGS)}", "Change the ending.")
+        problem = f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}"
+        raise GacError(problem, f"one of {', '.join(_ENDINGS)}", "Change the ending.")
 
 
 @checked
 def save(drawn: "Axes | Figure", path: str | Path) -> None:
-    """Write a figure, or the figure that axes are of, as PDF, PNG or SVG, whole or not at all.
+    """Write a figure, or the figure of some axes, as PDF, PNG or SVG; an interrupted write leaves no file.
 
     Raises:
         GacError: the ending is another one, or the path cannot be written.
@@ -156,22 +158,18 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
 
 
 def require_matplotlib() -> None:
-    """Refuse to go on without matplotlib.
-
-    Raises:
-        GacError: it is not installed.
-    """
+    """Raise GacError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as failure:
         raise GacError("matplotlib is not installed", "it, for a figure", "Run pip install matplotlib.") from failure
 
 
-# --- what tells things apart ----------------------------------------------------------------------------------------
+# --- markers and legends --------------------------------------------------------------------------------------------
 
 
 def check_many(number: int, what: str) -> None:
-    """Refuse more things in one panel than there are markers, or none.
+    """Refuse no curves, or more than there are markers.
 
     Raises:
         GacError: there are none, or more than 6.
@@ -181,18 +179,18 @@ def check_many(number: int, what: str) -> None:
 
 
 def marker(number: int, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
-    """The look of the points of one thing among several; hollow ones are not aligned."""
+    """The style of the points of one curve among several; hollow points are not aligned."""
     colour, shape = COLOURS[number], MARKERS[number]
     return {"marker": shape, "mec": colour, "mfc": "none" if hollow else colour, "mew": 0.9, "ms": size, "ls": "none"}
 
 
 def proxy(label: str, **style: Any) -> "Line2D":
-    """An entry of a legend that stands for no line of the panel."""
+    """An entry of a legend without a line in the panel."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=entry(label), **style)
 
 
 def entry(label: str) -> str:
-    """A label that a legend shows: matplotlib leaves out those that begin with an underscore."""
+    """A label that a legend shows: matplotlib skips those that begin with an underscore."""
     return f" {label}" if label.startswith("_") else label

@@ -20,8 +20,7 @@ from gac.forms.loss_curves import LossCurve, Whole
 from gac.models.sites import Site, Weight
 from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan.recipe import Recipe
-from gac.reporting.frontier import axes_of, curve, frontier_table, plot_frontier
-from gac.reporting.results import rows_of
+from gac.reporting.frontier import curve, plot_frontier
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import MEASURED, PREFILL, asking, curves_by, measured, profile, rows
 from tests.allocation.test_frontier import bare
@@ -95,28 +94,30 @@ def test_candidates_with_more_parameters_are_compared_by_them_where_bytes_are_li
     assert any((rows.params > site.params).any() for rows, site in zip(found, of.sites, strict=True))
 
 
+def lines_of(found: Frontier) -> list[str]:
+    (table,) = found.tables()
+    return shown(table)[1:]
+
+
 def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> None:
-    lines = shown(frontier_table(frontier(asking(problem(), 1.0, workloads=["prefill:3x5"]), limit=KV_NUMBERS)))
-    assert lines[0] == "kept params cache loss perplexity prefill:3x5"
+    lines = lines_of(frontier(asking(problem(), 1.0, workloads=["prefill:3x5"]), limit=KV_NUMBERS))
+    assert lines[0] == "kept params KV cache loss perplexity prefill:3x5"
     assert lines[2].split()[:3] == ["1.0000", "5,760", "1.0000"]
-    assert "cache: of the 144 numbers of 16 bits that the KV cache keeps of a token" in lines
+    assert "KV cache: of the 144 numbers a token of the dense model" in lines
     timed = [measured("linear", 100, m=8, k=HIDDEN, n=OUT)]
-    lines = shown(
-        frontier_table(
-            frontier(replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed)), limit=KV_NUMBERS)
-        )
-    )
+    asked = replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed))
+    lines = lines_of(frontier(asked, limit=KV_NUMBERS))
     assert lines[-1] == "-: the profile has no latent"
 
 
 def test_it_is_drawn_and_told_by_its_cache(found: Frontier) -> None:
-    assert axes_of(found) == {PARAMS: found.dense_params, KV_NUMBERS: found.dense_kv_numbers}
+    assert found.axes() == {PARAMS: found.dense_params, KV_NUMBERS: found.dense_kv_numbers}
     ax = plot_frontier(found, against=KV_NUMBERS)
     assert ax.get_xlabel() == "KV cache (numbers a token)"
     drawn = ax.lines[0].get_xdata()
     assert list(drawn) == [cost for cost, _ in curve(found, KV_NUMBERS)]
     assert drawn[-1] == found.dense_kv_numbers
-    assert [row["kv_numbers"] for row in rows_of(found)] == [found.kv_numbers(point) for point in found.points]
+    assert [row["kv_numbers"] for row in found.rows()] == [found.kv_numbers(point) for point in found.points]
     assert all(one < other for one, other in pairwise(point.limit for point in found.points))
 
 

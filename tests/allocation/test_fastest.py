@@ -13,8 +13,7 @@ from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.core.errors import BudgetError
 from gac.plan.plan import Plan
-from gac.reporting.formatting import nats
-from gac.reporting.report.summary import summary
+from gac.reporting.report.summary import certificate
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 SITES, RANKS = 3, 5
@@ -107,9 +106,9 @@ def test_a_table_without_latencies_limits_nothing_and_says_so() -> None:
 def test_what_the_slack_bought_is_told() -> None:
     plan = decide(_open(_losing(), 0.8, slack=0.5)).plan
     assert plan.speed is not None
-    told = " ".join(summary(plan))
-    assert f"The least loss within the limits is {nats(plan.speed.loss)} nats a token" in told
-    assert "none in the slack is faster (optimal, gap 0)" in told
+    pairs = dict(certificate(plan))
+    assert pairs["Least loss"] == f"{plan.speed.loss:.6g} nats a token"
+    assert pairs["Fastest within the slack"] == "optimal, gap 0"
     assert "nats more than the least loss bought it" in plan.summary()
 
 

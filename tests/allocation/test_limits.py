@@ -42,7 +42,7 @@ def test_a_budget_counts_as_the_decimal_it_prints_as() -> None:
 @pytest.mark.parametrize(
     ("limits", "given"),
     [
-        ({PARAMS: 47}, "the parameter limit of 47 cannot be met: it falls short by 1"),
+        ({PARAMS: 47}, "the limit of parameters of 47 cannot be met: it falls short by 1"),
         (
             {PARAMS: 288, ns_of(PREFILL): 19},
             "the latency limit in ns for prefill:1x8 of 19 cannot be met: it falls short by 1",

@@ -102,7 +102,7 @@ def _counted(of: Problem, weight, name: str, scheme: str, dim: int):  # type: ig
     form, stored = form_named(name), scheme_named(scheme)
     curve = of.curves.of(form, weight, scheme)
     ns = (10 * dim if name == "low_rank" else 60) - (7 if scheme == "w4a16" else 0)
-    costs = {column: cost(form, stored, weight, dim) for column, cost in COSTS.items()}
+    costs = {column: cost.of_choice(form, stored, weight, dim) for column, cost in COSTS.items()}
     return 0.0 if curve is None else float(curve.loss[dim]), costs | {ns_of(PREFILL): ns}
 
 

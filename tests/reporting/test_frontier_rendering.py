@@ -8,7 +8,7 @@ from rendering import legend, shown
 
 from gac.allocation.frontier import Frontier, frontier
 from gac.core.errors import GacError, PlanError
-from gac.reporting.frontier import curve, figure_of_frontier, frontier_table, plot_frontier, readable
+from gac.reporting.frontier import curve, figure_of_frontier, plot_frontier
 from tests.allocation.small_problems import DECODE, PREFILL, problem
 from tests.reporting.report_plans import LOSSES, SLOPE, rounded, rounding, whole_range
 
@@ -21,8 +21,14 @@ def found() -> Frontier:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
+def lines_of(frontier: Frontier) -> list[str]:
+    """The lines below the title."""
+    (table,) = frontier.tables()
+    return shown(table)[1:]  # type: ignore[arg-type]
+
+
 def test_points_from_dense_down(found: Frontier) -> None:
-    assert shown(frontier_table(found)) == [
+    assert lines_of(found) == [
         "kept params loss perplexity prefill:1x8 decode:1@8",
         "───────────────────────────────────────────────────────────",
         "1.0000 288 0.0000 7.39 1.000x 1.000x",
@@ -37,22 +43,22 @@ def test_a_dozen_points_of_many() -> None:
     losses = [[row * (at + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for at in range(8)]
     many = frontier(problem(losses, SLOPE))
     assert len(many.points) > 30
-    lines = shown(frontier_table(many))
+    lines = lines_of(many)
     assert len(lines) == 2 + 12 + 3
     assert lines[2].startswith("1.0000 1,152 0.0000 ")
 
 
 def test_unknown_latencies_and_what_was_limited_are_said() -> None:
-    lines = shown(frontier_table(frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"]))))
+    lines = lines_of(frontier(problem([[1.0] * 5], [1] * 6, ["decode:4@8"])))
     assert lines[2:4] == ["1.0000 144 0.0000 7.39 -", "0.1667 24 1.0000 20.09 -"]
     assert lines[-1] == "-: the profile lacks shapes for decode:4@8 (gac profile --model ... measures them)"
-    lines = shown(frontier_table(frontier(problem(LOSSES, SLOPE), limit=DECODE)))
+    lines = lines_of(frontier(problem(LOSSES, SLOPE), limit=DECODE))
     assert "proved to lose least for their latency on decode:1@8" in "\n".join(lines)
 
 
 def test_bytes_and_bits_where_numbers_are_rounded() -> None:
     by_bytes = frontier(rounding(budget=1.0), points=5, limit="bytes")
-    lines = shown(frontier_table(by_bytes))
+    lines = lines_of(by_bytes)
     assert lines[0] == "kept params bytes bits loss perplexity prefill:1x8"
     assert lines[2] == "1.0000 288 576 16.00 0.0000 7.39 1.000x"
     assert lines[3].startswith("1.0000 288 416 11.56 0.2500 9.49 -")
@@ -64,7 +70,7 @@ def test_bytes_and_bits_where_numbers_are_rounded() -> None:
 
 
 def test_where_all_is_lost_all_is_shown(found: Frontier) -> None:
-    assert readable(replace(found, points=found.points[:2])) == list(found.points[:2])
+    assert replace(found, points=found.points[:2]).readable() == list(found.points[:2])
 
 
 # --- the figure -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from gac.reporting.formatting import new_table
+from gac.core.rich_tables import new_table
 
 HEADINGS = ("layer", "kept", "perplexity", "parameters", "prefill:1x1024", "collapsed dims")
 NUMBERS = ("0", "0.8000", "1,234.5678", "134,515,008", "30.4 µs", "1017")

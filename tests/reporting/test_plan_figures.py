@@ -84,13 +84,10 @@ def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligne
     assert legend(ax)[:2] == ["ours", " _theirs"]
 
 
-@pytest.mark.parametrize("number", [0, 7])
-def test_no_plans_or_more_than_there_are_markers(aligned: Plan, number: int) -> None:
-    with pytest.raises(GacError, match=f"{number} plans in one figure; expected 1 to 6. Draw fewer at a time."):
-        plots.dims({str(at): aligned for at in range(number)}, "q_proj")
-
-
-def test_a_projection_that_is_not_there(aligned: Plan) -> None:
+def test_plans_and_projections_that_cannot_be_drawn(aligned: Plan) -> None:
+    for number in (0, 7):
+        with pytest.raises(GacError, match=f"{number} plans in one figure; expected 1 to 6"):
+            plots.dims({str(i): aligned for i in range(number)}, "q_proj")
     with pytest.raises(PlanError, match="weight 'up' of tiny; expected one of q_proj, k_proj, v_proj, o_proj, gate_"):
         plots.dims({"a": aligned}, "up")
 
@@ -163,13 +160,11 @@ def test_what_does_not_belong_on_a_frontier(aligned: Plan) -> None:
         plots.frontier(whole_range(), against="chat")
 
 
-def test_outcomes_stand_where_they_are() -> None:
+def test_outcomes_are_drawn_or_refused() -> None:
     ax = plots.prediction([plots.Outcome("kept 0.8", 0.2, 0.25), plots.Outcome("kept 0.6", 0.8, 0.7)])
     assert [list(axis) for axis in ax.lines[-1].get_data()] == [[0.2, 0.8], [0.25, 0.7]]
     assert words(ax) == ["kept 0.8", "kept 0.6"]
 
-
-def test_outcomes_that_cannot_be_drawn() -> None:
     with pytest.raises(GacError, match="no outcomes to draw; expected one or more"):
         plots.prediction([])
     with pytest.raises(GacError, match=r"x: predicted nan, measured 0\.1; expected finite losses"):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from gac.core.words import duration, nats, ranges
 from gac.models.sites import Weight
 from gac.plan.plan import Candidate, Limit, SiteChoice, WeightChoice
 from gac.profiling.table import Profile
-from gac.reporting.formatting import duration, nats, ranges
 from gac.reporting.report.reasons import next_dims, reasons, trades
 from gac.reporting.report.tables import about_dense, stayed_dense
 from tests.allocation.small_problems import PREFILL, measured, profile
@@ -69,10 +69,10 @@ def test_the_cache_counts_where_it_is_limited() -> None:
         certificate=replace(plan.certificate, multipliers=(0.0, 0.01)),
     )
     (trade,) = trades(limited, site)
-    assert (trade.cached, trade.worth) == (8, pytest.approx(0.08))
+    assert ([saved for _, saved in trade.cached], trade.worth) == ([8], pytest.approx(0.08))
     assert reasons(limited, site)[0] == (
         "Why not smaller: latent\N{NO-BREAK SPACE}4 would free 48 parameters, 8 numbers a token less in the "
-        "cache and lose 0.500 nats a token more. Spent elsewhere, that is worth 0.0800: less than it loses."
+        "KV cache and lose 0.500 nats a token more. Spent elsewhere, that is worth 0.0800: less than it loses."
     )
 
 
@@ -96,8 +96,8 @@ def test_where_nothing_was_weighed() -> None:
 def test_dense_weights_by_projection() -> None:
     plan = renamed(decided(1.0), "q_proj")
     ((projection, dense, layers, nearest, _, lost, _),) = stayed_dense(plan).rows
-    assert (projection.text, dense.text, layers.text) == ("q_proj", "2 of 2", "0-1")
-    assert (nearest.text, lost.text) == ("low_rank\N{NO-BREAK SPACE}5 in layer 1", "0.375")
+    assert (projection, dense, layers) == ("q_proj", "2 of 2", "0-1")
+    assert (nearest, lost) == ("low_rank\N{NO-BREAK SPACE}5 in layer 1", "0.375")
     assert about_dense(plan).startswith("A site stays dense where each smaller candidate loses more than the param")
 
 

@@ -19,6 +19,10 @@ from tests.changed import with_measured
 
 UP = "model.layers.0.mlp.up_proj"
 HOSTILE = "<script>alert(1)</script>[bold]"
+TABLE = profile([measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)])
+CLIFFS = find_cliffs(TABLE.sweeps()[0])
+FRONTIER = frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), points=3)
+PERPLEXITY = Perplexity(17.9047, 40_920, "wiki-sample, 40 windows x 1024", "float32")
 
 
 @pytest.fixture
@@ -26,70 +30,47 @@ def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], t
     return make_plan(tiny_config, {UP: ("low_rank", 24)})
 
 
-TABLE = profile([measured("linear", 1000 if n % 8 == 0 else 2000, m=8, k=64, n=n) for n in range(64, 129)])
-CLIFFS = find_cliffs(TABLE.sweeps()[0])
-FRONTIER = frontier(problem([[2, 1, 0.5, 0.25, 0.125]], [10, 20, 30, 40, 50, 60]), points=3)
-PERPLEXITY = Perplexity(17.9047, 40_920, "wiki-sample, 40 windows x 1024", "float32")
-
-
-def tags(html: str) -> set[str]:
-    return set(re.findall(r"<(\w+)", html))
-
-
-# --- text -----------------------------------------------------------------------------------------------------------
-
-
 def lines_of(result: object) -> list[str]:
     return [" ".join(line.split()) for line in repr(result).splitlines()]
 
 
-def test_each_result_is_a_table_and_what_it_is_of(plan: Plan) -> None:
+def test_each_result_is_a_table_with_its_title_and_notes(plan: Plan) -> None:
     lines = lines_of(plan)
-    assert lines[0] == "layer q k v o gate up down kept loss"
+    assert (lines[0], lines[-1]) == (
+        "layer q k v o gate up down kept loss",
+        "certificate optimal: loss 0.1, bound 0.1, gap 0",
+    )
     assert lines[2].startswith("0 - - - - - r 24 ")
-    assert lines[-1] == "certificate optimal: loss 0.1, bound 0.1, gap 0"
     lines = lines_of(TABLE)
     assert (lines[0], lines[3]) == ("profile test: NVIDIA Test GPU", "linear bf16 65 0 1.0 µs 2.0 µs")
     lines = lines_of(CLIFFS)
     assert lines[2] == "odd 32 2.00x multiples of 8 no"
     assert lines[-2].startswith("56 collapsed dims, the worst 65 (2.00x the latency of 72); ")
-    assert lines[-1] == "period 8; differences under 6.0% are noise"
-    assert lines_of(FRONTIER)[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
-    assert "3 points, 3 of them proved to lose least for their parameters" in lines_of(FRONTIER)
+    lines = lines_of(FRONTIER)
+    assert lines[0] == "frontier of tiny, kfac, NVIDIA Test GPU"
+    assert "3 points, 3 of them proved to lose least for their parameters" in lines
     assert lines_of(PERPLEXITY)[2:] == ["17.905 40,920 float32", "wiki-sample, 40 windows x 1024"]
-    assert str(PERPLEXITY) == "17.905 (wiki-sample, 40 windows x 1024; 40,920 tokens predicted, float32)"
 
 
-def test_rich_prints_the_same_table(plan: Plan) -> None:
+def test_markup_in_names_is_text_in_a_terminal_and_a_notebook(plan: Plan) -> None:
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
         console.print(with_measured(plan, model=HOSTILE))
     assert HOSTILE in captured.get()
-
-
-# --- HTML -----------------------------------------------------------------------------------------------------------
-
-
-def test_each_result_is_a_table_in_a_notebook_and_markup_in_names_is_escaped(plan: Plan) -> None:
     named = with_measured(plan, model=HOSTILE), with_measured(FRONTIER, model=HOSTILE)
-    hostile = [one._repr_html_() for one in (*named, replace(PERPLEXITY, protocol=HOSTILE))]
+    hostile = [result._repr_html_() for result in (*named, replace(PERPLEXITY, protocol=HOSTILE))]
     for html in (*hostile, TABLE._repr_html_(), CLIFFS._repr_html_()):
-        assert "script" not in tags(html) >= {"table", "thead", "tbody", "th", "td"}
+        tags = set(re.findall(r"<(\w+)", html))
+        assert "script" not in tags >= {"table", "thead", "tbody", "th", "td"}
     assert all("&lt;script&gt;alert(1)&lt;/script&gt;[bold]" in html for html in hostile)
 
 
-# --- DataFrames -----------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_has_a_row_a_weight(plan: Plan) -> None:
+def test_data_frames_have_a_row_a_weight_a_measurement_a_dim_a_point(plan: Plan) -> None:
     frame = plan.to_dataframe()
     assert len(frame) == len(plan.weights) == 14
     assert int(frame["params"].sum()) == plan.budget.used
     row = frame[frame["weight"] == UP].iloc[0]
     assert (row["layer"], row["kind"], row["form"], row["dim"], row["aligned"]) == (0, "up_proj", "low_rank", 24, True)
-
-
-def test_the_others_have_a_row_a_measurement_a_dim_a_point() -> None:
     frame = TABLE.to_dataframe()
     assert (len(frame), frame["n"].max(), frame["median_ns"].max()) == (65, 128, 2000.0)
     frame = CLIFFS.to_dataframe()
@@ -103,6 +84,5 @@ def test_the_others_have_a_row_a_measurement_a_dim_a_point() -> None:
 
 def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(GacError) as failure:
+    with pytest.raises(GacError, match="Run pip install pandas"):
         PERPLEXITY.to_dataframe()
-    assert str(failure.value) == "pandas is not installed; expected it, for a DataFrame. Run pip install pandas."

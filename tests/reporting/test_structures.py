@@ -10,8 +10,8 @@ import gac
 import gac.reporting.plots
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
+from gac.plan.layers import legend_of
 from gac.plan.plan import Plan
-from gac.reporting.tables import legend_of
 
 PREFILL, DECODE = "prefill:1x1024", "decode:1@1024"
 

@@ -20,10 +20,10 @@ from gac.measurement import calibration
 from gac.measurement.layerwise import LayerwiseBackward
 from gac.models.families import family_of
 from gac.models.loading import load_config
+from gac.plan.layers import cell_of, legend_of
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.plan.summary import allocate_command
-from gac.reporting.tables import cell_of, legend_of
 from gac.schemes import SCHEMES, scheme_named, scheme_timed_as
 from gac.schemes.feedback import layout, rounding
 from gac.schemes.feedback.levels import Levels

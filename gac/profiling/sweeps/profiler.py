@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gac.core.display import about
 from gac.core.errors import ProfileError
+from gac.core.words import about
 from gac.profiling.folders import default_path
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Measurement, Point

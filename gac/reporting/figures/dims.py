@@ -1,4 +1,4 @@
-"""Plans layer by layer: dims of some beside each other, heads of one, and where the time of a layer goes."""
+"""Plans layer by layer: the dims of several, the heads of one, and the latency of each weight."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from gac.core.arguments import checked
 from gac.core.errors import PlanError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named
+from gac.plan.layers import kinds_of, weights_by_layer
 from gac.plan.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
 from gac.reporting.page import ALIGNED, DOTTED, HATCHES, MAP, check_many, marker, page, panel, proxy, time_unit
-from gac.reporting.tables import kinds_of, weights_by_layer
 from gac.schemes import scheme_named
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def dims(
     """
     plans = Plan.opened_each(plans)
     check_plans(plans)
-    chosen = [_of(plan, weight) for plan in plans.values()]
-    top = 1.1 * max((one.dim for of in chosen for one in of.values() if one.form != "dense"), default=8)
+    chosen = [_choices(plan, weight) for plan in plans.values()]
+    top = 1.1 * max((choice.dim for of in chosen for choice in of.values() if choice.form != "dense"), default=8)
     with panel(ax, (5.6, 3.0)) as ax:
         for number, of_plan in enumerate(chosen):
             _draw(ax, of_plan, number, len(chosen), top)
@@ -68,9 +68,7 @@ def figure_of_dims(
     with page(len(names), first.measured.model if title is None else title) as (figure, axes):
         for ax, name in zip(axes, names, strict=True):
             dims(plans, name, ax=ax, legend=False)
-        box = figure.legend(handles=_legend(plans), loc="outside lower center", ncols=3, fontsize=7)
-        for text in box.get_texts():
-            text.set_parse_math(False)
+        figure.legend(handles=_legend(plans), loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 
@@ -88,14 +86,13 @@ def check_plans(plans: Mapping[str, Plan]) -> Plan:
     return first
 
 
-def _of(plan: Plan, weight: str) -> dict[int, WeightChoice]:
-    """The choices for a projection, by layer."""
+def _choices(plan: Plan, weight: str) -> dict[int, WeightChoice]:
     layers = weights_by_layer(plan)
-    found = {layer: of[weight] for layer, of in layers.items() if weight in of}
-    if not found:
+    choices = {layer: of[weight] for layer, of in layers.items() if weight in of}
+    if not choices:
         known = ", ".join(kinds_of(layers))
         raise PlanError(f"weight {weight!r} of {plan.measured.model}", f"one of {known}", "Name one of these.")
-    return found
+    return choices
 
 
 def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, top: float) -> None:
@@ -124,7 +121,6 @@ def _label(ax: "Axes", weight: str, top: float) -> None:
 
 
 def _legend(names: Iterable[str]) -> list["Line2D"]:
-    """One a name, by its marker; what hollow ones and bars mean."""
     hollow = proxy("hollow: no multiple of 8", marker="o", mec="#555555", mfc="none", ls="none", ms=4.0)
     barred = proxy("bar across: shortened together with other weights", marker="_", color="black", ls="none", ms=7)
     return [*(proxy(name, **marker(number)) for number, name in enumerate(names)), hollow, barred]
@@ -146,22 +142,23 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
     plan = Plan.opened(plan)
     cached: dict[str, list[WeightChoice]] = {}
     for weights in weights_by_layer(plan).values():
-        for name, one in weights.items():
-            if one.weight.cached and one.weight.heads > 0:
-                cached.setdefault(name, []).append(one)
+        for name, choice in weights.items():
+            if choice.weight.cached and choice.weight.heads > 0:
+                cached.setdefault(name, []).append(choice)
     if not cached:
-        given = f"plan for {plan.measured.model}, whose weights are not of single key-value heads"
-        raise PlanError(given, "k_proj and v_proj as weights of their own", "Draw it as a heat map: gac plot plan.")
-    every = [one.weight for choices in cached.values() for one in choices]
+        problem = f"plan for {plan.measured.model}, whose weights are not of single key-value heads"
+        raise PlanError(problem, "k_proj and v_proj as weights of their own", "Draw it as a heat map: gac plot plan.")
+    every = [choice.weight for choices in cached.values() for choice in choices]
     full = max(weight.kept / weight.heads for weight in every)
     with panel(ax, (5.6, 2.8)) as ax:
         for number, choices in enumerate(cached.values()):
-            kept = [form_named(one.form).cached(one.weight, one.dim) / one.weight.heads for one in choices]
-            each = np.repeat(np.array(kept), [one.weight.heads for one in choices])
-            places = np.arange(len(each))
+            heads = [choice.weight.heads for choice in choices]
+            numbers = [form_named(choice.form).cached(choice.weight, choice.dim) for choice in choices]
+            kept = np.repeat(np.array(numbers) / heads, heads)
+            places = np.arange(len(kept))
             for hollow in (False, True):
-                shown = (each % ALIGNED != 0) == hollow
-                ax.plot(places[shown], each[shown], **marker(number, hollow=hollow, size=3.2), zorder=3)
+                shown = (kept % ALIGNED != 0) == hollow
+                ax.plot(places[shown], kept[shown], **marker(number, hollow=hollow, size=3.2), zorder=3)
         ax.axhline(full, **DOTTED)
         entries = _legend(cached)[:-1]
         ax.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(entries), fontsize=6)
@@ -172,7 +169,7 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-# --- where the time of a layer goes ----------------------------------------------------------------------------------
+# --- latency of a layer ---------------------------------------------------------------------------------------------
 
 
 @checked
@@ -202,18 +199,18 @@ def layer_time(
     profile = Profile.opened(profile)
     if workload is None:
         if not first.workloads:
-            given = f"plan for {first.measured.model} names no workload"
-            raise PlanError(given, "one, to look latencies up for", "Name one.")
+            problem = f"plan for {first.measured.model} names no workload"
+            raise PlanError(problem, "one, to look latencies up for", "Name one.")
         workload = first.workloads[0].workload
     timing = Timing(profile, (Workload.parse(workload),))
     bars = {"dense": _latencies(first, timing, layer, dense=True)}
     for name, plan in plans.items():
         if plan.recipe.deployment.fuse is True or any(site.shared for site in plan.sites):
-            given = f"plan {name}, whose weights share their first GEMMs"
-            raise PlanError(given, "a plan in which each weight runs by itself", "Plan with fuse=False.")
+            problem = f"plan {name}, whose weights share their first GEMMs"
+            raise PlanError(problem, "a plan in which each weight runs by itself", "Plan with fuse=False.")
         if plan.gpus > 1:
-            given = f"plan {name}, whose weights are split over {plan.gpus} GPUs"
-            raise PlanError(given, "a plan for one GPU", "Its summary has its latencies.")
+            problem = f"plan {name}, whose weights are split over {plan.gpus} GPUs"
+            raise PlanError(problem, "a plan for one GPU", "Its summary has its latencies.")
         bars[name] = _latencies(plan, timing, layer, dense=False)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
         _draw_bars(ax, list(bars), list(bars.values()))
@@ -224,16 +221,15 @@ def layer_time(
 
 
 def _latencies(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) -> Counter[str]:
-    """Summed ns by the weight's short name."""
     layers = weights_by_layer(plan)
     if layer is not None and layer not in layers:
-        given, known = f"layer {layer} of {plan.measured.model}", f"one from 0 to {max(layers)}"
-        raise PlanError(given, known, "Name one of these.")
-    found: Counter[str] = Counter()
+        problem, known = f"layer {layer} of {plan.measured.model}", f"one from 0 to {max(layers)}"
+        raise PlanError(problem, known, "Name one of these.")
+    latencies: Counter[str] = Counter()
     for weights in layers.values() if layer is None else [layers[layer]]:
         for name, choice in weights.items():
-            found[name] += _latency(choice, timing, dense=dense)
-    return found
+            latencies[name] += _latency(choice, timing, dense=dense)
+    return latencies
 
 
 def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
@@ -259,9 +255,9 @@ def _draw_bars(ax: "Axes", names: list[str], bars: list[Counter[str]]) -> None:
     scale, unit = time_unit(max(bar.total() for bar in bars))
     colours = colormaps[MAP](np.linspace(0.25, 1, max(2, len(kinds))))
     rows, left = np.arange(len(bars)), np.zeros(len(bars))
-    for at, kind in enumerate(kinds):
+    for number, kind in enumerate(kinds):
         widths = np.array([bar[kind] / scale for bar in bars])
-        style = {"color": colours[at], "hatch": HATCHES[at % len(HATCHES)], "ec": "black", "lw": 0.4}
+        style = {"color": colours[number], "hatch": HATCHES[number % len(HATCHES)], "ec": "black", "lw": 0.4}
         ax.barh(rows, widths, 0.66, left=left, label=kind.removesuffix("_proj"), **style)
         left += widths
     for row, end in enumerate(left.tolist()):

@@ -1,4 +1,4 @@
-"""Heat maps: a plan, layers by projections; and what misalignment costs on a GPU, operators by alignment classes."""
+"""Heat maps: a plan, layers by projections; the cost of misalignment on a GPU, operators by alignment classes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from gac.core.arguments import checked
 from gac.core.arrays import Floats
 from gac.core.errors import ProfileError
+from gac.plan.layers import cell_of, kinds_of, legend_of, weights_by_layer
 from gac.plan.plan import Plan
+from gac.profiling.alignment import class_name
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.formatting import class_name
 from gac.reporting.page import MAP, panel
-from gac.reporting.tables import cell_of, kinds_of, legend_of, weights_by_layer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,11 +54,11 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
     kept = np.full((len(layers), len(kinds)), np.nan)
     words: dict[tuple[int, ...], str] = {}
     for row, weights in enumerate(layers.values()):
-        for kind, one in weights.items():
+        for kind, each in weights.items():
             place = row, kinds.index(kind)
-            kept[place] = one.params / one.weight.params
+            kept[place] = each.params / each.weight.params
             if size >= _SMALLEST:  # colour alone, where nobody could read the words
-                words[place] = f"{cell_of(one)}{'' if one.aligned else '*'}"
+                words[place] = f"{cell_of(each)}{'' if each.aligned else '*'}"
     width = max([_CELL, *(_LETTER * len(word) for word in words.values())])
     with panel(ax, (0.9 + width * len(kinds), height)) as ax:
         columns = [kind.removesuffix("_proj") for kind in kinds]
@@ -68,8 +68,9 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
         ax.set_yticks(np.arange(0, len(layers), step) + 0.5, [str(layer) for layer in layers][::step])
         ax.set_ylabel("decoder layer")
         ax.set_xlabel(fill(f"projection ({legend_of(plan)})", 16 * len(kinds)), fontsize=6.5)
-        own = f"{plan.measured.model}, {plan.recipe.measure.method}: {plan.budget.kept:.3f} of the targeted parameters"
-        ax.set_title(own if title is None else title, pad=6)
+        name = f"{plan.measured.model}, {plan.recipe.measure.method}"
+        default = f"{name}: {plan.budget.kept:.3f} of the targeted parameters"
+        ax.set_title(default if title is None else title, pad=6)
     return ax
 
 
@@ -81,7 +82,7 @@ def alignment(
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """How many times slower the dims of each alignment class are than the coarser dims that padding makes of them.
+    """The slowdown of each alignment class against the coarser dims that padding makes of its dims.
 
     One row a sweep, one column for each largest power of two that divides a dim. In the cells stands the median
     slowdown, with an asterisk where the class does not keep up (over 1.10x); empty cells: fewer than three dims.
@@ -94,12 +95,12 @@ def alignment(
         GacError: matplotlib is missing.
     """
     profile = Profile.opened(profile)
-    known = {sweep: _slowdown(sweep) for sweep in (_longest(profile) if sweeps is None else sweeps)}
+    known = {sweep: _slowdown(sweep) for sweep in (_longest_sweeps(profile) if sweeps is None else sweeps)}
     if sweeps is None:
         known = {sweep: times for sweep, times in known.items() if np.isfinite(times).any()}
     if not 1 <= len(known) <= _MOST_ROWS:
-        given = f"{len(known)} sweeps of {profile.path.stem} to draw"
-        raise ProfileError(given, f"1 to {_MOST_ROWS}", "Choose by operator or axis.")
+        problem = f"{len(known)} sweeps of {profile.path.stem} to draw"
+        raise ProfileError(problem, f"1 to {_MOST_ROWS}", "Choose by operator or axis.")
     slowdown = np.array(list(known.values()))
     words = {
         place: f"{times:.2f}x{'*' if times > MUCH_SLOWER else ''}"
@@ -110,15 +111,14 @@ def alignment(
         colours: dict[str, Any] = {"cmap": f"{MAP}_r", "vmin": 1, "vmax": _TOP, "linewidth": 0.5}
         bar = {"label": "latency over the padded dim's (times)", "extend": "max"}
         _draw(ax, slowdown, words, slowdown > _TIMES_DARK, list(map(class_name, CLASSES)), 6.5, bar, **colours)
-        ax.set_yticks(np.arange(len(known)) + 0.5, [f"{one.operator} {one.dtype}, {one.axis}" for one in known])
+        ax.set_yticks(np.arange(len(known)) + 0.5, [f"{each.operator} {each.dtype}, {each.axis}" for each in known])
         ax.set_xlabel("alignment class: the largest power of two that divides the dim")
         ax.set_ylabel("operator and axis")
         ax.set_title(f"{profile.header.gpu}: what misaligned dims cost" if title is None else title, pad=6)
     return ax
 
 
-def _longest(profile: Profile) -> list[Sweep]:
-    """For each operator, dtype and axis the cold sweep with the most dims."""
+def _longest_sweeps(profile: Profile) -> list[Sweep]:
     best: dict[tuple[str, str, str], Sweep] = {}
     for sweep in (sweep for sweep in profile.sweeps() if sweep.cache == "cold"):
         key = sweep.operator, sweep.dtype, sweep.axis

@@ -17,7 +17,7 @@ _LARGEST = 1000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a plan promised and what came of it: ``ln(perplexity / dense)``, nats a token."""
+    """Predicted and measured loss of a plan: ``ln(perplexity / dense)``, nats a token."""
 
     name: str
     predicted: float
@@ -35,21 +35,22 @@ def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Ax
         raise GacError(
             "no outcomes to draw", "one or more", "Measure a compressed model: gac eval DIR --against MODEL."
         )
-    for one in outcomes:
-        if not (abs(one.predicted) <= _LARGEST and abs(one.measured) <= _LARGEST):
-            given = f"{one.name}: predicted {one.predicted}, measured {one.measured}"
-            raise GacError(given, f"finite losses, of at most {_LARGEST:,} nats", "Leave it out.")
-    predicted, measured = ([getattr(one, of) for one in outcomes] for of in ("predicted", "measured"))
+    for outcome in outcomes:
+        if not (abs(outcome.predicted) <= _LARGEST and abs(outcome.measured) <= _LARGEST):
+            problem = f"{outcome.name}: predicted {outcome.predicted}, measured {outcome.measured}"
+            raise GacError(problem, f"finite losses, of at most {_LARGEST:,} nats", "Leave it out.")
+    predicted, measured = ([getattr(outcome, name) for outcome in outcomes] for name in ("predicted", "measured"))
     top = 1.15 * max(*predicted, *measured, 0.01)
     low, high = [0, top / _BAND], [0, top * _BAND]
     with panel(ax, (3.9, 3.6)) as ax:
         ax.plot([0, top], [0, top], color="black", lw=0.8, label="as predicted", zorder=2)
         ax.fill_between([0, top], low, high, color="#DDDDDD", lw=0, label=f"within {_BAND:g}x", zorder=1)
         ax.plot(predicted, measured, "o", color=COLOURS[0], ms=4.5, zorder=3)
-        for one in outcomes:  # the name to the left of those near the right edge
-            right = one.predicted > 0.6 * top
+        for outcome in outcomes:  # the name to the left of those near the right edge
+            right = outcome.predicted > 0.6 * top
             place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left", "va": "top"}
-            ax.annotate(one.name, (one.predicted, one.measured), (-6 if right else 6, -3), fontsize=6.5, **place)
+            point = outcome.predicted, outcome.measured
+            ax.annotate(outcome.name, point, (-6 if right else 6, -3), fontsize=6.5, **place)
         ax.set_xlim(min(0.0, *predicted), top)
         ax.set_ylim(min(0.0, *measured), top)
         ax.set_xlabel("predicted ln(perplexity / dense), nats a token")

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from gac.core.arguments import checked
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import GacError, ProfileError
-from gac.profiling.alignment import alignment_class
+from gac.profiling.alignment import alignment_class, class_name
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.formatting import class_name
 from gac.reporting.page import DOTTED, log_scale, page, panel, time_unit
 
 if TYPE_CHECKING:
@@ -91,39 +90,39 @@ def atlas(profile: Profile | str | Path) -> "Figure":
     """
     profile = Profile.opened(profile)
     longest = [_longest(profile, *kind) for kind in _ATLAS]
-    found = [(sweep, find_cliffs(sweep)) for sweep in longest if sweep is not None]
-    if not found:
+    sweeps = [(sweep, find_cliffs(sweep)) for sweep in longest if sweep is not None]
+    if not sweeps:
         raise ProfileError(
             f"profile {profile.path.stem} has no sweep to draw",
             "at least 8 dims along k, n, m, r or d with all else fixed",
             "Measure them with gac profile.",
         )
     header = profile.header
-    return figure_of_sweeps(found, f"{header.gpu}, PyTorch {header.torch}, CUDA {header.cuda}")
+    return figure_of_sweeps(sweeps, f"{header.gpu}, PyTorch {header.torch}, CUDA {header.cuda}")
 
 
 def _longest(profile: Profile, operators: Sequence[str], dtypes: Sequence[str], axes: Sequence[str]) -> Sweep | None:
-    """The sweep with the most points, and of those the one with the most work, of the first kind that was measured."""
-    cold = [one for one in profile.sweeps() if one.cache == "cold" and one.dtype in dtypes]
+    """The sweep of the first measured kind with the most points, then with the most work."""
+    cold = [sweep for sweep in profile.sweeps() if sweep.cache == "cold" and sweep.dtype in dtypes]
     for kind in ((operator, axis) for operator in operators for axis in axes):
-        if found := [one for one in cold if (one.operator, one.axis) == kind]:
-            return max(found, key=lambda one: (len(one), prod(size for _, size in one.fixed)))
+        if sweeps := [sweep for sweep in cold if (sweep.operator, sweep.axis) == kind]:
+            return max(sweeps, key=lambda sweep: (len(sweep), prod(size for _, size in sweep.fixed)))
     return None
 
 
 def figure_of_sweeps(
-    found: Sequence[tuple[Sweep, Cliffs]], title: str, dims: tuple[int, int] | None = None
+    sweeps: Sequence[tuple[Sweep, Cliffs]], title: str, dims: tuple[int, int] | None = None
 ) -> "Figure":
     """One panel a sweep, two in a row, each with its own legend.
 
     Raises:
         GacError: matplotlib is missing, or there are more than 12 sweeps.
     """
-    if len(found) > _MOST_PANELS:
-        given = f"{len(found)} sweeps to plot"
-        raise ProfileError(given, f"at most {_MOST_PANELS}", "Choose fewer by operator, axis and shape.")
-    with page(len(found), title) as (figure, panels):
-        for ax, (sweep, cliffs) in zip(panels, found, strict=True):
+    if len(sweeps) > _MOST_PANELS:
+        problem = f"{len(sweeps)} sweeps to plot"
+        raise ProfileError(problem, f"at most {_MOST_PANELS}", "Choose fewer by operator, axis and shape.")
+    with page(len(sweeps), title) as (figure, panels):
+        for ax, (sweep, cliffs) in zip(panels, sweeps, strict=True):
             latency(sweep, cliffs, dims=dims, ax=ax)
     return figure
 
@@ -146,9 +145,9 @@ def latency(
     cliffs = find_cliffs(sweep) if cliffs is None else cliffs
     shown = sweep.inside(dims)
     if not shown.any():
-        given = "dims" if dims is None else f"dims from {dims[0]} to {dims[1]}"
+        problem = "dims" if dims is None else f"dims from {dims[0]} to {dims[1]}"
         expected = f"some from {sweep.dims[0]} to {sweep.dims[-1]}"
-        raise GacError(f"{given} of {sweep.label}", expected, "Show others, or leave dims out.")
+        raise GacError(f"{problem} of {sweep.label}", expected, "Show others, or leave dims out.")
     scale, unit = time_unit(sweep.ns[shown].max())
     scaled = sweep.ns / scale
     with panel(ax, (5.6, 3.4)) as ax:
@@ -172,13 +171,13 @@ def _draw_dims(ax: "Axes", sweep: Sweep, scaled: Floats, cliffs: Cliffs, shown: 
             ax.plot(sweep.dims[chosen], scaled[chosen], *form, label=label, **style)
 
     line = shown & aligned
-    label = (f"multiples of {cliffs.period}" if cliffs.period > 1 else "all dims") + _ran(sweep, line)
+    label = (f"multiples of {cliffs.period}" if cliffs.period > 1 else "all dims") + _main_kernel(sweep, line)
     dots = "." if line.sum() < _FEW else ""
     ax.plot(sweep.dims[line], scaled[line], label=label, color="black", lw=0.9, marker=dots, ms=4, zorder=2)
     for step, (marker, colour, size) in _CLASSES.items():
         ours = shown & ~aligned & fallen & (classes == step)
         style: dict[str, Any] = {"marker": marker, "mec": colour, "mfc": "none", "ms": size, "mew": 0.8, "ls": "none"}
-        draw(ours, class_name(step) + _ran(sweep, ours), zorder=3, **style)
+        draw(ours, class_name(step) + _main_kernel(sweep, ours), zorder=3, **style)
     draw(shown & ~aligned & ~fallen, "misaligned, not collapsed", ".", color="#999999", ms=2.2, zorder=2)
     draw(line & fallen, "collapsed, though aligned", "x", color="#888888", ms=2.4, mew=0.6, zorder=3)
 
@@ -198,7 +197,7 @@ def _draw_staircase(ax: "Axes", sweep: Sweep, scaled: Floats, cliffs: Cliffs, sh
     ax.plot(sweep.dims[before], scaled[before], "v", color="black", ms=4, label=f"sweet spots ({some})", zorder=4)
     room, last, named = 0.08 * float(np.ptp(sweep.dims[shown])), -np.inf, 0
     for left, right, edge in zip(before.tolist(), after.tolist(), edges, strict=True):
-        words = _changed(sweep, left, right)
+        words = _kernel_switch(sweep, left, right)
         if words and edge - last >= room and named < _MOST_SWITCHES:
             low = _emptier_below(ax, sweep.dims[shown], scaled[shown], edge)
             place = (edge, 0.02 if low else 0.99), (1, 0), ("data", "axes fraction")
@@ -207,7 +206,7 @@ def _draw_staircase(ax: "Axes", sweep: Sweep, scaled: Floats, cliffs: Cliffs, sh
 
 
 def _emptier_below(ax: "Axes", dims: Ints, scaled: Floats, where: float) -> bool:
-    """Whether fewer points lie in the lower third of the panel than in the upper one, just right of a dim."""
+    """True if fewer points lie in the lower third of the panel than in the upper one, just right of a dim."""
     ax.autoscale_view()
     to_panel = ax.transData + ax.transAxes.inverted()
     places = to_panel.transform(np.column_stack((dims, scaled)))
@@ -217,7 +216,6 @@ def _emptier_below(ax: "Axes", dims: Ints, scaled: Floats, where: float) -> bool
 
 
 def _label(ax: "Axes", sweep: Sweep, unit: str) -> None:
-    """Labels, and the legend below the panel, where it hides nothing."""
     from matplotlib.ticker import MaxNLocator
 
     sizes = " ".join(f"{axis}={size}" for axis, size in sweep.fixed)
@@ -237,8 +235,7 @@ def _mains(sweep: Sweep, place: int) -> list[Kernel]:
     return [kernel for kernel in kernels if kernel.main]
 
 
-def _ran(sweep: Sweep, chosen: Mask) -> str:
-    """The kind of kernel that did most of the arithmetic at these points; nothing where none is recorded."""
+def _main_kernel(sweep: Sweep, chosen: Mask) -> str:
     kinds: Counter[str] = Counter()
     for kernel in (kernel for place in np.flatnonzero(chosen).tolist() for kernel in _mains(sweep, place)):
         architecture = f" sm{kernel.architecture}" if kernel.architecture else ""
@@ -247,8 +244,7 @@ def _ran(sweep: Sweep, chosen: Mask) -> str:
     return f": {kinds.most_common(1)[0][0]}" if kinds else ""
 
 
-def _changed(sweep: Sweep, before: int, after: int) -> str:
-    """What the kernel became between two points; nothing where it stayed."""
+def _kernel_switch(sweep: Sweep, before: int, after: int) -> str:
     pairs = zip(_mains(sweep, before), _mains(sweep, after), strict=False)
     new = next((new for old, new in pairs if old.name != new.name), None)
     if new is None:

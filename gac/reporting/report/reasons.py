@@ -1,4 +1,4 @@
-"""Why a site is not smaller and not larger: from the plan's own alternatives and prices, and from the latency table."""
+"""Reasons for the size of a site: the plan's alternatives and prices, and the latency table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ import numpy as np
 
 from gac.allocation.dims import step_of, that_run
 from gac.allocation.latencies import DTYPE, UNKNOWN, Timing
+from gac.core.words import duration, nats, number_of
 from gac.core.workloads import Workload
 from gac.forms import form_named
-from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
+from gac.plan.costs import COSTS, Cost, ns_of
+from gac.plan.layers import choices
 from gac.plan.plan import Candidate, Plan, SiteChoice, WeightChoice, counted
 from gac.plan.summary import rule_of
 from gac.profiling.cliffs import operator_period
 from gac.profiling.table import Profile
-from gac.reporting.formatting import choices, duration, nats
-from gac.reporting.formatting import counted as number_of
 from gac.schemes import scheme_named
 
 _REACH = 256
@@ -24,15 +24,15 @@ _REACH = 256
 
 @dataclass(frozen=True)
 class Trade:
-    """What taking an alternative instead would change.
+    """The changes that an alternative would make.
 
     Attributes:
         choice: the alternative in words.
         freed: parameters that it uses less (bytes, where these are limited); negative: more.
         lost: nats a token that it loses more; negative: less.
-        worth: what all that it uses less is worth at the prices of the certificate, in nats a token.
+        worth: the value of all that it uses less at the prices of the certificate, in nats a token.
         slower: ns that it takes more, by limited workload, where known.
-        cached: numbers that the KV cache keeps of a token less, where that is limited; else 0.
+        cached: the limited costs of the KV cache, with the amount that it uses less.
     """
 
     choice: str
@@ -40,7 +40,7 @@ class Trade:
     lost: float
     worth: float
     slower: tuple[tuple[str, int], ...]
-    cached: int
+    cached: tuple[tuple[Cost, int], ...]
 
 
 def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
@@ -49,14 +49,14 @@ def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
 
 
 def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
-    theirs = other.choices([one.weight for one in site.weights])
+    theirs = other.choices([choice.weight for choice in site.weights])
     more: dict[str, int | None] = {}
     for column in (limit.column for limit in plan.limits):
         if column in COSTS:
             more[column] = counted(theirs, column)[0] - counted(site.weights, column)[0]
         else:
-            at = [ns_of(one.workload) for one in plan.workloads].index(column)
-            before, after = site.latency_ns[at], other.latency_ns[at]
+            number = [ns_of(timed.workload) for timed in plan.workloads].index(column)
+            before, after = site.latency_ns[number], other.latency_ns[number]
             more[column] = None if before is None or after is None else after - before
     latencies = ((column.removeprefix("ns:"), ns) for column, ns in more.items() if column.startswith("ns:"))
     return Trade(
@@ -65,7 +65,7 @@ def _trade(plan: Plan, site: SiteChoice, other: Candidate) -> Trade:
         other.loss - site.loss,
         sum(price * -(used or 0) for price, used in zip(plan.prices, more.values(), strict=True)),
         tuple((workload, ns) for workload, ns in latencies if ns is not None),
-        -(more.get(KV_NUMBERS) or 0),
+        tuple((cost, -(more.get(name) or 0)) for name, cost in COSTS.items() if not cost.of_weights),
     )
 
 
@@ -78,20 +78,20 @@ def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
     """Sentences: why no smaller candidate, why no larger one."""
     if rule := rule_of(plan):
         return (f"The rule {rule} gave this; it weighs no other choice.",)
-    found = trades(plan, site)
-    if not found:
-        return (unweighed(plan),)
-    said = [_weighed(plan, trade) for trade in found]
-    if found[0].freed < 0:
-        said.insert(0, "No candidate is smaller.")
-    if found[-1].freed > 0:
-        whole = all(weight.form == "dense" for weight in site.weights)
-        said.append("Dense is the largest there is." if whole else "No candidate is larger.")
-    return tuple(said)
+    weighed = trades(plan, site)
+    if not weighed:
+        return (no_alternatives_reason(plan),)
+    sentences = [_weighed(plan, trade) for trade in weighed]
+    if weighed[0].freed < 0:
+        sentences.insert(0, "No candidate is smaller.")
+    if weighed[-1].freed > 0:
+        dense = all(weight.form == "dense" for weight in site.weights)
+        sentences.append("Dense is the largest there is." if dense else "No candidate is larger.")
+    return tuple(sentences)
 
 
-def unweighed(plan: Plan) -> str:
-    """Why a site has no alternatives."""
+def no_alternatives_reason(plan: Plan) -> str:
+    """The reason why a site has no alternatives."""
     if any(site.alternatives for site in plan.sites):
         return "None of the plan's forms gives this site another candidate."
     if plan.speed is not None:
@@ -100,16 +100,18 @@ def unweighed(plan: Plan) -> str:
 
 
 def _weighed(plan: Plan, trade: Trade) -> str:
-    """What the alternative offers, and what that is worth elsewhere."""
     parts = [f"{duration(abs(ns))} {'slower' if ns > 0 else 'faster'} at {name}" for name, ns in trade.slower if ns]
-    if trade.cached:
-        parts.append(f"{abs(trade.cached):,} numbers a token {'less' if trade.cached > 0 else 'more'} in the cache")
-    beside = "".join(f", {part}" for part in parts)
+    parts += [
+        f"{abs(saved):,} {cost.unit} {'less' if saved > 0 else 'more'} in the {cost.label}"
+        for cost, saved in trade.cached
+        if saved
+    ]
+    changes = "".join(f", {part}" for part in parts)
     lost = f"lose {nats(abs(trade.lost))} nats a token {'more' if trade.lost >= 0 else 'less'}"
-    what = sizes(plan)
+    noun = size_noun(plan)
     if trade.freed > 0:
-        freed = number_of(trade.freed, what)
-        offer = f"Why not smaller: {trade.choice} would free {freed}{beside} and {lost}."
+        freed = number_of(trade.freed, noun)
+        offer = f"Why not smaller: {trade.choice} would free {freed}{changes} and {lost}."
         if not any(plan.prices):
             return f"{offer} No limit binds, so nothing would be won with what is freed."
         near = "no less than it loses, yet no choice elsewhere was found that uses it"
@@ -117,21 +119,21 @@ def _weighed(plan: Plan, trade: Trade) -> str:
         return f"{offer} Spent elsewhere, that is worth {nats(trade.worth)}: {verdict}."
     near = "no more than it wins, yet the limits leave no room for it"
     verdict = "more than it wins" if -trade.worth > -trade.lost else near
-    taken = number_of(-trade.freed, what)
+    taken = number_of(-trade.freed, noun)
     left = plan.size.limit - plan.size.used
     return (
-        f"Why not larger: {trade.choice} would take {taken} more{beside} and {lost}. "
+        f"Why not larger: {trade.choice} would take {taken} more{changes} and {lost}. "
         f"Elsewhere, that is worth {nats(0.0 - trade.worth)}: {verdict}."
         f"{'' if -trade.freed <= left else f' The limit has {left:,} left.'}"
     )
 
 
-def sizes(plan: Plan) -> str:
-    """What sizes are counted in: ``parameter``, or ``byte`` where these are limited."""
-    return {PARAMS: "parameter", BYTES: "byte"}[plan.size.column]
+def size_noun(plan: Plan) -> str:
+    """The unit of sizes: ``parameter``, or ``byte`` where these are limited."""
+    return COSTS[plan.size.column].unit.removesuffix("s")
 
 
-# --- what the next dims would take on the GPU -----------------------------------------------------------------------
+# --- latency of the next dims ---------------------------------------------------------------------------------------
 
 
 def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shared: bool) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         split = f"weights are split over {gpus} GPUs" if gpus > 1 else "weights of this site share a GEMM"
         why = "the profile is not at hand" if profile is None else split
         return (f"What the next dim takes is not told: {why}.",)
-    workloads = tuple(Workload.parse(one.workload) for one in plan.workloads)
+    workloads = tuple(Workload.parse(timed.workload) for timed in plan.workloads)
     timing = Timing(profile, workloads)
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
     after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
@@ -166,28 +168,28 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         slower = "a larger dim is faster" if dim + 1 in after else f"{scheme.name} needs {scheme.needs}"
         broken = f"no multiple of {step}" if (dim + 1) % step else slower
     return tuple(
-        f"On the GPU, {workload}: {_timed(list(zip(dims, latency[:, at].tolist(), strict=True)), broken)}."
-        for at, workload in enumerate(workloads)
+        f"On the GPU, {workload}: {_timed(list(zip(dims, latency[:, column].tolist(), strict=True)), broken)}."
+        for column, workload in enumerate(workloads)
     )
 
 
 def _timed(known: Sequence[tuple[int, int]], broken: str) -> str:
-    """What each dim takes.
+    """The latencies in words.
 
     Args:
         known: dim and ns of the chosen dim, of the next one, and of the next sound one where there is one.
-        broken: what keeps the next dim from being sound; nothing where it is.
+        broken: the reason why the next dim is not sound; empty where it is.
     """
     (dim, ours), (following, theirs), *sound = known
     if all(ns == UNKNOWN for _, ns in known):
         return f"the latency table holds no time of {dim:,} or of the next dims"
     notes = [f"{theirs / ours:.2f}x"] if UNKNOWN not in (ours, theirs) else []
     notes += [broken] if broken else []
-    said = f"{dim:,} takes {_time(ours)}; the next dim, {following:,}, {_time(theirs)}"
-    said += f" ({', '.join(notes)})" if notes else ""
+    words = f"{dim:,} takes {_time(ours)}; the next dim, {following:,}, {_time(theirs)}"
+    words += f" ({', '.join(notes)})" if notes else ""
     if broken:
-        said += "".join(f"; the next sound one, {one:,}, {_time(ns)}" for one, ns in sound) or "; no sound one follows"
-    return said
+        words += "".join(f"; the next sound one, {dim:,}, {_time(ns)}" for dim, ns in sound) or "; no sound one follows"
+    return words
 
 
 def _time(ns: int) -> str:

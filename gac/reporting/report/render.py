@@ -10,16 +10,16 @@ from gac.allocation.frontier import Frontier
 from gac.core.arguments import checked
 from gac.core.errors import PlanError
 from gac.core.io import whole_file
+from gac.plan.costs import COSTS
+from gac.plan.layers import legend_of
 from gac.plan.plan import Plan
-from gac.plan.summary import what_is_kept
+from gac.plan.summary import facts, what_is_kept
 from gac.plan.token_plan import TokenPlan, check_one_kind, either
 from gac.profiling.table import Profile
-from gac.reporting.frontier import SIZES
 from gac.reporting.report import reasons, summary, tables
 from gac.reporting.report import tokens as of_tokens
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
 from gac.reporting.report.sources import Sources, profile_of
-from gac.reporting.tables import legend_of
 
 
 @checked
@@ -59,9 +59,9 @@ def report(
     check_one_kind((plan, *(against or {}).values()))
     opened = either(plan)
     if isinstance(opened, TokenPlan):
-        if any(one is not None for one in (frontier, profile, tokens)):
-            given = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
-            raise PlanError(given, "the plan, and other plans of tokens", "Leave the others out.")
+        if any(other is not None for other in (frontier, profile, tokens)):
+            problem = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
+            raise PlanError(problem, "the plan, and other plans of tokens", "Leave the others out.")
         page = tokens_page(opened, name, TokenPlan.opened_each(against or {}))  # type: ignore[arg-type]
     else:
         others = Plan.opened_each(against or {})  # type: ignore[arg-type]
@@ -106,11 +106,12 @@ def _hash(content: str) -> str:
 def _content(sources: Sources) -> dict[str, Any]:
     plan, (columns, rows) = sources.plan, tables.heat_map(sources)
     cells, drawn = [cell for row in rows.values() for cell in row if cell], charts(sources)
+    sites, keys = tables.sites_table(plan)
     return {
         "sources": sources,
         "plan": plan,
         "kept": what_is_kept(plan),
-        "summary": summary.summary(plan),
+        "summary": [(label[0].upper() + label[1:], value) for label, value in facts(plan)],
         "tiles": summary.tiles(plan),
         "columns": columns,
         "rows": rows,
@@ -119,15 +120,16 @@ def _content(sources: Sources) -> dict[str, Any]:
         "stayed": tables.stayed_dense(plan),
         "about_dense": tables.about_dense(plan),
         "charts": drawn,
-        "called": {column: f"the {name}" for column, name in SIZES.items()},
+        "called": {name: f"the {cost.label}" for name, cost in COSTS.items()},
         "fused": any(mark.letter == "F" for chart in drawn for mark in chart.marks),
         "size": (WIDTH, HEIGHT),
         "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "alike": all(comparison.same_prediction for comparison in sources.comparisons.values()),
         "plans": tables.plans_table(sources),
-        "sites": tables.sites_table(plan),
+        "sites": sites,
+        "keys": keys,
         "forms": [list(dict.fromkeys(weight.form for weight in site.weights)) for site in plan.sites],
-        "sizes": reasons.sizes(plan),
+        "sizes": reasons.size_noun(plan),
         "certificate": summary.certificate(plan),
         "provenance": summary.provenance(sources),
         "commands": summary.commands(sources),

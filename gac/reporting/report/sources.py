@@ -10,7 +10,7 @@ from gac.plan.plan import Plan, PlanComparison
 from gac.plan.token_plan import TokenPlan
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
-from gac.reporting.frontier import check_beside
+from gac.reporting.frontier import check_comparable
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +47,20 @@ class Sources:
             )
         _ = self.comparisons  # refuses plans for other models
         if self.frontier is not None:
-            check_beside(self.frontier, self.plan, self.name)
-            ours, theirs = (one.recipe.measure.method for one in (self.plan, self.frontier))
+            check_comparable(self.frontier, self.plan, self.name)
+            ours, theirs = (record.recipe.measure.method for record in (self.plan, self.frontier))
             if ours != theirs:
-                given = f"plan {self.name} by {ours} beside a frontier by {theirs}"
+                problem = f"plan {self.name} by {ours} beside a frontier by {theirs}"
                 remedy = "Make the frontier as the plan was made, or leave it out."
-                raise PlanError(given, "losses of one scale: the same method", remedy)
+                raise PlanError(problem, "losses of one scale: the same method", remedy)
         if self.tokens is not None and self.tokens.digest != self.plan.measured.digest:
-            given = f"plan {self.name} for {self.plan.measured.model} beside a plan of tokens for {self.tokens.model}"
-            raise PlanError(given, "plans for the same weights", "Make the plan of tokens for the same model.")
+            problem = f"plan {self.name} for {self.plan.measured.model} beside a plan of tokens for {self.tokens.model}"
+            raise PlanError(problem, "plans for the same weights", "Make the plan of tokens for the same model.")
         digest = self.plan.measured.profile.digest
         if self.profile is not None and self.profile.digest != digest:
-            given = f"profile {self.profile.path} has digest {self.profile.digest[:12]}"
+            problem = f"profile {self.profile.path} has digest {self.profile.digest[:12]}"
             expected = f"{digest[:12]}, the one that the plan was made with"
-            raise ProfileError(given, expected, "Leave it out, or name that one.")
+            raise ProfileError(problem, expected, "Leave it out, or name that one.")
 
     @cached_property
     def comparisons(self) -> dict[str, PlanComparison]:
@@ -68,8 +68,8 @@ class Sources:
         return {name: self.plan.compare(other) for name, other in self.against.items()}
 
     @property
-    def unlike(self) -> tuple[str, ...]:
-        """What the frontier was made with otherwise than the plan: ``refit residual instead of none``."""
+    def recipe_differences(self) -> tuple[str, ...]:
+        """The settings in which the frontier differs from the plan: ``refit residual instead of none``."""
         if self.frontier is None:
             return ()
         made, ours = _made_with(self.frontier), _made_with(self.plan)

@@ -1,18 +1,20 @@
-"""The tables of the page: the heat map with reasons, what stayed dense, plans beside each other, and all sites."""
+"""The tables of the page: the heat map with reasons, dense weights, plans side by side, and all sites."""
 
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-from gac.plan.costs import BYTES
+from gac.core.display import Table
+from gac.core.words import duration, nats, ranges
+from gac.plan.costs import COSTS, PARAMS
+from gac.plan.layers import cell_of, choice, choices, kinds_of, short_names_of, weights_by_layer
 from gac.plan.plan import Plan, SiteChoice, WeightChoice, counted
 from gac.plan.summary import rule_of
-from gac.reporting.formatting import choice, choices, duration, nats, ranges
 from gac.reporting.report.charts import letter_of
-from gac.reporting.report.reasons import Trade, nearest_smaller, next_dims, reasons, sizes, unweighed
+from gac.reporting.report.reasons import Trade, nearest_smaller, next_dims, no_alternatives_reason, reasons, size_noun
 from gac.reporting.report.sources import Sources
-from gac.reporting.tables import cell_of, kinds_of, memory_figures, plan_figures, short_names_of, weights_by_layer
+from gac.reporting.tables import memory_figures, plan_figures
 
 # --- the heat map ---------------------------------------------------------------------------------------------------
 
@@ -45,12 +47,14 @@ def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[Cell | None]]]
     layers = weights_by_layer(sources.plan)
     columns, number = kinds_of(layers), count()
     site_of = {weight.name: site for site in sources.plan.sites for weight in site.weights}
-    others = {f"In {other}": {one.name: one for one in plan.weights} for other, plan in sources.against.items()}
+    others = {
+        f"In {other}": {choice.name: choice for choice in plan.weights} for other, plan in sources.against.items()
+    }
 
     def cell(kind: str, weight: WeightChoice) -> Cell:
         plan, site = sources.plan, site_of[weight.name]
         kept = weight.bytes / weight.dense_bytes
-        shade = 1 + next((at for at, least in enumerate(SHADES) if kept >= least), len(SHADES))
+        shade = 1 + next((number for number, least in enumerate(SHADES) if kept >= least), len(SHADES))
         theirs = ((other, choice(of[weight.name])) for other, of in others.items())
         return Cell(
             next(number),
@@ -81,41 +85,30 @@ def _facts(plan: Plan, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
-
-class Entry(NamedTuple):
-    """``value`` is what sorting compares: a number, or None for text, which is compared as it is shown."""
-
-    text: str
-    value: float | None = None
-
-
-class Table(NamedTuple):
-    """``columns``: heading, and whether it holds numbers."""
-
-    columns: list[tuple[str, bool]]
-    rows: list[list[Entry]]
+Values = list[tuple[str, float | None]]
+"""A row of cells, each with the number that it is sorted by; None for text."""
 
 
 def stayed_dense(plan: Plan) -> Table:
     """The dense weights by projection, with the smaller candidate of any layer that came nearest where it is known."""
-    called = short_names_of(plan.sites)
-    layers = Counter(called[weight.name] for weight in plan.weights)
+    short = short_names_of(plan.sites)
+    layers = Counter(short[weight.name] for weight in plan.weights)
     dense: dict[str, list[SiteChoice]] = {}
     for site in plan.sites:
         for weight in site.weights:
             if weight.form == "dense":
-                dense.setdefault(called[weight.name], []).append(site)
-    columns = [("Projection", False), ("Dense", False), ("Layers", False)]
+                dense.setdefault(short[weight.name], []).append(site)
+    columns = [("Projection", "<"), ("Dense", "<"), ("Layers", "<")]
     rows = []
     for name, sites in dense.items():
-        row = map(Entry, (name, f"{len(sites)} of {layers[name]}", ranges([site.layer for site in sites])))
-        rows.append([*row, *_nearest(plan, sites)])
+        row = [name, f"{len(sites)} of {layers[name]}", ranges([site.layer for site in sites])]
+        rows.append([*row, *(text for text, _ in _nearest(plan, sites))])
     if any(len(row) > len(columns) for row in rows):
         columns += _traded_columns("Loses (nats)")
     return Table(columns, rows)
 
 
-def _nearest(plan: Plan, sites: list[SiteChoice]) -> list[Entry]:
+def _nearest(plan: Plan, sites: list[SiteChoice]) -> Values:
     smaller = [(trade, site.layer) for site in sites if (trade := nearest_smaller(plan, site))]
     if rule_of(plan) or not smaller:
         return []
@@ -123,73 +116,74 @@ def _nearest(plan: Plan, sites: list[SiteChoice]) -> list[Entry]:
     return _traded(trade, f" in layer {layer}")
 
 
-def _traded_columns(loses: str) -> list[tuple[str, bool]]:
-    return [("Nearest smaller", False), ("Frees", True), (loses, True), ("Worth elsewhere", True)]
+def _traded_columns(loses: str) -> list[tuple[str, str]]:
+    return [("Nearest smaller", "<"), ("Frees", ">"), (loses, ">"), ("Worth elsewhere", ">")]
 
 
-def _traded(trade: Trade, where: str = "") -> list[Entry]:
-    lost, worth = (Entry(nats(amount), amount) for amount in (trade.lost, trade.worth))
-    return [Entry(f"{trade.choice}{where}"), Entry(f"{trade.freed:,}", trade.freed), lost, worth]
+def _traded(trade: Trade, where: str = "") -> Values:
+    lost, worth = ((nats(amount), amount) for amount in (trade.lost, trade.worth))
+    return [(f"{trade.choice}{where}", None), (f"{trade.freed:,}", trade.freed), lost, worth]
 
 
 def about_dense(plan: Plan) -> str:
-    """How to read that table."""
+    """The introduction of that table."""
     if rule := rule_of(plan):
         return f"The rule {rule} weighs no other choice against staying dense."
     if not any(site.alternatives for site in plan.sites):
-        return unweighed(plan)
+        return no_alternatives_reason(plan)
     return (
-        f"A site stays dense where each smaller candidate loses more than the {sizes(plan)}s that it frees would win "
-        "elsewhere. Of each projection, the candidate that came nearest:"
+        f"A site stays dense where each smaller candidate loses more than the {size_noun(plan)}s that it frees would "
+        "win elsewhere. Of each projection, the candidate that came nearest:"
     )
 
 
 def plans_table(sources: Sources) -> Table:
     """One row a plan, the page's own first."""
-    workloads = [one.workload for one in sources.plan.workloads]
-    columns = [("Mark", False), ("Plan", False)]
-    columns += [
-        (name if name in workloads else name.capitalize(), True) for name in plan_figures(sources.plan, workloads)
-    ]
-    columns += [(name.capitalize(), True) for name in memory_figures(sources.plan)]
-    columns += [("Proof", False), *([("Weights that differ", True)] if sources.against else [])]
+    workloads = [timed.workload for timed in sources.plan.workloads]
+    headings = [*plan_figures(sources.plan, workloads), *memory_figures(sources.plan)]
+    capital = [name if name in workloads else name[0].upper() + name[1:] for name in headings]
+    columns = [("Mark", "<"), ("Plan", "<"), *((name, ">") for name in capital), ("Proof", "<")]
+    columns += [("Weights that differ", ">")] if sources.against else []
     plans = [("P", sources.name, sources.plan, "")]
-    for at, (name, beside) in enumerate(sources.comparisons.items()):
-        plans.append((letter_of(at), name, beside.second, f"{len(beside.differences):,}"))
+    for number, (name, comparison) in enumerate(sources.comparisons.items()):
+        plans.append((letter_of(number), name, comparison.second, f"{len(comparison.differences):,}"))
     rows = [
-        [letter, name, *_all_figures(plan, workloads), plan.certificate.status, differing]
+        [letter, name, *_figures(plan, workloads), plan.certificate.status, differing][: len(columns)]
         for letter, name, plan, differing in plans
     ]
-    return Table(columns, [list(map(Entry, row[: len(columns)])) for row in rows])
+    return Table(columns, rows)
 
 
-def _all_figures(plan: Plan, workloads: list[str]) -> Iterator[str]:
+def _figures(plan: Plan, workloads: list[str]) -> Iterator[str]:
     yield from plan_figures(plan, workloads).values()
     yield from memory_figures(plan).values()
 
 
-def sites_table(plan: Plan) -> Table:
-    """Every site, in model order; the nearest smaller candidate where the plan knows it."""
-    columns = [("Layer", True), ("Site", False), ("Becomes", False), ("Parameters", True), ("Kept", True)]
-    columns += [("Bytes", True), ("Loss", True), *((one.workload, True) for one in plan.workloads)]
-    rows = list(map(_site, plan.sites))
+def sites_table(plan: Plan) -> tuple[Table, list[list[float | None]]]:
+    """Every site, in model order, with the nearest smaller candidate where the plan knows it; and its sort keys."""
+    others = {name: cost for name, cost in COSTS.items() if cost.of_weights and name != PARAMS}
+    columns = [("Layer", ">"), ("Site", "<"), ("Becomes", "<"), ("Parameters", ">"), ("Kept", ">")]
+    columns += [(cost.label.capitalize(), ">") for cost in others.values()]
+    columns += [("Loss", ">"), *((timed.workload, ">") for timed in plan.workloads)]
+    rows = [_site(site, [counted(site.weights, name)[0] for name in others]) for site in plan.sites]
     if not rule_of(plan) and any(site.alternatives for site in plan.sites):
         columns += _traded_columns("Loses more")
         for row, site in zip(rows, plan.sites, strict=True):
             smaller = nearest_smaller(plan, site)
-            row += [Entry("none"), *[Entry("", -1)] * 3] if smaller is None else _traded(smaller)
-    return Table(columns, rows)
+            row += [("none", None), *[("", -1.0)] * 3] if smaller is None else _traded(smaller)
+    texts, keys = ([[cell[i] for cell in row] for row in rows] for i in (0, 1))
+    return Table(columns, texts), keys  # type: ignore[arg-type, return-value]
 
 
-def _site(site: SiteChoice) -> list[Entry]:
-    kept, size = site.params / site.dense_params, counted(site.weights, BYTES)[0]
+def _site(site: SiteChoice, sizes: list[int]) -> Values:
+    kept = site.params / site.dense_params
     return [
-        Entry(str(site.layer), site.layer),
-        Entry(site.kind),
-        Entry(choices(site.weights)),
-        Entry(f"{site.params:,}", site.params),
-        Entry(f"{kept:.1%}", kept),
-        Entry(f"{size:,}", size),
-        Entry(nats(site.loss), site.loss),
-        *(Entry(duration(ns), -1 if ns is None else ns) for ns in site.latency_ns),
+        (str(site.layer), site.layer),
+        (site.kind, None),
+        (choices(site.weights), None),
+        (f"{site.params:,}", site.params),
+        (f"{kept:.1%}", kept),
+        *((f"{size:,}", size) for size in sizes),
+        (nats(site.loss), site.loss),
+        *((duration(ns), -1 if ns is None else ns) for ns in site.latency_ns),
     ]

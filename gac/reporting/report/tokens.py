@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from shlex import join
 from typing import Any, NamedTuple
 
+from gac.core.display import Table
 from gac.core.version import __version__
+from gac.core.words import duration, megabytes, nats
 from gac.plan.choices import counted
 from gac.plan.costs import KV_NUMBERS
 from gac.plan.plan import Plan
-from gac.plan.token_plan import LayerTokens, TokenPlan
+from gac.plan.token_plan import LayerTokens, TokenPlan, facts
 from gac.reporting.figures.tokens import check_alike
-from gac.reporting.formatting import duration, megabytes, nats
-from gac.reporting.report.tables import Entry, Table
-from gac.reporting.tokens import facts, figures
+from gac.reporting.tokens import figures
 
 
 class Cell(NamedTuple):
@@ -102,8 +102,8 @@ def _cells(one: LayerTokens, context: int) -> list[Cell]:
 def _plans(plans: Mapping[str, TokenPlan]) -> Table:
     workloads = dict.fromkeys(one.workload for plan in plans.values() for one in plan.workloads)
     told = {name: figures(plan, workloads) for name, plan in plans.items()}
-    columns = [("Plan", False), *((heading, heading != "press") for heading in next(iter(told.values())))]
-    return Table(columns, [[Entry(name), *map(Entry, row.values())] for name, row in told.items()])
+    columns = [("Plan", "<"), *((heading, "<" if heading == "press" else ">") for heading in next(iter(told.values())))]
+    return Table(columns, [[name, *row.values()] for name, row in told.items()])
 
 
 def _certificate(plan: TokenPlan) -> list[tuple[str, str]]:
