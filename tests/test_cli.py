@@ -197,8 +197,7 @@ def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr("gac.api.allocate", stop)
     result = run("allocate", model, "-o", tmp_path / "plan.json")
     assert result.exit_code == 130
-    assert "Interrupted. Finished layers" in result.stderr
-    assert "the same command goes on from there" in result.stderr
+    assert "Interrupted. Progress is saved in GAC_HOME; rerun the command" in result.stderr
 
 
 def test_compress_writes_a_checkpoint_that_opens(model: Path, plan: Path, tmp_path: Path) -> None:

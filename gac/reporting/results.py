@@ -13,13 +13,11 @@ from rich.text import Text
 from gac.allocation.frontier import Frontier
 from gac.evaluation.results import Perplexity
 from gac.plan.plan import Plan
-from gac.plan.token_plan import TokenPlan
 from gac.profiling.cliffs import Cliffs
 from gac.profiling.table import Profile
 from gac.reporting.formatting import class_name, legend, new_table
 from gac.reporting.frontier import frontier_table
 from gac.reporting.tables import plan_summary, plan_table, short_names_of
-from gac.reporting.tokens import tokens_tables
 
 _WIDTH, _TALLEST = 100, "30em"
 
@@ -72,18 +70,6 @@ def _(plan: Plan) -> Sequence[Row]:
         }
         for site in plan.sites
         for one in site.weights
-    ]
-
-
-@table_of.register
-def _(plan: TokenPlan) -> Group:
-    return Group(*tokens_tables(plan))
-
-
-@rows_of.register
-def _(plan: TokenPlan) -> Sequence[Row]:
-    return [
-        {**_fields(one, "layer", "kept"), "share": one.kept / plan.context, "loss": one.loss} for one in plan.layers
     ]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import gac
-from gac.checkpoint.gguf.blocks import BLOCK_TYPES
+from gac.checkpoint.gguf.tensors import BLOCK_TYPES
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
 from tests.compression.applying import IDS, logits

@@ -15,7 +15,7 @@ from gac.checkpoint.card import model_card
 from gac.core.errors import CheckpointError, PlanError
 from gac.models.families import FIXED_HEADS, family_of
 from gac.plan.plan import Plan
-from gac.repairs.report import Carried, Repaired, repair_tables
+from gac.repairs.report import RepairResult, UnpaddedDim, repair_tables
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
 from tests.models.small import small_config, small_model
@@ -38,8 +38,8 @@ def pruned(attention: str) -> tuple[LlamaForCausalLM, Tensors]:
 
 
 @pytest.fixture
-def repaired(tmp_path: Path) -> Callable[..., Repaired]:
-    def repair(attention: str, **options: Any) -> Repaired:
+def repaired(tmp_path: Path) -> Callable[..., RepairResult]:
+    def repair(attention: str, **options: Any) -> RepairResult:
         model, tensors = pruned(attention)
         source = write(tmp_path / "theirs", model.config, tensors)
         return gac.repair(source, tmp_path / "ours", profile=H100, **options)
@@ -116,7 +116,7 @@ def test_pickled_weights_with_old_buffers(tmp_path: Path) -> None:
 def test_heads_are_carried_and_widths_padded(tmp_path: Path, repaired) -> None:
     found = repaired("multi-head")
     assert found.layouts == ("MLP widths", "fewer heads")
-    assert found.carried == (Carried(SITE.format(0), "heads", 3), Carried(SITE.format(1), "heads", 1))
+    assert found.carried == (UnpaddedDim(SITE.format(0), "heads", 3), UnpaddedDim(SITE.format(1), "heads", 1))
     assert [(one.name, one.dim, one.becomes) for one in found.moved] == [("model.layers.0.mlp", 107, 112)]
     assert (found.dims, found.kept) == (2, ())
     ours, theirs = read(tmp_path / "ours"), read(tmp_path / "theirs")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaForCausalL
 import gac
 from gac.models.families import family_of
 from gac.repairs.contract import STRATEGIES
-from gac.repairs.report import Moved, Repaired
+from gac.repairs.report import PaddedDim, RepairResult
 from tests.models.small import every_family, small_config, small_model
 from tests.repairs.checkpoints import (
     Naming,
@@ -41,10 +41,10 @@ def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 @pytest.fixture
-def repaired(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., Repaired]:
+def repaired(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., RepairResult]:
     """Repairs tensors; what they compute must stay the same."""
 
-    def repair(tensors: Tensors, dtype: torch.dtype = torch.float32, **stated: object) -> Repaired:
+    def repair(tensors: Tensors, dtype: torch.dtype = torch.float32, **stated: object) -> RepairResult:
         source = write(tmp_path / "theirs", tiny_model.config, cast(tensors, dtype), **stated)
         found = gac.repair(source, tmp_path / "ours", profile=H100)
         ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
@@ -134,7 +134,7 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_the_report_counts_exact_bytes(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     tensors = factored(tiny_model, RANK, svd_llm)
     repaired = gac.repair(write(tmp_path / "theirs", tiny_model.config, tensors), tmp_path / "ours", profile=H100)
-    assert Moved("model.layers.0.mlp.down_proj", 13, 16, 3 * (64 + 176) * 4) in repaired.moved
+    assert PaddedDim("model.layers.0.mlp.down_proj", 13, 16, 3 * (64 + 176) * 4) in repaired.moved
     assert repaired.dims == len(repaired.moved) == len(weight_names(tiny_model.config))
     assert (repaired.bytes_before, repaired.bytes_after) == (size(tensors), size(read(tmp_path / "ours")))
     assert repaired.added_bytes == sum(one.added_bytes for one in repaired.moved)

@@ -11,9 +11,9 @@ from gac.profiling.operators import operation
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.table import Profile
 from gac.repairs.contract import STRATEGIES, ShapeContract
+from gac.repairs.dims import Block, Run, SharedDim
 from gac.repairs.run import decide
-from gac.repairs.shared_dims import Block, Run, SharedDim
-from gac.repairs.times import DTYPE, in_table, measured_dims, on_gpu, summed
+from gac.repairs.times import DTYPE, in_table, measured_dims, on_gpu, total_times
 from tests.cli.commands import write_profile
 from tests.headers import make_header
 
@@ -37,13 +37,13 @@ def recorded(tmp_path: Path, dims: Iterable[int]) -> Path:
 
 def test_predicted_times(profile: Profile) -> None:
     dims = {"q_proj": 1023}, {"q_proj": 1024}
-    times = summed("predicted", "a GPU", [PAIR, PAIR], dims, PREFILL, in_table(profile))
+    times = total_times("predicted", "a GPU", [PAIR, PAIR], dims, PREFILL, in_table(profile))
     assert (times.gemms, times.before_ns, times.after_ns) == (2, 2 * 151_150, 2 * 30_240)
     assert (times.before_unknown, times.after_unknown) == (0, 0)
 
 
 def test_what_a_table_lacks_is_unknown(profile: Profile) -> None:
-    times = summed("predicted", "a GPU", [PAIR], ({"q_proj": 1023}, {"q_proj": 2048}), PREFILL, in_table(profile))
+    times = total_times("predicted", "a GPU", [PAIR], ({"q_proj": 1023}, {"q_proj": 2048}), PREFILL, in_table(profile))
     assert (times.before_ns, times.after_ns, times.after_unknown) == (151_150, None, 1)
 
 
@@ -70,7 +70,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_shape_is_measured_once(machine: None) -> None:
     dims = {"q_proj": 1023}, {"q_proj": 1024}
     gpu, look = on_gpu([PAIR, PAIR], dims, [PREFILL])
-    times = summed("measured", gpu, [PAIR, PAIR], dims, PREFILL, look)
+    times = total_times("measured", gpu, [PAIR, PAIR], dims, PREFILL, look)
     assert (times.gpu, times.before_ns, times.after_ns) == ("NVIDIA Test GPU", 2 * 10_239, 2 * 10_240)
 
 
