@@ -151,6 +151,7 @@ class Figure(Target):
         from gac.reporting.page import check_figure
 
         check_figure(path)
+        super().check(path)
 
 
 shape_option = option(
