@@ -138,10 +138,8 @@ def test_the_command_line_says_what_two_shots_cost(small: Small, tmp_path: Path)
     plan, text = tmp_path / "plan.json", small.options["calibration"]
     result = run("allocate", tmp_path / "model", "--calibration", text, "-o", plan, "--shots", 2)
     assert result.exit_code == 0, result.output
-    assert (
-        "two shots: calibration takes twice as long and twice the disk, and there has to be room for a second copy of "
-        "the weights, compressed to 0.8\n"
-    ) in result.stderr
+    cost = "shots=2: 2x calibration time, 2x disk, and memory for a second model, compressed to 0.8\n"
+    assert cost in result.stderr
     assert gac.Plan.load(plan).recipe.measure.shots == 2
     applied = run("compress", tmp_path / "model", "--plan", plan, "-o", tmp_path / "small")
     assert "or taken again where they are gone (in two shots)" in applied.stderr

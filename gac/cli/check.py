@@ -53,33 +53,15 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 
 @click.command("eval", cls=Command)
 @click.argument("models", metavar="MODEL_OR_DIR...", nargs=-1, required=True)
-@several(
-    "--text texts",
-    f"wiki-sample, wikitext2, c4 or a file. Default: {_TEXT}; no text if --tasks is given.",
-    metavar="TEXT",
-)
+@several("--text texts", f"wiki-sample, wikitext2, c4 or a file. Default: {_TEXT}, without --tasks.", metavar="TEXT")
 @option("--windows", "Number of windows to read, in even steps. Default: all.", AT_LEAST_1)
-@option(
-    "--length",
-    "Tokens in a window. Default: 2048 for wikitext2 and c4, as in published figures, else 1024.",
-    click.IntRange(min=2),
-)
+@option("--length", "Tokens in a window. Default: 2048 for wikitext2 and c4, else 1024.", click.IntRange(min=2))
 @bos_option(
-    "Begin every window with BOS, or none. Default: every one if the tokenizer puts it first; wikitext2 and c4 have it "
-    "at the head of the text alone, as in published figures."
+    "Begin every window with BOS, or none. Default: if the tokenizer adds it; in wikitext2 and c4 at the head alone."
 )
 @option("--against", "Compare with this model, usually the dense one, on the same tokens.", metavar="MODEL")
-@switch(
-    "--kl/--no-kl",
-    "With --against: measure KL divergence and top-1 agreement too. Needs both models in memory.",
-    default=True,
-)
-@option(
-    "--tasks",
-    "Tasks of lm-evaluation-harness, such as hellaswag,piqa, or YAML files of local tasks.",
-    metavar="NAME|FILE,...",
-    callback=_names,
-)
+@switch("--kl/--no-kl", "With --against: KL divergence and top-1 agreement; needs both in memory.", default=True)
+@option("--tasks", "Tasks of lm-evaluation-harness, or YAML files.", None, "NAME|FILE,...", callback=_names)
 @option("--num-fewshot", "Examples before every item. Default: the task's own.", click.IntRange(min=0))
 @option("--limit", "Score only the first N items of each task. Default: all.", AT_LEAST_1)
 @option("--batch", "Windows, and requests of a task, in one batch.", AT_LEAST_1, default=1)
@@ -162,16 +144,8 @@ def _without_empty(figures: dict[str, Any]) -> dict[str, Any]:
 )
 @forms_option("With --kv-cache: a form that makes the cache smaller, such as latent:1.", (), False)
 @profile_option("With --shapes: latency table to plan with. Default: this GPU's.")
-@several(
-    "--scheme schemes",
-    "With --shapes: time plans in this scheme, and plans that choose among all of these.",
-    metavar="NAME[:N]",
-)
-@option(
-    "--head",
-    "With --scheme: time each scheme, and plans that choose, also with embedding and LM head in this one (w8a16).",
-    metavar="SCHEME",
-)
+@several("--scheme schemes", "With --shapes: time this scheme, and plans that choose among all.", None, "NAME[:N]")
+@option("--head", "With --scheme: time all also with embedding and LM head in this one (w8a16).", None, "SCHEME")
 @option("--layers", "With --shapes: fewer layers.", AT_LEAST_1)
 @workloads_option("Workload to time")
 @flag("--compiled", "Also time layers through torch.compile with shape_padding; takes minutes.")

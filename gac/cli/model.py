@@ -38,11 +38,7 @@ _FRONTIER = Target(PlanError, early=False)
 @click.argument("model")
 @recipe_options(limits=True)
 @flag("--verify", "Solve it a second time with HiGHS, and fail if the two disagree.")
-@option(
-    "--check",
-    "A text like those that the model will read: compare the calibration text with it first, and warn if it differs.",
-    metavar="FILE",
-)
+@option("--check", "A text like those that the model will read: warn if the calibration text differs.", None, "FILE")
 @output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="plan.json")
 def allocate(model: str, output: Path, verify: bool, check: str | None, **options: Any) -> Answer:
     """Choose the form and dim of every weight of MODEL.
@@ -64,8 +60,7 @@ def allocate(model: str, output: Path, verify: bool, check: str | None, **option
 @option("--points", "Number of budgets, from the smallest up.", int, default=100)
 @option(
     "--limit",
-    "The limited quantity: parameters, bytes (with --scheme), the KV cache (with a form such as latent), or the "
-    "latency of one of the workloads.",
+    "The limited quantity: parameters, bytes (with --scheme), the KV cache (with a form such as latent), or a latency.",
     metavar="params|bytes|kv_numbers|WORKLOAD",
     default="params",
 )
@@ -107,8 +102,7 @@ def frontier(source: str, points: int, limit: str, plot: Path | None, output: Pa
 @overwrite_option
 @option(
     "--dtype",
-    "Of the numbers that have no scheme; the plan counts 16 bits for each. Default: MODEL's own, for a packaged model "
-    "bfloat16.",
+    "Of the numbers without a scheme; the plan counts 16 bits. Default: MODEL's own, of a packaged one bfloat16.",
     click.Choice(["bfloat16", "float32"]),
 )
 @tokenizer_option
@@ -154,12 +148,7 @@ def compress(
 @option("--learning-rate", "Relative to the size of each weight.", float, "R")
 @option("--blocks", "Fraction of the work for single decoder layers. Default: 0.1.", float, "F")
 @flag("--dense", "Train the weights, too, that the plan leaves dense.")
-@option(
-    "--labels",
-    "Final weight of the text's own next tokens in the loss. Default: 0, MODEL's distribution alone.",
-    float,
-    "F",
-)
+@option("--labels", "Final weight of the text's own next tokens in the loss. Default: 0.", float, "F")
 @option("--seed", "Of the order of the text, and of MODEL's own text.", int, default=0)
 @option("--report", "Draw the loss curves (.png, .pdf or .svg).", Figure(), "FILE")
 @overwrite_option

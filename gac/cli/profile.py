@@ -41,12 +41,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 
 
 @click.command(cls=Command, resume="Every timing is saved in the file; rerun the command to resume.")
-@several(
-    "--model models",
-    "Measure the shapes that this model's allocation needs: a known name, a directory or a hub id, of which only the "
-    "config is read.",
-    metavar="NAME",
-)
+@several("--model models", "Measure the shapes of a known model, a directory or a hub id (config only).", None, "NAME")
 @workloads_option("Workload of the models")
 @forms_option("A form that the models' weights may take.")
 @flag("--fuse", "Also measure the models with q/k/v, and gate/up, in one GEMM.")
@@ -55,11 +50,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @decode_kernel_option("triton: also GEMMs of one row in Triton, of workloads that have one row.")
 @several("--sweep sweeps", "Measure the shapes of a study (gac study lists them), or 'general'.", None, "NAME")
 @option("--dtype", "bf16 or fp16, of models and of the general sweep.", default="bf16")
-@several(
-    "--scheme schemes",
-    "Measure the GEMMs of models and of the general sweep in this scheme too: w4a16, fp8, ...",
-    metavar="NAME[:N]",
-)
+@several("--scheme schemes", "Measure GEMMs of models and of the general sweep in it too: w4a16, ...", None, "NAME[:N]")
 @passes_option
 @option(
     "--gpus",
@@ -70,12 +61,7 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 )
 @flag("--collectives", "Measure all-reduces, all-gathers and reduce-scatters of the GPUs of torchrun's processes.")
 @flag("--aa", "Time every shape as A and as B, and count how often they seem to differ.")
-@option(
-    "--seconds",
-    "Stop after about this many seconds; the next run continues.",
-    click.FloatRange(min=0),
-    callback=_number,
-)
+@option("--seconds", "Stop after about this time; the next run continues.", click.FloatRange(0), callback=_number)
 @flag("--estimate only_estimate", "Print how much there is to measure, and stop.")
 @output_option(Target(ProfileError), "The file to write. Default: this GPU's own file.")
 def profile(

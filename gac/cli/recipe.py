@@ -32,132 +32,115 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 STATISTICS_KEPT = "Progress is saved in GAC_HOME; rerun the command to resume."
 
-_FORMS = f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and --method kfac {', '.join(LATENCY_FORMS)}"
-_REFITS = click.Choice(("residual", "update", "none"))
-
-# The argument of a row is a keyword of ``Recipe.of``. What is not on the command line is left to the recipe's defaults.
-_LIMITS = {
-    "budget": option(
-        "--budget", "Kept fraction of the targeted weights' parameters.", float, show_default="0.8, or 1 with --memory"
-    ),
-    "memory": option("--memory", "Kept fraction of the targeted weights' bytes.", float, "F"),
-    "latency": latency_option(
+# One row an option; its argument is a keyword of ``Recipe.of``, whose default holds without the option.
+_LIMITS = (
+    option("--budget", "Kept fraction of the weights' parameters.", float, show_default="0.8, or 1 with --memory"),
+    option("--memory", "Kept fraction of the targeted weights' bytes.", float, "F"),
+    latency_option(
         "Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no limit. "
         "Default: no workload slower than dense, if the profile has its latency."
     ),
-    "slack": option(
+    option(
         "--slack",
         "Of the choices whose loss is at most this fraction above the least, take the fastest. "
         "Default: 0.003, and 0 with a limit of latency.",
         float,
         "F",
     ),
-    "kv_cache": option(
-        "--kv-cache", "Allowed fraction of the dense model's KV cache; needs --form latent or head_dim.", float, "F"
-    ),
-    "rule": option(
+    option("--kv-cache", "Allowed fraction of the dense KV cache; needs --form latent or head_dim.", float, "F"),
+    option(
         "--rule",
-        "How the choice is made: loss (exact). For comparison: importance, or a peer's rule: uniform, fisher, "
-        "zero-sum, sensitivity; also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
+        "Decision rule: loss (exact). For comparison: importance, or a peer's: uniform, fisher, zero-sum, sensitivity; "
+        "also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
         show_default="loss",
     ),
-}
-_MEASURED = {
-    "profile": table_option,
-    "method": option(
-        "--method", "Error metric: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].", show_default="kfac"
-    ),
-    "forms": forms_option("A form that a weight may take instead of dense.", (), _FORMS),
-    "schemes": several(
+)
+_DEFAULT_FORMS = f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and kfac {', '.join(LATENCY_FORMS)}"
+_ROWS = (
+    table_option,
+    option("--method", "Error metric: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].", show_default="kfac"),
+    forms_option("A form that a weight may take instead of dense.", (), _DEFAULT_FORMS),
+    several(
         "--scheme schemes",
-        "Allowed weight formats: bf16 (16 bits, as loaded), w8a16, w4a16, w3a16, w2a16 (weights only, scales for "
-        "groups of N columns). Give bf16 too if weights may stay as they are.",
-        None,
-        "NAME[:N]",
+        "Allowed weight formats: bf16 (as loaded), w8a16, w4a16, w3a16, w2a16 (weights only, scales for groups of N "
+        "columns), ... Give bf16 too if weights may stay as they are.",
+        metavar="NAME[:N]",
         show_default=DEFAULT_SCHEME,
     ),
-    "rotate": switch(
+    switch(
         "--rotate/--no-rotate",
-        "Apply a Hadamard-style rotation first: the same function with fewer outliers, which loses less in few "
-        "bits. Unties the LM head. Default: with a scheme of at most 4 bits, if that does not untie a head.",
+        "Apply a Hadamard-style rotation first: fewer outliers, so less loss in few bits. Unties the LM head. Default: "
+        "with a scheme of at most 4 bits, if that does not untie a head.",
     ),
-    "head": option(
+    option(
         "--head",
         "LM head and embedding format: bf16 (as loaded), or w8a16 (8 bits, a scale a row). Counted in model size and "
         "predicted loss, not in limits.",
-        None,
-        "NAME",
+        metavar="NAME",
         show_default=DEFAULT_SCHEME,
     ),
-    "workloads": workloads_option("Workload to predict latency for", (), "prefill:1x1024, decode:1@1024"),
-    "calibration": several(
+    workloads_option("Workload to predict latency for", (), "prefill:1x1024, decode:1@1024"),
+    several(
         "--calibration",
-        "wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024). Texts are weighted by their "
-        "windows.",
-        None,
-        "TEXT[:NxL]",
+        "wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024), which weight several texts.",
+        metavar="TEXT[:NxL]",
         show_default="wiki-sample",
     ),
-    "align": switch("--align/--no-align", "Keep to dims that run fast according to the profile.", show_default="align"),
-    "step": option("--align-to step", "Of those dims, only multiples of N.", AT_LEAST_1, "N"),
-    "fuse": switch(
+    switch("--align/--no-align", "Keep to dims that run fast according to the profile.", show_default="align"),
+    option("--align-to step", "Of those dims, only multiples of N.", AT_LEAST_1, "N"),
+    switch(
         "--fuse/--no-fuse",
-        "Run the first GEMMs of q/k/v, and of gate/up, as one, and plan for it: everywhere, or nowhere. Default: "
-        "where it gives a better plan.",
+        "Run and plan the first GEMMs of q/k/v, and of gate/up, as one. Default: where it gives a better plan.",
     ),
-    "decode_kernel": decode_kernel_option(
+    decode_kernel_option(
         "triton: decode one sequence with a Triton kernel (in CUDA graphs or compiled code), and plan for it. The "
         "profile has to hold those shapes."
     ),
-    "tensor_parallel": tensor_parallel_option("GPUs of a host over which every weight is split"),
-    "refit": option(
+    tensor_parallel_option("GPUs of a host over which every weight is split"),
+    option(
         "--refit",
         "Fit weights again after truncation, layer by layer. residual: all weights, to the dense model's outputs and "
         "residual stream. update: second factors only (SVD-LLM). Default: residual for kfac, if the layers allow.",
-        _REFITS,
+        click.Choice(("residual", "update", "none")),
     ),
-    "shots": option(
+    option(
         "--shots",
         "2: take the gradients a second time, from the model compressed to 0.8. Lower loss; takes twice as long, and "
         "needs memory for a second model.",
         int,
         show_default="1",
     ),
-    "seed": option("--seed", "Selects calibration windows; 0: in even steps through the text.", int, show_default="0"),
-    "bos": bos_option(
-        "Begin every calibration window with BOS, or none. Default: every one if the tokenizer puts it first."
-    ),
-}
-_RECIPE = option("--recipe recipe_file", "A JSON file (gac.Recipe), instead of all of these options.", FILE, "FILE")
+    option("--seed", "Selects calibration windows; 0: in even steps through the text.", int, show_default="0"),
+    bos_option("Begin every calibration window with BOS, or none. Default: if the tokenizer puts it first."),
+    option("--recipe recipe_file", "A JSON file (gac.Recipe), instead of all of these options.", FILE, "FILE"),
+    tokenizer_option,
+)
 
 
 def recipe_options(limits: bool) -> Callable[[T], T]:
-    """Add the options of a recipe, to be taken from the arguments by ``request``; with those that limit a choice."""
-    rows = [*(_LIMITS.values() if limits else ()), *_MEASURED.values(), _RECIPE, tokenizer_option]
+    """Add the options of a recipe, which the command passes to ``request``; with those that limit a choice."""
 
     def decorate(command: T) -> T:
-        for row in reversed(rows):
+        for row in reversed((*_LIMITS, *_ROWS) if limits else _ROWS):
             command = row(command)
         return command
 
     return decorate
 
 
-def request(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of a recipe from the arguments, and return ``recipe`` and ``tokenizer`` for ``gac.allocate``.
+def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``.
 
     Raises:
         click.UsageError: ``--recipe`` or ``--no-align`` is given with options that contradict it.
         GacError: the recipe is invalid, or as for ``preflight``.
     """
-    file, tokenizer = arguments.pop("recipe_file"), arguments.pop("tokenizer")
-    options = {name: arguments.pop(name) for name in (*_LIMITS, *_MEASURED) if name in arguments}
-    if (step := options.pop("step")) is not None:
-        if options["align"] is False:
-            raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
-        options["align"] = step
+    file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
     if file is not None:
         reject_options({*options, "step"}, "without --recipe, which says it too.")
+    if step is not None and options["align"] is False:
+        raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
+    options |= {} if step is None else {"align": step}
     given = {name: value for name, value in options.items() if value not in (None, ())}
     recipe = Recipe.of(**given) if file is None else Recipe.load(file)
     preflight(model, recipe)

@@ -27,23 +27,9 @@ from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 @click.argument("model")
 @option("--keep", "Kept fraction of all layers' tokens.", float, "F", default=KEEP)
 @option("--press", "A press of kvpress: snapkv, expectedattention, knorm, tova, ...", None, "NAME", default=PRESS)
-@option(
-    "--calibration",
-    "The text, and N windows of L tokens: a context and the tokens that follow.",
-    metavar="TEXT[:NxL]",
-    default=TEXT,
-)
-@option(
-    "--following", "Tokens of a window after the context, to measure the loss on.", AT_LEAST_1, "N", default=FOLLOWING
-)
-@several(
-    "--share shares",
-    "A share of the context that a layer may keep; keeping all is always possible.",
-    float,
-    "F",
-    default=SHARES,
-    show_default="every eighth",
-)
+@option("--calibration", "The text, and N windows of L tokens each.", None, "TEXT[:NxL]", default=TEXT)
+@option("--following", "Tokens at the end of a window, to measure the loss on.", AT_LEAST_1, "N", default=FOLLOWING)
+@several("--share shares", "A share of the context to price.", float, "F", default=SHARES, show_default="every eighth")
 @option("--step", "Keep multiples of this number of tokens.", AT_LEAST_1, "N", default=STEP)
 @table_option
 @workloads_option(
