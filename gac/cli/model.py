@@ -175,9 +175,9 @@ def heal(
     check_names(texts)
     small = gac.load(directory)
     before = small.gac_plan.healed
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     try:
-        gac.heal(small, against=against, text=texts or None, tokenizer=tokenizer, **given)
+        gac.heal(small, against=against, text=texts or None, tokenizer=tokenizer, **chosen)
     finally:
         if small.gac_plan.healed != before:  # also where a loss was not finite, in the best state before that
             gac.save(small, output, tokenizer=load_tokenizer(tokenizer or against), overwrite=overwrite)

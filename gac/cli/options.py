@@ -135,8 +135,8 @@ class Target(click.Path):
                 pass
         except OSError as failure:
             where = "" if folder == path else f" nothing can be written to {folder}:"
-            given = f"{path}:{where} {failure.strerror}"
-            raise self.error(given, "a writable path", "Choose another path.") from failure
+            problem = f"{path}:{where} {failure.strerror}"
+            raise self.error(problem, "a writable path", "Choose another path.") from failure
 
 
 class Figure(Target):
@@ -224,8 +224,8 @@ def reject_options(names: Container[str | None], reason: str) -> None:
     """
     ctx = click.get_current_context()
     for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
-        if given and parameter.name in names:
+        on_command_line = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+        if on_command_line and parameter.name in names:
             raise click.UsageError(f"{parameter.opts[-1]} goes {reason}", ctx)
 
 

@@ -190,8 +190,8 @@ def outcomes_of(path: Path) -> list["Outcome"]:
     fields = ("predicted", "log_ratio")
     entries = [entry for entry in entries if all(isinstance(entry.get(name), (int, float)) for name in fields)]
     if not entries:
-        given = f"report {path} has no predicted and measured loss"
-        raise GacError(given, expected, "Evaluate a compressed directory against the model it was made of.")
+        problem = f"report {path} has no predicted and measured loss"
+        raise GacError(problem, expected, "Evaluate a compressed directory against the model it was made of.")
     names = [path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}" for entry in entries]
     return [
         Outcome(name, *(float(entry[field]) for field in fields)) for name, entry in zip(names, entries, strict=True)

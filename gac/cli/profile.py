@@ -100,14 +100,14 @@ def profile(
     from gac.profiling.timing.device import require_gpu
 
     if processes() > 1:
-        given = f"gac profile in {processes()} processes"
+        problem = f"gac profile in {processes()} processes"
         remedy = "Start it without torchrun; --gpus takes several GPUs."
-        raise ProfileError(given, "one process, or --collectives", remedy)
+        raise ProfileError(problem, "one process, or --collectives", remedy)
     sweeps = sweeps or (() if models else (GENERAL,))
     _check_sweeps(sweeps)
     if schemes and not models and GENERAL not in sweeps:
-        given = f"schemes {', '.join(schemes)} with sweeps {', '.join(sweeps)}, whose dtypes are fixed"
-        raise ProfileError(given, f"a model, or the sweep {GENERAL}", "Add one of these, or leave --scheme out.")
+        problem = f"schemes {', '.join(schemes)} with sweeps {', '.join(sweeps)}, whose dtypes are fixed"
+        raise ProfileError(problem, f"a model, or the sweep {GENERAL}", "Add one of these, or leave --scheme out.")
     of_models = tuple(_model_points(models, dtype, schemes, **runs))
     require_gpu()
     swept = (point for name in sweeps for point in _sweep_points(name, dtype, schemes))

@@ -141,8 +141,8 @@ def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
     if step is not None and options["align"] is False:
         raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
     options |= {} if step is None else {"align": step}
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    recipe = Recipe.of(**given) if file is None else Recipe.load(file)
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    recipe = Recipe.of(**chosen) if file is None else Recipe.load(file)
     preflight(model, recipe)
     return {"recipe": recipe, "tokenizer": tokenizer_named(tokenizer)}
 

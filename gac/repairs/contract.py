@@ -40,11 +40,11 @@ class ShapeContract:
         check_fields(self)
         sizes = (*self.steps, *self.dims)
         if not (self.steps or self.measured) or min(sizes, default=1) < 1 or list(self.dims) != sorted(self.dims):
-            given = f"a contract with steps {self.steps} and dims {self.dims}"
-            raise GacError(given, "a positive step at least, and dims that rise", "Correct them.")
+            problem = f"a contract with steps {self.steps} and dims {self.dims}"
+            raise GacError(problem, "a positive step at least, and dims that rise", "Correct them.")
         if self.most_overhead is not None and not self.most_overhead >= 0:
-            given = f"a maximum overhead of {self.most_overhead}"
-            raise GacError(given, "a fraction of at least 0, such as 0.1", "Correct the number.")
+            problem = f"a maximum overhead of {self.most_overhead}"
+            raise GacError(problem, "a fraction of at least 0, such as 0.1", "Correct the number.")
 
     @classmethod
     @checked

@@ -137,11 +137,11 @@ def decide(
 def _check_separate(directory: Path, output: Path) -> None:
     source, target = (Path(os.path.realpath(path)) for path in (directory, output))
     if source == target:
-        given, expected = f"the output {output} is the input", "another directory: the input is never changed"
-        raise CheckpointError(given, expected, "Choose another one.")
+        problem, expected = f"the output {output} is the input", "another directory: the input is never changed"
+        raise CheckpointError(problem, expected, "Choose another one.")
     if source in target.parents or target in source.parents:
-        given = f"of {directory} and the output {output} one is inside the other"
-        raise CheckpointError(given, "two separate directories", "Choose another one.")
+        problem = f"of {directory} and the output {output} one is inside the other"
+        raise CheckpointError(problem, "two separate directories", "Choose another one.")
 
 
 # --- the files ------------------------------------------------------------------------------------------------------

@@ -77,10 +77,10 @@ class Source:
         return shape[0], shape[1]
 
     def contradiction(
-        self, given: str, expected: str, remedy: str = "Save or copy the checkpoint again."
+        self, problem: str, expected: str, remedy: str = "Save or copy the checkpoint again."
     ) -> CheckpointError:
         """The error to raise if tensors contradict each other or the config."""
-        return CheckpointError(f"{self.directory}: {given}", expected, remedy)
+        return CheckpointError(f"{self.directory}: {problem}", expected, remedy)
 
 
 def open_source(directory: Path, *, allow_pickle: bool) -> Source:

@@ -158,24 +158,24 @@ def press(plan: TokenPlan | str | Path) -> "PlannedPress":
 def _budgets(keep: float, shares: Sequence[float], step: int, context: int, following: int) -> list[int]:
     """Numbers of tokens to price, fewest first, without the full context."""
     if context < step:
-        given = f"windows of {context + following} tokens, of which {following} follow the context"
-        raise TextError(given, f"{step + following} or more", f"Ask for longer windows: {TEXT}.")
+        problem = f"windows of {context + following} tokens, of which {following} follow the context"
+        raise TextError(problem, f"{step + following} or more", f"Ask for longer windows: {TEXT}.")
     for fraction in (keep, *shares):
         _check_fraction(fraction, "kept")
     budgets = {share: floored(share, context) // step * step for share in shares if share < 1}
     for share, tokens in budgets.items():
         if not tokens:
-            given = f"a share of {share:g} of {context} tokens in steps of {step}, which leaves no token"
-            raise BudgetError(given, f"{step / context:.4g} or more", "Give larger shares, or a smaller step.")
+            problem = f"a share of {share:g} of {context} tokens in steps of {step}, which leaves no token"
+            raise BudgetError(problem, f"{step / context:.4g} or more", "Give larger shares, or a smaller step.")
     return sorted(set(budgets.values()))
 
 
 def _check_keep(keep: float, layers: int, budgets: Sequence[int]) -> None:
     if floored(keep, layers * budgets[-1]) < layers * budgets[0]:
-        given = f"a kept fraction of {keep:g} of {budgets[-1]:,} tokens in each of {layers} layers"
+        problem = f"a kept fraction of {keep:g} of {budgets[-1]:,} tokens in each of {layers} layers"
         least = math.ceil(budgets[0] / budgets[-1] * 10_000) / 10_000
         expected = f"{least:.4f} or more: {budgets[0]} tokens in each are the smallest share"
-        raise BudgetError(given, expected, "Keep more, or give a smaller share or step.")
+        raise BudgetError(problem, expected, "Keep more, or give a smaller share or step.")
 
 
 def _check_fraction(fraction: float, kind: str) -> None:

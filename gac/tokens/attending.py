@@ -29,12 +29,15 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
         ModelError: the architecture keeps them elsewhere, they cache latents, or their mask cannot differ by layer.
     """
     if caches_latents(model):
-        given, expected = "a model that caches latents, with a press", "a cache of keys and values, which presses score"
-        raise ModelError(given, expected, "Plan the weights without the form latent, or keep all tokens.")
+        problem, expected = (
+            "a model that caches latents, with a press",
+            "a cache of keys and values, which presses score",
+        )
+        raise ModelError(problem, expected, "Plan the weights without the form latent, or keep all tokens.")
     implementation = str(model.config._attn_implementation)
     if implementation not in _MASKED and not implementation.startswith("flash_attention"):
-        given, expected = f"attn_implementation {implementation!r} with a press", "sdpa, eager or flash_attention"
-        raise ModelError(given, expected, "Call model.set_attn_implementation('sdpa').")
+        problem, expected = f"attn_implementation {implementation!r} with a press", "sdpa, eager or flash_attention"
+        raise ModelError(problem, expected, "Call model.set_attn_implementation('sdpa').")
     decoder: Any = getattr(model, "model", None)
     decoder = getattr(decoder, "language_model", decoder)
     layers = list(getattr(decoder, "layers", ()))
@@ -69,8 +72,8 @@ class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """
         removed = -tokens if tokens < 0 else self.get_seq_length() - tokens if tokens else 0
         if removed > self.get_seq_length() - self.context:
-            given = f"a cache that is cropped to {self.get_seq_length() - removed} tokens"
-            raise GacError(given, f"at least {self.context}, its context, which a press has cut", "Use a new cache.")
+            problem = f"a cache that is cropped to {self.get_seq_length() - removed} tokens"
+            raise GacError(problem, f"at least {self.context}, its context, which a press has cut", "Use a new cache.")
         if removed > 0:
             states: Any = self  # versions of transformers crop by other lengths
             states.keys, states.values = states.keys[..., :-removed, :], states.values[..., :-removed, :]
@@ -169,6 +172,6 @@ def _after(
         return
     offloaded = "offloaded " if getattr(cache, "offloading", False) else ""
     if offloaded or type(stored) is not DynamicLayer:
-        given = f"a {offloaded}{type(cache).__name__} of {type(stored).__name__} with a press"
-        raise GacError(given, "a DynamicCache, from which tokens can be taken", "Use cache_implementation=None.")
+        problem = f"a {offloaded}{type(cache).__name__} of {type(stored).__name__} with a press"
+        raise GacError(problem, "a DynamicCache, from which tokens can be taken", "Use cache_implementation=None.")
     prefilled(attention, layer, hidden, stored, output[1], named)

@@ -71,8 +71,8 @@ def decode_workloads(names: Sequence[str]) -> tuple[Workload, ...]:
     workloads = tuple(Workload.parse(name) for name in dict.fromkeys(names))
     for workload in workloads:
         if workload.phase == "prefill":
-            given = f"workload {workload} of a plan of tokens, which are evicted after a prompt was read"
-            raise GacError(given, "decode:B@C", "Name what is decoded after a context, such as decode:1@1024.")
+            problem = f"workload {workload} of a plan of tokens, which are evicted after a prompt was read"
+            raise GacError(problem, "decode:B@C", "Name what is decoded after a context, such as decode:1@1024.")
     return workloads
 
 
@@ -135,9 +135,9 @@ class TimeLimit:
 
 
 def _lacks(workload: Workload, lengths: str, expected: str) -> ProfileError:
-    given = f"a limit of latency at {workload}, where the profile lacks attention over {lengths}"
+    problem = f"a limit of latency at {workload}, where the profile lacks attention over {lengths}"
     remedy = f"Measure it with gac profile --model NAME --tokens --workload {workload}, or plan without the limit."
-    return ProfileError(given, expected, remedy)
+    return ProfileError(problem, expected, remedy)
 
 
 @dataclass(frozen=True)

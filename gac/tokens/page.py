@@ -69,8 +69,8 @@ def report(
     opened = load_any_plan(plan)
     if isinstance(opened, TokenPlan):
         if any(extra is not None for extra in (frontier, profile, tokens)):
-            given = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
-            raise PlanError(given, "the plan, and other plans of tokens", "Leave the others out.")
+            problem = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
+            raise PlanError(problem, "the plan, and other plans of tokens", "Leave the others out.")
         page = tokens_page(opened, name, TokenPlan.opened_each(against or {}))  # type: ignore[arg-type]
     else:
         others = Plan.opened_each(against or {})  # type: ignore[arg-type]
@@ -112,8 +112,8 @@ def tokens_section(plan: TokenPlan, weights: Plan, name: str = "plan") -> dict[s
         PlanError: the two are for different weights.
     """
     if plan.digest != weights.measured.digest:
-        given = f"plan {name} for {weights.measured.model} beside a plan of tokens for {plan.model}"
-        raise PlanError(given, "plans for the same weights", "Make the plan of tokens for the same model.")
+        problem = f"plan {name} for {weights.measured.model} beside a plan of tokens for {plan.model}"
+        raise PlanError(problem, "plans for the same weights", "Make the plan of tokens for the same model.")
     used = dense = 0
     for site in weights.sites:
         kept, uncompressed = counted(site.weights, KV_NUMBERS)

@@ -51,7 +51,7 @@ class LayerTokens:
 
 @dataclass(frozen=True, repr=False)
 class TokenPlan(Shown, Record):
-    """How many tokens of a context every layer keeps, for one press and one model.
+    """Tokens of a context that every layer keeps, for one press and one model.
 
     Attributes:
         model: its name.
@@ -114,8 +114,8 @@ class TokenPlan(Shown, Record):
                 expected = f"one of its priced budgets, a multiple of {self.step} or {self.context}"
                 raise PlanError(f"layer {layer.layer} keeps {layer.kept} tokens", expected, REMEDY)
         if self.used > self.limit:
-            given = f"a plan that keeps {self.used:,} tokens"
-            raise PlanError(given, f"at most its limit of {self.limit:,}", REMEDY)
+            problem = f"a plan that keeps {self.used:,} tokens"
+            raise PlanError(problem, f"at most its limit of {self.limit:,}", REMEDY)
         for workload, fraction in self.latency.items():
             timed = next((latency for latency in self.workloads if latency.workload == workload), None)
             if timed is None or not _within(timed, fraction):
@@ -234,8 +234,8 @@ def require_same_plan_type(sources: Iterable[Plan | TokenPlan | str | Path]) -> 
     """
     kinds = {type(load_any_plan(source)) for source in sources}
     if len(kinds) > 1:
-        given = "a plan of weights beside one of another kind, of tokens kept"
-        raise PlanError(given, "plans of one kind", "Compare plans of gac allocate, or plans of gac tokens.")
+        problem = "a plan of weights beside one of another kind, of tokens kept"
+        raise PlanError(problem, "plans of one kind", "Compare plans of gac allocate, or plans of gac tokens.")
     return kinds.pop()
 
 
@@ -248,11 +248,11 @@ def check_comparable(plans: Mapping[str, TokenPlan]) -> None:
     (name, first), *others = plans.items()
     for other, plan in others:
         if plan.digest != first.digest:
-            given = f"plan {name} for {first.model} beside {other} for {plan.model}, other weights"
-            raise PlanError(given, "plans for the same model", "Compare plans that were made for the same weights.")
+            problem = f"plan {name} for {first.model} beside {other} for {plan.model}, other weights"
+            raise PlanError(problem, "plans for the same model", "Compare plans that were made for the same weights.")
         if plan.context != first.context:
-            given = f"plan {name} of contexts of {first.context:,} tokens beside {other} of {plan.context:,}"
-            raise PlanError(given, "plans for contexts of one length", "Compare plans that were priced alike.")
+            problem = f"plan {name} of contexts of {first.context:,} tokens beside {other} of {plan.context:,}"
+            raise PlanError(problem, "plans for contexts of one length", "Compare plans that were priced alike.")
 
 
 # --- rows and tables ------------------------------------------------------------------------------------------------

@@ -53,8 +53,10 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
         described = _described(family, len(attentions(model)), heads_of(config), sliding_layers(config))
         expected = _described(plan.family, count, plan.heads, plan.whole)
         if described != expected or sorted((*layers, *plan.whole)) != list(range(count)):
-            given = "one of other layers" if described == expected else described
-            raise PlanError(given, f"{expected}, as {plan.model}", "Use the plan with the model that it was made for.")
+            problem = "one of other layers" if described == expected else described
+            raise PlanError(
+                problem, f"{expected}, as {plan.model}", "Use the plan with the model that it was made for."
+            )
         with _single_prefill(model), attending(model, layers, self._evict):
             yield
 

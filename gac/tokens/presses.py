@@ -81,8 +81,8 @@ def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
         try:
             press = known[name](**(options or {}))
         except (TypeError, AssertionError) as failure:
-            given = f"press {name} with {dict(options or {})} ({first_line(failure)})"
-            raise GacError(given, "its own parameters", "See the press in kvpress.") from failure
+            problem = f"press {name} with {dict(options or {})} ({first_line(failure)})"
+            raise GacError(problem, "its own parameters", "See the press in kvpress.") from failure
     kind, listed = type(press), f"one of {', '.join(known)}"
     name = _name_of(kind)
     if reason := _why_unusable(kind):
@@ -100,13 +100,13 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _unknown(asked: str, known: Mapping[str, type]) -> GacError:
+def _unknown(press: str, known: Mapping[str, type]) -> GacError:
     package, listed = kvpress(), f"one of {', '.join(known)}"
-    kind = next((getattr(package, name) for name in package.__all__ if name.lower() == f"{_plain(asked)}press"), None)
+    kind = next((getattr(package, name) for name in package.__all__ if name.lower() == f"{_plain(press)}press"), None)
     if kind is None:
-        return GacError(f"press {asked!r} is unknown", listed, did_you_mean(asked, known, "Choose one of these."))
+        return GacError(f"press {press!r} is unknown", listed, did_you_mean(press, known, "Choose one of these."))
     reason = _why_unusable(kind) or "which needs more than a ratio to be made"
-    return GacError(f"press {asked!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
+    return GacError(f"press {press!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
 
 
 def evicted(

@@ -96,8 +96,8 @@ def _check_product(source: Source, weight: Weight | None, first: str, seconds: S
     if not multiply:
         of = f"{weight.out_features} x {weight.in_features}, the shape of {weight.name}" if weight else "one weight"
         sized = {name: f"{name} {' x '.join(map(str, source.tensors[name].shape))}" for name in (first, *seconds)}
-        given = f"{' and '.join(sized[name] for name in seconds)} times {sized[first]}"
-        raise source.contradiction(given, f"factors that multiply to {of}")
+        problem = f"{' and '.join(sized[name] for name in seconds)} times {sized[first]}"
+        raise source.contradiction(problem, f"factors that multiply to {of}")
 
 
 def _stated_path(source: Source, peer: Peer, name: str, stored: Any) -> tuple[str | int, ...]:

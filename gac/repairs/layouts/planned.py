@@ -25,8 +25,11 @@ def planned_blocks(source: Source) -> Iterator[Block]:
     plan = read_plan(source.directory)
     schemes = {*(choice.scheme for choice in plan.weights), plan.recipe.space.head}
     if stored := sorted(name for name in schemes if scheme_named(name).storage):
-        given, remedy = f"{source.directory} has weights in {', '.join(stored)}", "Allocate with --align, and compress"
-        raise CheckpointError(given, "weights in 16 or 32 bits", f"{remedy} again.")
+        problem, remedy = (
+            f"{source.directory} has weights in {', '.join(stored)}",
+            "Allocate with --align, and compress",
+        )
+        raise CheckpointError(problem, "weights in 16 or 32 bits", f"{remedy} again.")
     for site in plan.sites:
         names_a_form = any(form_named(choice.form).inside for choice in site.weights)
         sharing: dict[str, list[WeightChoice]] = {}

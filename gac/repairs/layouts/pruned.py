@@ -74,8 +74,8 @@ def dense_model(config: Mapping[str, Any]) -> DenseModel:
         return DenseModel()
     except UNREADABLE as failure:
         reason = " ".join(str(failure).split()).rstrip(".")
-        given = f"config.json is no config of a {architecture} model: {reason}"
-        raise CheckpointError(given, "its own config", "Copy it again.") from failure
+        problem = f"config.json is no config of a {architecture} model: {reason}"
+        raise CheckpointError(problem, "its own config", "Copy it again.") from failure
 
 
 # --- latent attention -----------------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def _mlp(source: Source, hidden: int, family: Family, prefix: str) -> Iterator[B
     width = below[1]
     if below[0] != hidden or any(shape != (family.blocks * width, hidden) for shape in above):
         named = zip((*ups, down), shapes, strict=True)
-        given = ", ".join(f"{name} {rows} x {columns}" for name, (rows, columns) in named)
-        raise source.contradiction(given, f"weights that share their neurons, and a hidden size of {hidden}")
+        problem = ", ".join(f"{name} {rows} x {columns}" for name, (rows, columns) in named)
+        raise source.contradiction(problem, f"weights that share their neurons, and a hidden size of {hidden}")
     name = down.removesuffix(".weight").rpartition(".")[0]
     biases = [bias for bias in (up.removesuffix("weight") + "bias" for up in ups) if bias in source.tensors]
     places = (
