@@ -56,39 +56,6 @@ def test_the_version() -> None:
     assert run("--version").stdout == f"gac, version {gac.__version__} ({gac.__distribution__})\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("allocate m --budget most", "'most' is not a valid float."),
-        ("allocate m --latency prefill:1x1", "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
-        ("allocate m --latency 1 --latency decode:1@1=1", "give one fraction for all workloads"),
-        ("allocate m --no-align --align-to 16", "--align-to goes without --no-align."),
-        ("bench", "give models, or --shapes."),
-        ("bench --shapes llama-3-8b --against smollm2", "--against goes with models"),
-        ("cliffs", "Missing argument 'PROFILE'."),
-        ("cliffs p --shape m", "'m' is not like m=1024,k=4096."),
-        ("cliffs p --shape m=1,m=2", "'m=1,m=2' names an axis twice."),
-        ("cliffs p --shape m=0", "'m=0' has a size outside 1 to 9223372036854775807."),
-        ("cliffs p --dims 1016", "'1016' is not like 1016:1040."),
-        ("cliffs p --dims 1040:1016", "'1040:1016' ends before it begins."),
-        ("compare a.json", "Name two plans or more."),
-        ("compare a.json b.json a.json", "a.json is given more than once. Name each file once."),
-        ("eval m --windows 0", "0 is not in the range x>=1."),
-        ("eval", "Missing argument 'MODEL_OR_DIR...'."),
-        ("eval m --tasks piqa,", "'piqa,' is not like hellaswag,piqa or task.yaml."),
-        ("explain low_rank 0", "0 is not in the range 1<=x<=9223372036854775807."),
-        (f"explain low_rank {10**400}", "is not in the range 1<=x<=9223372036854775807."),
-        ("profile --seconds nan", "nan is not a number."),
-        ("squeeze", "No such command 'squeeze'."),
-        ("study --profile p", "--profile judges studies: name them, or give --all."),
-    ],
-)
-def test_usage_errors_exit_with_2(words: str, message: str) -> None:
-    result = run(*words.split())
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-
-
 # --- a model --------------------------------------------------------------------------------------------------------
 
 
