@@ -11,6 +11,7 @@ from gac.core.version import __distribution__ as __distribution__
 from gac.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gac import plots as plots
     from gac.allocation.frontier_record import Frontier as Frontier
     from gac.allocation.knapsack import Group as Group
     from gac.allocation.knapsack import Solution as Solution
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gac.api import frontier as frontier
     from gac.api import heal as heal
     from gac.checkpoint.export import export as export
-    from gac.checkpoint.gguf.record import GgufFile as GgufFile
+    from gac.checkpoint.gguf.write import GgufFile as GgufFile
     from gac.checkpoint.gguf.write import export_gguf as export_gguf
     from gac.checkpoint.load import load as load
     from gac.checkpoint.save import save as save
@@ -38,16 +39,15 @@ if TYPE_CHECKING:
     from gac.measurement.documents import Documents as Documents
     from gac.plan.plan import Plan as Plan
     from gac.plan.recipe import Recipe as Recipe
-    from gac.plan.token_plan import TokenPlan as TokenPlan
     from gac.profiling.cliffs import find_cliffs as find_cliffs
     from gac.profiling.table import Profile as Profile
     from gac.quantizer import GacConfig as GacConfig
     from gac.repairs.contract import ShapeContract as ShapeContract
     from gac.repairs.run import repair as repair
-    from gac.reporting import plots as plots
-    from gac.reporting.report.render import report as report
     from gac.tokens.allocate import allocate_tokens as allocate_tokens
     from gac.tokens.allocate import press as press
+    from gac.tokens.page import report as report
+    from gac.tokens.plan import TokenPlan as TokenPlan
 else:
     from importlib import import_module
 
@@ -58,7 +58,7 @@ else:
         "Frontier": "gac.allocation.frontier_record",
         "GacConfig": "gac.quantizer",
         "GacError": "gac.core.errors",
-        "GgufFile": "gac.checkpoint.gguf.record",
+        "GgufFile": "gac.checkpoint.gguf.write",
         "Group": "gac.allocation.knapsack",
         "Perplexity": "gac.evaluation.results",
         "Plan": "gac.plan.plan",
@@ -66,7 +66,7 @@ else:
         "Recipe": "gac.plan.recipe",
         "ShapeContract": "gac.repairs.contract",
         "Solution": "gac.allocation.knapsack",
-        "TokenPlan": "gac.plan.token_plan",
+        "TokenPlan": "gac.tokens.plan",
         "Verified": "gac.checkpoint.verify",
         "allocate": "gac.api",
         "allocate_tokens": "gac.tokens.allocate",
@@ -85,7 +85,7 @@ else:
         "press": "gac.tokens.allocate",
         "published_heads": "gac.lab.figures",
         "repair": "gac.repairs.run",
-        "report": "gac.reporting.report.render",
+        "report": "gac.tokens.page",
         "save": "gac.checkpoint.save",
         "verify": "gac.checkpoint.verify",
     }
@@ -93,7 +93,7 @@ else:
 
     def __getattr__(name):
         if name == "plots":
-            return import_module("gac.reporting.plots")
+            return import_module("gac.plots")
         if name not in _HOMES:
             raise AttributeError(f"module 'gac' has no attribute {name!r}; it has {', '.join(__all__)}")
         return getattr(import_module(_HOMES[name]), name)

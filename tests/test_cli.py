@@ -13,6 +13,7 @@ import gac
 from gac.cli import main
 from gac.cli.plot import plot
 from gac.plan.plan import Plan
+from gac.plan.recipe import Options
 from tests.cli.commands import answer, refused, run
 
 H100 = "nvidia-h100-80gb-hbm3"
@@ -55,39 +56,6 @@ def test_the_version() -> None:
     assert run("--version").stdout == f"gac, version {gac.__version__} ({gac.__distribution__})\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("allocate m --budget most", "'most' is not a valid float."),
-        ("allocate m --latency prefill:1x1", "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
-        ("allocate m --latency 1 --latency decode:1@1=1", "give one fraction for all workloads"),
-        ("allocate m --no-align --align-to 16", "--align-to goes without --no-align."),
-        ("bench", "give models, or --shapes."),
-        ("bench --shapes llama-3-8b --against smollm2", "--against goes with models"),
-        ("cliffs", "Missing argument 'PROFILE'."),
-        ("cliffs p --shape m", "'m' is not like m=1024,k=4096."),
-        ("cliffs p --shape m=1,m=2", "'m=1,m=2' names an axis twice."),
-        ("cliffs p --shape m=0", "'m=0' has a size outside 1 to 9223372036854775807."),
-        ("cliffs p --dims 1016", "'1016' is not like 1016:1040."),
-        ("cliffs p --dims 1040:1016", "'1040:1016' ends before it begins."),
-        ("compare a.json", "Name two plans or more."),
-        ("compare a.json b.json a.json", "a.json is given more than once. Name each file once."),
-        ("eval m --windows 0", "0 is not in the range x>=1."),
-        ("eval", "Missing argument 'MODEL_OR_DIR...'."),
-        ("eval m --tasks piqa,", "'piqa,' is not like hellaswag,piqa or task.yaml."),
-        ("explain low_rank 0", "0 is not in the range 1<=x<=9223372036854775807."),
-        (f"explain low_rank {10**400}", "is not in the range 1<=x<=9223372036854775807."),
-        ("profile --seconds nan", "nan is not a number."),
-        ("squeeze", "No such command 'squeeze'."),
-        ("study --profile p", "--profile judges studies: name them, or give --all."),
-    ],
-)
-def test_usage_errors_exit_with_2(words: str, message: str) -> None:
-    result = run(*words.split())
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-
-
 # --- a model --------------------------------------------------------------------------------------------------------
 
 
@@ -101,29 +69,75 @@ def test_allocate_writes_a_plan_and_answers_with_it(model: Path, text_file: Path
     assert document["aligned_fraction"] == 1.0
 
 
-def test_allocate_says_what_it_costs_and_shows_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
-    result = run("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
-    assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
-    assert "of statistics and factors in" in result.stderr
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--budget 0.7": {"budget": 0.7},
+    "--memory 0.5": {"memory": 0.5},
+    "--latency 0.9": {"latency": 0.9},
+    "--latency decode:1@1024=0.8": {"latency": {"decode:1@1024": 0.8}},
+    "--latency any": {"latency": "any"},
+    "--kv-cache 0.5 --form latent:1": {"kv_cache": 0.5, "forms": ["latent:1"]},
+    "--slack 0.01": {"slack": 0.01},
+    "--rule uniform:down8": {"rule": "uniform:down8"},
+    "--method svd": {"method": "svd"},
+    "--calibration TEXT:2x64 --calibration TEXT:4x32": {"calibration": ["TEXT:2x64", "TEXT:4x32"]},
+    "--seed 3": {"seed": 3},
+    "--shots 2": {"shots": 2},
+    "--bos": {"bos": True},
+    "--form low_rank --form skip": {"forms": ["low_rank", "skip"]},
+    "--scheme bf16 --scheme w4a16": {"schemes": ["bf16", "w4a16"]},
+    "--no-align": {"align": False},
+    "--align-to 16": {"align": 16},
+    "--no-rotate": {"rotate": False},
+    "--head w8a16": {"head": "w8a16"},
+    f"--profile {H100}": {"profile": H100},
+    "--workload decode:2@64": {"workloads": ["decode:2@64"]},
+    "--no-fuse": {"fuse": False},
+    "--tensor-parallel 2": {"tensor_parallel": 2},
+    "--refit update": {"refit": "update"},
+}
+CHOSEN = ("--budget", "--memory", "--latency", "--kv-cache", "--slack", "--rule")
+"""Options of allocate alone."""
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_an_option_is_a_field_of_the_recipe(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gac.cli.recipe.preflight", lambda *_: None)
+    requests: list[gac.Recipe] = []
+    for command in ("allocate",) if words.startswith(CHOSEN) else ("allocate", "frontier"):
+        monkeypatch.setattr(f"gac.api.{command}", lambda *_, recipe, **__: requests.append(recipe))
+        run(command, "smollm2", *words.split())
+        assert requests.pop() == gac.Recipe.of(**OPTIONS[words])
+    assert not requests
+
+
+def test_every_option_of_a_recipe_is_in_the_table() -> None:
+    named = {word for words in OPTIONS for word in words.split() if word.startswith("--")}
+    rows = [row for row in main.commands["allocate"].params if row.name in (*Options.__annotations__, "budget", "step")]
+    assert all({*row.opts, *row.secondary_opts} & named for row in rows if row.name != "decode_kernel")
+    assert len(rows) > 20
+
+
+def test_a_recipe_file_replaces_the_options(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = gac.Recipe.of(0.7, method="svd")
+    recipe.save(tmp_path / "recipe.json")
+    requests: list[gac.Recipe] = []
+    monkeypatch.setattr("gac.api.allocate", lambda *_, recipe, **__: requests.append(recipe))
+    words = ("allocate", model, "--recipe", tmp_path / "recipe.json", "--tokenizer", model)
+    run(*words)
+    assert requests == [recipe]
+    result = run(*words, "--seed", 1)
+    assert (result.exit_code, "--seed goes without --recipe" in result.stderr) == (2, True)
+
+
+def test_allocate_notes_its_cost_and_shows_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
+    words = ("--budget", 1, "--kv-cache", 0.5, "--form", "latent:1:int8", "--calibration", f"{text_file}:6x32")
+    result = run("allocate", model, *words, "-o", tmp_path / "plan.json")
+    notes = " ".join(result.stderr.split())
+    assert f"calibration on 6 windows of 32 tokens of {text_file}" in notes
+    assert "of statistics and factors in" in notes
+    assert "form latent:1: the model is run up to 20 times on 32 tokens that are held out" in notes
     assert "layer q k v o gate up down kept loss" in " ".join(result.stdout.split())
     assert "GAC plan for" in result.stdout
-
-
-def test_allocate_says_how_often_latents_run_the_model(model: Path, text_file: Path, tmp_path: Path) -> None:
-    asked = ("--budget", 1, "--kv-cache", 0.5, "--form", "latent:1:int8")
-    result = run("allocate", model, *asked, "--calibration", f"{text_file}:6x32", "-o", tmp_path / "plan.json")
-    said = " ".join(result.stderr.split())
-    assert "form latent:1: the model is run up to 20 times on 32 held-out tokens" in said
-
-
-def test_the_options_of_allocate_reach_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
-    options = ("--method", "svd", "--form", "low_rank", "--no-align", "--seed", 3, "--profile", H100)
-    more = ("--workload", "decode:2@64", "--tokenizer", model, "--no-bos", "-o", tmp_path / "plan.json")
-    assert run("allocate", model, "--calibration", f"{text_file}:4x64", *options, *more).exit_code == 0
-    recipe = Plan.load(tmp_path / "plan.json").recipe
-    assert (recipe.measure.method, recipe.measure.seed, recipe.measure.bos) == ("svd", 3, False)
-    assert (recipe.space.forms, recipe.space.align) == (("low_rank",), False)
-    assert recipe.deployment.workloads == ("decode:2@64",)
 
 
 def test_several_texts_and_one_to_check(model: Path, text_file: Path, tmp_path: Path) -> None:
@@ -135,15 +149,8 @@ def test_several_texts_and_one_to_check(model: Path, text_file: Path, tmp_path: 
     assert result.exit_code == 0
     assert f"on 6 windows of 64 tokens of {text_file} (4) and {tmp_path / 'other.txt'} (2)" in result.stderr
     assert f"warning: {tmp_path / 'like.txt'} is unlike the calibration text" in result.stderr
-    assert Plan.load(tmp_path / "plan.json").recipe.measure.text == texts
     lengths = ("--calibration", texts[0], "--calibration", f"{tmp_path / 'other.txt'}:2x32")
     assert "windows of 32 and 64 tokens; expected one length" in refused("allocate", model, *lengths)
-
-
-def test_dims_are_aligned_to_a_number(model: Path, text_file: Path, tmp_path: Path) -> None:
-    made = ("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json", "--align-to", 16)
-    assert run(*made).exit_code == 0
-    assert Plan.load(tmp_path / "plan.json").recipe.space.align == 16
 
 
 @pytest.mark.parametrize(
@@ -196,8 +203,7 @@ def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr("gac.api.allocate", stop)
     result = run("allocate", model, "-o", tmp_path / "plan.json")
     assert result.exit_code == 130
-    assert "Interrupted. Finished layers" in result.stderr
-    assert "the same command goes on from there" in result.stderr
+    assert "Interrupted. Progress is saved in GAC_HOME; rerun the command" in result.stderr
 
 
 def test_compress_writes_a_checkpoint_that_opens(model: Path, plan: Path, tmp_path: Path) -> None:
@@ -219,53 +225,49 @@ def test_eval_of_a_dense_model(model: Path, text_file: Path, tmp_path: Path) -> 
     document = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64, "-o", report)
     assert json.loads(report.read_text()) == document
     assert set(document) == {"models"}
-    [found] = document["models"]
-    assert found["perplexity"]["tokens"] == 3 * 63
-    assert set(found) == {"name", "parameters", "dtype", "perplexity"}
-    assert found["perplexity"]["protocol"].endswith("BOS at the head of every window")
+    [entry] = document["models"]
+    assert entry["perplexity"]["tokens"] == 3 * 63
+    assert set(entry) == {"name", "parameters", "dtype", "perplexity"}
+    assert entry["perplexity"]["protocol"].endswith("BOS at the head of every window")
     [without] = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64, "--no-bos")["models"]
     assert without["perplexity"]["protocol"].endswith("no BOS")
 
 
-def test_eval_on_several_texts(model: Path, checkpoint: Path, text_file: Path, tmp_path: Path) -> None:
+def test_eval_shows_predictions_with_measurements(
+    model: Path, checkpoint: Path, text_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.txt"
     other.write_text("0123 + 456 = 579; " * 100, encoding="utf-8")
     arguments = ("eval", checkpoint, "--text", text_file, "--text", other, *EVAL, "--against", model)
-    document = answer(*arguments)
-    [found], dense = document["models"], document["against"]
-    assert [one["perplexity"]["text"] for one in (found, *found["also"])] == [str(text_file), str(other)]
-    [also], [dense_also] = found["also"], dense["also"]
+    document = answer(*arguments, "-o", tmp_path / "report.json")
+    assert run("plot", "prediction", tmp_path / "report.json", "-o", tmp_path / "figure.svg").exit_code == 0
+    [entry], dense = document["models"], document["against"]
+    assert [text["perplexity"]["text"] for text in (entry, *entry["also"])] == [str(text_file), str(other)]
+    [also], [dense_also] = entry["also"], dense["also"]
     assert also["ratio"] == pytest.approx(also["perplexity"]["value"] / dense_also["perplexity"]["value"])
     assert set(also) == {"perplexity", "divergence", "ratio", "log_ratio", "predicted_perplexity"}
     assert set(dense_also) == {"perplexity"}
-    assert "on other.txt" in " ".join(run(*arguments).stdout.split())
-
-
-def test_eval_sets_the_prediction_beside_what_is_measured(
-    model: Path, checkpoint: Path, text_file: Path, tmp_path: Path
-) -> None:
-    arguments = ("eval", checkpoint, "--text", text_file, "--windows", 3, "--length", 64, "--against", model)
-    document = answer(*arguments, "-o", tmp_path / "report.json")
-    assert run("plot", "prediction", tmp_path / "report.json", "-o", tmp_path / "figure.svg").exit_code == 0
-    [found], dense = document["models"], document["against"]
-    assert found["ratio"] == pytest.approx(found["perplexity"]["value"] / dense["perplexity"]["value"])
-    assert found["predicted"] == found["plan"]["prediction"]["loss"]
-    assert found["divergence"]["tokens"] == 3 * 63
-    shown = run(*arguments).stdout
-    assert "predicted by its plan" in shown
-    assert "chosen dims are multiples of 8" in shown
-    counted = found["plan"]
-    assert counted["model_bytes"]["total"] == 2 * dense["parameters"]
-    assert counted["model_bytes"]["used"] == 2 * found["parameters"]
+    assert entry["ratio"] == pytest.approx(entry["perplexity"]["value"] / dense["perplexity"]["value"])
+    assert entry["predicted"] == entry["plan"]["prediction"]["loss"]
+    assert entry["divergence"]["tokens"] == 2 * 63
+    counted = entry["plan"]
+    assert counted["model_bytes"] == {"used": 2 * entry["parameters"], "total": 2 * dense["parameters"]}
     assert counted["bits"] == 8 * counted["bytes"]["used"] / counted["limits"][0]["total"]
-    assert "weights bits model of the model cache schemes" in " ".join(shown.split())
+    shown = " ".join(run(*arguments).stdout.split())
+    for words in (
+        "on other.txt",
+        "predicted by its plan",
+        "chosen dims are multiples of 8",
+        "weights bits model of the model cache schemes",
+    ):
+        assert words in shown
 
 
 def test_eval_against_another_model_predicts_nothing(checkpoint: Path, text_file: Path) -> None:
     arguments = ("eval", checkpoint, "--text", text_file, *EVAL, "--against", checkpoint)
-    [found] = answer(*arguments)["models"]
-    assert (found["ratio"], found["divergence"]["kl"], found["divergence"]["top1"]) == (1.0, 0.0, 1.0)
-    assert "predicted" not in found
+    [entry] = answer(*arguments)["models"]
+    assert (entry["ratio"], entry["divergence"]["kl"], entry["divergence"]["top1"]) == (1.0, 0.0, 1.0)
+    assert "predicted" not in entry
     assert "its prediction is left out" in run(*arguments).stderr
 
 

@@ -12,13 +12,13 @@ PLANNING = (
     "gac.allocation.resolve",
     "gac.lab.tables",
     "gac.plan.summary",
-    "gac.reporting.plots",
+    "gac.plots",
     "gac.profiling.false_alarms",
     "gac.profiling.sweeps.general",
     "gac.profiling.sweeps.sweep",
     "gac.reporting.evaluation",
     "gac.reporting.gpu_tables",
-    "gac.reporting.report.render",
+    "gac.tokens.page",
 )
 """Between them they load every module that measures no model: plans, forms, families, tables, cliffs, studies."""
 

@@ -1,19 +1,17 @@
-"""The command line: the same verbs as the Python API. Nothing heavy is imported before a command runs."""
+"""The command line: the same verbs as the Python API. Heavy modules are imported when a command runs."""
 
 import os
 
 import click
 
 from gac.cli.check import bench, evaluate
-from gac.cli.cliffs import cliffs, explain
-from gac.cli.model import allocate, compress, export, frontier, heal, repair
+from gac.cli.cliffs import cliffs, explain, study
+from gac.cli.command import Program
+from gac.cli.model import allocate, compress, export, frontier, heal, repair, verify
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
-from gac.cli.study import study
 from gac.cli.tokens import tokens
-from gac.cli.verb import Program
-from gac.cli.verify import verify
 from gac.core.version import __distribution__, __version__
 
 _EPILOG = """\b
@@ -23,7 +21,7 @@ A first plan needs no network and no GPU (docs/quickstart.md names the packages)
   gac eval small --against smollm2 --windows 32
 
 Exit status: 0, 1 (an error that says what to do), 2 (usage), 130 (interrupted).
-With --json, standard output holds one JSON document: the answer, or {"error": {given, expected, remedy}}.
+With --json, standard output is one JSON document: the answer, or {"error": {given, expected, remedy}}.
 Notes and progress go to standard error (--quiet: warnings and errors alone). Progress is a bar on a terminal, elsewhere
 a line a minute."""
 
@@ -38,11 +36,11 @@ a line a minute."""
 def main() -> None:
     """GPU-aligned compression: smaller language models whose dimensions run fast on your GPU.
 
-    Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). See what there is to choose
-    (graph). Choose what every weight becomes within a budget (allocate), or within every budget (frontier), and how
-    many tokens of a context every layer caches (tokens). Compare plans (compare) and look at them (plot, report).
-    Apply one (compress), train what it lost back (heal), check its files (verify) and what it says (eval), time it
-    (bench), and write it for tools that know nothing of GAC (export). Align what others have compressed (repair).
+    Measure the GPU, and learn where and why it is slow (profile, cliffs, explain, study). List the choices for a model
+    (graph). Choose the form and dim of every weight within a budget (allocate), or within every budget (frontier), and
+    the number of tokens that every layer caches (tokens). Compare plans (compare) and look at them (plot, report).
+    Apply one (compress), train the model after that (heal), check its files (verify) and its quality (eval), time it
+    (bench), and convert it for tools without GAC (export). Align models that others have compressed (repair).
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")

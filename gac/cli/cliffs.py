@@ -1,5 +1,6 @@
-"""The commands that say where a GPU collapses, and which constraints a dim breaks."""
+"""Commands that explain a GPU: its cliffs, the constraints that a dim breaks, and published experiments."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,35 +8,40 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.options import LARGEST, dims_option, dtype_option, plot_option, profile_option, shape_option
-from gac.cli.verb import Answer, Verb, note
-from gac.core.errors import ProfileError
+from gac.cli.command import Answer, Command, note
+from gac.cli.options import (
+    LARGEST,
+    Target,
+    dims_option,
+    dtype_option,
+    flag,
+    option,
+    output_option,
+    passes_option,
+    plot_option,
+    profile_option,
+    shape_option,
+)
+from gac.core.errors import GacError, ProfileError
 
 if TYPE_CHECKING:
     from gac.lab.mechanisms import Explanation, Finding, Run
+    from gac.lab.studies import Study, StudyResult
     from gac.profiling.table import Profile, Sweep
     from gac.reporting.gpu_tables import ExplainedSweep
 
 Dims = tuple[int, int] | None
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("name", metavar="PROFILE")
-@click.option("--operator", metavar="NAME", help="Only this operator, such as linear or sdpa.")
-@click.option("--axis", metavar="AXIS", help="Only sweeps along this axis: k, n, m, r, d, ...")
+@option("--operator", "Only this operator, such as linear or sdpa.", metavar="NAME")
+@option("--axis", "Only sweeps along this axis: k, n, m, r, d, ...", metavar="AXIS")
 @dtype_option
 @shape_option
 @dims_option
 @plot_option("Draw the chosen sweeps; without a choice, all cliffs of the GPU on one page")
-def cliffs(
-    name: str,
-    operator: str | None,
-    axis: str | None,
-    dtype: str | None,
-    shape: dict[str, int],
-    dims: Dims,
-    plot: Path | None,
-) -> Answer:
+def cliffs(name: str, dims: Dims, plot: Path | None, **chosen: Any) -> Answer:
     """Show where a GPU collapses, and why.
 
     A dim is collapsed if some larger dim is faster, by more than the measurement's own noise. The cause is read from
@@ -45,78 +51,78 @@ def cliffs(
     """
     from gac.reporting.gpu_tables import alignment_table, cliffs_table, points_table
 
-    measured = gac.Profile.load(name)
-    gpu = measured.header.gpu
-    found = [_with_causes(measured, sweep) for sweep in matching_sweeps(measured, operator, axis, dtype, shape, dims)]
+    profile = gac.Profile.load(name)
+    gpu = profile.header.gpu
+    rows = [_with_causes(profile, sweep) for sweep in matching_sweeps(profile, dims=dims, **chosen)]
     if plot is not None:
         from gac.reporting.figures.sweeps import atlas, figure_of_sweeps
         from gac.reporting.page import save
 
-        pairs = [(one.sweep, one.cliffs) for one in found]
-        chosen = operator or axis or dtype or shape or dims
-        save(figure_of_sweeps(pairs, gpu, dims) if chosen else atlas(measured), plot)
+        pairs = [(row.sweep, row.cliffs) for row in rows]
+        save(figure_of_sweeps(pairs, gpu, dims) if dims or any(chosen.values()) else atlas(profile), plot)
         note(f"drawn in {plot}")
-    sweeps = [_sweep_document(one, dims) for one in found]
-    document = {"profile": measured.path.stem, "gpu": gpu, "digest": measured.digest, "sweeps": sweeps}
+    sweeps = [_sweep_document(row, dims) for row in rows]
+    document = {"profile": profile.path.stem, "gpu": gpu, "digest": profile.digest, "sweeps": sweeps}
     if dims is not None:
-        return Answer(document, lambda: [points_table(one, *dims) for one in found])
-    return Answer(document, lambda: [cliffs_table(gpu, found), alignment_table(found)])
+        return Answer(document, lambda: [points_table(row, *dims) for row in rows])
+    return Answer(document, lambda: [cliffs_table(gpu, rows), alignment_table(rows)])
 
 
-def _with_causes(measured: "Profile", sweep: "Sweep") -> "ExplainedSweep":
+def _with_causes(profile: "Profile", sweep: "Sweep") -> "ExplainedSweep":
     from gac.lab.mechanisms import causes_of, edge_causes
     from gac.profiling.cliffs import find_cliffs
     from gac.reporting.gpu_tables import ExplainedSweep
 
-    found = find_cliffs(sweep)
-    header = measured.header
-    return ExplainedSweep(sweep, found, causes_of(sweep, found, header), edge_causes(sweep, found, header))
+    edges, header = find_cliffs(sweep), profile.header
+    return ExplainedSweep(sweep, edges, causes_of(sweep, edges, header), edge_causes(sweep, edges, header))
 
 
 def matching_sweeps(
-    measured: "Profile",
+    profile: "Profile",
     operator: str | None,
     axis: str | None,
     dtype: str | None,
-    shape: dict[str, int],
+    shape: Mapping[str, int],
     dims: Dims = None,
 ) -> list["Sweep"]:
-    """The sweeps of a profile that are of this operator, axis, dtype and shape, and hold one of these dims.
+    """The sweeps of a profile with this operator, axis, dtype and shape, and with one of these dims.
 
     Raises:
         ProfileError: there is none.
     """
-    every = measured.sweeps()
+    every = profile.sweeps()
     if not every:
         raise ProfileError(
-            f"profile {measured.path.stem} has no sweep",
+            f"profile {profile.path.stem} has no sweep",
             "at least 8 dims along one axis with all else fixed",
             "Measure them with gac profile.",
         )
     of_operator = [sweep for sweep in every if operator in (None, sweep.operator)]
-    of_kind = [sweep for sweep in of_operator if axis in (None, sweep.axis) and dtype in (None, sweep.dtype)]
-    found = [sweep for sweep in of_kind if _has(sweep, shape, dims)]
-    if not found:
+    matching = [
+        sweep
+        for sweep in of_operator
+        if axis in (None, sweep.axis)
+        and dtype in (None, sweep.dtype)
+        and sweep.inside(dims).any()
+        and shape.items() <= dict(sweep.fixed).items()
+    ]
+    if not matching:
         words = [operator or "any operator", *([dtype] if dtype else []), *([f"along {axis}"] if axis else [])]
         words += [f"{name}={size}" for name, size in shape.items()] + ([f"dims {dims[0]}:{dims[1]}"] if dims else [])
         operators = f"operators {', '.join(sorted({sweep.operator for sweep in every}))}"
         near = "; ".join(sweep.label for sweep in sorted(of_operator, key=len)[-5:])
         raise ProfileError(
-            f"no sweep of {measured.path.stem} is of {' '.join(words)}",
+            f"no sweep of {profile.path.stem} is of {' '.join(words)}",
             f"one of its {len(every)} sweeps, such as {near}" if near else f"one of its {len(every)}, of {operators}",
             "Run gac cliffs on it without filters to see them, or measure it with gac profile"
             + (" --scheme." if dtype and dtype not in {sweep.dtype for sweep in every} else "."),
         )
-    return found
+    return matching
 
 
-def _has(sweep: "Sweep", shape: dict[str, int], dims: Dims) -> bool:
-    return bool(sweep.inside(dims).any()) and shape.items() <= dict(sweep.fixed).items()
-
-
-def _sweep_document(one: "ExplainedSweep", dims: Dims) -> dict[str, Any]:
-    sweep, found = one.sweep, one.cliffs
-    causes, edges = ([cause and vars(cause) for cause in row] for row in (one.causes, one.edges))
+def _sweep_document(row: "ExplainedSweep", dims: Dims) -> dict[str, Any]:
+    sweep, cliffs = row.sweep, row.cliffs
+    causes, edges = ([cause and vars(cause) for cause in column] for column in (row.causes, row.edges))
     document: dict[str, Any] = {
         "operator": sweep.operator,
         "dtype": sweep.dtype,
@@ -124,67 +130,127 @@ def _sweep_document(one: "ExplainedSweep", dims: Dims) -> dict[str, Any]:
         "axis": sweep.axis,
         "fixed": dict(sweep.fixed),
         "points": len(sweep),
-        "noise": found.noise,
-        "period": found.period,
-        "alignment": [asdict(one) | {"keeps_up": one.keeps_up} for one in found.classes],
-        "collapsed": _rows(dims, dim=found.collapsed, rescue=found.rescue, slowdown=found.slowdown, cause=causes),
-        "staircase": _rows(dims, sweet_spot=found.sweet_spots, edge=found.edges, jump=found.jumps, cause=edges),
+        "noise": cliffs.noise,
+        "period": cliffs.period,
+        "alignment": [asdict(kind) | {"keeps_up": kind.keeps_up} for kind in cliffs.classes],
+        "collapsed": _rows(dims, dim=cliffs.collapsed, rescue=cliffs.rescue, slowdown=cliffs.slowdown, cause=causes),
+        "staircase": _rows(dims, sweet_spot=cliffs.sweet_spots, edge=cliffs.edges, jump=cliffs.jumps, cause=edges),
     }
     if dims is not None:
-        launches = [[asdict(launch) for launch in at] for at in sweep.launches]
+        launches = [[asdict(launch) for launch in kernels] for kernels in sweep.launches]
         document["measured"] = _rows(dims, dim=sweep.dims, ns=sweep.ns, iqr_ns=sweep.iqr, launches=launches)
     return document
 
 
 def _rows(dims: Dims, **columns: Any) -> list[dict[str, Any]]:
-    """One entry a dim, by the first of the columns; those inside ``dims``."""
+    """One entry a dim, which is the first column; only those inside ``dims``."""
     plain = [column.tolist() if hasattr(column, "tolist") else column for column in columns.values()]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
     return [row for row in rows if dims is None or dims[0] <= next(iter(row.values())) <= dims[1]]
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("operator")
 @click.argument("dim", type=click.IntRange(min=1, max=LARGEST))
-@click.option(
-    "--axis", metavar="AXIS", help="The axis that the dim belongs to. Default: the one that compression changes."
-)
+@option("--axis", "The axis of the dim. Default: the one that compression changes.", metavar="AXIS")
 @shape_option
-@click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16, fp8, or what tables call a scheme.")
+@option("--dtype", "bf16, fp16, fp8, or a table's name for a scheme.", default="bf16")
 @profile_option("Take costs and kernels from this latency table.")
 def explain(
     operator: str, dim: int, axis: str | None, shape: dict[str, int], dtype: str, profile: str | None
 ) -> Answer:
-    """Say which constraints a dim breaks, what each costs, and what ran there.
+    """List the constraints that a dim breaks, the cost of each, and the kernels that ran.
 
     OPERATOR is linear, low_rank, sdpa, ...; DIM is the size of one of its axes: a rank, a head_dim, a width. Without
-    --profile the rules of every architecture are listed, with costs that others published.
+    --profile the rules of every architecture are listed, with published costs.
     """
     from gac.lab.mechanisms.explain import explain as look_up
     from gac.lab.tables import explanation_tables
 
-    measured = None if profile is None else gac.Profile.load(profile)
-    told = look_up(operator, dim, measured, axis, shape or None, dtype)
-    return Answer(_explained(told), lambda: explanation_tables(told))
+    table = None if profile is None else gac.Profile.load(profile)
+    explanation = look_up(operator, dim, table, axis, shape or None, dtype)
+    return Answer(_explanation_document(explanation), lambda: explanation_tables(explanation))
 
 
-def _explained(told: "Explanation") -> dict[str, Any]:
-    document = asdict(told)
+def _explanation_document(explanation: "Explanation") -> dict[str, Any]:
+    document = asdict(explanation)
     del document["findings"]
-    ran = [_ran(run) for run in told.ran]
-    rules = [_rule(finding) for finding in told.findings]
-    return document | {"fixed": dict(told.fixed), "ran": ran, "rules": rules}
+    ran, rules = list(map(_ran, explanation.ran)), list(map(_rule, explanation.findings))
+    return document | {"fixed": dict(explanation.fixed), "ran": ran, "rules": rules}
 
 
 def _ran(run: "Run") -> dict[str, Any]:
     waves = run.waves
     counts = (None, None, None, True) if waves is None else (waves.tiles, waves.count, waves.last, waves.exact)
-    named = zip(("tiles", "waves", "last_wave", "exact"), counts, strict=True)
-    return asdict(run.kernel) | {"grid": run.launch.grid} | dict(named)
+    entries = zip(("tiles", "waves", "last_wave", "exact"), counts, strict=True)
+    return asdict(run.kernel) | {"grid": run.launch.grid} | dict(entries)
 
 
 def _rule(finding: "Finding") -> dict[str, Any]:
     rule = finding.rule
     stated = {name: getattr(rule, name) for name in ("level", "constraint", "since", "before")}
-    sources = [asdict(source) for source in rule.sources]
-    return asdict(finding) | {"rule": rule.name} | stated | {"sources": sources}
+    return asdict(finding) | {"rule": rule.name} | stated | {"sources": [asdict(source) for source in rule.sources]}
+
+
+@click.command(cls=Command, resume="Every timing is saved in the studies' file; rerun the command to resume.")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@flag("--all every", "Run every study.")
+@profile_option("Judge from this recorded profile; needs no GPU.")
+@output_option(Target(ProfileError), "File of the timings. Default: the studies' own file of this GPU.")
+@passes_option
+def study(names: Sequence[str], every: bool, profile: str | None, output: Path | None, passes: int) -> Answer:
+    """Repeat a published experiment on this GPU, and judge whether its claim holds.
+
+    Measures what is missing in the studies' file of this GPU, shows the result with the published table, and judges.
+    Without NAME, the studies are listed.
+    """
+    from gac.lab.studies import STUDIES
+    from gac.lab.tables import studies_table, study_tables, verdicts_table
+
+    chosen = tuple(STUDIES.get(name) for name in dict.fromkeys(names))
+    chosen = tuple(STUDIES) if every else chosen
+    if not chosen and profile is not None:
+        raise click.UsageError("--profile judges studies: name them, or give --all.")
+    if not chosen:
+        fields = ("name", "title", "claim", "source")
+        entries = [
+            {name: getattr(entry, name) for name in fields} | {"shapes": len(entry.points())} for entry in STUDIES
+        ]
+        return Answer({"studies": entries}, lambda: [studies_table(entries)])
+    table = _measured(chosen, output, passes) if profile is None else gac.Profile.load(profile)
+    results, problems = _judged(chosen, table)
+    document: dict[str, Any] = {
+        "gpu": table.header.gpu,
+        "profile": table.path.stem,
+        "digest": table.digest,
+        "results": [asdict(result) for result in results],
+        "problems": problems,
+    }
+    summary = [verdicts_table(table.header.gpu, results)] if len(results) > 1 else []
+    return Answer(document, lambda: [shown for result in results for shown in study_tables(result)] + summary)
+
+
+def _measured(studies: Sequence["Study"], output: Path | None, passes: int) -> "Profile":
+    from gac.profiling.folders import studies_path
+    from gac.profiling.sweeps.profiler import profile_gpu, summary
+    from gac.profiling.timing.device import require_gpu
+
+    path = output or studies_path(require_gpu())
+    points = tuple(dict.fromkeys(point for study in studies for point in study.points()))
+    profile = gac.Profile.load(profile_gpu(points, path, passes))
+    note(summary(profile))
+    return profile
+
+
+def _judged(studies: Sequence["Study"], profile: "Profile") -> tuple[list["StudyResult"], dict[str, str]]:
+    """Results, and the errors of the other studies; a single study raises its own."""
+    results, problems = [], {}
+    for study in studies:
+        try:
+            results.append(study.judge(profile.find))
+        except GacError as failure:
+            if len(studies) == 1:
+                raise
+            problems[study.name] = str(failure)
+            note(f"{study.name}: {failure}")
+    return results, problems

@@ -1,29 +1,58 @@
-"""Options that several commands read the same way, and the files that they name: checked before minutes of work."""
+"""Options that several commands share, and the files that they name: checked before minutes of work."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
 
-import gac
 from gac.core.errors import GacError
 from gac.core.io import destination
 from gac.forms import DEFAULT_FORMS
 
-if TYPE_CHECKING:
-    from gac.plan.plan import Plan
-    from gac.plan.token_plan import TokenPlan
-
-
 T = TypeVar("T", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
+AT_LEAST_1 = click.IntRange(min=1)
 LARGEST = 2**63 - 1
 """The largest size that a latency table can hold."""
+
+
+class Option(Protocol):
+    """A decorator that adds an option to a command."""
+
+    def __call__(self, command: T, /) -> T: ...
+
+
+def option(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Option:
+    """An option as one row: its names (flags, then the argument), help, and type.
+
+    The help shows the default, or the text ``show_default``.
+    """
+    shown = how.pop("show_default", how.get("default") is not None)
+    if isinstance(shown, str):
+        help, shown = f"{help}  [default: {shown}]", False
+    return click.option(*names.split(), type=kind, metavar=metavar, show_default=shown, help=help, **how)
+
+
+def several(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Option:
+    """An option that can be repeated."""
+    return option(names, f"{help} Repeatable.", kind, metavar, multiple=True, **how)
+
+
+def switch(names: str, help: str, **how: Any) -> Option:
+    """An option with a flag for yes, and one for no; None unless one is given."""
+    return option(names, help, None, **({"default": None} | how))
+
+
+def flag(names: str, help: str) -> Option:
+    """An option without a value."""
+    return click.option(*names.split(), is_flag=True, help=help)
+
+
+# --- callbacks ------------------------------------------------------------------------------------------------------
 
 
 def _sizes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> dict[str, int]:
@@ -51,69 +80,10 @@ def _range(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
     return first, last
 
 
-shape_option = click.option(
-    "--shape", callback=_sizes, metavar="AXIS=SIZE,...", help="Sizes of the axes that stay fixed: m=1024,k=4096."
-)
-dtype_option = click.option(
-    "--dtype", metavar="NAME", help="Only sweeps in this dtype: bf16, fp16, fp8, or what tables call a scheme."
-)
-dims_option = click.option(
-    "--dims", callback=_range, metavar="FIRST:LAST", help="Show every measured dim from FIRST to LAST."
-)
-passes_option = click.option(
-    "--passes",
-    type=click.IntRange(min=1, max=10_000),
-    default=3,
-    show_default=True,
-    help="How often every shape is timed.",
-)
-
-
-def output_option(kind: click.Path, what: str, **how: Any) -> Callable[[T], T]:
-    """``-o``; ``what`` says in the help what is written."""
-    return click.option("-o", "--output", type=kind, show_default=True, help=what, **how)
-
-
-def plot_option(what: str) -> Callable[[T], T]:
-    """``--plot``; ``what`` says in the help what is drawn."""
-    return click.option("--plot", type=Figure(), metavar="FILE", help=f"{what} (.png, .pdf or .svg).")
-
-
-def profile_option(what: str, **how: Any) -> Callable[[T], T]:
-    """``--profile``; ``what`` says in the help what the latency table is there for."""
-    return click.option("--profile", metavar="NAME|FILE", help=what, **how)
-
-
-table_option = profile_option("Latency table; by default this GPU's, without a GPU the H100's.")
-
-
-def forms_option(what: str, default: tuple[str, ...] = DEFAULT_FORMS, shown: str | bool = True) -> Callable[[T], T]:
-    """``--form``, repeatable; ``what`` says in the help what forms are there for, ``shown`` what the default is."""
-    return click.option("--form", "forms", multiple=True, default=default, show_default=shown, help=what)
-
-
-def workloads_option(
-    what: str,
-    default: tuple[str, ...] = ("prefill:1x1024", "decode:1@1024"),
-    shown: str | bool = True,
-    kinds: str = "prefill:BxS or decode:B@C",
-) -> Callable[[T], T]:
-    """``--workload``, repeatable; ``what`` says in the help what workloads are there for, ``kinds`` which there are."""
-    return click.option(
-        "--workload",
-        "workloads",
-        multiple=True,
-        metavar="WORKLOAD",
-        default=default,
-        show_default=shown,
-        help=f"{what}: {kinds}. Repeatable.",
-    )
-
-
 def _latency(
     _ctx: click.Context, _option: click.Parameter, texts: Sequence[str]
 ) -> str | float | dict[str, float] | None:
-    """``any``, one fraction for every workload, or fractions by workload."""
+    """Parse ``any``, one fraction for every workload, or fractions by workload."""
     if list(texts) == ["any"]:
         return "any"
     pairs = [text.rpartition("=") for text in texts]
@@ -126,42 +96,16 @@ def _latency(
     return fractions.get("", fractions or None)
 
 
-def latency_option(what: str) -> Callable[[T], T]:
-    """``--latency``, repeatable; ``what`` says in the help what it limits, and what limits it where it is not given."""
-    return click.option("--latency", multiple=True, callback=_latency, metavar="F|WORKLOAD=F|any", help=what)
-
-
-def tensor_parallel_option(what: str) -> Callable[[T], T]:
-    """``--tensor-parallel``; ``what`` says in the help what it does."""
-    number = click.IntRange(min=1)
-    return click.option("--tensor-parallel", type=number, default=1, show_default=True, metavar="N", help=f"{what}.")
-
-
-def bos_option(what: str) -> Callable[[T], T]:
-    """``--bos`` and ``--no-bos``; ``what`` says in the help which windows begin with it."""
-    return click.option("--bos/--no-bos", default=None, help=what)
-
-
-def refuse_given(names: Container[str | None], why: str) -> None:
-    """Refuse options of the command that runs, where they are on the command line.
-
-    Raises:
-        click.UsageError: names the first one, and says ``why``.
-    """
-    ctx = click.get_current_context()
-    for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
-        if given and parameter.name in names:
-            raise click.UsageError(f"{parameter.opts[-1]} goes {why}", ctx)
+# --- options that several commands share ----------------------------------------------------------------------------
 
 
 class Target(click.Path):
-    """A path that the command writes to; ``Verb`` checks it before the command runs. ``-`` is none.
+    """A path that the command writes to; ``Command`` checks it before the command runs. ``-`` is refused.
 
     Args:
-        error: what is raised where it cannot be written.
-        directory: whether a directory is written, or a file.
-        early: False where the command checks it by itself, for it does not always write it.
+        error: the class of the error if it cannot be written.
+        directory: True for a directory, False for a file.
+        early: False if the command itself checks it, because it does not always write it.
     """
 
     def __init__(self, error: type[GacError] = GacError, directory: bool = False, early: bool = True) -> None:
@@ -191,15 +135,15 @@ class Target(click.Path):
                 pass
         except OSError as failure:
             where = "" if folder == path else f" nothing can be written to {folder}:"
-            given = f"{path}:{where} {failure.strerror}"
-            raise self.error(given, "a writable path", "Choose another path.") from failure
+            problem = f"{path}:{where} {failure.strerror}"
+            raise self.error(problem, "a writable path", "Choose another path.") from failure
 
 
 class Figure(Target):
     """A figure to draw."""
 
     def check(self, path: Path) -> None:
-        """Refuse a figure that cannot be made, as well.
+        """Refuse a figure that cannot be made.
 
         Raises:
             GacError: matplotlib is missing, the ending is unknown, or the path cannot be written.
@@ -210,35 +154,77 @@ class Figure(Target):
         super().check(path)
 
 
-def plan_document(plan: "Plan") -> dict[str, Any]:
-    """A plan without its sites, and with the fractions and counts that follow from them."""
-    from gac.core.io import to_json
-
-    document: dict[str, Any] = json.loads(to_json(plan))
-    del document["sites"]
-    document |= {"kept": plan.budget.kept, "kept_of_model": plan.kept_of_model}
-    for name, (used, total) in {"bytes": plan.bytes, "model_bytes": plan.model_bytes}.items():
-        document[name] = {"used": used, "total": total}
-    document |= dict(zip(("bits", "model_bits"), plan.bits, strict=True))
-    return document | {"alignment": plan.alignment, "aligned_fraction": plan.aligned_fraction}
-
-
-def tokens_document(plan: "TokenPlan") -> dict[str, Any]:
-    """A plan of tokens, with the sums that follow from it."""
-    from gac.core.io import to_json
-
-    document: dict[str, Any] = json.loads(to_json(plan)) | {"used": plan.used, "total": plan.total, "loss": plan.loss}
-    sizes = {str(length): plan.cache_bytes(length) for length in plan.contexts}
-    return document | {"cache_bytes": {length: {"used": one, "total": all_} for length, (one, all_) in sizes.items()}}
+shape_option = option(
+    "--shape", "Sizes of the axes that stay fixed: m=1024,k=4096.", metavar="AXIS=SIZE,...", callback=_sizes
+)
+dtype_option = option(
+    "--dtype", "Only sweeps in this dtype: bf16, fp16, fp8, or a table's name for a scheme.", metavar="NAME"
+)
+dims_option = option("--dims", "Show every measured dim from FIRST to LAST.", metavar="FIRST:LAST", callback=_range)
+passes_option = option("--passes", "Timings of every shape.", click.IntRange(1, 10_000), default=3)
+document_option = option("-o --output document", "Also write the JSON document to this file.", Target())
+tokenizer_option = option("--tokenizer", "A tokenizer's directory or hub id. Default: the model's own.", metavar="NAME")
+overwrite_option = flag("--overwrite", "Replace an existing compressed checkpoint.")
 
 
-def named_plans(files: Sequence[Path]) -> list[tuple[str, "Plan"]]:
-    """Plans by their files' names, without folder and ending where that tells them apart."""
-    return [(name, gac.Plan.load(file)) for name, file in named(files).items()]
+def output_option(kind: click.Path, help: str, **how: Any) -> Option:
+    return option("-o --output", help, kind, **how)
+
+
+def plot_option(help: str) -> Option:
+    return option("--plot", f"{help} (.png, .pdf or .svg).", Figure(), "FILE")
+
+
+def profile_option(help: str, **how: Any) -> Option:
+    return option("--profile", help, metavar="NAME|FILE", **how)
+
+
+table_option = profile_option("Latency table. Default: this GPU's, without a GPU the H100's.")
+
+
+def forms_option(help: str, default: tuple[str, ...] = DEFAULT_FORMS, shown: str | bool = True) -> Option:
+    return several("--form forms", help, default=default, show_default=shown)
+
+
+def workloads_option(
+    help: str,
+    default: tuple[str, ...] = ("prefill:1x1024", "decode:1@1024"),
+    shown: str | bool = True,
+    kinds: str = "prefill:BxS or decode:B@C",
+) -> Option:
+    return several("--workload workloads", f"{help}: {kinds}.", None, "WORKLOAD", default=default, show_default=shown)
+
+
+def latency_option(help: str) -> Option:
+    return option("--latency", help, metavar="F|WORKLOAD=F|any", multiple=True, callback=_latency)
+
+
+def tensor_parallel_option(help: str) -> Option:
+    return option("--tensor-parallel", f"{help}.", AT_LEAST_1, "N", default=1)
+
+
+def bos_option(help: str) -> Option:
+    return switch("--bos/--no-bos", help)
+
+
+# --- arguments of the command that runs -----------------------------------------------------------------------------
+
+
+def reject_options(names: Container[str | None], reason: str) -> None:
+    """Refuse options that are on the command line.
+
+    Raises:
+        click.UsageError: names the first one, with the reason.
+    """
+    ctx = click.get_current_context()
+    for parameter in ctx.command.params:
+        on_command_line = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+        if on_command_line and parameter.name in names:
+            raise click.UsageError(f"{parameter.opts[-1]} goes {reason}", ctx)
 
 
 def named(files: Sequence[Path]) -> dict[str, Path]:
-    """Files by their names, without folder and ending where that tells them apart.
+    """Files by their names, without folder and ending if these stay distinct.
 
     Raises:
         click.UsageError: one of them is given twice.
@@ -247,3 +233,10 @@ def named(files: Sequence[Path]) -> dict[str, Path]:
         raise click.UsageError(f"{', '.join(twice)} is given more than once. Name each file once.")
     short = len({file.stem for file in files}) == len(files)
     return {file.stem if short else str(file): file for file in files}
+
+
+def tokenizer_named(name: str | None) -> Any:
+    """Load the tokenizer of ``--tokenizer``; None without a name."""
+    from gac.models.loading import load_tokenizer
+
+    return load_tokenizer(name) if name else None

@@ -1,7 +1,7 @@
-"""Commands that measure this machine's GPU, and list what was measured."""
+"""Commands that measure this machine's GPU, and list the latency tables."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
+from gac.cli.command import Answer, Command
 from gac.cli.options import (
+    AT_LEAST_1,
     Target,
+    flag,
     forms_option,
+    option,
     output_option,
     passes_option,
+    several,
     tensor_parallel_option,
     workloads_option,
 )
-from gac.cli.verb import Answer, Verb
 from gac.core.distributed.launch import processes
 from gac.core.errors import GacError, ProfileError, did_you_mean
 
@@ -30,69 +34,33 @@ GENERAL = "general"
 
 
 def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) -> float | None:
-    """Refuse NaN, which is in every range and would never be reached."""
-    if value is not None and math.isnan(value):
+    if value is not None and math.isnan(value):  # NaN is in every range and would never be reached
         raise click.BadParameter("nan is not a number.")
     return value
 
 
-@click.command(
-    cls=Verb, resume="Every timing that was taken is in the file; the same command goes on where this one stopped."
-)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="NAME",
-    help="Measure what this model's allocation needs: a known name, a directory or a hub id, of which only the "
-    "config is read. Repeatable.",
-)
-@workloads_option("What the models run")
-@forms_option("A form that the models' weights may take. Repeatable.")
-@click.option("--fuse", is_flag=True, help="Also measure what the models run if q/k/v, and gate/up, share one GEMM.")
-@click.option(
-    "--tokens",
-    is_flag=True,
-    help="Also measure attention over the shares of a context that gac tokens prices, of workloads that decode.",
-)
-@tensor_parallel_option("Measure the parts that each GPU has of the models' weights where these are split over so many")
-@click.option(
-    "--sweep",
-    "sweeps",
-    multiple=True,
-    metavar="NAME",
-    help="Measure the shapes of a study (gac study lists them), or 'general'. Repeatable.",
-)
-@click.option("--dtype", default="bf16", show_default=True, help="bf16 or fp16, of models and of the general sweep.")
-@click.option(
-    "--scheme",
-    "schemes",
-    multiple=True,
-    metavar="NAME[:N]",
-    help="Measure the GEMMs of models and of the general sweep in this scheme too: w4a16, fp8, ... Repeatable.",
-)
+@click.command(cls=Command, resume="Every timing is saved in the file; rerun the command to resume.")
+@several("--model models", "Measure the shapes of a known model, a directory or a hub id (config only).", None, "NAME")
+@workloads_option("Workload of the models")
+@forms_option("A form that the models' weights may take.")
+@flag("--fuse", "Also measure the models with q/k/v, and gate/up, in one GEMM.")
+@flag("--tokens", "Also measure attention over the shares of a context that gac tokens prices, for decode workloads.")
+@tensor_parallel_option("Measure the part of each GPU, with the models' weights split over N GPUs")
+@several("--sweep sweeps", "Measure the shapes of a study (gac study lists them), or 'general'.", None, "NAME")
+@option("--dtype", "bf16 or fp16, of models and of the general sweep.", default="bf16")
+@several("--scheme schemes", "Measure GEMMs of models and of the general sweep in it too: w4a16, ...", None, "NAME[:N]")
 @passes_option
-@click.option(
+@option(
     "--gpus",
-    type=click.IntRange(min=1),
+    "Measure with N GPUs of this host at once, into one table. They must be alike.",
+    AT_LEAST_1,
+    "N",
     default=1,
-    show_default=True,
-    metavar="N",
-    help="Measure with so many GPUs of this host at once, into one table. They have to be alike.",
 )
-@click.option(
-    "--collectives",
-    is_flag=True,
-    help="Measure all-reduces, all-gathers and reduce-scatters of as many GPUs as torchrun has started processes.",
-)
-@click.option("--aa", is_flag=True, help="Time every shape as A and as B, and say how often they seem to differ.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0),
-    callback=_number,
-    help="Stop after about this many seconds; the next run continues.",
-)
-@click.option("--estimate", "only_estimate", is_flag=True, help="Say how much there is to measure, and stop.")
+@flag("--collectives", "Measure all-reduces, all-gathers and reduce-scatters of the GPUs of torchrun's processes.")
+@flag("--aa", "Time every shape as A and as B, and count how often they seem to differ.")
+@option("--seconds", "Stop after about this time; the next run continues.", click.FloatRange(0), callback=_number)
+@flag("--estimate only_estimate", "Print how much there is to measure, and stop.")
 @output_option(Target(ProfileError), "The file to write. Default: this GPU's own file.")
 def profile(
     models: Sequence[str],
@@ -111,65 +79,44 @@ def profile(
     """Measure this machine's GPU.
 
     Without --model and --sweep: a general sweep over every operator, along the dims that compression changes. A
-    second run on the same file goes on where the first one stopped.
+    second run on the same file continues the first one.
 
     Collectives: torchrun --nproc-per-node 2 -m gac profile --collectives, once for each number of GPUs.
     """
     passes = 2 * passes if aa else passes
     if collectives:
-        _check_alone(models, sweeps, schemes, gpus, aa, runs)
+        named = {"--model": models, "--sweep": sweeps, "--scheme": schemes, "--gpus": gpus > 1}
+        named |= {"--fuse": runs["fuse"], "--tokens": runs["tokens"], "--aa": aa}
+        if others := [name for name, value in named.items() if value]:
+            raise ProfileError(
+                f"--collectives with {', '.join(others)}",
+                "collectives by themselves: of any model, by rows and columns",
+                "Run gac profile twice on the same file, once with --collectives.",
+            )
         return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
 
     if processes() > 1:
-        given = f"gac profile in {processes()} processes"
-        raise ProfileError(
-            given, "one process, or --collectives", "Start it without torchrun; --gpus takes several GPUs."
-        )
-    named = sweeps or (() if models else (GENERAL,))
-    _check_sweeps(named)
-    if schemes and not models and GENERAL not in named:
-        given = f"schemes {', '.join(schemes)} with sweeps {', '.join(named)}, whose dtypes are fixed"
-        raise ProfileError(given, f"a model, or the sweep {GENERAL}", "Add one of these, or leave --scheme out.")
+        problem = f"gac profile in {processes()} processes"
+        remedy = "Start it without torchrun; --gpus takes several GPUs."
+        raise ProfileError(problem, "one process, or --collectives", remedy)
+    sweeps = sweeps or (() if models else (GENERAL,))
+    _check_sweeps(sweeps)
+    if schemes and not models and GENERAL not in sweeps:
+        problem = f"schemes {', '.join(schemes)} with sweeps {', '.join(sweeps)}, whose dtypes are fixed"
+        raise ProfileError(problem, f"a model, or the sweep {GENERAL}", "Add one of these, or leave --scheme out.")
     of_models = tuple(_model_points(models, dtype, schemes, **runs))
     require_gpu()
-    swept = (point for name in named for point in _sweep_points(name, dtype, schemes))
+    swept = (point for name in sweeps for point in _sweep_points(name, dtype, schemes))
     points = tuple(dict.fromkeys((*of_models, *swept)))
     if only_estimate:
         return _estimated(estimate(points, output, passes, gpus=gpus))
-    path = profile_gpu(points, output, passes, seconds, gpus)
-    return _profiled(path, gac.Profile.load(path), aa)
-
-
-def _check_alone(
-    models: Sequence[str], sweeps: Sequence[str], schemes: Sequence[str], gpus: int, aa: bool, runs: Mapping[str, Any]
-) -> None:
-    """Refuse what says which GEMMs to time, beside collectives."""
-    named = {
-        "--model": models,
-        "--sweep": sweeps,
-        "--scheme": schemes,
-        "--gpus": gpus > 1,
-        "--fuse": runs["fuse"],
-        "--tokens": runs["tokens"],
-        "--aa": aa,
-    }
-    if beside := [option for option, given in named.items() if given]:
-        raise ProfileError(
-            f"--collectives with {', '.join(beside)}",
-            "collectives by themselves: of any model, by rows and columns",
-            "Run gac profile twice on the same file, once with --collectives.",
-        )
+    return _profiled(profile_gpu(points, output, passes, seconds, gpus), aa)
 
 
 def _collectives(
-    workloads: Sequence[str],
-    dtype: str,
-    output: Path | None,
-    passes: int,
-    seconds: float | None,
-    only_estimate: bool,
+    workloads: Sequence[str], dtype: str, output: Path | None, passes: int, seconds: float | None, only_estimate: bool
 ) -> Answer:
     from gac.core.workloads import Workload
     from gac.profiling.sweeps.collectives import collective_points, estimate_collectives, profile_collectives
@@ -177,13 +124,12 @@ def _collectives(
     points = collective_points(processes(), [Workload.parse(text) for text in workloads], dtype)
     if only_estimate:
         return _estimated(estimate_collectives(points, output, passes))
-    path = profile_collectives(points, output, passes, seconds)
-    return _profiled(path, gac.Profile.load(path), aa=False)
+    return _profiled(profile_collectives(points, output, passes, seconds), aa=False)
 
 
-def _estimated(ahead: "Estimate") -> Answer:
-    document = {"path": str(ahead.path), "shapes": ahead.shapes, "timings": ahead.remaining}
-    return Answer(document | {"seconds": round(ahead.seconds, 1)}, lambda: [str(ahead)])
+def _estimated(estimate: "Estimate") -> Answer:
+    document = {"path": str(estimate.path), "shapes": estimate.shapes, "timings": estimate.remaining}
+    return Answer(document | {"seconds": round(estimate.seconds, 1)}, lambda: [str(estimate)])
 
 
 def _model_points(
@@ -232,29 +178,30 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
     return STUDIES.get(name).points()
 
 
-def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
+def _profiled(path: Path, aa: bool) -> Answer:
     from gac.profiling.false_alarms import count_false_alarms
     from gac.profiling.sweeps.profiler import summary
 
+    table: Profile = gac.Profile.load(path)
     document: dict[str, Any] = {
         "path": str(path),
-        "gpu": measured.header.gpu,
-        "shapes": len(measured.measurements),
-        "failed": len(measured.failed),
-        "converged_fraction": measured.converged_fraction,
-        "spread": measured.spread,
-        "drift": measured.drift,
-        "digest": measured.digest,
+        "gpu": table.header.gpu,
+        "shapes": len(table.measurements),
+        "failed": len(table.failed),
+        "converged_fraction": table.converged_fraction,
+        "spread": table.spread,
+        "drift": table.drift,
+        "digest": table.digest,
     }
-    lines = [summary(measured), f"saved as {path}"]
+    lines = [summary(table), f"saved as {path}"]
     if aa:
-        report = count_false_alarms(measured)
+        report = count_false_alarms(table)
         document["aa"] = asdict(report) | {"fraction": report.fraction}
         lines.append(str(report))
     return Answer(document, lambda: lines)
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 def profiles() -> Answer:
     """List the latency tables on this machine.
 
@@ -269,12 +216,12 @@ def profiles() -> Answer:
 
 
 def _entry(path: Path, where: str) -> dict[str, Any]:
-    """One line of the list; a file that cannot be read is listed with what is wrong with it."""
+    """One line of the list; a file that cannot be read is listed with its problem."""
     entry: dict[str, Any] = {"name": path.stem, "where": where, "path": str(path)}
     try:
-        read = gac.Profile.load(path)
+        table = gac.Profile.load(path)
     except GacError as failure:
         return entry | {"problem": str(failure)}
-    header = read.header
-    counts = {"shapes": len(read.measurements), "operators": sorted({row.operator for row in read.measurements})}
-    return entry | {"gpu": header.gpu, **counts, "torch": header.torch, "date": header.date, "digest": read.digest}
+    header, rows = table.header, table.measurements
+    counts = {"shapes": len(rows), "operators": sorted({row.operator for row in rows})}
+    return entry | {"gpu": header.gpu, **counts, "torch": header.torch, "date": header.date, "digest": table.digest}

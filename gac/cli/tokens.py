@@ -1,4 +1,4 @@
-"""The command that chooses how many tokens the cache of every layer keeps."""
+"""The command that plans how many tokens the cache of every layer keeps."""
 
 from pathlib import Path
 from typing import Any
@@ -6,61 +6,34 @@ from typing import Any
 import click
 
 import gac
-from gac.cli.measuring import tokenizer_option
-from gac.cli.options import Target, latency_option, output_option, table_option, tokens_document, workloads_option
-from gac.cli.verb import Answer, Verb, note
+from gac.cli.command import Answer, Command, note
+from gac.cli.documents import tokens_document
+from gac.cli.options import (
+    AT_LEAST_1,
+    Target,
+    latency_option,
+    option,
+    output_option,
+    several,
+    table_option,
+    tokenizer_option,
+    workloads_option,
+)
 from gac.core.errors import PlanError
 from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 
-@click.command(cls=Verb, resume="Windows that were measured are kept in GAC_HOME; the same command goes on from there.")
+@click.command(cls=Command, resume="Measured windows are saved in GAC_HOME; rerun the command to resume.")
 @click.argument("model")
-@click.option(
-    "--keep", type=float, default=KEEP, show_default=True, metavar="F", help="Kept fraction of all layers' tokens."
-)
-@click.option(
-    "--press",
-    default=PRESS,
-    show_default=True,
-    metavar="NAME",
-    help="What evicts, of kvpress: snapkv, expectedattention, knorm, tova, ...",
-)
-@click.option(
-    "--calibration",
-    default=TEXT,
-    show_default=True,
-    metavar="TEXT[:NxL]",
-    help="The text, and N windows of L tokens: a context and the tokens that follow.",
-)
-@click.option(
-    "--following",
-    type=click.IntRange(min=1),
-    default=FOLLOWING,
-    show_default=True,
-    metavar="N",
-    help="Tokens of a window that follow the context; losses are theirs.",
-)
-@click.option(
-    "--share",
-    "shares",
-    type=float,
-    multiple=True,
-    default=SHARES,
-    show_default="every eighth",
-    metavar="F",
-    help="A share of the context that a layer may keep. Repeatable; all of it is always there.",
-)
-@click.option(
-    "--step",
-    type=click.IntRange(min=1),
-    default=STEP,
-    show_default=True,
-    metavar="N",
-    help="Keep multiples of so many tokens.",
-)
+@option("--keep", "Kept fraction of all layers' tokens.", float, "F", default=KEEP)
+@option("--press", "A press of kvpress: snapkv, expectedattention, knorm, tova, ...", None, "NAME", default=PRESS)
+@option("--calibration", "The text, and N windows of L tokens each.", None, "TEXT[:NxL]", default=TEXT)
+@option("--following", "Tokens at the end of a window, to measure the loss on.", AT_LEAST_1, "N", default=FOLLOWING)
+@several("--share shares", "A share of the context to price.", float, "F", default=SHARES, show_default="every eighth")
+@option("--step", "Keep multiples of this number of tokens.", AT_LEAST_1, "N", default=STEP)
 @table_option
 @workloads_option(
-    "What attention over the cache is looked up for",
+    "Workload to predict attention latency for",
     default=(),
     shown="decode:1@C with the contexts' C",
     kinds="decode:B@C, of which each layer keeps its share of C tokens",
@@ -71,17 +44,16 @@ from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 )
 @output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="tokens.json")
 @tokenizer_option
-def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, **asked: Any) -> Answer:
+def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, **options: Any) -> Answer:
     """Choose how many tokens of a context the cache of every layer of MODEL keeps.
 
-    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures what each layer loses at each
-    share by a press of kvpress, then picks one share a layer: the least loss within the limits, with a proof. The
-    latency table says what attention over the rest takes. In Python, gac.press(plan) evicts accordingly.
+    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures the loss of each layer at each
+    share with a press of kvpress, then picks one share a layer: the least loss within the limits, with a proof. The
+    latency table gives the latency of attention over the kept tokens. In Python, gac.press(plan) evicts accordingly.
     """
     limit = None if latency == "any" else latency
-    plan = gac.allocate_tokens(model, workloads=workloads or None, latency=limit, **asked)
-    from gac.reporting.tokens import tokens_tables
+    plan = gac.allocate_tokens(model, workloads=workloads or None, latency=limit, **options)
 
     plan.save(output)
     note(f"saved as {output}")
-    return Answer({"path": str(output)} | tokens_document(plan), lambda: tokens_tables(plan))
+    return Answer({"path": str(output)} | tokens_document(plan), lambda: [*plan.tables()])

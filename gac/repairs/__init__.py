@@ -1,6 +1,6 @@
-"""Zero-pad what someone else compressed to dims that run fast, without changing its outputs.
+"""Zero-pad compressed checkpoints of others to dims that run fast, without changing their outputs.
 
-Read in this order: ``contract`` (what a dim may become), ``shared_dims`` (where a dim lies in the tensors, and which
-GEMMs it moves), ``weight_files`` (the files), ``layouts`` (which shared dims a checkpoint has), ``times``, ``adopted``
-(what becomes a checkpoint of GAC), ``run``.
+Read in this order: ``contract`` (the padded dim), ``weight_files`` (the files), ``dims`` (the places of a dim in the
+tensors, and its GEMMs), ``layouts`` (the dims of a checkpoint), ``times``, ``adopt`` (checkpoints that become GAC's),
+``run``.
 """

@@ -1,4 +1,4 @@
-"""The rules of repair: what a dim may become, and at which cost."""
+"""The rules of repair: the padded dim, and its cost."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,23 +10,24 @@ from gac.core.errors import GacError, did_you_mean
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 
 WITHIN = 1.01
-"""A measured latency is known to 1 %, so dims that far apart are equally cheap."""
+"""Latencies are measured to 1 %, so dims within that are equally fast."""
 
 
 @dataclass(frozen=True)
 class ShapeContract:
-    """What each dim becomes. No dim ever gets smaller.
+    """Maps each dim to a padded one, which is never smaller.
 
     Attributes:
         strategy: its name: one of ``STRATEGIES``, or one of your own.
-        steps: a multiple of the last stays as it is. Any other dim becomes the next multiple of the first, or where
+        steps: a multiple of the last stays. Any other dim becomes the next multiple of the first, or if
             ``most_overhead`` forbids that of the second, and so on.
         dims: up to the largest of these, the next of them is taken instead.
-        measured: the cheapest dim that a latency table has measured at or above it is taken instead.
-        most_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is. None: any.
-            It counts from the dim that is found: with ``measured``, a second repair may grow it again.
+        measured: take the fastest dim instead, among those of a latency table from this one on.
+        most_overhead: maximum fraction by which a dim may grow; one that would grow more stays. None: any.
+            It refers to the dim of the checkpoint: with ``measured``, a second repair may grow it again.
 
-    Raises GacError if there is no step, or if a size or the limit is invalid.
+    Raises:
+        GacError: there is no step, or a size or the limit is invalid.
     """
 
     strategy: str
@@ -39,17 +40,11 @@ class ShapeContract:
         check_fields(self)
         sizes = (*self.steps, *self.dims)
         if not (self.steps or self.measured) or min(sizes, default=1) < 1 or list(self.dims) != sorted(self.dims):
-            raise GacError(
-                f"a contract with steps {self.steps} and dims {self.dims}",
-                "a positive step at least, and dims that rise",
-                "Correct them.",
-            )
+            problem = f"a contract with steps {self.steps} and dims {self.dims}"
+            raise GacError(problem, "a positive step at least, and dims that rise", "Correct them.")
         if self.most_overhead is not None and not self.most_overhead >= 0:
-            raise GacError(
-                f"a maximum overhead of {self.most_overhead}",
-                "a fraction of at least 0, such as 0.1",
-                "Correct the number.",
-            )
+            problem = f"a maximum overhead of {self.most_overhead}"
+            raise GacError(problem, "a fraction of at least 0, such as 0.1", "Correct the number.")
 
     @classmethod
     @checked
@@ -60,15 +55,12 @@ class ShapeContract:
             GacError: there is no such strategy; names the nearest.
         """
         if strategy not in STRATEGIES:
-            raise GacError(
-                f"strategy {strategy!r} is unknown",
-                f"one of {', '.join(STRATEGIES)}",
-                did_you_mean(strategy, STRATEGIES, "Correct the name."),
-            )
+            remedy = did_you_mean(strategy, STRATEGIES, "Correct the name.")
+            raise GacError(f"strategy {strategy!r} is unknown", f"one of {', '.join(STRATEGIES)}", remedy)
         return STRATEGIES[strategy]
 
     def limited(self, most_overhead: float | None) -> "ShapeContract":
-        """The same with another limit, where one is given.
+        """The same contract with another limit; None keeps the limit.
 
         Raises:
             GacError: it is negative or no number.
@@ -77,24 +69,23 @@ class ShapeContract:
 
     @checked
     def becomes(self, dim: Count, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
-        """The dim that this one is padded to; itself where it is kept or every choice is too large.
+        """The padded dim; the dim itself if every choice is too large.
 
         Args:
-            most: the largest dim that the place allows; None: any.
-            latency: ns by measured dim, where the contract is ``measured``.
+            most: the largest dim that the layout allows; None: any.
+            latency: ns by measured dim, if the contract is ``measured``.
         """
-        more = inf if self.most_overhead is None else self.most_overhead * dim
-        room = min(more, inf if most is None else most - dim)
+        overhead = inf if self.most_overhead is None else self.most_overhead * dim
+        room = min(overhead, inf if most is None else most - dim)
         allowed = [size for size in self._choices(dim, latency) if size - dim <= room]
         if not allowed:
             return dim
         if not self.measured:
             return allowed[0]
-        cheapest = min(latency[size] for size in allowed)
-        return min(size for size in allowed if latency[size] <= WITHIN * cheapest)
+        fastest = min(latency[size] for size in allowed)
+        return min(size for size in allowed if latency[size] <= WITHIN * fastest)
 
     def _choices(self, dim: int, latency: Mapping[int, int]) -> Iterator[int]:
-        """What it could become, the preferred one first."""
         if self.measured:
             yield from (size for size in latency if size >= dim)
         elif self.dims and dim <= self.dims[-1]:

@@ -1,8 +1,7 @@
-"""The result of a repair: the dims that moved, what that costs, and what it wins, as JSON and as rich tables."""
+"""The result of a repair: the padded dims, their cost, and the latencies, as JSON and as rich tables."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -19,8 +18,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Moved:
-    """One dim that was padded; ``added_bytes`` is what its tensors grew by."""
+class PaddedDim:
+    """A padded dim; ``added_bytes`` is the growth of its tensors."""
 
     name: str
     dim: int
@@ -29,8 +28,8 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Carried:
-    """One dim that is as it was: of a form that counts heads or blocks, which need no zeros."""
+class UnpaddedDim:
+    """A dim of a form that counts heads or blocks, which need no zeros."""
 
     name: str
     form: str
@@ -38,18 +37,18 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Repaired:
+class RepairResult:
     """A repaired checkpoint.
 
     Attributes:
-        layouts: in which the dims were found.
-        dims: how many there are that can be padded.
+        layouts: of the dims.
+        dims: number of dims that can be padded.
         moved: those that were padded, in the order of the tensors.
-        carried: dims that count heads or blocks, which are written as they were.
-        kept: names of those that stayed unaligned because of a limit.
+        carried: dims that count heads or blocks.
+        kept: names of those that stay unaligned because of a limit.
         bytes_before, bytes_after: of all tensors of the checkpoint.
-        times: of the GEMMs that the dims are of, for every workload.
-        profile: the GPU of the latency table used for predictions and for the strategy ``profile``, and why that one.
+        times: of the GEMMs with these dims, for every workload.
+        profile: the GPU of the latency table for predictions and for the strategy ``profile``, and why that one.
         left_out: files that were not copied: pickles and code.
     """
 
@@ -58,8 +57,8 @@ class Repaired:
     layouts: tuple[str, ...]
     contract: ShapeContract
     dims: int
-    moved: tuple[Moved, ...]
-    carried: tuple[Carried, ...]
+    moved: tuple[PaddedDim, ...]
+    carried: tuple[UnpaddedDim, ...]
     kept: tuple[str, ...]
     bytes_before: int
     bytes_after: int
@@ -73,71 +72,63 @@ class Repaired:
 
     @property
     def overhead(self) -> float:
-        """The bytes added, as a fraction of the checkpoint's."""
+        """The added bytes, as a fraction of the checkpoint's."""
         return self.added_bytes / self.bytes_before
 
 
-def repair_document(repaired: Repaired) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    return asdict(repaired) | {"added_bytes": repaired.added_bytes, "overhead": repaired.overhead}
+def repair_document(result: RepairResult) -> dict[str, Any]:
+    """The document of ``--json``."""
+    return asdict(result) | {"added_bytes": result.added_bytes, "overhead": result.overhead}
 
 
-def repair_tables(repaired: Repaired) -> list[Group | Text]:
-    """The dims that moved, those of one kind in one row; then memory and time."""
-    moved = [_moved_table(repaired)] if repaired.moved else []
-    return [*moved, _times_table(repaired), _summary(repaired)]
+def repair_tables(result: RepairResult) -> list[Group | Text]:
+    """The padded dims, one row a kind; then memory and time."""
+    padded = [_padded_table(result)] if result.moved else []
+    return [*padded, _times_table(result), _summary(result)]
 
 
-def _moved_table(repaired: Repaired) -> Group:
-    kinds: dict[tuple[str, int, int], list[Moved]] = {}
-    for one in repaired.moved:
-        kinds.setdefault((_NUMBER.sub("*", one.name), one.dim, one.becomes), []).append(one)
+def _padded_table(result: RepairResult) -> Group:
+    kinds: dict[tuple[str, int, int], list[PaddedDim]] = {}
+    for dim in result.moved:
+        kinds.setdefault((_NUMBER.sub("*", dim.name), dim.dim, dim.becomes), []).append(dim)
     table = new_table([("weight", "<"), *((name, ">") for name in ("dims", "from", "to", "grown", "added bytes"))])
-    for (name, dim, becomes), same in kinds.items():
-        added = sum(one.added_bytes for one in same)
-        table.add_row(name, str(len(same)), str(dim), str(becomes), f"{becomes / dim - 1:.2%}", f"{added:,}")
+    for (name, before, after), same in kinds.items():
+        added = sum(dim.added_bytes for dim in same)
+        table.add_row(name, str(len(same)), str(before), str(after), f"{after / before - 1:.2%}", f"{added:,}")
     return Group(table, legend("*: layers or groups; dims: how many of them had this dim"))
 
 
-def _times_table(repaired: Repaired) -> Group:
-    columns = ["workload", "", "before", "after", "before / after"]
-    table = new_table((column, ">" if at > 1 else "<") for at, column in enumerate(columns))
-    for one in repaired.times:
-        table.add_row(one.workload, one.how, *_ns(one), _won(one))
-    gpus = dict.fromkeys(f"{one.how}: {one.gpu}" for one in repaired.times)
+def _times_table(result: RepairResult) -> Group:
+    table = new_table([("workload", "<"), ("", "<"), ("before", ">"), ("after", ">"), ("before / after", ">")])
+    for row in result.times:
+        sides = ((row.before_ns, row.before_unknown), (row.after_ns, row.after_unknown))
+        cells = [
+            f"unknown: {unknown} of {row.gemms} GEMMs" if ns is None else f"{ns / 1e6:.3f} ms" for ns, unknown in sides
+        ]
+        ratio = "" if row.before_ns is None or not row.after_ns else f"{row.before_ns / row.after_ns:.2f}x"
+        table.add_row(row.workload, row.how, *cells, ratio)
+    gpus = dict.fromkeys(f"{row.how}: {row.gpu}" for row in result.times)
     return Group(table, legend("\n".join(["the GEMMs that these dims are of, summed over the model, bf16", *gpus])))
 
 
-def _ns(one: Times) -> Iterator[str]:
-    for ns, unknown in ((one.before_ns, one.before_unknown), (one.after_ns, one.after_unknown)):
-        yield f"unknown: {unknown} of {one.gemms} GEMMs" if ns is None else f"{ns / 1e6:.3f} ms"
-
-
-def _won(one: Times) -> str:
-    return "" if one.before_ns is None or not one.after_ns else f"{one.before_ns / one.after_ns:.2f}x"
-
-
-def _summary(repaired: Repaired) -> Text:
-    limit = repaired.contract.most_overhead
-    unaligned = len(repaired.kept)
-    limited = "" if limit is None else f", a dim grows by {limit:.0%} at most"
+def _summary(result: RepairResult) -> Text:
+    overhead = result.contract.most_overhead
+    limit = "" if overhead is None else f", a dim grows by {overhead:.0%} at most"
     lines = [
-        f"{repaired.source} -> {repaired.output} ({', '.join(repaired.layouts)})",
-        f"strategy  {repaired.contract.strategy}{limited}",
-        f"dims      {len(repaired.moved)} of {repaired.dims} moved, {unaligned} kept that are no multiple of 8",
-        *_carried(repaired),
-        f"memory    {repaired.bytes_before:,} -> {repaired.bytes_after:,} bytes, {repaired.added_bytes:,} added "
-        f"({repaired.overhead:.2%})",
-        f"profile   {repaired.profile}",
+        f"{result.source} -> {result.output} ({', '.join(result.layouts)})",
+        f"strategy  {result.contract.strategy}{limit}",
+        f"dims      {len(result.moved)} of {result.dims} moved, {len(result.kept)} kept that are no multiple of 8",
     ]
-    if repaired.left_out:
-        lines.append(f"left out  {', '.join(repaired.left_out)} (pickles and code)")
+    unpadded = sorted(result.carried, key=lambda dim: (dim.form, dim.dim))
+    for form, same in groupby(unpadded, lambda dim: dim.form):
+        counts = Counter(form_named(form).told(dim.dim) for dim in same)
+        labels = ", ".join(f"{count} x {label}" for label, count in counts.items())
+        lines.append(f"carried   {form} as they were: {labels}; there is nothing to pad")
+    added = f"{result.added_bytes:,} added ({result.overhead:.2%})"
+    lines += [
+        f"memory    {result.bytes_before:,} -> {result.bytes_after:,} bytes, {added}",
+        f"profile   {result.profile}",
+    ]
+    if result.left_out:
+        lines.append(f"left out  {', '.join(result.left_out)} (pickles and code)")
     return Text("\n".join(lines))
-
-
-def _carried(repaired: Repaired) -> Iterator[str]:
-    """How many sites have a form at each of its dims."""
-    for form, same in groupby(sorted(repaired.carried, key=lambda one: (one.form, one.dim)), lambda one: one.form):
-        counts = Counter(form_named(form).told(one.dim) for one in same)
-        told = ", ".join(f"{count} x {dim}" for dim, count in counts.items())
-        yield f"carried   {form} as they were: {told}; there is nothing to pad"

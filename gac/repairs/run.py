@@ -1,26 +1,39 @@
-"""Repair a checkpoint: find its dims, decide what they become, write it again with zeros."""
+"""Repair a checkpoint: find its dims, choose the padded ones, and write it again with zeros, in safetensors."""
 
+import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors.torch import save_file
+
+from gac.checkpoint.card import model_card
+from gac.checkpoint.digests import write_digests
+from gac.checkpoint.files import read_plan, write_header
 from gac.checkpoint.target import check_free, complete_directory
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
+from gac.core.io import open_to_umask
+from gac.core.untrusted import read_model_json
 from gac.core.workloads import Workload
-from gac.plan.plan import ProfileUsed
+from gac.forms.tensors import with_zeros
+from gac.models.loading import is_checkpoint
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.repairs.adopted import adopted
+from gac.repairs.adopt import Adoption, adopt
 from gac.repairs.contract import ShapeContract
+from gac.repairs.dims import Block, Dims, Insertions, SharedDim, added_bytes, insertions, with_dims
 from gac.repairs.layouts import find_blocks
-from gac.repairs.report import Carried, Moved, Repaired
-from gac.repairs.shared_dims import Block, added_bytes
-from gac.repairs.times import How, Look, in_table, measured_dims, on_gpu, summed
-from gac.repairs.weight_files import Source, open_source
-from gac.repairs.writing import left_out, write
+from gac.repairs.layouts.planned import padded_plan
+from gac.repairs.report import PaddedDim, RepairResult, UnpaddedDim
+from gac.repairs.times import How, Latency, in_table, measured_dims, on_gpu, total_times
+from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source, open_source
+from gac.runtime.compressed import CODE, write_code
+from gac.runtime.contract import DIGESTS
 
 UNALIGNED = 8
+_NOT_COPIED = (*PICKLES, ".pkl", ".ckpt", ".py")
 
 
 @checked
@@ -35,124 +48,178 @@ def repair(
     measure: bool = False,
     allow_pickle: bool = False,
     overwrite: bool = False,
-) -> Repaired:
-    """Zero-pad the dims of a checkpoint that someone compressed to aligned ones, without changing its outputs.
+) -> RepairResult:
+    """Zero-pad the dims of a compressed checkpoint to aligned ones, without changing its outputs.
 
     Args:
         directory: weights factored as SVD-LLM, ASVD or PaLU store them, MLPs with pruned neurons, attentions with
             pruned heads, latent attention, or a checkpoint of GAC; with its ``config.json``. It is only read.
-        output: a new or empty directory; the same layout in safetensors, the dims changed where the config states them.
-            With pruned heads, which no stock config can state, it becomes a checkpoint of GAC.
-        strategy: what a dim becomes: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the
-            next head_dim that FlashAttention-2 has a template for, beyond 256 the next multiple of 64), ``tradeoff``
-            (a multiple of 8 stays, any other becomes the next multiple of 32 where that adds at most 10 %, else of 16,
-            else of 8), ``profile`` (the smallest of the dims from this one on whose measured latency is within 1 % of
-            the lowest); or a contract of your own.
-        max_overhead: by which fraction a dim may grow at most; one that would grow more stays as it is.
+        output: a new or empty directory; the same layout in safetensors, with the new dims in the config. With pruned
+            heads, which no stock config can state, it becomes a checkpoint of GAC.
+        strategy: the padded dim: ``minimal`` (the next multiple of 8), ``optimal`` (of 16), ``predefined`` (the next
+            head_dim with a template of FlashAttention-2, beyond 256 the next multiple of 64), ``tradeoff`` (a multiple
+            of 8 stays, any other becomes the next multiple of 32 if that adds at most 10 %, else of 16, else of 8),
+            ``profile`` (the smallest dim from this one on with a measured latency within 1 % of the lowest); or a
+            contract of your own.
+        max_overhead: maximum fraction by which a dim may grow; one that would grow more stays.
         profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
-        workloads: what times are given for, one or more.
+        workloads: one or more, to show latencies for.
         measure: also time the GEMMs before and after, on the GPU of this machine.
         allow_pickle: read ``.bin`` and ``.pt`` files too; with ``weights_only=True``, so as tensors only.
-        overwrite: replace a checkpoint of GAC that is at ``output``.
+        overwrite: replace a checkpoint of GAC at ``output``.
 
     Returns:
-        The dims moved, the bytes added, and the times before and after.
+        The padded dims, the added bytes, and the latencies before and after.
 
     Raises:
-        CheckpointError: the directory cannot be read, holds nothing to repair or contradicts itself, is pickled, or the
+        CheckpointError: the directory cannot be read, has nothing to repair or contradicts itself, is pickled, or the
             output is in use or the input itself.
         ProfileError: the table lacks what ``profile`` needs, or there is no GPU to measure on.
-        GacError: the strategy, the limit or a workload is none.
+        GacError: the strategy, the limit or a workload is invalid.
     """
     contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
     contract = contract.limited(max_overhead)
-    workloads = (workloads,) if isinstance(workloads, str) else workloads
-    parsed = [Workload.parse(workload) for workload in workloads]
-    selected = select_profile(profile)
-    _check_apart(Path(directory), Path(output))
+    names = (workloads,) if isinstance(workloads, str) else workloads
+    runs = [Workload.parse(name) for name in names]
+    table, used = select_profile(profile)
+    _check_separate(Path(directory), Path(output))
     check_free(Path(output), overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
-    return _repaired(source, (str(directory), str(output)), contract, selected, parsed, measure=measure)
-
-
-def _repaired(
-    source: Source,
-    places: tuple[str, str],
-    contract: ShapeContract,
-    selected: tuple[Profile, ProfileUsed],
-    workloads: Sequence[Workload],
-    *,
-    measure: bool,
-) -> Repaired:
-    """Decide the dims, look their times up and write the padded checkpoint from the first place to the second."""
-    table, used = selected
-    directory, output = places
-    found = find_blocks(source)
-    blocks = [block for some in found.values() for block in some]
-    shared = [one for block in blocks for one in block.shared]
-    before = {one.name: one.dim for one in shared}
-    after = decide(blocks, contract, table, workloads)
-    looks: dict[How, tuple[str, Look]] = {"predicted": (table.header.gpu, in_table(table))}
+    layouts = find_blocks(source)
+    blocks = [block for group in layouts.values() for block in group]
+    shared = [dim for block in blocks for dim in block.shared]
+    before, after = {dim.name: dim.dim for dim in shared}, decide(blocks, contract, table, runs)
+    latencies: dict[How, tuple[str, Latency]] = {"predicted": (table.header.gpu, in_table(table))}
     if measure:
-        looks["measured"] = on_gpu(blocks, (before, after), workloads)
-    times = tuple(
-        summed(how, gpu, blocks, (before, after), workload, look)
-        for how, (gpu, look) in looks.items()
-        for workload in workloads
-    )
-    moved = tuple(
-        Moved(one.name, one.dim, after[one.name], added_bytes(source, [one], after))
-        for one in shared
-        if after[one.name] != one.dim
-    )
-    padded = [one for one in shared if not one.carried]
-    carried = tuple(Carried(one.name, one.form, one.dim) for one in shared if one.form and one.carried)
-    held = sum(tensor.nbytes for tensor in source.tensors.values())
-    grown = held + added_bytes(source, shared, after)
+        latencies["measured"] = on_gpu(blocks, (before, after), runs)
+    size = sum(tensor.nbytes for tensor in source.tensors.values())
+    padded_size = size + added_bytes(source, shared, after)
     with complete_directory(Path(output)) as part:
-        write(source, part, shared, after, grown, adopted(source, shared, after, used))
-    return Repaired(
-        source=directory,
-        output=output,
-        layouts=tuple(found),
+        _write(source, part, shared, after, padded_size, adopt(source, shared, after, used))
+    padding = [dim for dim in shared if not dim.fixed]
+    moved = [dim for dim in padding if after[dim.name] != dim.dim]
+    return RepairResult(
+        source=str(directory),
+        output=str(output),
+        layouts=tuple(layouts),
         contract=contract,
-        dims=len(padded),
-        moved=moved,
-        carried=carried,
-        kept=tuple(one.name for one in padded if after[one.name] == one.dim and one.dim % UNALIGNED),
-        bytes_before=held,
-        bytes_after=grown,
-        times=times,
+        dims=len(padding),
+        moved=tuple(PaddedDim(dim.name, dim.dim, after[dim.name], added_bytes(source, [dim], after)) for dim in moved),
+        carried=tuple(UnpaddedDim(dim.name, dim.form, dim.dim) for dim in shared if dim.form and dim.fixed),
+        kept=tuple(dim.name for dim in padding if after[dim.name] == dim.dim and dim.dim % UNALIGNED),
+        bytes_before=size,
+        bytes_after=padded_size,
+        times=tuple(
+            total_times(how, gpu, blocks, (before, after), run, latency)
+            for how, (gpu, latency) in latencies.items()
+            for run in runs
+        ),
         profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
-        left_out=left_out(source),
+        left_out=_left_out(source),
     )
 
 
 def decide(
     blocks: Sequence[Block], contract: ShapeContract, profile: Profile, workloads: Sequence[Workload]
 ) -> dict[str, int]:
-    """What every dim becomes, by the name of its shared dim."""
-    becomes = {}
+    """The padded dims, by the name of the shared dim."""
+    padded = {}
     for block in blocks:
-        for one in block.shared:
-            if one.carried:
-                becomes[one.name] = one.dim
+        for dim in block.shared:
+            if dim.fixed:
+                padded[dim.name] = dim.dim
                 continue
-            latency = measured_dims(profile, block, one, workloads) if contract.measured else {}
-            becomes[one.name] = contract.becomes(one.dim, one.most, latency)
-    return becomes
+            latency = measured_dims(profile, block, dim, workloads) if contract.measured else {}
+            padded[dim.name] = contract.becomes(dim.dim, dim.most, latency)
+    return padded
 
 
-def _check_apart(directory: Path, output: Path) -> None:
-    """Refuse an output that is the input, inside it, or around it."""
+def _check_separate(directory: Path, output: Path) -> None:
     source, target = (Path(os.path.realpath(path)) for path in (directory, output))
     if source == target:
-        raise CheckpointError(
-            f"the output {output} is the input", "another directory: the input is never changed", "Choose another one."
-        )
+        problem, expected = f"the output {output} is the input", "another directory: the input is never changed"
+        raise CheckpointError(problem, expected, "Choose another one.")
     if source in target.parents or target in source.parents:
-        raise CheckpointError(
-            f"of {directory} and the output {output} one is inside the other",
-            "two separate directories",
-            "Choose another one.",
-        )
+        problem = f"of {directory} and the output {output} one is inside the other"
+        raise CheckpointError(problem, "two separate directories", "Choose another one.")
+
+
+# --- the files ------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, size: int, adoption: Adoption | None
+) -> None:
+    """Fill the empty directory ``part`` with tensors of ``size`` bytes in total."""
+    zeros = insertions(shared, dims)
+    _copy_rest(source, part)
+    for file in source.files:
+        _write_tensors(source, file, part, zeros)
+    if source.index is not None:
+        _write_index(source, source.index, part, size)
+    if adoption is None and not any(dim.stated and dims[dim.name] != dim.dim for dim in shared):
+        shutil.copyfile(source.directory / "config.json", part / "config.json")
+    else:
+        config = adoption.config if adoption else with_dims(source.config, shared, dims)
+        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    plan = None if adoption is None else adoption.plan
+    if plan is None and not is_checkpoint(source.directory):
+        return
+    if plan is None and zeros:
+        plan = padded_plan(read_plan(source.directory), dims)
+    if plan is not None:
+        plan.save(part / "plan.json")
+        write_header(part, plan)
+        (part / "README.md").write_text(model_card(plan), encoding="utf-8")
+    write_code(part)
+    write_digests(part)
+
+
+def _left_out(source: Source) -> tuple[str, ...]:
+    """Pickles and code other than the weights and GAC's own code, which is written anew."""
+    known = {*source.files, *(CODE if is_checkpoint(source.directory) else ())}
+    paths = [path for path in source.directory.iterdir() if path.suffix in _NOT_COPIED]
+    return tuple(sorted(path.name for path in paths if path.name not in known))
+
+
+def _copy_rest(source: Source, part: Path) -> None:
+    done = {*source.files, source.index, "config.json", DIGESTS}
+    for path in source.directory.iterdir():
+        if path.name in done or path.suffix in _NOT_COPIED:
+            continue
+        if path.is_dir():
+            patterns = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _NOT_COPIED))
+            shutil.copytree(path, part / path.name, ignore=patterns)
+        else:
+            shutil.copyfile(path, part / path.name)
+
+
+def _safe_name(source: Source, file: str) -> str:
+    if not source.pickled:
+        return file
+    if source.index is None:
+        return SAFE
+    return file.replace(Path(PICKLED).stem, Path(SAFE).stem, 1).removesuffix(".bin") + ".safetensors"
+
+
+def _write_tensors(source: Source, file: str, part: Path, zeros: Insertions) -> None:
+    target = part / _safe_name(source, file)
+    tensors = source.by_file[file]
+    if not source.pickled and zeros.keys().isdisjoint(tensors):
+        shutil.copyfile(source.directory / file, target)
+        return
+    if source.pickled:  # where tied weights share their memory, which safetensors refuses
+        tensors = {name: values.clone().contiguous() for name, values in tensors.items()}
+    padded = {name: with_zeros(values, zeros.get(name, ())) for name, values in tensors.items()}
+    save_file(padded, target, metadata={"format": "pt"})
+    open_to_umask(target)
+
+
+def _write_index(source: Source, name: str, part: Path, size: int) -> None:
+    index = read_model_json(source.directory / name, "a weight_map from weights to files", CheckpointError)
+    metadata = index.get("metadata")
+    index["metadata"] = (metadata if isinstance(metadata, dict) else {}) | {"total_size": size}
+    index["weight_map"] = {
+        tensor: _safe_name(source, file) for file, tensors in source.by_file.items() for tensor in tensors
+    }
+    (part / f"{SAFE}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Latency of the repaired GEMMs, before and after: from a latency table, and on the GPU at hand."""
+"""Latency of the padded GEMMs, before and after: from a latency table, and on this machine's GPU."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from gac.core.errors import ProfileError
 from gac.core.workloads import Workload
 from gac.profiling.records import DeviceLostError, Point
 from gac.profiling.table import Profile
-from gac.repairs.shared_dims import Block, Dims, Run, SharedDim
+from gac.repairs.dims import Block, Dims, Run, SharedDim
 
 How = Literal["predicted", "measured"]
 
-Look = Callable[[Run, Dims, int], int | None]
-"""ns of a run at these dims for a number of rows; None where unknown."""
+Latency = Callable[[Run, Dims, int], int | None]
+"""ns of a run at these dims for a number of rows; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """The GEMMs of every shared dim, summed over the model, for one workload, in bf16.
+    """Latency of the GEMMs of every shared dim, summed over the model, for one workload, in bf16.
 
     Attributes:
         how: ``predicted`` from a latency table, or ``measured`` here, shape by shape.
-        before_ns, after_ns: None where a shape is unknown.
+        before_ns, after_ns: None if a shape is unknown.
         before_unknown, after_unknown: how many of the ``gemms`` are.
     """
 
@@ -40,34 +40,29 @@ class Times:
     after_unknown: int
 
 
-def summed(
-    how: How, gpu: str, blocks: Sequence[Block], dims: tuple[Dims, Dims], workload: Workload, look: Look
+def total_times(
+    how: How, gpu: str, blocks: Sequence[Block], dims: tuple[Dims, Dims], workload: Workload, latency: Latency
 ) -> Times:
-    """Sum what ``look`` finds, at the dims before and after."""
+    """Sum the latencies at the dims before and after."""
     runs = [run for block in blocks for run in block.runs]
-    before, after = ([look(run, side, workload.rows) for run in runs] for side in dims)
-    unknown_before, unknown_after = before.count(None), after.count(None)
-    return Times(how, gpu, str(workload), len(runs), _total(before), _total(after), unknown_before, unknown_after)
+    before, after = ([latency(run, sizes, workload.rows) for run in runs] for sizes in dims)
+    sums = [None if None in ns else sum(filter(None, ns)) for ns in (before, after)]
+    return Times(how, gpu, str(workload), len(runs), sums[0], sums[1], before.count(None), after.count(None))
 
 
-def _total(known: Sequence[int | None]) -> int | None:
-    found = [ns for ns in known if ns is not None]
-    return sum(found) if len(found) == len(known) else None
+def in_table(profile: Profile) -> Latency:
+    """Latencies from a table, as for an allocation: nothing is interpolated across a cliff."""
 
-
-def in_table(profile: Profile) -> Look:
-    """Look a run up in a latency table, as an allocation does: no guess across a cliff."""
-
-    def look(run: Run, dims: Dims, rows: int) -> int | None:
+    def latency(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)
         ns, _ = profile.latency(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, size, DTYPE)
         return None if ns[0] == UNKNOWN else int(ns[0])
 
-    return look
+    return latency
 
 
-def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> tuple[str, Look]:
-    """Time every shape once on the current CUDA device; its name, and what was found.
+def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> tuple[str, Latency]:
+    """Time every shape once on the current CUDA device; returns its name and the latencies.
 
     Raises:
         ProfileError: there is no CUDA device, or it has failed.
@@ -78,19 +73,17 @@ def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence
     header = fingerprint()
     measurer = GpuMeasurer(header)
     runs = [run for block in blocks for run in block.runs]
-    points = dict.fromkeys(
-        Point(run.operation(side, workload.rows), DTYPE) for workload in workloads for side in dims for run in runs
-    )
+    operations = (run.operation(sizes, workload.rows) for workload in workloads for sizes in dims for run in runs)
     try:
-        rows = {point: measurer.measure(point) for point in points}
+        rows = {point: measurer.measure(point) for point in dict.fromkeys(Point(run, DTYPE) for run in operations)}
     except DeviceLostError as lost:
         raise ProfileError(f"the GPU failed: {lost}", "a GPU that runs every shape", "Run it again.") from lost
 
-    def look(run: Run, dims: Dims, m: int) -> int | None:
+    def latency(run: Run, dims: Dims, m: int) -> int | None:
         ns = rows[Point(run.operation(dims, m), DTYPE)].median_ns
         return None if ns is None else ceil(ns)
 
-    return header.gpu, look
+    return header.gpu, latency
 
 
 def measured_dims(profile: Profile, block: Block, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:
@@ -99,12 +92,12 @@ def measured_dims(profile: Profile, block: Block, shared: SharedDim, workloads: 
     Raises:
         ProfileError: there is no such dim.
     """
-    runs = [run for run in block.runs if run.only(shared.name)]
-    asked = [(run, workload.rows) for run in runs for workload in workloads]
-    found = [_along(profile, run, shared, rows) for run, rows in asked]
-    dims = set.intersection(*map(set, found))
+    runs = [run for run in block.runs if [name for name, _ in run.moved] == [shared.name]]
+    sweeps = [(run, workload.rows) for run in runs for workload in workloads]
+    tables = [_sweep(profile, run, shared, rows) for run, rows in sweeps]
+    dims = set.intersection(*map(set, tables))
     if not dims:
-        run, rows = min(zip(asked, found, strict=True), key=lambda pair: len(pair[1]))[0]
+        run, rows = min(zip(sweeps, tables, strict=True), key=lambda pair: len(pair[1]))[0]
         sizes = " ".join(f"{axis}={size}" for axis, size in (("m", rows), *run.fixed))
         raise ProfileError(
             f"profile {profile.path.stem} has measured no dim from {shared.dim} on for {shared.name} "
@@ -112,15 +105,11 @@ def measured_dims(profile: Profile, block: Block, shared: SharedDim, workloads: 
             "dims measured at this shape, for every workload",
             "Measure them with gac profile --model DENSE_MODEL, or use another strategy.",
         )
-    return {dim: sum(one[dim] for one in found) for dim in sorted(dims)}
+    return {dim: sum(table[dim] for table in tables) for dim in sorted(dims)}
 
 
-def _along(profile: Profile, run: Run, shared: SharedDim, rows: int) -> dict[int, int]:
+def _sweep(profile: Profile, run: Run, shared: SharedDim, rows: int) -> dict[int, int]:
     sweep = profile.rows_of(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, DTYPE)
-    (_, times), *_ = run.moved
-    found = {}
-    for size, ns in zip(sweep.dims.tolist(), sweep.ns.tolist(), strict=True):
-        dim, odd = divmod(size - run.rest, times)
-        if not odd and dim >= shared.dim:
-            found[dim] = ceil(ns)
-    return found
+    (_, factor), *_ = run.moved
+    sizes = ((divmod(size - run.rest, factor), ns) for size, ns in zip(sweep.dims.tolist(), sweep.ns, strict=True))
+    return {dim: ceil(ns) for (dim, odd), ns in sizes if not odd and dim >= shared.dim}

@@ -1,4 +1,4 @@
-"""A checkpoint's files: which tensors are where, read without running code from a pickle."""
+"""Read a checkpoint's tensors, from safetensors or from pickles, without running code from a pickle."""
 
 import os
 import pickle
@@ -26,11 +26,11 @@ PICKLES = (".bin", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's directory: its config, and its tensors in safetensors files or in pickles.
+    """A checkpoint's directory: its config and its tensors.
 
     Attributes:
-        files: names of the files that hold the weights, in order.
-        index: name of the file that says which tensor is in which of them; None where there is but one.
+        files: names of the files with the weights, in order.
+        index: name of the file that maps tensors to these; None if there is only one.
     """
 
     directory: Path
@@ -48,29 +48,28 @@ class Source:
 
     @cached_property
     def by_file(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The tensors of each file by name, on the CPU; they map the files, so values are read where they are used.
+        """The tensors of each file by name, on the CPU, memory-mapped.
 
         Raises:
-            CheckpointError: a file is damaged, or a pickle that holds more than tensors.
+            CheckpointError: a file is damaged, or a pickle with more than tensors.
         """
-        return {file: _mapped(self.directory / file) for file in self.files}
+        return {file: _read_tensors(self.directory / file) for file in self.files}
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name."""
-        found: dict[str, Tensor] = {}
-        for file, held in self.by_file.items():
-            for name in found.keys() & held:
-                first = next(other for other, tensors in self.by_file.items() if name in tensors)
+        tensors: dict[str, Tensor] = {}
+        for file, more in self.by_file.items():
+            for name in tensors.keys() & more:
+                first = next(other for other, named in self.by_file.items() if name in named)
                 raise self.contradiction(f"{name} is in {first} and in {file}", "every tensor once")
-            found |= held
-        return found
+            tensors |= more
+        return tensors
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """The shape of a tensor that is to be a matrix.
+        """The shape of a matrix.
 
         Raises:
-            CheckpointError: it is none.
+            CheckpointError: the tensor is no matrix.
         """
         shape = tuple(self.tensors[name].shape)
         if len(shape) != 2:
@@ -78,19 +77,19 @@ class Source:
         return shape[0], shape[1]
 
     def contradiction(
-        self, given: str, expected: str, remedy: str = "Save or copy the checkpoint again."
+        self, problem: str, expected: str, remedy: str = "Save or copy the checkpoint again."
     ) -> CheckpointError:
-        """The error to raise where tensors contradict one another or the config."""
-        return CheckpointError(f"{self.directory}: {given}", expected, remedy)
+        """The error to raise if tensors contradict each other or the config."""
+        return CheckpointError(f"{self.directory}: {problem}", expected, remedy)
 
 
 def open_source(directory: Path, *, allow_pickle: bool) -> Source:
-    """Find the weights of a checkpoint: safetensors, else a PyTorch file where that is allowed.
+    """Find the weights of a checkpoint: safetensors, else a PyTorch file if that is allowed.
 
     Raises:
         CheckpointError: there is no such directory, it has no config or no weights, a file is missing, leads out of it
-            or is a pipe, the weights are pickled and ``allow_pickle`` is not given, or it is a checkpoint of GAC that
-            is not as it was saved.
+            or is a pipe, the weights are pickled and ``allow_pickle`` is not given, or a checkpoint of GAC was changed
+            after it was saved.
     """
     if not os.path.isdir(directory):
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")
@@ -99,7 +98,7 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
     check_model_files(directory, CheckpointError)
     if is_checkpoint(directory) and (directory / DIGESTS).exists():
         verify(directory)  # the repaired one gets digests of its own, which must not hide that something was changed
-    source = Source(directory, *_weights(directory))
+    source = Source(directory, *_find_weights(directory))
     if source.pickled and not allow_pickle:
         raise CheckpointError(
             f"{directory} has its weights in {source.files[0]}, a pickle",
@@ -109,43 +108,34 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
     return source
 
 
-def _weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
-    for whole in (SAFE, PICKLED):
-        if (directory / whole).is_file() or (directory / f"{whole}.index.json").is_file():
-            return weight_files(directory, whole)
+def _find_weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
+    for name in (SAFE, PICKLED):
+        if (directory / name).is_file() or (directory / f"{name}.index.json").is_file():
+            return weight_files(directory, name)
     others = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if len(others) != 1:
-        held = f"the pickles {', '.join(others)}" if others else "no weights"
         raise CheckpointError(
-            f"{directory} has {held}",
+            f"{directory} has " + (f"the pickles {', '.join(others)}" if others else "no weights"),
             f"{SAFE}, {PICKLED}, the index of either, or a single .pt file of a state_dict",
             f"Name the one with the weights {PICKLED}." if others else "Check the path.",
         )
     return (others[0],), None
 
 
-def _mapped(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     safe = path.suffix == ".safetensors"
-    expected = "a state_dict: tensors by name, and nothing else"
-    remedy = "Save model.state_dict() where you trust the code that the pickle names."
-    if safe:
-        expected = "a whole safetensors file"
-        remedy = "Copy the checkpoint again."
+    expected = "a whole safetensors file" if safe else "a state_dict: tensors by name, and nothing else"
     try:
-        found: Any = _safe_tensors(path) if safe else _unpickled(path)
+        if safe:
+            check_safetensors_header(path)
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        # the unpickler makes tensors and plain containers, and refuses everything else
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:
+        again = "Save model.state_dict() where you trust the code that the pickle names."
+        remedy = "Copy the checkpoint again." if safe else again
         raise CheckpointError(f"{path} cannot be read: {first_line(failure)}", expected, remedy) from failure
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} holds other things than tensors", expected, "Save model.state_dict() alone.")
-    return found
-
-
-def _safe_tensors(path: Path) -> Any:
-    check_safetensors_header(path)
-    with safe_open(path, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
-
-
-def _unpickled(path: Path) -> Any:
-    """The unpickler makes tensors and plain containers, and refuses everything else."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    return tensors

@@ -1,1 +1,1 @@
-"""How many tokens each layer's cache keeps: chosen by the knapsack, evicted by a press of kvpress."""
+"""Plan the tokens that each layer caches of a context, and evict the others with a press of kvpress."""

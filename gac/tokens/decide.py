@@ -1,68 +1,148 @@
-"""The choice: one budget of tokens a layer, by the knapsack of the weights, within limits of tokens and of latency."""
+"""Choose one budget of tokens a layer with the exact knapsack, within limits of tokens and of attention latency."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.latencies import UNKNOWN
-from gac.core.arrays import Floats
-from gac.core.errors import ProfileError
+from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Known, look_up
+from gac.core.arrays import Floats, Ints
+from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.workloads import Workload
+from gac.models.attentions import Heads
 from gac.plan.costs import floored
-from gac.plan.plan import Certificate
-from gac.plan.token_plan import LayerTokens, kept_of
-from gac.tokens.latencies import Attending
+from gac.plan.plan import Certificate, WorkloadLatency
+from gac.profiling.table import Profile
+from gac.tokens.plan import LayerTokens, kept_of
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionLatency:
+    """Latency of attention of one new token a text over the cache of every layer.
+
+    Attributes:
+        heads: of every layer.
+        profile: the latency table; without one every latency is unknown.
+        cut: number of layers that a press may cut.
+        uncut: number of layers that it may not.
+        window: tokens that these cache at most.
+    """
+
+    heads: Heads
+    profile: Profile | None
+    cut: int
+    uncut: int = 0
+    window: int | None = None
+
+    def by_tokens(self, workload: Workload, tokens: Sequence[int]) -> Known:
+        """ns of one layer for each number of cached tokens, -1 if unknown, and how each was obtained."""
+        sizes = np.array(tokens, dtype=np.int64)
+        if self.profile is None:
+            return np.full(len(sizes), UNKNOWN), np.full(len(sizes), MEASURED)
+        return look_up(self.profile, self.heads.over(workload.batch, workload.tokens), "t", sizes, DTYPE)
+
+    def uncut_tokens(self, workload: Workload) -> list[int]:
+        return [min(workload.tokens, self.window or workload.tokens)] * self.uncut
+
+    def total(self, workload: Workload, kept: Sequence[int]) -> WorkloadLatency:
+        """Latency of all layers: dense, and with ``kept`` tokens in the layers that are cut."""
+        uncut = self.uncut_tokens(workload)
+        dense, _ = self.by_tokens(workload, [workload.tokens] * self.cut + uncut)
+        planned, source = self.by_tokens(workload, [*kept, *uncut])
+        known = planned != UNKNOWN
+        measured, interpolated, modelled = (
+            int((known & (source == kind)).sum()) for kind in (MEASURED, INTERPOLATED, MODELLED)
+        )
+        sums = _sum(dense), _sum(planned)
+        return WorkloadLatency(str(workload), *sums, measured, interpolated, int((~known).sum()), modelled)
+
+
+def _sum(ns: Ints) -> int | None:
+    return None if (ns == UNKNOWN).any() else int(ns.sum())
+
+
+def decode_workloads(names: Sequence[str]) -> tuple[Workload, ...]:
+    """Parse workloads.
+
+    Raises:
+        GacError: one is invalid, or a prefill, in which attention sees all tokens before any is evicted.
+    """
+    workloads = tuple(Workload.parse(name) for name in dict.fromkeys(names))
+    for workload in workloads:
+        if workload.phase == "prefill":
+            problem = f"workload {workload} of a plan of tokens, which are evicted after a prompt was read"
+            raise GacError(problem, "decode:B@C", "Name what is decoded after a context, such as decode:1@1024.")
+    return workloads
+
+
+def latency_fractions(latency: float | dict[str, float] | None, workloads: Sequence[Workload]) -> dict[str, float]:
+    """The allowed fraction by workload.
+
+    Raises:
+        PlanError: a limit is of a workload that is not among them.
+    """
+    names = [str(workload) for workload in workloads]
+    if latency is None:
+        return {}
+    if not isinstance(latency, dict):
+        return dict.fromkeys(names, float(latency))
+    fractions = {str(Workload.parse(name)): float(fraction) for name, fraction in latency.items()}
+    if other := next((name for name in fractions if name not in names), None):
+        listed = ", ".join(names) or "no workload"
+        raise PlanError(f"a limit of latency at {other}", f"one of {listed}", f"Name the workload too: {other}.")
+    return fractions
 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """What attention may take at a workload, all layers together.
+    """Limit of the attention latency at a workload, for all layers.
 
     Attributes:
-        name: what an error calls it.
-        ns: of one layer that is cut, with each budget; -1 where unknown.
-        beside: of the layers that are not cut, together.
-        limit: of all of them.
+        name: for errors.
+        ns: of one layer that is cut, by budget; -1 if unknown.
+        uncut_ns: sum over the layers that are not cut.
+        limit: ns for all layers.
     """
 
     name: str
     ns: tuple[int, ...]
-    beside: int
+    uncut_ns: int
     limit: int
 
     @classmethod
     def of(
-        cls, attending: Attending, workload: Workload, fraction: float, budgets: Sequence[int], step: int
+        cls, latency: AttentionLatency, workload: Workload, fraction: float, budgets: Sequence[int], step: int
     ) -> "TimeLimit":
-        """A fraction of the dense model's.
+        """A fraction of the dense model's latency.
 
         Args:
             budgets: of the priced context, which is the last of them.
 
         Raises:
-            ProfileError: the table lacks what the dense model takes, or every smaller budget.
+            ProfileError: the table lacks the dense latency, or that of every smaller budget.
         """
-        whole = attending.dense_ns(workload)
-        kept = [kept_of(own, budgets[-1], workload.tokens, step) for own in budgets]
-        ns = attending.each(workload, kept)[0].tolist()
+        dense = latency.total(workload, [workload.tokens] * latency.cut).dense_ns
+        if dense is None:
+            raise _lacks(workload, "the whole cache", "a table that has it")
+        kept = [kept_of(budget, budgets[-1], workload.tokens, step) for budget in budgets]
+        ns = latency.by_tokens(workload, kept)[0].tolist()
         if len(budgets) > 1 and max(ns[:-1]) == UNKNOWN:
-            raise ProfileError(
-                f"a limit of latency at {workload}, where the profile lacks attention over {kept[0]:,} to {kept[-2]:,} "
-                f"of {workload.tokens:,} tokens",
-                "a table that has some of it",
-                f"Measure it with gac profile --model NAME --tokens --workload {workload}, or plan without the limit.",
-            )
-        beside = attending.each(workload, attending.beside(workload))[0].sum()
-        return cls(f"the limit of latency at {workload}", tuple(ns), int(beside), floored(fraction, whole))
+            lengths = f"{kept[0]:,} to {kept[-2]:,} of {workload.tokens:,} tokens"
+            raise _lacks(workload, lengths, "a table that has some of it")
+        uncut = latency.by_tokens(workload, latency.uncut_tokens(workload))[0].sum()
+        return cls(f"the limit of latency at {workload}", tuple(ns), int(uncut), floored(fraction, dense))
+
+
+def _lacks(workload: Workload, lengths: str, expected: str) -> ProfileError:
+    problem = f"a limit of latency at {workload}, where the profile lacks attention over {lengths}"
+    remedy = f"Measure it with gac profile --model NAME --tokens --workload {workload}, or plan without the limit."
+    return ProfileError(problem, expected, remedy)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One budget a layer, with the proof.
-
-    Attributes:
-        limit: tokens that all layers may keep together.
-    """
+    """One budget a layer, with the proof; ``limit`` is the tokens that all layers may keep."""
 
     limit: int
     certificate: Certificate
@@ -70,36 +150,35 @@ class Decision:
 
     def kept(self, workload: Workload, context: int, step: int) -> list[int]:
         """Tokens that each layer keeps of a workload's context."""
-        return [kept_of(one.kept, context, workload.tokens, step) for one in self.layers]
+        return [kept_of(layer.kept, context, workload.tokens, step) for layer in self.layers]
 
 
 def decide(
     layers: Sequence[int], budgets: Sequence[int], losses: Floats, limit: int, times: Sequence[TimeLimit] = ()
 ) -> Decision:
-    """The least summed loss within the limits; budgets of unknown latency are no choice where it is limited.
+    """Minimise the summed loss within the limits; budgets of unknown latency are excluded if latency is limited.
 
     Args:
         losses: shape ``(layers, budgets)``.
-        limit: of tokens, all layers together.
+        limit: of tokens, for all layers.
 
     Raises:
         BudgetError: no choice is within the limits.
-        ProfileError: no budget has a known latency in every one that is limited.
+        ProfileError: no budget has a known latency at every limited workload.
     """
-    usable = [at for at in range(len(budgets)) if all(one.ns[at] != UNKNOWN for one in times)]
+    usable = [item for item in range(len(budgets)) if all(time.ns[item] != UNKNOWN for time in times)]
     if not usable:
         raise ProfileError(
-            f"a profile without any number of tokens whose latency is known for {', '.join(one.name for one in times)}",
+            f"a profile without any number of tokens whose latency is known for {', '.join(t.name for t in times)}",
             "one of which it is",
             "Measure attention with gac profile --model NAME --tokens, or plan without the limits of latency.",
         )
-    costs = [[budgets[at], *(one.ns[at] for one in times)] for at in usable]
-    groups = [Group(f"layer {layer}", own[usable], costs) for layer, own in zip(layers, losses, strict=True)]
-    if any(one.beside for one in times):
-        groups.append(Group("layers of a sliding window", [0.0], [[0, *(one.beside for one in times)]]))
-    names = ["the limit of tokens kept in all layers", *(one.name for one in times)]
-    solution = knapsack(groups, [limit, *(one.limit for one in times)], names=names)
-    priced = [tuple(zip(budgets, own.tolist(), strict=True)) for own in losses]
-    chosen = zip(layers, solution.choice[: len(layers)], priced, strict=True)
-    found = tuple(LayerTokens(layer, budgets[usable[item]], own) for layer, item, own in chosen)
-    return Decision(limit, solution.certificate, found)
+    costs = [[budgets[item], *(time.ns[item] for time in times)] for item in usable]
+    groups = [Group(f"layer {layer}", row[usable], costs) for layer, row in zip(layers, losses, strict=True)]
+    if any(time.uncut_ns for time in times):
+        groups.append(Group("layers of a sliding window", [0.0], [[0, *(time.uncut_ns for time in times)]]))
+    names = ["the limit of tokens kept in all layers", *(time.name for time in times)]
+    solution = knapsack(groups, [limit, *(time.limit for time in times)], names=names)
+    chosen = [budgets[usable[item]] for item in solution.choice[: len(layers)]]
+    priced = [tuple(zip(budgets, row.tolist(), strict=True)) for row in losses]
+    return Decision(limit, solution.certificate, tuple(map(LayerTokens, layers, chosen, priced)))

@@ -1,4 +1,4 @@
-"""What a layer's budget of tokens loses, measured with that layer alone cut."""
+"""Measure the loss of a layer's budget of tokens, with only that layer cut."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from gac.models.modules import frozen, input_device
 from gac.tokens.attending import attending
 from gac.tokens.presses import evicted
 
-Cached = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
 
 
 def measure_losses(
@@ -27,7 +27,7 @@ def measure_losses(
     layers: Sequence[int],
     budgets: Sequence[int],
     following: int,
-    kept: Path,
+    folder: Path,
     progress: bool,
 ) -> Floats:
     """The loss of every layer at every budget, nats a token, float64, shape ``(layers, budgets)``.
@@ -39,17 +39,17 @@ def measure_losses(
 
     Args:
         windows: token ids, shape ``(windows, context + following)``.
-        kept: a directory; windows that are measured there are not measured again.
+        folder: stores the loss of each window; windows with a file there are not measured again.
         progress: show a bar.
     """
     runs = len(layers) * len(budgets) * len(windows)
     total = np.zeros((len(layers), len(budgets)))
     with frozen(model), torch.no_grad(), progress_bar("tokens kept", "run", runs, shown=progress) as bar:
         for number, ids in enumerate(windows):
-            path = kept / f"window-{number:04d}.safetensors"
+            path = folder / f"window-{number:04d}.safetensors"
             if not path.exists():
-                found = _of_window(model, ids, press, layers, budgets, following, bar)
-                write_tensors(path, {"losses": found})
+                losses = _window_losses(model, ids, press, layers, budgets, following, bar)
+                write_tensors(path, {"losses": losses})
             else:
                 bar.update(len(layers) * len(budgets))
             total += read_arrays(path)["losses"]
@@ -57,7 +57,7 @@ def measure_losses(
     return mean
 
 
-def _of_window(
+def _window_losses(
     model: PreTrainedModel,
     ids: Tensor,
     press: Any,
@@ -66,50 +66,37 @@ def _of_window(
     following: int,
     bar: Any,
 ) -> Tensor:
-    """Losses on one window."""
     ids = ids.to(input_device(model))[None]
     context, after = ids[:, :-following], ids[:, -following:]
-    whole, cut = _prefilled(model, context, press, layers, budgets)
+    cut: dict[tuple[int, int], KeysValues] = {}
+
+    def cut_to_budgets(
+        attention: nn.Module, layer: int, hidden: Tensor, cached: Any, weights: Tensor | None, named: Mapping[str, Any]
+    ) -> None:
+        pair = cached.keys, cached.values
+        for budget in budgets:
+            cut[layer, budget] = evicted(press, attention, hidden, pair, weights, named, budget)
+
+    prefill: Any = DynamicCache()
+    with attending(model, layers, cut_to_budgets):
+        model(input_ids=context, past_key_values=prefill, use_cache=True, logits_to_keep=1)
+    full = [(layer.keys, layer.values) for layer in prefill.layers]
     positions = torch.arange(context.shape[1], ids.shape[1], device=ids.device)[None]
-    found = torch.zeros(len(layers), len(budgets), dtype=torch.float64)
+
+    def logits(cached: Sequence[KeysValues]) -> Tensor:
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(cached):
+            cache.update(keys, values, layer)  # copies them
+        result: Tensor = model(input_ids=after, position_ids=positions, past_key_values=cache).logits
+        return result
+
+    losses = torch.zeros(len(layers), len(budgets), dtype=torch.float64)
     with attending(model, layers, None):
-
-        def logits(cached: Sequence[Cached]) -> Tensor:
-            run: Tensor = model(input_ids=after, position_ids=positions, past_key_values=_cache(cached)).logits
-            return run
-
-        wanted = logits(whole)
+        dense = logits(full)
         for row, layer in enumerate(layers):
             for column, budget in enumerate(budgets):
-                cached = [*whole[:layer], cut[layer, budget], *whole[layer + 1 :]]
-                lost = window_divergences(logits(cached), wanted)[0] / following
-                found[row, column] = lost.clamp(min=0)
+                cached = [*full[:layer], cut[layer, budget], *full[layer + 1 :]]
+                divergence = window_divergences(logits(cached), dense)[0] / following
+                losses[row, column] = divergence.clamp(min=0)
                 bar.update()
-    return found
-
-
-def _prefilled(
-    model: PreTrainedModel, context: Tensor, press: Any, layers: Sequence[int], budgets: Sequence[int]
-) -> tuple[list[Cached], dict[tuple[int, int], Cached]]:
-    """What all layers cache of a context, and what the press leaves of each layer at each budget."""
-    cut: dict[tuple[int, int], Cached] = {}
-
-    def each_budget(
-        attention: nn.Module, layer: int, hidden: Tensor, cached: Any, weights: Tensor | None, given: Mapping[str, Any]
-    ) -> None:
-        held = cached.keys, cached.values
-        cut.update({(layer, one): evicted(press, attention, hidden, held, weights, given, one) for one in budgets})
-
-    cache = DynamicCache()
-    with attending(model, layers, each_budget):
-        model(input_ids=context, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    held: Any = cache.layers
-    return [(layer.keys, layer.values) for layer in held], cut
-
-
-def _cache(cached: Sequence[Cached]) -> DynamicCache:
-    """One with these keys and values; they are copied."""
-    cache = DynamicCache()
-    for layer, (keys, values) in enumerate(cached):
-        cache.update(keys, values, layer)
-    return cache
+    return losses

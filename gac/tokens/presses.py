@@ -1,4 +1,4 @@
-"""The presses of kvpress that can be given a number of tokens for each layer."""
+"""The presses of kvpress that accept a number of tokens for each layer."""
 
 import copy
 import inspect
@@ -18,7 +18,7 @@ Options = dict[str, bool | int | float | str]
 
 
 def kvpress() -> Any:
-    """The package.
+    """Import the package.
 
     Raises:
         GacError: it cannot be imported.
@@ -36,33 +36,25 @@ def kvpress() -> Any:
 
 def known_presses() -> dict[str, type]:
     """The presses that can be named: each scores tokens, keeps the best, and needs nothing but a ratio."""
-    package, found = kvpress(), {}
-    for name in sorted(package.__all__):
-        kind = getattr(package, name)
-        if isinstance(kind, type) and _why_not(kind) is None and not _needed(kind) and kind is not package.ScorerPress:
-            found[_called(kind)] = kind
-    return found
+    package = kvpress()
+    kinds = [getattr(package, name) for name in sorted(package.__all__)]
+    usable = [kind for kind in kinds if isinstance(kind, type) and _why_unusable(kind) is None]
+    return {_name_of(kind): kind for kind in usable if not _needs_more(kind) and kind is not package.ScorerPress}
 
 
-def _called(kind: type) -> str:
-    """What plans call a press."""
+def _name_of(kind: type) -> str:
     return kind.__name__.removesuffix("Press").lower()
 
 
-def _plain(name: str) -> str:
-    """A name without capitals, underscores and hyphens."""
-    return name.lower().replace("_", "").replace("-", "")
-
-
-def _needed(kind: type) -> bool:
-    """Whether one cannot be made without arguments, or learns from the model or a download first."""
+def _needs_more(kind: type) -> bool:
+    """True if it has required arguments, or learns from the model or a download first."""
     base = kvpress().BasePress
-    given = inspect.signature(kind).parameters.values()
-    return any(one.default is one.empty for one in given) or kind.post_init_from_model is not base.post_init_from_model  # type: ignore[attr-defined]
+    arguments = inspect.signature(kind).parameters.values()
+    learns = kind.post_init_from_model is not base.post_init_from_model  # type: ignore[attr-defined]
+    return learns or any(argument.default is argument.empty for argument in arguments)
 
 
-def _why_not(kind: type) -> str | None:
-    """Why a press cannot be given a number of tokens for each layer; None where it can."""
+def _why_unusable(kind: type) -> str | None:
     package = kvpress()
     if not issubclass(kind, package.ScorerPress):
         return "which has no scores by which the best tokens of a layer are kept"
@@ -71,48 +63,50 @@ def _why_not(kind: type) -> str | None:
     return None
 
 
-def press_of(asked: Any, options: Mapping[str, Any] | None = None) -> tuple[Any, str, Options]:
-    """A press, what plans call it, and its parameters without the ratio.
+def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any, str, Options]:
+    """A press, its name in plans, and its parameters without the ratio.
 
     Args:
-        asked: a name, whatever its capitals, underscores and hyphens; or a press of kvpress.
+        press: a name, in any capitals and with any underscores and hyphens; or a press of kvpress.
         options: its parameters, with a name.
 
     Raises:
         GacError: it is unknown, has no ratios by layer, or has parameters that no plan can hold.
     """
     known = known_presses()
-    if isinstance(asked, str):
-        name = _plain(asked)
+    if isinstance(press, str):
+        name = _plain(press)
         if name not in known:
-            raise _unknown(asked, known)
+            raise _unknown(press, known)
         try:
-            asked = known[name](**(options or {}))
+            press = known[name](**(options or {}))
         except (TypeError, AssertionError) as failure:
-            given = f"press {name} with {dict(options or {})} ({first_line(failure)})"
-            raise GacError(given, "its own parameters", "See the press in kvpress.") from failure
-    kind, listed = type(asked), f"one of {', '.join(known)}"
-    name = _called(kind)
-    if reason := _why_not(kind):
+            problem = f"press {name} with {dict(options or {})} ({first_line(failure)})"
+            raise GacError(problem, "its own parameters", "See the press in kvpress.") from failure
+    kind, listed = type(press), f"one of {', '.join(known)}"
+    name = _name_of(kind)
+    if reason := _why_unusable(kind):
         raise GacError(f"a {kind.__name__}, {reason}", listed, "Choose a press with a ratio for each layer.")
     if known.get(name) is not kind:
         raise GacError(f"a {kind.__name__}, which no plan can make again", listed, "Choose one of these.")
-    held = {one.name: getattr(asked, one.name) for one in fields(asked) if one.init and one.name != RATIO}
-    held = {key: value for key, value in held.items() if value is not None and not key.startswith("_")}
-    if wrong := next((key for key, value in held.items() if not isinstance(value, bool | int | float | str)), None):
-        raise GacError(f"{name} with {wrong}={held[wrong]!r}", "numbers and strings", "Leave it at its default.")
-    return asked, name, held
+    stored = [field.name for field in fields(press) if field.init and field.name != RATIO and field.name[0] != "_"]
+    values = {key: getattr(press, key) for key in stored if getattr(press, key) is not None}
+    if wrong := next((key for key, value in values.items() if not isinstance(value, bool | int | float | str)), None):
+        raise GacError(f"{name} with {wrong}={values[wrong]!r}", "numbers and strings", "Leave it at its default.")
+    return press, name, values
 
 
-def _unknown(asked: str, known: Mapping[str, type]) -> GacError:
-    """Of a press that kvpress has it says why it cannot be used; of another what there is."""
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _unknown(press: str, known: Mapping[str, type]) -> GacError:
     package, listed = kvpress(), f"one of {', '.join(known)}"
-    wanted = f"{_plain(asked)}press"
-    kind = next((getattr(package, one) for one in package.__all__ if one.lower() == wanted), None)
+    kind = next((getattr(package, name) for name in package.__all__ if name.lower() == f"{_plain(press)}press"), None)
     if kind is None:
-        return GacError(f"press {asked!r} is unknown", listed, did_you_mean(asked, known, "Choose one of these."))
-    reason = _why_not(kind) or "which needs more than a ratio to be made"
-    return GacError(f"press {asked!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
+        return GacError(f"press {press!r} is unknown", listed, did_you_mean(press, known, "Choose one of these."))
+    reason = _why_unusable(kind) or "which needs more than a ratio to be made"
+    return GacError(f"press {press!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
 
 
 def evicted(
@@ -121,16 +115,16 @@ def evicted(
     hidden: Tensor,
     cached: tuple[Tensor, Tensor],
     weights: Tensor | None,
-    given: Mapping[str, Any],
+    named: Mapping[str, Any],
     kept: int,
 ) -> tuple[Tensor, Tensor]:
-    """What the press leaves of a layer's keys and values: exactly ``kept`` tokens for each head.
+    """The keys and values that the press keeps of a layer: exactly ``kept`` tokens for each head.
 
     Args:
         hidden: inputs of the attention, shape ``(batch, tokens, hidden size)``.
         cached: keys and values, each ``(batch, key-value heads, tokens, head_dim)``.
-        weights: what each token attends to, where the attention returns it.
-        given: the keyword arguments of the attention.
+        weights: attention weights, if the attention returns them.
+        named: the keyword arguments of the attention.
 
     Raises:
         GacError: the press cannot score this layer or this context.
@@ -144,7 +138,7 @@ def evicted(
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(0)  # some presses draw projections: the same ones each time, and no numbers of the caller
-            keys, values = cutting.compress(attention, hidden, *cached, weights, given)
+            keys, values = cutting.compress(attention, hidden, *cached, weights, named)
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as failure:
         raise GacError(
             f"{type(press).__name__} fails on {tokens} tokens of layer {attention.layer_idx} ({first_line(failure)})",

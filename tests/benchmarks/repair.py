@@ -31,7 +31,7 @@ import gac
 from gac.models.loading import default_device, load_model
 from gac.models.shapes import SHAPES
 from gac.repairs.contract import STRATEGIES
-from gac.repairs.report import Repaired
+from gac.repairs.report import RepairResult
 from tests.benchmarks.harness import options, write
 from tests.models.small import weights_of
 from tests.repairs import checkpoints as stored
@@ -154,7 +154,7 @@ EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def compared(
-    name: str, config: Any, dtype: torch.dtype, theirs: Path, ours: Path, tokens: int, repaired: Repaired
+    name: str, config: Any, dtype: torch.dtype, theirs: Path, ours: Path, tokens: int, repaired: RepairResult
 ) -> dict[str, Any]:
     before, after = (opened(config, stored.read(place), dtype) for place in (theirs, ours))
     ids = torch.arange(tokens, device=default_device())[None] % config.vocab_size

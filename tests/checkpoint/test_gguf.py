@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import gac
-from gac.checkpoint.gguf.blocks import BLOCK_TYPES
+from gac.checkpoint.gguf.tensors import BLOCK_TYPES
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
 from tests.compression.applying import IDS, logits
@@ -24,7 +24,7 @@ MakePlan = Callable[..., Plan]
 EXACT = ("w8a16", "w4a16:32", "w3a16:64", "w2a16:32")
 TYPES = {"w8a16": "Q8_0", "w4a16:32": "Q5_0", "w3a16:64": "Q4_0", "w2a16:32": "Q4_0"}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
+    "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {"head_dim": 128},  # the file says another one too, which transformers does not read
@@ -52,8 +52,8 @@ def uniform(
     config = small_config(model_type, **changed)
     config.intermediate_size = neurons
     config.dtype = changed.get("dtype", torch.float32)
-    dense = [(one.name, min(one.out_features, one.in_features)) for one in weights_of(config)]
-    chosen = {name: ("dense", dim, schemes[at % len(schemes)]) for at, (name, dim) in enumerate(dense)}
+    dims = {weight.name: min(weight.out_features, weight.in_features) for weight in weights_of(config)}
+    chosen = {name: ("dense", dims[name], schemes[number % len(schemes)]) for number, name in enumerate(dims)}
     return stored(small_model(config), make_plan, chosen)
 
 
@@ -77,52 +77,45 @@ def written(model: Any, folder: Path, **options: Any) -> tuple[Path, gac.GgufFil
 @pytest.mark.parametrize("schemes", [("bf16",), EXACT], ids=["as loaded", "rounded"])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_transformers_reads_the_same_model(
-    model_type: str, schemes: tuple[str, ...], make_plan: MakePlan, tmp_path: Path
+    model_type: str, schemes: tuple[str, ...], make_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = uniform(model_type, make_plan, schemes, **ARCHITECTURES[model_type])
-    file, found = written(model, tmp_path)
+    caplog.set_level("INFO", "gac")
+    file, record = written(model, tmp_path)
     again = opened(file)
     assert apart(model, again) < 1e-5
-    assert found.exact
-    given: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
-    assert torch.equal(again.generate(IDS, **given), model.generate(IDS, **given))
-
-
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_embedding_and_head(tied: bool, make_plan: MakePlan, tmp_path: Path) -> None:
-    model = uniform("llama", make_plan, EXACT, tie_word_embeddings=tied)
-    file, _ = written(model, tmp_path)
-    names = {one.name for one in gguf.GGUFReader(file).tensors}
-    assert ("output.weight" in names) is not tied
-    assert apart(model, opened(file)) < 1e-5
+    assert record.exact
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    assert torch.equal(again.generate(IDS, **options), model.generate(IDS, **options))
+    tensors = gguf.GGUFReader(file).tensors
+    assert ("output.weight" in {tensor.name for tensor in tensors}) is not again.config.tie_word_embeddings
+    assert sum(group.tensors for group in record.tensors) == len(tensors)
+    assert sum(group.bytes for group in record.tensors) == sum(int(tensor.n_bytes) for tensor in tensors)
+    assert record.bytes == file.stat().st_size
+    assert any(text.startswith(f"writing {record.bytes:,} bytes") for text in caplog.messages)
 
 
 def test_sixteen_bits_stay_sixteen_bits(make_plan: MakePlan, tmp_path: Path) -> None:
-    model = uniform("llama", make_plan, ("bf16",), dtype=torch.bfloat16)
-    file, found = written(model, tmp_path)
-    assert {one.type for one in found.tensors} == {"BF16", "F32"}
-    assert found.weights_bytes == found.planned_bytes
+    model = uniform("llama", make_plan, ("bf16",), dtype=torch.bfloat16, tie_word_embeddings=False)
+    file, record = written(model, tmp_path)
+    assert "output.weight" in {tensor.name for tensor in gguf.GGUFReader(file).tensors}
+    assert {group.type for group in record.tensors} == {"BF16", "F32"}
+    assert record.weights_bytes == record.planned_bytes
     again = opened(file, torch.bfloat16)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_narrower_mlps_of_one_width(make_plan: MakePlan, tmp_path: Path) -> None:
+def test_narrower_mlps_keep_their_width_and_other_dims_are_merged(make_plan: MakePlan, tmp_path: Path) -> None:
     config = small_config("llama")
-    changes = {weight.name: ("narrow", WIDTH) for weight in weights_of(config) if weight.neurons}
-    model = compressed(small_model(config), make_plan, changes)
-    file, _ = written(model, tmp_path)
-    again = opened(file)
-    assert again.config.intermediate_size == WIDTH
-    assert apart(model, again) < 1e-5
-
-
-def test_pairs_and_shorter_values_are_merged(make_plan: MakePlan, tmp_path: Path) -> None:
-    config = small_config("llama")
+    narrow = {weight.name: ("narrow", WIDTH) for weight in weights_of(config) if weight.neurons}
     pairs = {"model.layers.0.self_attn.q_proj": ("low_rank", RANK)}
     values = {one.name: ("head_dim", HEAD_DIM) for one in weights_of(config) if one.values and ".1." in one.name}
-    model = compressed(small_model(config), make_plan, pairs | values)
-    file, _ = written(model, tmp_path, merge=True)
-    assert apart(model, opened(file)) < 1e-4
+    for changes, width, limit in ((narrow, WIDTH, 1e-5), (pairs | values, config.intermediate_size, 1e-4)):
+        model = compressed(small_model(config), make_plan, changes)
+        file, _ = written(model, tmp_path, merge=changes is not narrow, overwrite=True)
+        again = opened(file)
+        assert again.config.intermediate_size == width
+        assert apart(model, again) < limit
 
 
 def test_a_saved_model_is_its_own_source(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -140,64 +133,45 @@ def test_a_saved_model_is_its_own_source(make_plan: MakePlan, tmp_path: Path) ->
 @pytest.mark.parametrize("scheme", EXACT)
 def test_whole_numbers_are_carried_bit_for_bit(scheme: str, make_plan: MakePlan, tmp_path: Path) -> None:
     model = uniform("qwen2", make_plan, (scheme,))
-    file, found = written(model, tmp_path)
-    tensors = {one.name: one for one in gguf.GGUFReader(file).tensors}
+    file, record = written(model, tmp_path)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     for name, ours in (("attn_v", "self_attn.v_proj"), ("attn_q", "self_attn.q_proj"), ("ffn_down", "mlp.down_proj")):
-        one = tensors[f"blk.1.{name}.weight"]
-        assert one.tensor_type.name == TYPES[scheme]
-        read = torch.from_numpy(gguf.dequantize(one.data, one.tensor_type))
+        tensor = tensors[f"blk.1.{name}.weight"]
+        assert tensor.tensor_type.name == TYPES[scheme]
+        read = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
         assert torch.equal(read, model.get_submodule(f"model.layers.1.{ours}").values(torch.float32))
-    assert [(one.type, one.moved) for one in found.tensors if one.scheme == scheme] == [(TYPES[scheme], 0.0)]
+    assert [(group.type, group.moved) for group in record.tensors if group.scheme == scheme] == [(TYPES[scheme], 0.0)]
+    assert record.planned_bytes < record.weights_bytes or scheme == "w8a16"
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)
 def test_every_number_of_a_type(kind: str) -> None:
-    """As the package reads them, the least and the largest too."""
-    held = BLOCK_TYPES[kind]
-    numbers = torch.arange(held.least, held.most + 1, dtype=torch.int16).repeat(32).view(-1, 64)
+    block = BLOCK_TYPES[kind]
+    numbers = torch.arange(block.least, block.most + 1, dtype=torch.int16).repeat(32).view(-1, 64)
     scale = torch.linspace(0.01, 1, 2 * len(numbers)).half().view(-1, 2)
-    data = held.encoded(numbers.numpy(), scale.numpy())
+    data = block.encoded(numbers.numpy(), scale.numpy())
     read = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
     due: Tensor = numbers * scale.float().repeat_interleave(32, dim=1)
     assert torch.equal(torch.from_numpy(read), due)
 
 
-def test_floating_point_of_8_bits_is_rounded_again(make_plan: MakePlan, tmp_path: Path) -> None:
-    model = uniform("llama", make_plan, ("fp8",))
-    file, found = written(model, tmp_path)
-    rounded = next(one for one in found.tensors if one.scheme == "fp8")
-    assert rounded.type == "Q8_0"
-    assert 0.001 < rounded.moved < 0.01
-    assert not found.exact
-    assert found.inputs == ("fp8",)
-    assert apart(model, opened(file)) < 0.1
-
-
 @pytest.mark.parametrize(
     ("neurons", "scheme", "kind", "why"),
     [
+        (NEURONS, "fp8", "Q8_0", None),
         (176, "w4a16:32", "BF16", "176 columns, no multiple of 32"),
         (NEURONS, "w4a16:24", "Q8_0", "groups of 24, no multiple of 32"),
     ],
 )
-def test_dims_that_no_block_fits_are_named(
-    neurons: int, scheme: str, kind: str, why: str, make_plan: MakePlan, tmp_path: Path
+def test_what_no_type_holds_is_quantised_again_or_named(
+    neurons: int, scheme: str, kind: str, why: str | None, make_plan: MakePlan, tmp_path: Path
 ) -> None:
     model = uniform("llama", make_plan, (scheme,), neurons, dtype=torch.bfloat16)
-    file, found = written(model, tmp_path)
-    assert (kind, why) in {(one.type, one.why) for one in found.tensors if one.scheme == scheme}
-    assert apart(model, opened(file, torch.bfloat16)) < 0.05
-
-
-def test_the_record_counts_what_is_there(make_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "gac")
-    file, found = written(uniform("llama", make_plan, EXACT), tmp_path)
-    tensors = gguf.GGUFReader(file).tensors
-    assert sum(one.tensors for one in found.tensors) == len(tensors)
-    assert sum(one.bytes for one in found.tensors) == sum(int(one.n_bytes) for one in tensors)
-    assert found.bytes == file.stat().st_size
-    assert any(text.startswith(f"writing {found.bytes:,} bytes") for text in caplog.messages)
-    assert found.planned_bytes < found.weights_bytes
+    file, record = written(model, tmp_path)
+    group = next(group for group in record.tensors if (group.scheme, group.type, group.why) == (scheme, kind, why))
+    assert (0.001 < group.moved < 0.01, record.exact) == (kind == "Q8_0", kind != "Q8_0")
+    assert record.inputs == (("fp8",) if scheme == "fp8" else ())
+    assert apart(model, opened(file, torch.bfloat16)) < 0.1
 
 
 # --- the vocabulary -------------------------------------------------------------------------------------------------
@@ -226,20 +200,20 @@ def _digits_apart() -> Any:
 def test_the_tokenizer_comes_with_it(
     tokenizer: Callable[[], Any], name: str, make_plan: MakePlan, tmp_path: Path
 ) -> None:
-    file, own = tmp_path / "model.gguf", tokenizer()
-    gac.export_gguf(uniform("llama", make_plan, ("bf16",)), file, tokenizer=own)
+    file, ours = tmp_path / "model.gguf", tokenizer()
+    gac.export_gguf(uniform("llama", make_plan, ("bf16",)), file, tokenizer=ours)
     fields = gguf.GGUFReader(file).fields
-    said = {key.rpartition(".")[2]: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
-    assert said["pre"] == name
-    assert said["tokens"][:2] + said["tokens"][255:] == ["!", '"', "th", "<s>", "</s>"]
-    assert said["token_type"] == [1] * 256 + [3, 3]
-    assert said["merges"] == ["t h"]
-    assert (said["bos_token_id"], said["eos_token_id"], said["padding_token_id"]) == (256, 257, 257)
-    assert (said["add_bos_token"], said["add_eos_token"]) == (True, False)
-    assert said["chat_template"] == "{{ messages }}"
+    header = {key.rpartition(".")[2]: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+    assert header["pre"] == name
+    assert header["tokens"][:2] + header["tokens"][255:] == ["!", '"', "th", "<s>", "</s>"]
+    assert header["token_type"] == [1] * 256 + [3, 3]
+    assert header["merges"] == ["t h"]
+    assert (header["bos_token_id"], header["eos_token_id"], header["padding_token_id"]) == (256, 257, 257)
+    assert (header["add_bos_token"], header["add_eos_token"]) == (True, False)
+    assert header["chat_template"] == "{{ messages }}"
     read = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
     text = "that's the 12 </s> of them"
-    assert read(text, add_special_tokens=False).input_ids == own(text, add_special_tokens=False).input_ids
+    assert read(text, add_special_tokens=False).input_ids == ours(text, add_special_tokens=False).input_ids
 
 
 def test_rows_without_a_token_are_unused(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -250,9 +224,18 @@ def test_rows_without_a_token_are_unused(make_plan: MakePlan, tmp_path: Path) ->
 
 
 def _changed(change: Callable[[Any], None]) -> Any:
-    found = words()
-    change(found.backend_tokenizer)
-    return found
+    tokenizer = words()
+    change(tokenizer.backend_tokenizer)
+    return tokenizer
+
+
+def _without_merges() -> Any:
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+SWAPPED = processors.TemplateProcessing(single="</s> $A <s>", special_tokens=[("<s>", 256), ("</s>", 257)])
 
 
 @pytest.mark.parametrize(
@@ -262,19 +245,20 @@ def _changed(change: Callable[[Any], None]) -> Any:
         (lambda: words(pre_tokenizers.ByteLevel(add_prefix_space=True)), "which splits text otherwise"),
         (lambda: words(ignore_merges=True), "which splits text otherwise"),
         (lambda: words(byte_fallback=True), "whose model is BPE and not byte-level"),
-        (lambda: _changed(lambda own: setattr(own, "normalizer", normalizers.Lowercase())), "normalizer is Lowercase"),
-        (lambda: _changed(lambda own: setattr(own, "model", models.WordLevel({"<s>": 0}))), "model is WordLevel"),
-        (lambda: _changed(lambda own: own.add_tokens(["<more>"])), "a tokenizer with the token 258, '<more>'"),
         (
-            lambda: _changed(
-                lambda own: setattr(
-                    own,
-                    "post_processor",
-                    processors.TemplateProcessing(single="</s> $A <s>", special_tokens=[("<s>", 256), ("</s>", 257)]),
-                )
-            ),
-            "puts other tokens around a text than BOS and EOS",
+            lambda: _changed(lambda base: setattr(base, "normalizer", normalizers.Lowercase())),
+            "normalizer is Lowercase",
         ),
+        (
+            lambda: _changed(lambda base: setattr(base, "model", models.WordLevel({"<s>": 0}))),
+            "model is WordLevel",
+        ),
+        (lambda: _changed(lambda base: base.add_tokens(["<more>"])), "a tokenizer with the token 258, '<more>'"),
+        (
+            lambda: _changed(lambda base: setattr(base, "post_processor", SWAPPED)),
+            "other tokens around a text than BOS",
+        ),
+        (_without_merges, "which has no merges"),
     ],
 )
 def test_other_tokenizers_are_refused(
@@ -286,63 +270,47 @@ def test_other_tokenizers_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tokenizer_without_merges_is_refused(make_plan: MakePlan, tiny_tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="which has no merges"):
-        gac.export_gguf(uniform("llama", make_plan, ("bf16",)), tmp_path / "model.gguf", tokenizer=tiny_tokenizer)
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- refused ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "message"),
     [
         ({"self_attn.q_proj": ("low_rank", RANK)}, "q_proj is low_rank with dim 16"),
-        (
-            {"self_attn.v_proj": ("head_dim", HEAD_DIM), "self_attn.o_proj": ("head_dim", HEAD_DIM)},
-            "v_proj is head_dim with dim 8",
-        ),
+        ({f"self_attn.{name}_proj": ("head_dim", HEAD_DIM) for name in "vo"}, "v_proj is head_dim with dim 8"),
         ({f"mlp.{name}_proj": ("narrow", WIDTH) for name in ("gate", "up", "down")}, "_proj is "),
     ],
     ids=["pairs", "shorter values", "mlps of two widths"],
 )
-def test_dims_that_llama_cpp_has_no_place_for(
-    changes: dict[str, tuple[str, int]], found: str, make_plan: MakePlan, tmp_path: Path
+def test_dims_that_llama_cpp_does_not_support(
+    changes: dict[str, tuple[str, int]], message: str, make_plan: MakePlan, tmp_path: Path
 ) -> None:
-    named = {f"model.layers.1.{name}": one for name, one in changes.items()}
+    named = {f"model.layers.1.{name}": choice for name, choice in changes.items()}
     model = compressed(small_model(small_config("llama")), make_plan, named)
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError, match=rf"{message}.*Export it merged \(--merge, merge=True\)"):
         written(model, tmp_path)
-    assert found in str(refused.value)
-    assert "Export it merged (--merge, merge=True)" in str(refused.value)
     assert not list(tmp_path.iterdir())
 
 
+LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
+
+
 @pytest.mark.parametrize(
-    ("model_type", "changed", "found"),
+    ("model_type", "changed", "message"),
     [
-        (
-            "gpt2",
-            {},
-            "a model of the architecture gpt2; expected one that has been tried in llama.cpp (llama, mistral,",
-        ),
+        ("gpt2", {}, "a model of the architecture gpt2; expected one that has been tried"),
         ("llama", {"attention_bias": True}, "a llama config with attention_bias True; expected False"),
         ("llama", {"hidden_act": "gelu"}, "a llama config with hidden_act 'gelu'; expected 'silu'"),
         ("mistral", {"sliding_window": 64}, "a mistral config with sliding_window 64; expected None"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-            "a llama config with rope_type 'linear'; expected 'default'",
-        ),
+        ("llama", LINEAR, "a llama config with rope_type 'linear'; expected 'default'"),
     ],
 )
-def test_what_llama_cpp_takes_for_granted(
-    model_type: str, changed: dict[str, Any], found: str, make_plan: MakePlan, tmp_path: Path
+def test_configs_that_llama_cpp_has_no_key_for(
+    model_type: str, changed: dict[str, Any], message: str, make_plan: MakePlan, tmp_path: Path
 ) -> None:
     model = compressed(small_model(small_config(model_type, **changed)), make_plan, {})
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError, match=message):
         written(model, tmp_path, merge=True)
-    assert str(refused.value).startswith(found)
     assert not list(tmp_path.iterdir())
 
 

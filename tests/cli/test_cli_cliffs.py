@@ -17,18 +17,14 @@ def test_the_table_names_each_sweep_its_period_and_its_causes(recorded: Path) ->
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 8 4.99* 2.50* 2.50* 1.00 0.99 -" in shown
 
 
-def test_the_document_has_the_evidence_for_the_period(recorded: Path) -> None:
-    (sweep,) = answer("cliffs", recorded)["sweeps"]
+def test_the_document_has_the_period_and_each_collapsed_dim_with_its_cause(recorded: Path) -> None:
+    (sweep,) = answer("cliffs", recorded, "--dims", "1022:1024")["sweeps"]
     assert (sweep["operator"], sweep["axis"], sweep["period"], sweep["points"]) == ("low_rank", "r", 8, 129)
     odd = sweep["alignment"][0]
     assert (odd["step"], odd["against"], odd["dims"], odd["keeps_up"]) == (1, 8, 64, False)
     assert odd["low"] <= odd["slowdown"] <= odd["high"]
-
-
-def test_the_document_has_each_collapsed_dim_with_its_cause(recorded: Path) -> None:
-    (sweep,) = answer("cliffs", recorded, "--dims", "1022:1024")["sweeps"]
-    assert [(one["dim"], one["rescue"]) for one in sweep["collapsed"]] == [(1022, 1024), (1023, 1024)]
-    assert [one["cause"]["kind"] for one in sweep["collapsed"]] == ["alignment tier", "alignment tier"]
+    rows = [(row["dim"], row["rescue"], row["cause"]["kind"]) for row in sweep["collapsed"]]
+    assert rows == [(1022, 1024, "alignment tier"), (1023, 1024, "alignment tier")]
     assert [point["dim"] for point in sweep["measured"]] == [1022, 1023, 1024]
     assert sweep["measured"][2]["launches"][0]["grid"] == [132, 1, 1]
 
@@ -53,12 +49,6 @@ def test_sweeps_are_chosen_by_dtype(tmp_path: Path) -> None:
     assert run("plot", "latency", path, *chosen, "-o", tmp_path / "x.png").exit_code == 0
 
 
-def test_a_scheme_that_a_profile_lacks_can_be_measured(recorded: Path) -> None:
-    message = refused("cliffs", recorded, "--dtype", "w4a16")
-    assert "no sweep of recorded is of any operator w4a16" in message
-    assert "or measure it with gac profile --scheme." in message
-
-
 def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
     shown = [" ".join(line.split()) for line in run("cliffs", recorded, "--dims", "1023:1024").stdout.splitlines()]
     assert any(line.startswith("1023 151.2 0.1 5.00x 1024 alignment tier cutlass_75_tensorop") for line in shown)
@@ -68,26 +58,25 @@ def test_a_stretch_of_dims_is_shown_dim_by_dim(recorded: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--shape", "m=3"), "any operator m=3"),
-        (("--operator", "linear"), "linear"),
-        (("--axis", "k"), "any operator along k"),
-        (("--dtype", "w4a16"), "any operator w4a16"),
-        (("--operator", "low_rank", "--dims", "1:9"), "low_rank dims 1:9"),
+        ("--shape m=3", "any operator m=3"),
+        ("--operator linear", "linear"),
+        ("--axis k", "any operator along k"),
+        ("--dtype w4a16", "any operator w4a16"),
+        ("--operator low_rank --dims 1:9", "low_rank dims 1:9"),
     ],
 )
-def test_a_choice_that_matches_nothing(options: tuple[str, ...], words: str, recorded: Path) -> None:
-    assert f"Error: no sweep of recorded is of {words}; expected one of its 1" in refused("cliffs", recorded, *options)
+def test_a_choice_that_matches_nothing(options: str, words: str, recorded: Path) -> None:
+    message = refused("cliffs", recorded, *options.split())
+    assert f"Error: no sweep of recorded is of {words}; expected one of its 1" in message
+    assert ("or measure it with gac profile --scheme." in message) == ("w4a16" in words)
 
 
-def test_a_figure_of_the_chosen_sweeps(recorded: Path, tmp_path: Path) -> None:
-    figure = tmp_path / "cliffs.svg"
+def test_figures_of_the_chosen_sweeps_and_of_all(recorded: Path, tmp_path: Path) -> None:
+    figure, page = tmp_path / "cliffs.svg", tmp_path / "page.svg"
     assert run("cliffs", recorded, "--shape", SHAPE, "--plot", figure).stderr == f"drawn in {figure}\n"
+    assert run("cliffs", recorded, "--plot", page).exit_code == 0
+    assert "NVIDIA Test GPU, PyTorch 2.11.0, CUDA 13.0" in page.read_text()
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".part"] == []
-
-
-def test_a_figure_without_a_choice_is_the_gpus_page(recorded: Path, tmp_path: Path) -> None:
-    assert run("cliffs", recorded, "--plot", tmp_path / "page.svg").exit_code == 0
-    assert "NVIDIA Test GPU, PyTorch 2.11.0, CUDA 13.0" in (tmp_path / "page.svg").read_text()
 
 
 def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,15 +91,8 @@ def test_an_unknown_profile_with_json(tmp_path: Path, monkeypatch: pytest.Monkey
     }
 
 
-def test_a_name_that_no_file_system_takes(tmp_path: Path) -> None:
+def test_a_name_that_no_file_system_takes_and_a_profile_without_sweeps(tmp_path: Path) -> None:
     path = tmp_path / f"{'a' * 300}.png"
-    assert refused("cliffs", "p", "--plot", path) == (
-        f"Error: {path}: File name too long; expected a writable path. Choose another path.\n"
-    )
-
-
-def test_a_profile_without_sweeps(tmp_path: Path) -> None:
-    assert refused("cliffs", write_profile(tmp_path / "short.jsonl", ranks(range(8, 64, 8)), lambda point: 8)) == (
-        "Error: profile short has no sweep; expected at least 8 dims along one axis with all else fixed. "
-        "Measure them with gac profile.\n"
-    )
+    assert f"Error: {path}: File name too long; expected a writable path." in refused("cliffs", "p", "--plot", path)
+    short = write_profile(tmp_path / "short.jsonl", ranks(range(8, 64, 8)), lambda point: 8)
+    assert "profile short has no sweep; expected at least 8 dims along one axis" in refused("cliffs", short)

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import gac
 from gac.allocation.frontier import Frontier, frontier
 from tests.allocation.small_problems import PREFILL, problem
-from tests.cli.commands import answer, run
+from tests.cli.commands import answer, refused, run
 
 
 @pytest.fixture
@@ -24,15 +24,20 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_it_writes_a_frontier_and_answers_with_it(directory: Path, text_file: Path, tmp_path: Path) -> None:
-    target = tmp_path / "new" / "frontier.json"
-    document = answer("frontier", directory, "--points", 7, "--calibration", f"{text_file}:4x64", "-o", target)
-    found = Frontier.load(target)
+    target, figure = tmp_path / "new" / "frontier.json", tmp_path / "frontier.svg"
+    options = ("--points", 7, "--calibration", f"{text_file}:4x64", "-o", target, "--plot", figure)
+    result = run("frontier", directory, *options)
+    assert result.exit_code == 0, result.output
+    assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
+    assert result.stderr.endswith(f"saved as {target}\ndrawn in {figure}\n")
+    assert "kept params loss perplexity prefill:1x1024 decode:1@1024" in " ".join(result.stdout.split())
+    assert figure.read_bytes().startswith(b"<?xml")
+    document, frontier = answer("frontier", directory, *options), Frontier.load(target)
     assert document["path"] == str(target)
-    assert [point["params"] for point in document["points"]] == [point.params for point in found.points]
-    assert document["points"][-1]["kept"] == 1.0
-    assert document["dense"]["params"] == 92160
+    assert [point["params"] for point in document["points"]] == [point.params for point in frontier.points]
+    assert (document["points"][-1]["kept"], document["dense"]["params"]) == (1.0, 92160)
     assert "sites" not in document
-    assert {point.certificate.status for point in found.points} == {"optimal"}
+    assert {point.certificate.status for point in frontier.points} == {"optimal"}
 
 
 def test_a_point_is_the_plan_that_allocate_makes(
@@ -50,47 +55,23 @@ def test_a_point_is_the_plan_that_allocate_makes(
     assert (found.plan(2).budget, found.plan(2).workloads) == (plan.budget, plan.workloads)
 
 
-def test_it_says_what_it_costs_and_shows_some_points(directory: Path, text_file: Path, tmp_path: Path) -> None:
-    target, figure = tmp_path / "frontier.json", tmp_path / "frontier.svg"
-    options = ("--points", 5, "--calibration", f"{text_file}:4x64", "-o", target, "--plot", figure)
-    result = run("frontier", directory, *options)
-    assert result.exit_code == 0, result.output
-    assert f"calibration on 4 windows of 64 tokens of {text_file}" in result.stderr
-    assert result.stderr.endswith(f"saved as {target}\ndrawn in {figure}\n")
-    assert "kept params loss perplexity prefill:1x1024 decode:1@1024" in " ".join(result.stdout.split())
-    assert figure.read_bytes().startswith(b"<?xml")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--points", 1], "Error: 1 points; expected a whole number, 2 or more. Ask for 100 points.\n"),
-        (
-            ["--limit", "latency"],
-            "Error: a frontier over 'latency'; expected params, bytes, kv_numbers or one of the workloads "
-            "(prefill:1x1024, decode:1@1024). Name one of these, or add it to the workloads.\n",
-        ),
-        (
-            ["--limit", "decode:1@1024"],
-            "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj+k_proj+v_proj for decode:1@1024; ",
-        ),
-        (["--workload", "chat"], "Error: workload 'chat'; expected prefill:BxS or decode:B@C with positive integers. "),
-        (["--plot", "figure.gif"], "Error: figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg. "),
+        ("--points 1", "1 points; expected a whole number, 2 or more"),
+        ("--limit latency", "a frontier over 'latency'; expected params, bytes, kv_numbers or one of the workloads ("),
+        ("--limit decode:1@1024", "the profile lacks the latency of model.layers.0.self_attn.q_proj+k_proj+v_proj for"),
+        ("--workload chat", "workload 'chat'; expected prefill:BxS or decode:B@C with positive integers"),
+        ("--plot figure.gif", "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg"),
     ],
 )
 def test_it_refuses_before_anything_is_measured(
-    options: list[object],
-    message: str,
-    directory: Path,
-    text_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options: str, message: str, directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("gac.measurement.session.measure_curves")
     target = tmp_path / "frontier.json"
-    result = run("frontier", directory, "--calibration", f"{text_file}:4x64", *options, "-o", target)
-    assert result.exit_code == 1
-    assert message in result.stderr
+    text = ("--calibration", f"{text_file}:4x64")
+    assert f"Error: {message}" in refused("frontier", directory, *text, *options.split(), "-o", target)
     assert not target.exists()
 
 

@@ -11,28 +11,25 @@ from transformers import LlamaConfig
 from tests.cli.commands import refused
 
 NAMES = ("é", "model-", "a--b", "a/b/c", "a" * 300, "org/" + "b" * 300, "no/such/directory")
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "words",
-    [
-        "allocate NAME --calibration TEXT:2x64",
-        "frontier NAME --calibration TEXT:2x64",
-        "tokens NAME --calibration TEXT:2x64",
-        "eval NAME --text TEXT",
-        "bench NAME",
-        "profile --model NAME",
-        "graph NAME",
-    ],
+OTHERS = (
+    "frontier NAME --calibration TEXT:2x64",
+    "tokens NAME --calibration TEXT:2x64",
+    "eval NAME --text TEXT",
+    "bench NAME",
+    "profile --model NAME",
+    "graph NAME",
 )
+CASES = [*(("allocate NAME --calibration TEXT:2x64", name) for name in NAMES), *((words, "é") for words in OTHERS)]
+
+
+@pytest.mark.parametrize(("words", "name"), CASES)
 def test_a_name_that_can_be_no_model(words: str, name: str, text_file: Path, tmp_path: Path) -> None:
     if words.startswith("tokens"):
         pytest.importorskip("kvpress")
-    given = [word.replace("NAME", name).replace("TEXT", str(text_file)) for word in words.split()]
-    output = ["-o", tmp_path / "out.json"] if given[0] in ("allocate", "frontier", "tokens") else []
+    command = [word.replace("NAME", name).replace("TEXT", str(text_file)) for word in words.split()]
+    output = ["-o", tmp_path / "out.json"] if command[0] in ("allocate", "frontier", "tokens") else []
     message = f"Error: model {name!r}: no such directory; expected a directory with a config.json, a hub id like"
-    assert message in refused(*given, *output)
+    assert message in refused(*command, *output)
 
 
 def test_what_standard_output_cannot_encode_is_escaped(tmp_path: Path, tiny_config: LlamaConfig) -> None:

@@ -34,26 +34,28 @@ def places(plan: Plan, tmp_path: Path) -> dict[str, Path]:
     return {path.stem: path for path in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("plan", "plan", "--title", "$x_"),
-        ("dims", "plan", "--weight", "up_proj"),
-        ("heads", "plan"),
-        ("frontier", "frontier", "--plan", "point", "--beside", "frontier"),
-        ("prediction", "report"),
-        ("latency", "gpu", "--operator", "low_rank", "--shape", "m=1024", "--dims", "1000:1050", "--title", "$x_"),
-        ("atlas", "gpu"),
-        ("alignment", "gpu"),
-        ("published",),
-    ],
-    ids=lambda words: words[0],
+FIGURES = (
+    "plan PLAN --title $x_",
+    "dims PLAN --weight up_proj",
+    "heads PLAN",
+    "frontier FRONTIER --plan POINT --beside FRONTIER",
+    "prediction REPORT",
+    "latency GPU --operator low_rank --shape m=1024 --dims 1000:1050 --title $x_",
+    "atlas GPU",
+    "alignment GPU",
+    "published",
 )
-def test_each_figure_is_written(words: tuple[str, ...], places: dict[str, Path], tmp_path: Path) -> None:
-    kind, *rest = words
+
+
+def arguments(words: str, places: dict[str, Path]) -> list[object]:
+    return [places.get(word.lower(), word) if word.isupper() else word for word in words.split()]
+
+
+@pytest.mark.parametrize("words", FIGURES)
+def test_each_figure_is_written(words: str, places: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "new" / "figure.pdf"
-    document = answer("plot", kind, *(places.get(word, word) for word in rest), "-o", target)
-    assert document == {"figure": str(target), "kind": kind}
+    document = answer("plot", *arguments(words, places), "-o", target)
+    assert document == {"figure": str(target), "kind": words.split()[0]}
     assert target.read_bytes().startswith(b"%PDF")
 
 
@@ -67,32 +69,25 @@ def test_the_ending_says_the_format(ending: str, places: dict[str, Path], tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("plan", "plan", "-o", "figure.gif"), "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg."),
-        (("dims", "plan", "elsewhere", "-o", "x.png"), "beside one for tiny (111111111111); expected plans for the"),
+        ("plan PLAN -o figure.gif", "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg."),
+        ("dims PLAN ELSEWHERE -o x.png", "beside one for tiny (111111111111); expected plans for the"),
+        ("latency GPU --operator sdpa -o x.png", "no sweep of gpu is of sdpa; expected one of its 1, "),
         (
-            ("latency", "gpu", "--operator", "sdpa", "-o", "x.png"),
-            "no sweep of gpu is of sdpa; expected one of its 1, ",
-        ),
-        (
-            ("latency", "gpu", "--operator", "low_rank", "--axis", "k", "-o", "x.png"),
+            "latency GPU --operator low_rank --axis k -o x.png",
             "no sweep of gpu is of low_rank along k; expected one of its 1 sweeps, such as low_rank bf16 m=1024 k=4096",
         ),
-        (("layer", "plan", "--profile", "gpu", "-o", "x.png"), "plan for tiny names no workload; expected one"),
+        ("layer PLAN --profile GPU -o x.png", "plan for tiny names no workload; expected one"),
         (
-            ("layer", "plan", "--profile", "gpu", "--workload", "prefill:1x8", "-o", "x.png"),
+            "layer PLAN --profile GPU --workload prefill:1x8 -o x.png",
             "profile gpu lacks linear bf16 m=8 k=64 n=64, which model.layers.0.self_attn.q_proj runs; expected",
         ),
-        (("prediction", "plan", "-o", "x.png"), "has no predicted and measured loss; expected a report of gac eval"),
-        (("prediction", "none.json", "-o", "x.png"), "report none.json cannot be read: "),
+        ("prediction PLAN -o x.png", "has no predicted and measured loss; expected a report of gac eval"),
+        ("prediction none.json -o x.png", "report none.json cannot be read: "),
     ],
 )
 def test_what_cannot_be_drawn(
-    words: tuple[str, ...],
-    message: str,
-    places: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, message: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in refused("plot", *(places.get(word, word) if at else word for at, word in enumerate(words)))
+    assert message in refused("plot", *arguments(words, places))
     assert not (tmp_path / "x.png").exists()

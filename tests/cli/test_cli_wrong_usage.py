@@ -22,11 +22,7 @@ TABLE = [
     ("allocate MODEL --latency prefil:1x1024=0.9", ERROR, "workload 'prefil:1x1024'; expected prefill:BxS or decode"),
     ("allocate MODEL --latency decode:1@9=0.9", ERROR, "limits.latency='decode:1@9'; expected one of the plan's"),
     ("allocate MODEL --workload prefil:1x1024", ERROR, "Write it like prefill:1x1024 or decode:1@1024."),
-    (
-        "allocate smollm2 --memory 0.3 --scheme w4a16 --latency 0.9",
-        ERROR,
-        "a limit of latency for prefill:1x1024 with scheme w4a16, which the profile does not have",
-    ),
+    ("allocate smollm2 --memory 0.3 --scheme w4a16 --latency 0.9", ERROR, "with scheme w4a16, which the profile does"),
     ("allocate MODEL --scheme w5a16", ERROR, "scheme 'w5a16' is unknown"),
     ("allocate MODEL --scheme w4a16,w8a16", ERROR, "Give each name by itself."),
     ("allocate MODEL --memory 0", ERROR, "limits.memory=0.0; expected a number above 0 and at most 1"),
@@ -36,11 +32,7 @@ TABLE = [
     ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     ("allocate MODEL --profile NVIDIA-H20", ERROR, "Did you mean 'nvidia-h200'?"),
     ("allocate MODEL --method KFAK", ERROR, "Did you mean 'kfac'?"),
-    (
-        "allocate MODEL --calibration wiki-sample:4",
-        ERROR,
-        "Ask for a positive size, like wiki-sample:64x1024.",
-    ),
+    ("allocate MODEL --calibration wiki-sample:4", ERROR, "Ask for a positive size, like wiki-sample:64x1024."),
     ("allocate MODEL --calibration Wiki-Sample", ERROR, "Did you mean 'wiki-sample'?"),
     ("frontier MODEL --limit prefill:1x1", ERROR, "expected params, bytes, kv_numbers or one of the workloads ("),
     ("frontier MODEL --plot range.gif", ERROR, "figure range.gif ends in '.gif'; expected one of .png, .pdf, .svg"),
@@ -84,11 +76,7 @@ TABLE = [
     ("bench m --form latent:1", USAGE, "--form goes with --shapes."),
     ("bench --shapes llama-3-8b --kv-cache 0.5", USAGE, "--kv-cache and --form go together."),
     ("bench --shapes llama-3-8b --form latent:1", USAGE, "--kv-cache and --form go together."),
-    (
-        "bench --shapes llama-3-8b --form latent:1 --kv-cache 0.5 --scheme fp8",
-        USAGE,
-        "--kv-cache goes without --scheme.",
-    ),
+    ("bench --shapes llama-3-8b --form latent:1 --kv-cache 1 --scheme fp8", USAGE, "--kv-cache goes without --scheme."),
     # counts that nothing reaches
     (f"profile --passes {10**40}", USAGE, "is not in the range 1<=x<=10000."),
     (f"allocate MODEL --seed {10**40}", ERROR, f"measure.seed={10**40}; expected"),
@@ -96,6 +84,29 @@ TABLE = [
     (f"allocate MODEL --align-to {10**40}", ERROR, f"space.align={10**40}; expected"),
     (f"bench --shapes llama-3-8b --layers {10**40}", ERROR, "expected 1 to 4,096"),
     (f"eval MODEL --limit {10**40} --tasks piqa", ERROR, f"evaluate(limit={10**40}); expected"),
+    # command lines that click refuses
+    ("allocate m --budget most", USAGE, "'most' is not a valid float."),
+    ("allocate m --latency prefill:1x1", USAGE, "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
+    ("allocate m --latency 1 --latency decode:1@1=1", USAGE, "give one fraction for all workloads"),
+    ("allocate m --no-align --align-to 16", USAGE, "--align-to goes without --no-align."),
+    ("bench", USAGE, "give models, or --shapes."),
+    ("bench --shapes llama-3-8b --against smollm2", USAGE, "--against goes with models"),
+    ("cliffs", USAGE, "Missing argument 'PROFILE'."),
+    ("cliffs p --shape m", USAGE, "'m' is not like m=1024,k=4096."),
+    ("cliffs p --shape m=1,m=2", USAGE, "'m=1,m=2' names an axis twice."),
+    ("cliffs p --shape m=0", USAGE, "'m=0' has a size outside 1 to 9223372036854775807."),
+    ("cliffs p --dims 1016", USAGE, "'1016' is not like 1016:1040."),
+    ("cliffs p --dims 1040:1016", USAGE, "'1040:1016' ends before it begins."),
+    ("compare a.json", USAGE, "Name two plans or more."),
+    ("compare a.json b.json a.json", USAGE, "a.json is given more than once. Name each file once."),
+    ("eval m --windows 0", USAGE, "0 is not in the range x>=1."),
+    ("eval", USAGE, "Missing argument 'MODEL_OR_DIR...'."),
+    ("eval m --tasks piqa,", USAGE, "'piqa,' is not like hellaswag,piqa or task.yaml."),
+    ("explain low_rank 0", USAGE, "0 is not in the range 1<=x<=9223372036854775807."),
+    (f"explain low_rank {10**400}", USAGE, "is not in the range 1<=x<=9223372036854775807."),
+    ("profile --seconds nan", USAGE, "nan is not a number."),
+    ("squeeze", USAGE, "No such command 'squeeze'."),
+    ("study --profile p", USAGE, "--profile judges studies: name them, or give --all."),
     # what there is of a sweep
     (f"plot latency {H100} --operator linear --axis m --dims 5000:6000 -o f.svg", ERROR, "is of linear along m dims"),
     # directories in use
@@ -105,7 +116,7 @@ TABLE = [
 
 
 @pytest.fixture
-def at(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def places(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What stands for a model and a checkpoint; reading weights and asking the hub fail the test."""
 
     def never(*_given: Any, **_how: Any) -> None:
@@ -122,8 +133,8 @@ def at(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 @pytest.mark.parametrize(("words", "status", "message"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_wrong_usage(words: str, status: int, message: str, at: dict[str, str]) -> None:
-    given = [at.get(word, word) for word in shlex.split(words)]
+def test_a_wrong_usage(words: str, status: int, message: str, places: dict[str, str]) -> None:
+    given = [places.get(word, word) for word in shlex.split(words)]
     result = run(*given)
     assert (result.exit_code, result.stdout) == (status, ""), result.output
     assert message in result.stderr
@@ -163,10 +174,10 @@ def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.
 
 @pytest.mark.parametrize("what", ["MODEL", "--shapes llama-3-8b --scheme w4a16"])
 def test_a_bench_without_a_gpu_says_what_there_is_without_one(
-    what: str, at: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    what: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    result = run("bench", *(at.get(word, word) for word in what.split()))
+    result = run("bench", *(places.get(word, word) for word in what.split()))
     assert result.exit_code == ERROR
     assert "expected an NVIDIA GPU to measure. Run it where there is one. On a CPU gac eval measures" in result.stderr
 

@@ -66,7 +66,7 @@ def narrowed(model: LlamaForCausalLM, widths: list[int]) -> Tensors:
 
 def with_heads(model: PreTrainedModel, kept: dict[int, list[int]], tensors: Tensors) -> Tensors:
     """These tensors with the named key-value heads of some layers alone, each with the query heads that read it."""
-    found, config = dict(tensors), model.config
+    changed, config = dict(tensors), model.config
     length = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shared = config.num_attention_heads // config.num_key_value_heads
     for layer, heads in kept.items():
@@ -75,15 +75,15 @@ def with_heads(model: PreTrainedModel, kept: dict[int, list[int]], tensors: Tens
         block = f"model.layers.{layer}.self_attn"
         for name, size in (("q_proj", shared * length), ("k_proj", length), ("v_proj", length)):
             for part in ("weight", "bias"):
-                if f"{block}.{name}.{part}" in found:
-                    found[f"{block}.{name}.{part}"] = found[f"{block}.{name}.{part}"][rows[size]]
-        found[f"{block}.o_proj.weight"] = found[f"{block}.o_proj.weight"][:, rows[shared * length]]
-    return found
+                if f"{block}.{name}.{part}" in changed:
+                    changed[f"{block}.{name}.{part}"] = changed[f"{block}.{name}.{part}"][rows[size]]
+        changed[f"{block}.o_proj.weight"] = changed[f"{block}.o_proj.weight"][:, rows[shared * length]]
+    return changed
 
 
 def write(directory: Path, config: LlamaConfig, tensors: Tensors, *, pickled: bool = False, **stated: object) -> Path:
     """A directory as transformers lays it out, in two shards."""
-    whole, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     directory.mkdir()
     document = config.to_dict() | {"architectures": ["LlamaForCausalLM"]} | stated
     (directory / "config.json").write_text(json.dumps(document))
@@ -91,15 +91,15 @@ def write(directory: Path, config: LlamaConfig, tensors: Tensors, *, pickled: bo
     names = sorted(tensors)
     weight_map = {}
     for shard, part in enumerate((names[::2], names[1::2])):
-        file = f"{whole}-0000{shard + 1}-of-00002.{suffix}"
-        held = {name: tensors[name].contiguous() for name in part}
+        file = f"{stem}-0000{shard + 1}-of-00002.{suffix}"
+        shard_tensors = {name: tensors[name].contiguous() for name in part}
         if pickled:
-            torch.save(held, directory / file)
+            torch.save(shard_tensors, directory / file)
         else:
-            save_file(held, directory / file, metadata={"format": "pt"})
+            save_file(shard_tensors, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": size(tensors)}, "weight_map": weight_map}
-    (directory / f"{whole}.{suffix}.index.json").write_text(json.dumps(index))
+    (directory / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
     return directory
 
 
@@ -138,8 +138,10 @@ def logits(directory: Path, config: LlamaConfig) -> Tensor:
             if second in tensors:
                 model.set_submodule(name, nn.Sequential(linear(tensors[first]), linear(tensors[second])))
         if f"{name}.VT.weight" in tensors:
-            found = [key for key in tensors if re.fullmatch(rf"{re.escape(name)}\.U\.\d+\.weight", key)]
-            model.set_submodule(name, HeadGroups(tensors[f"{name}.VT.weight"], [tensors[key] for key in sorted(found)]))
+            groups = [key for key in tensors if re.fullmatch(rf"{re.escape(name)}\.U\.\d+\.weight", key)]
+            model.set_submodule(
+                name, HeadGroups(tensors[f"{name}.VT.weight"], [tensors[key] for key in sorted(groups)])
+            )
         if f"{name}.weight" in tensors:
             model.set_submodule(name, linear(tensors[f"{name}.weight"]))
     kept = {name: tensor for name, tensor in tensors.items() if name in model.state_dict()}

@@ -15,7 +15,7 @@ from gac.checkpoint.card import model_card
 from gac.core.errors import CheckpointError, PlanError
 from gac.models.families import FIXED_HEADS, family_of
 from gac.plan.plan import Plan
-from gac.repairs.report import Carried, Repaired, repair_tables
+from gac.repairs.report import RepairResult, UnpaddedDim, repair_tables
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
 from tests.models.small import small_config, small_model
@@ -38,8 +38,8 @@ def pruned(attention: str) -> tuple[LlamaForCausalLM, Tensors]:
 
 
 @pytest.fixture
-def repaired(tmp_path: Path) -> Callable[..., Repaired]:
-    def repair(attention: str, **options: Any) -> Repaired:
+def repaired(tmp_path: Path) -> Callable[..., RepairResult]:
+    def repair(attention: str, **options: Any) -> RepairResult:
         model, tensors = pruned(attention)
         source = write(tmp_path / "theirs", model.config, tensors)
         return gac.repair(source, tmp_path / "ours", profile=H100, **options)
@@ -49,42 +49,26 @@ def repaired(tmp_path: Path) -> Callable[..., Repaired]:
 
 def computed(model: nn.Module) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(IDS).logits
-    return found
-
-
-# --- what it computes -----------------------------------------------------------------------------------------------
+        result: Tensor = model(IDS).logits
+    return result
 
 
 @every_attention
-def test_it_computes_what_the_pruned_model_does(attention: str, tmp_path: Path, repaired) -> None:
+def test_it_computes_and_generates_as_the_pruned_model_does(attention: str, tmp_path: Path, repaired) -> None:
     repaired(attention)
-    model = pruned(attention)[0]
-    ours = gac.load(tmp_path / "ours", "cpu", verify=True)
+    model: Any = pruned(attention)[0]
+    ours: Any = gac.load(tmp_path / "ours", "cpu", verify=True)
     theirs = logits(tmp_path / "theirs", model.config)  # with plain nn.Linear of the pruned sizes
     assert relative(computed(ours), theirs) < 1e-5
     assert relative(computed(model), theirs) > 1e-2
-    also = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-    assert relative(computed(also), theirs) < 1e-5
-
-
-@every_attention
-def test_it_computes_what_the_dense_model_does_without_these_heads(attention: str, tmp_path: Path, repaired) -> None:
-    repaired(attention)
-    model: Any = pruned(attention)[0]
+    assert relative(computed(AutoModelForCausalLM.from_pretrained(tmp_path / "ours")), theirs) < 1e-5
     groups = model.config.num_key_value_heads
-    with torch.no_grad():
+    with torch.no_grad():  # the dense model without these heads and neurons
         for layer, heads in KEPT[attention].items():
             columns = model.model.layers[layer].self_attn.o_proj.weight.view(64, groups, -1)
             columns[:, [head for head in range(groups) if head not in heads]] = 0
         model.model.layers[0].mlp.down_proj.weight[:, 107:] = 0
-    assert relative(computed(gac.load(tmp_path / "ours", "cpu")), computed(model)) < 1e-5
-
-
-@every_attention
-def test_it_generates_with_its_cache(attention: str, tmp_path: Path, repaired) -> None:
-    repaired(attention)
-    ours: Any = gac.load(tmp_path / "ours", "cpu")
+    assert relative(computed(ours), computed(model)) < 1e-5
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
     assert torch.equal(ours.generate(IDS, **options), ours.generate(IDS, use_cache=False, **options))
 
@@ -110,32 +94,29 @@ def test_pickled_weights_with_old_buffers(tmp_path: Path) -> None:
     assert relative(computed(gac.load(tmp_path / "ours", "cpu")), theirs) < 1e-5
 
 
-# --- what is written ------------------------------------------------------------------------------------------------
-
-
 def test_heads_are_carried_and_widths_padded(tmp_path: Path, repaired) -> None:
-    found = repaired("multi-head")
-    assert found.layouts == ("MLP widths", "fewer heads")
-    assert found.carried == (Carried(SITE.format(0), "heads", 3), Carried(SITE.format(1), "heads", 1))
-    assert [(one.name, one.dim, one.becomes) for one in found.moved] == [("model.layers.0.mlp", 107, 112)]
-    assert (found.dims, found.kept) == (2, ())
+    result = repaired("multi-head")
+    assert result.layouts == ("MLP widths", "fewer heads")
+    assert result.carried == (UnpaddedDim(SITE.format(0), "heads", 3), UnpaddedDim(SITE.format(1), "heads", 1))
+    assert [(dim.name, dim.dim, dim.becomes) for dim in result.moved] == [("model.layers.0.mlp", 107, 112)]
+    assert (result.dims, result.kept) == (2, ())
     ours, theirs = read(tmp_path / "ours"), read(tmp_path / "theirs")
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items() if "layers.0.mlp" not in name)
-    assert (found.bytes_before, found.bytes_after) == (size(theirs), size(ours))
-    said = [line for table in repair_tables(found) for line in str(table).splitlines()]
-    assert "carried   heads as they were: 1 x h 1, 1 x h 3; there is nothing to pad" in said
+    assert (result.bytes_before, result.bytes_after) == (size(theirs), size(ours))
+    lines = [line for table in repair_tables(result) for line in str(table).splitlines()]
+    assert "carried   heads as they were: 1 x h 1, 1 x h 3; there is nothing to pad" in lines
 
 
 def test_the_plan_says_every_form_and_promises_nothing(tmp_path: Path, repaired) -> None:
     repaired("grouped")
     plan = Plan.load(tmp_path / "ours" / "plan.json")
-    found = {one.name: (one.form, one.dim) for one in plan.weights if one.form != "dense"}
+    forms = {choice.name: (choice.form, choice.dim) for choice in plan.weights if choice.form != "dense"}
     block, mlp = ATTENTION.format(1), "model.layers.0.mlp"
     heads = {f"{block}.{name}": ("heads", 1) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
-    assert found == heads | {f"{mlp}.{name}": ("narrow", 112) for name in ("gate_proj", "up_proj", "down_proj")}
+    assert forms == heads | {f"{mlp}.{name}": ("narrow", 112) for name in ("gate_proj", "up_proj", "down_proj")}
     assert plan.kv_numbers == (96, 128)
-    held = sum(tensor.numel() for tensor in read(tmp_path / "ours").values())
-    assert plan.kept_of_model * plan.measured.params == pytest.approx(held)
+    stored = sum(tensor.numel() for tensor in read(tmp_path / "ours").values())
+    assert plan.kept_of_model * plan.measured.params == pytest.approx(stored)
     assert "loss         unknown: what others pruned was not measured" in plan.summary()
     assert "perplexity" not in plan.summary()
     card = (tmp_path / "ours" / "README.md").read_text()
@@ -156,14 +137,14 @@ def test_mlps_may_become_wider_than_any_was(tmp_path: Path) -> None:
     ours = gac.load(tmp_path / "ours", "cpu")
     assert ours.config.intermediate_size == 112
     assert relative(computed(ours), logits(source, config)) < 1e-5
-    assert {one.form for one in ours.gac_plan.weights if "layers.0.mlp" in one.name} == {"dense"}
+    assert {choice.form for choice in ours.gac_plan.weights if "layers.0.mlp" in choice.name} == {"dense"}
 
 
 def test_it_can_be_repaired_saved_and_exported_as_any(tmp_path: Path, repaired) -> None:
     repaired("multi-head", max_overhead=0.01)
     again = gac.repair(tmp_path / "ours", tmp_path / "again", profile=H100)
-    assert [(one.dim, one.becomes) for one in again.moved] == [(107, 112)]
-    assert [one.dim for one in again.carried] == [3, 1]
+    assert [(dim.dim, dim.becomes) for dim in again.moved] == [(107, 112)]
+    assert [dim.dim for dim in again.carried] == [3, 1]
     assert again.kept == ()
     ours = gac.load(tmp_path / "again", "cpu")
     theirs = computed(ours)
@@ -174,22 +155,16 @@ def test_it_can_be_repaired_saved_and_exported_as_any(tmp_path: Path, repaired) 
     assert relative(computed(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), theirs) < 1e-5
 
 
-def test_heads_alone_make_it_a_checkpoint_too(tmp_path: Path) -> None:
+def test_only_fewer_heads_make_it_a_checkpoint_of_gac(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     model, _ = pruned("grouped")
     source = write(tmp_path / "theirs", model.config, with_heads(model, {0: [0]}, dict(model.state_dict())))
-    found = gac.repair(source, tmp_path / "ours", profile=H100)
-    assert (found.moved, found.added_bytes) == ((), 0)
+    result = gac.repair(source, tmp_path / "ours", profile=H100)
+    assert (result.moved, result.added_bytes) == ((), 0)
     assert relative(computed(gac.load(tmp_path / "ours", "cpu")), logits(source, model.config)) < 1e-5
-
-
-def test_a_model_with_all_its_heads_stays_a_stock_one(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    source = write(tmp_path / "theirs", tiny_model.config, narrowed(tiny_model, [107, 93]))
-    assert gac.repair(source, tmp_path / "ours", profile=H100).carried == ()
-    assert not (tmp_path / "ours" / "plan.json").exists()
-    assert "gac" not in json.loads((tmp_path / "ours" / "config.json").read_bytes())
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
+    source = write(tmp_path / "all", tiny_model.config, narrowed(tiny_model, [107, 93]))
+    assert gac.repair(source, tmp_path / "stock", profile=H100).carried == ()
+    assert not (tmp_path / "stock" / "plan.json").exists()
+    assert "gac" not in json.loads((tmp_path / "stock" / "config.json").read_bytes())
 
 
 def failure(source: Path) -> str:
@@ -199,56 +174,49 @@ def failure(source: Path) -> str:
     return str(caught.value)
 
 
-Q, K, OUT = (f"{ATTENTION.format(0)}.{name}_proj" for name in "qko")
-SHAPES = (
-    "expected 32*h x 64, 16*h x 64, 16*h x 64, 64 x 32*h with one whole h from 1 to 2, the key-value heads that it "
-    "keeps. Prune the same whole groups in all of them, and let config.json state the hidden size, head_dim and "
-    "numbers of heads from before."
-)
+Q, K, V, OUT = (f"{ATTENTION.format(0)}.{name}_proj" for name in "qkvo")
+SHAPES = "expected 32*h x 64, 16*h x 64, 16*h x 64, 64 x 32*h with one whole h from 1 to 2, the key-value heads"
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "shapes"),
     [
-        ({f"{Q}.weight": torch.ones(32, 64)}, "q_proj 32 x 64, k_proj 32 x 64, v_proj 32 x 64, o_proj 64 x 64"),
-        ({f"{K}.weight": torch.ones(24, 64)}, "q_proj 64 x 64, k_proj 24 x 64, v_proj 32 x 64, o_proj 64 x 64"),
-        ({f"{K}.weight": torch.ones(48, 64)}, "q_proj 64 x 64, k_proj 48 x 64, v_proj 32 x 64, o_proj 64 x 64"),
-        ({f"{OUT}.weight": torch.ones(48, 32)}, "q_proj 64 x 64, k_proj 32 x 64, v_proj 32 x 64, o_proj 48 x 32"),
+        ({Q: (32, 64)}, "q_proj 32 x 64, k_proj 32 x 64, v_proj 32 x 64, o_proj 64 x 64"),
+        ({K: (24, 64)}, "q_proj 64 x 64, k_proj 24 x 64, v_proj 32 x 64, o_proj 64 x 64"),
+        ({K: (48, 64)}, "q_proj 64 x 64, k_proj 48 x 64, v_proj 32 x 64, o_proj 64 x 64"),
+        ({OUT: (48, 32)}, "q_proj 64 x 64, k_proj 32 x 64, v_proj 32 x 64, o_proj 48 x 32"),
+        ({OUT: (64, 32), V: None}, "q_proj 64 x 64, k_proj 32 x 64, v_proj missing, o_proj 64 x 32"),
+        # half a group
+        ({Q: (16, 64), K: (16, 64), V: (16, 64), OUT: (64, 16)}, "q_proj 16 x 64, k_proj 16 x 64, v_proj 16 x 64"),
     ],
 )
-def test_weights_that_do_not_agree(changed: Tensors, said: str, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    source = write(tmp_path / "theirs", tiny_model.config, dict(tiny_model.state_dict()) | changed)
-    assert failure(source) == f"{source}: {ATTENTION.format(0)} has {said}; {SHAPES}"
-
-
-def test_a_weight_that_is_missing(tmp_path: Path) -> None:
-    model, tensors = pruned("grouped")
-    del tensors[f"{ATTENTION.format(1)}.v_proj.weight"]
-    source = write(tmp_path / "theirs", model.config, tensors)
-    assert "q_proj 32 x 64, k_proj 16 x 64, v_proj missing, o_proj 64 x 32; expected 32*h" in failure(source)
-
-
-def test_half_a_group(tmp_path: Path) -> None:
-    model, tensors = pruned("grouped")
-    block = ATTENTION.format(1)
-    tensors[f"{block}.q_proj.weight"] = tensors[f"{block}.q_proj.weight"][:16].clone()
-    tensors[f"{block}.o_proj.weight"] = tensors[f"{block}.o_proj.weight"][:, :16].clone()
-    source = write(tmp_path / "theirs", model.config, tensors)
-    assert "has q_proj 16 x 64, k_proj 16 x 64, v_proj 16 x 64, o_proj 64 x 16; expected 32*h x 64" in failure(source)
+def test_weights_that_do_not_agree(
+    changed: dict[str, tuple[int, int] | None], shapes: str, tiny_model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    tensors = dict(tiny_model.state_dict())
+    for name, shape in changed.items():
+        del tensors[f"{name}.weight"]
+        tensors |= {f"{name}.weight": torch.ones(shape)} if shape else {}
+    message = failure(write(tmp_path / "theirs", tiny_model.config, tensors))
+    assert f"{ATTENTION.format(0)} has {shapes}" in message
+    assert SHAPES in message
 
 
 def test_a_bias_that_was_left_as_it_was(tmp_path: Path) -> None:
     model = small_model(small_config("qwen2"))
     tensors = with_heads(model, {0: [1]}, dict(model.state_dict()))
-    whole = {f"{K}.bias": model.state_dict()[f"{K}.bias"]}
-    source = write(tmp_path / "theirs", model.config, tensors | whole)
+    full = {f"{K}.bias": model.state_dict()[f"{K}.bias"]}
+    source = write(tmp_path / "theirs", model.config, tensors | full)
     assert f"{K}.bias is of shape " in failure(source)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "phi3", *FIXED_HEADS])
 def test_an_architecture_that_has_no_heads_to_drop(model_type: str, tmp_path: Path) -> None:
     config = small_config(model_type)
-    family, tensors = family_of(config), {name: one.clone() for name, one in small_model(config).state_dict().items()}
+    family, tensors = (
+        family_of(config),
+        {name: tensor.clone() for name, tensor in small_model(config).state_dict().items()},
+    )
     output = f"{family.layers}.1.{family.output}.weight"
     source = write(tmp_path / "theirs", config, tensors | {output: tensors[output][:, :32].clone()})
     message = failure(source)

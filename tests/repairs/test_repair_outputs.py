@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaForCausalL
 import gac
 from gac.models.families import family_of
 from gac.repairs.contract import STRATEGIES
-from gac.repairs.report import Moved, Repaired
+from gac.repairs.report import PaddedDim, RepairResult
 from tests.models.small import every_family, small_config, small_model
 from tests.repairs.checkpoints import (
     Naming,
@@ -41,15 +41,15 @@ def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 @pytest.fixture
-def repaired(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., Repaired]:
+def repaired(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., RepairResult]:
     """Repairs tensors; what they compute must stay the same."""
 
-    def repair(tensors: Tensors, dtype: torch.dtype = torch.float32, **stated: object) -> Repaired:
+    def repair(tensors: Tensors, dtype: torch.dtype = torch.float32, **stated: object) -> RepairResult:
         source = write(tmp_path / "theirs", tiny_model.config, cast(tensors, dtype), **stated)
-        found = gac.repair(source, tmp_path / "ours", profile=H100)
+        result = gac.repair(source, tmp_path / "ours", profile=H100)
         ours, theirs = (logits(tmp_path / place, tiny_model.config) for place in ("ours", "theirs"))
         assert relative(ours, theirs) < LIMITS[dtype]
-        return found
+        return result
 
     return repair
 
@@ -57,7 +57,10 @@ def repaired(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Callable[..., Repa
 @every_dtype
 @pytest.mark.parametrize("naming", [svd_llm, asvd])
 def test_factored_pairs(naming: Naming, dtype: torch.dtype, tiny_model, tmp_path: Path, repaired) -> None:
-    repaired(factored(tiny_model, RANK, naming), dtype)
+    stated = dict.fromkeys(weight_names(tiny_model.config), RANK)
+    repaired(factored(tiny_model, RANK, naming), dtype, model_type="asvd_llama", truncation_ranks=stated)
+    ranks = json.loads((tmp_path / "ours" / "config.json").read_bytes())["truncation_ranks"]
+    assert naming is not asvd or set(ranks.values()) == {16}
     assert {shape for name in naming("", *[torch.zeros(1)] * 2) for shape in shapes(tmp_path / "ours", name)} == {16}
 
 
@@ -72,16 +75,16 @@ def test_zeros_are_all_that_is_added(tiny_model: LlamaForCausalLM, tmp_path: Pat
     ours, theirs = read(tmp_path / "ours"), read(source)
     for name, tensor in theirs.items():
         rows, columns = (*tensor.shape, 1)[:2]
-        whole = ours[name].reshape(ours[name].shape[0], -1)
-        assert torch.equal(whole[:rows, :columns], tensor.reshape(rows, -1))
-        assert whole.count_nonzero() == tensor.count_nonzero()
+        padded = ours[name].reshape(ours[name].shape[0], -1)
+        assert torch.equal(padded[:rows, :columns], tensor.reshape(rows, -1))
+        assert padded.count_nonzero() == tensor.count_nonzero()
 
 
 @every_dtype
 def test_head_groups(dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path: Path, repaired) -> None:
     ranks = {KEYS: [11, 7], VALUES: [8, 13]}
-    found = repaired(grouped(tiny_model, ranks), dtype, model_type="palullama", head_wise_ranks=ranks)
-    assert found.layouts == ("head groups of PaLU", "MLP widths")
+    result = repaired(grouped(tiny_model, ranks), dtype, model_type="palullama", head_wise_ranks=ranks)
+    assert result.layouts == ("head groups of PaLU", "MLP widths")
     config = json.loads((tmp_path / "ours" / "config.json").read_bytes())
     assert config["head_wise_ranks"] == {KEYS: [16, 8], VALUES: [8, 16]}
 
@@ -89,7 +92,7 @@ def test_head_groups(dtype: torch.dtype, tiny_model: LlamaForCausalLM, tmp_path:
 def test_pruned_widths(tiny_model: LlamaForCausalLM, repaired) -> None:
     moved = repaired(narrowed(tiny_model, [107, 93])).moved
     layers = [("model.layers.0.mlp", 107, 112), ("model.layers.1.mlp", 93, 96)]
-    assert [(one.name, one.dim, one.becomes) for one in moved] == layers
+    assert [(dim.name, dim.dim, dim.becomes) for dim in moved] == layers
 
 
 def check_same(config: PreTrainedConfig, stated: str, becomes: int, tmp_path: Path) -> None:
@@ -134,19 +137,12 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_the_report_counts_exact_bytes(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     tensors = factored(tiny_model, RANK, svd_llm)
     repaired = gac.repair(write(tmp_path / "theirs", tiny_model.config, tensors), tmp_path / "ours", profile=H100)
-    assert Moved("model.layers.0.mlp.down_proj", 13, 16, 3 * (64 + 176) * 4) in repaired.moved
+    assert PaddedDim("model.layers.0.mlp.down_proj", 13, 16, 3 * (64 + 176) * 4) in repaired.moved
     assert repaired.dims == len(repaired.moved) == len(weight_names(tiny_model.config))
     assert (repaired.bytes_before, repaired.bytes_after) == (size(tensors), size(read(tmp_path / "ours")))
-    assert repaired.added_bytes == sum(one.added_bytes for one in repaired.moved)
+    assert repaired.added_bytes == sum(dim.added_bytes for dim in repaired.moved)
     index = json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_bytes())
     assert index["metadata"]["total_size"] == repaired.bytes_after
-
-
-def test_the_ranks_that_a_config_states_move_too(tiny_model: LlamaForCausalLM, tmp_path: Path, repaired) -> None:
-    ranks = dict.fromkeys(weight_names(tiny_model.config), RANK)
-    repaired(factored(tiny_model, RANK, asvd), model_type="asvd_llama", truncation_ranks=ranks)
-    config = json.loads((tmp_path / "ours" / "config.json").read_bytes())
-    assert config["truncation_ranks"] == dict.fromkeys(ranks, 16)
 
 
 def test_everything_else_is_copied(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from gac.plan.plan import Candidate, Plan, SiteChoice
-from gac.reporting.report.render import report_page, tokens_page
+from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
+from gac.tokens.page import tokens_page
 from tests.reporting.report_plans import LARGE, by_rule, decided, renamed, whole_range
 from tests.tokens.test_token_plan import curves, plan_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import gac
-import gac.reporting.plots
+import gac.plots
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
 from gac.plan.layers import legend_of

@@ -1,5 +1,6 @@
 """Presses of kvpress by budgets: what is measured, what is evicted, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ def cached(model: Any, press: Any, ids: torch.Tensor) -> DynamicCache:
     return cache
 
 
+def lengths(cache: DynamicCache) -> list[int]:
+    return [layer.keys.shape[2] for layer in cache.layers]
+
+
 def test_a_plan_of_the_dense_model_serves_a_saved_compressed_one(small: Small, tmp_path: Path) -> None:
     plan = planned(small)
     weights = gac.allocate(
@@ -46,14 +51,7 @@ def test_a_plan_of_the_dense_model_serves_a_saved_compressed_one(small: Small, t
     gac.save(gac.compress(small.model, weights, tokenizer=small.tokenizer, progress=False), tmp_path / "small")
     ids = torch.arange(64)[None] % 40
     cache = cached(gac.load(tmp_path / "small"), gac.press(plan), ids)
-    assert [layer.keys.shape[2] for layer in cache.layers] == [
-        plan.kept(layer, 64) for layer in range(len(cache.layers))
-    ]
-
-
-def test_a_limit_below_the_smallest_shares_is_refused_before_anything_is_measured(small: Small) -> None:
-    with pytest.raises(BudgetError, match=r"64 tokens in each of 2 layers; expected 0.1250"):
-        planned(small, 0.01)
+    assert lengths(cache) == [plan.kept(layer, 64) for layer in range(2)]
 
 
 def test_names_are_those_of_presses_with_a_ratio_for_each_layer() -> None:
@@ -70,16 +68,12 @@ def test_names_are_those_of_presses_with_a_ratio_for_each_layer() -> None:
         ("pyramidkv", "press 'pyramidkv', which decides by itself how many tokens a layer keeps; expected one of "),
         ("adakv", "press 'adakv', which has no scores by which the best tokens of a layer are kept; expected one of "),
         ("snapvk", "press 'snapvk' is unknown.*Did you mean 'snapkv'"),
+        (kvpress.PyramidKVPress(), "a PyramidKVPress, which decides by itself"),
     ],
 )
-def test_presses_without_ratios_by_layer_are_refused(press: str, message: str) -> None:
+def test_presses_without_ratios_by_layer_are_refused(press: Any, message: str) -> None:
     with pytest.raises(GacError, match=message):
         press_of(press)
-
-
-def test_so_are_objects_of_them(small: Small) -> None:
-    with pytest.raises(GacError, match="a PyramidKVPress, which decides by itself"):
-        planned(small, press=kvpress.PyramidKVPress())
 
 
 @pytest.mark.parametrize("press", ["knorm", "expectedattention", kvpress.SnapKVPress(window_size=8)])
@@ -90,9 +84,8 @@ def test_exactly_what_the_plan_says_is_evicted(small: Small, press: Any) -> None
     composed = gac.press(plan)
     for tokens in (64, 96, 61):
         cache = cached(small.model, composed, torch.randint(0, 256, (2, tokens)))
-        found = [layer.keys.shape[2] for layer in cache.layers]
-        assert found == [layer.values.shape[2] for layer in cache.layers]
-        assert found == [plan.kept(layer, tokens) for layer in range(2)]
+        assert lengths(cache) == [layer.values.shape[2] for layer in cache.layers]
+        assert lengths(cache) == [plan.kept(layer, tokens) for layer in range(2)]
     assert composed.compression_ratio == 1 - 48 / 128
 
 
@@ -113,13 +106,11 @@ def test_a_layer_is_priced_as_it_runs_alone(small: Small) -> None:
     """The measured loss of one layer is the divergence of a model that evicts in that layer alone."""
     plan = planned(small, shares=(0.5,))
     windows = Texts.of(f"{small.text}:2x80").cut(small.tokenizer).ids
-    priced = [dict(one.priced) for one in plan.layers]
+    priced = [dict(layer.priced) for layer in plan.layers]
     for layer in range(2):
-        alone = gac.TokenPlan(
-            **{name: getattr(plan, name) for name in plan.__dataclass_fields__}
-            | {"limit": 96, "layers": tuple(_at(one, 32 if one.layer == layer else 64) for one in plan.layers)}
-        )
-        found = 0.0
+        layers = tuple(replace(other, kept=32 if other.layer == layer else 64) for other in plan.layers)
+        alone = replace(plan, limit=96, layers=layers)
+        loss = 0.0
         for ids in windows:
             cache = DynamicCache()
             with torch.inference_mode(), gac.press(alone)(small.model):
@@ -127,26 +118,22 @@ def test_a_layer_is_priced_as_it_runs_alone(small: Small) -> None:
                 cut = small.model(input_ids=ids[None, 64:], past_key_values=cache).logits
             with torch.inference_mode():
                 dense = small.model(input_ids=ids[None], use_cache=False).logits[:, 64:]
-            found += float(window_divergences(cut, dense)) / 16
-        assert priced[layer][32] == pytest.approx(found / 2, rel=1e-3)
+            loss += float(window_divergences(cut, dense)) / 16
+        assert priced[layer][32] == pytest.approx(loss / 2, rel=1e-3)
         assert priced[layer][64] == 0
-
-
-def _at(one: Any, kept: int) -> Any:
-    return type(one)(one.layer, kept, one.priced)
 
 
 def test_generation_has_the_positions_of_the_whole_context(small: Small) -> None:
     plan, ids = planned(small), torch.randint(0, 255, (1, 64))
     with torch.inference_mode(), gac.press(plan)(small.model):
-        found = small.model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 64:]
-        cache, step, own = DynamicCache(), ids, []
-        for at in range(6):
-            positions = torch.arange(64)[None] if at == 0 else torch.tensor([[63 + at]])
+        generated = small.model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 64:]
+        cache, step, expected = DynamicCache(), ids, []
+        for token in range(6):
+            positions = torch.arange(64)[None] if token == 0 else torch.tensor([[63 + token]])
             logits = small.model(input_ids=step, position_ids=positions, past_key_values=cache).logits
             step = logits[:, -1:].argmax(-1)
-            own.append(int(step))
-    assert found.tolist() == own
+            expected.append(int(step))
+    assert generated.tolist() == expected
 
 
 def test_measured_windows_are_not_measured_again(small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,7 +145,7 @@ def test_measured_windows_are_not_measured_again(small: Small, monkeypatch: pyte
     before = windows[1].stat().st_mtime_ns
     assert planned(small) == first
     assert windows[1].stat().st_mtime_ns == before
-    monkeypatch.setattr("gac.tokens.losses._of_window", None)
+    monkeypatch.setattr("gac.tokens.losses._window_losses", None)
     assert planned(small, 0.75).layers != first.layers
 
 
@@ -166,32 +153,42 @@ def test_to_keep_all_is_to_lose_nothing(small: Small) -> None:
     plan = planned(small, 1.0)
     assert (plan.loss, plan.used, plan.certificate.status) == (0.0, 128, "optimal")
     cache = cached(small.model, gac.press(plan), torch.randint(0, 256, (1, 40)))
-    assert [layer.keys.shape[2] for layer in cache.layers] == [40, 40]
+    assert lengths(cache) == [40, 40]
 
 
 def test_sliding_layers_stay_whole(small: Small) -> None:
     kinds = ["sliding_attention", "full_attention"]
     model = small_model(small_config("gemma3_text", layer_types=kinds, sliding_window=32))
     plan = planned(small, 0.5, model)
-    assert (plan.whole, [one.layer for one in plan.layers], plan.limit) == ((0,), [1], 32)
+    assert (plan.whole, [layer.layer for layer in plan.layers], plan.limit) == ((0,), [1], 32)
     cache = cached(model, gac.press(plan), torch.randint(0, 256, (1, 64)))
-    assert [layer.keys.shape[2] for layer in cache.layers] == [64, plan.layers[0].kept]
+    assert lengths(cache) == [64, plan.layers[0].kept]
     kinds = ["sliding_attention"] * 2
     model = small_model(small_config("gemma3_text", layer_types=kinds, sliding_window=32))
     with pytest.raises(ModelError, match="whose layers all attend within a sliding window"):
         planned(small, 0.5, model)
 
 
-def test_contexts_past_the_positions_are_refused(small: Small) -> None:
-    with pytest.raises(ModelError, match=r"of 600 tokens for a model of 512 positions.*at most 512"):
-        planned(small, calibration=f"{small.text}:1x600")
-
-
-def test_so_are_contexts_of_workloads_past_them_and_those_of_which_nothing_stays(small: Small) -> None:
-    with pytest.raises(ModelError, match=r"contexts to decode after of 600 tokens.*at most 512"):
-        planned(small, workloads=["decode:1@600"])
-    with pytest.raises(GacError, match="a context of 7 tokens, of which none is kept; expected 8 or more"):
-        planned(small, workloads=["decode:1@7"])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"calibration": "TEXT:1x600"}, ModelError, r"of 600 tokens for a model of 512 positions.*at most 512"),
+        ({"workloads": ["decode:1@600"]}, ModelError, r"contexts to decode after of 600 tokens.*at most 512"),
+        ({"workloads": ["decode:1@7"]}, GacError, "a context of 7 tokens, of which none is kept; expected 8 or more"),
+        ({"shares": (0.1,)}, BudgetError, r"which leaves no token; expected 0.125 or more"),
+        ({"keep": 0.01}, BudgetError, r"64 tokens in each of 2 layers; expected 0.1250"),
+        ({"press": "snapkv"}, GacError, "SnapKVPress fails on 64 tokens of layer 0"),
+        ({"latency": 2.0}, BudgetError, "a latency fraction of 2"),
+        ({"latency": 0.5, "profile": "nvidia-h100-80gb-hbm3"}, ProfileError, "lacks attention over the whole cache"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(options: dict[str, Any], error: Any, message: str, small: Small) -> None:
+    options = {
+        name: str(value).replace("TEXT", str(small.text)) if name == "calibration" else value
+        for name, value in options.items()
+    }
+    with pytest.raises(error, match=message):
+        planned(small, **options)
 
 
 def test_a_limit_of_latency_decides_beside_that_of_tokens(small: Small) -> None:
@@ -205,22 +202,6 @@ def test_a_limit_of_latency_decides_beside_that_of_tokens(small: Small) -> None:
     assert run.plan_ns <= 0.95 * (run.dense_ns or 0)
     assert plan.used < free.used
     assert plan.profile is not None
-    with pytest.raises(BudgetError, match="a latency fraction of 2"):
-        planned(small, latency=2.0)
-    with pytest.raises(ProfileError, match="lacks attention over the whole cache"):
-        planned(small, latency=0.5, profile="nvidia-h100-80gb-hbm3")
-
-
-def test_shares_and_limits_that_cannot_be_had_are_refused(small: Small) -> None:
-    with pytest.raises(BudgetError, match=r"which leaves no token; expected 0.125 or more"):
-        planned(small, shares=(0.1,))
-    with pytest.raises(BudgetError, match="the smallest share"):
-        planned(small, 0.1)
-
-
-def test_a_context_that_the_press_cannot_score_is_refused(small: Small) -> None:
-    with pytest.raises(GacError, match="SnapKVPress fails on 64 tokens of layer 0"):
-        planned(small, press="snapkv")
 
 
 def test_a_plan_of_another_model_is_refused(small: Small) -> None:
@@ -244,10 +225,10 @@ def test_the_command_writes_the_plan_that_the_function_returns(
     done = CliRunner().invoke(main, ["tokens", str(directory), "--keep", "0.5", *asked, "-o", str(path)])
     assert done.exit_code == 0, done.output
     assert "64 of 128 tokens (0.5000), limit 64" in done.output
-    said = " ".join(done.output.split())
-    assert "8.2 kB of 16.4 kB cached of 64 tokens, in 16 bits (0.5000)" in said
-    assert "decode:1@64: unknown, the table lacks attention over what 2 layers keep" in said
-    assert gac.TokenPlan.load(path).layers == planned(small).layers
-    assert [layer.keys.shape[2] for layer in cached(tiny_model, gac.press(path), torch.ones(1, 64).long()).layers] == [
-        one.kept for one in gac.TokenPlan.load(path).layers
-    ]
+    words = " ".join(done.output.split())
+    assert "8.2 kB of 16.4 kB cached of 64 tokens, in 16 bits (0.5000)" in words
+    assert "decode:1@64: unknown, the table lacks attention over what 2 layers keep" in words
+    layers = gac.TokenPlan.load(path).layers
+    assert layers == planned(small).layers
+    cache = cached(tiny_model, gac.press(path), torch.ones(1, 64).long())
+    assert lengths(cache) == [layer.kept for layer in layers]

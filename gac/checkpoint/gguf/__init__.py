@@ -1,1 +1,1 @@
-"""A compressed model as one GGUF file, which llama.cpp reads."""
+"""Export a compressed model as one GGUF file, which llama.cpp reads."""

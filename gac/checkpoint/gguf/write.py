@@ -2,19 +2,17 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.checkpoint.export import opened, stock_model
-from gac.checkpoint.gguf.architectures import Architecture, add_sizes, architecture_of, head_dim
-from gac.checkpoint.gguf.content import Content, as_they_are, content, in_pairs
-from gac.checkpoint.gguf.package import gguf_package
-from gac.checkpoint.gguf.record import GgufFile, tensors_written
-from gac.checkpoint.gguf.sources import Source, sources
-from gac.checkpoint.gguf.vocabulary import add_vocabulary
+from gac.checkpoint.gguf.header import Architecture, add_sizes, add_vocabulary, architecture_of, head_dim
+from gac.checkpoint.gguf.tensors import Content, Source, content, gguf_package, interleaved, sources
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.io import whole_file
@@ -26,6 +24,55 @@ from gac.schemes import scheme_named
 
 logger = logging.getLogger("gac")
 _MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class TensorsWritten:
+    """The tensors of one scheme with one type of GGUF.
+
+    Attributes:
+        scheme: of the plan; ``bf16`` if not quantised.
+        type: of GGUF: ``Q5_0``.
+        tensors: their number.
+        bytes: their size.
+        moved: the largest relative change of one of them; 0 if all are copied bit for bit.
+        why: dims that need a larger type, or another quantisation; None if there are none.
+    """
+
+    scheme: str
+    type: str
+    tensors: int
+    bytes: int
+    moved: float
+    why: str | None
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file that was written.
+
+    Attributes:
+        path: of the file.
+        architecture: llama.cpp's name.
+        bytes: of the file.
+        planned_bytes: of the planned weights, as the plan counts them.
+        weights_bytes: of the same weights in the file.
+        tensors: by scheme and type, the largest first.
+        inputs: schemes that quantise inputs too, which no file can request from llama.cpp.
+    """
+
+    path: str
+    architecture: str
+    bytes: int
+    planned_bytes: int
+    weights_bytes: int
+    tensors: tuple[TensorsWritten, ...]
+    inputs: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """True if every number is the model's, bit for bit."""
+        return all(group.moved == 0 for group in self.tensors)
 
 
 @checked
@@ -40,61 +87,55 @@ def export_gguf(
 ) -> GgufFile:
     """Write a compressed model as one GGUF file, which llama.cpp runs.
 
-    Numbers and scales of ``w2a16`` to ``w8a16`` are carried bit for bit, in the smallest type that holds them. What no
-    type holds is rounded once more, to 8 bits; the record says how far that moved it. The file appears whole or not at
-    all.
+    Numbers and scales of ``w2a16`` to ``w8a16`` are copied bit for bit, in the smallest type that holds them. Others
+    are quantised again, to 8 bits; the record has the error. The file appears completely or not at all.
 
     Args:
-        model: from ``compress`` or ``load``, or the directory of one.
+        model: from ``compress`` or ``load``, or its directory.
         path: the file, ``model.gguf``.
-        merge: multiply low-rank pairs out and fill with zeros what was shortened, as ``gac.export`` does. False keeps
-            the dims, which llama.cpp has a place for only where MLPs alone are narrower, by as much in every layer.
+        merge: multiply low-rank pairs and fill shortened weights with zeros, as ``gac.export`` does. False keeps the
+            dims, which llama.cpp supports only if MLPs alone are narrower, by the same width in every layer.
         tokenizer: None looks for the model's own.
-        overwrite: replace a GGUF file that is there already, once the new one is complete.
+        overwrite: replace an existing GGUF file, once the new one is complete.
 
     Raises:
         CheckpointError: there is no such model, llama.cpp has no place for its dims, its architecture or its
-            tokenizer, gguf is not installed, or the file cannot be written or is there already.
+            tokenizer, gguf is not installed, or the file cannot be written or exists.
         ModelError: a weight is not in memory, or there is no tokenizer.
     """
     target = Path(path)
-    check_free_file(target, overwrite)
+    _check_free(target, overwrite)
     gguf_package()
     loaded, plan = opened(model)
     stock = stock_model(loaded, plan, merge)
     architecture = architecture_of(stock.config)
     words = load_tokenizer(str(loaded.config.name_or_path)) if tokenizer is None else tokenizer
-    found = list(sources(loaded, stock, plan, merge))
-    bar = progress_bar("choosing types", "tensor", len(found), found)
-    held = [_content(one, stock.config, architecture) for one in bar]
+    tensors = list(sources(loaded, stock, plan, merge))
+    bar = progress_bar("choosing types", "tensor", len(tensors), tensors)
+    contents = [_content(source, stock.config, architecture) for source in bar]
     with whole_file(target, "a GGUF file", CheckpointError) as part:
-        writer = _header(part, plan, stock.config, architecture, words, held)
-        moved = _write_tensors(writer, part, held)
+        writer = _header(part, plan, stock.config, architecture, words, contents)
+        errors = _write_tensors(writer, part, contents)
+    names = {f"{choice.name}.weight" for choice in plan.weights}
     return GgufFile(
         path=str(target),
         architecture=architecture.name,
         bytes=target.stat().st_size,
         planned_bytes=plan.bytes[0],
-        weights_bytes=_bytes_of_weights(plan, held),
-        tensors=tensors_written(zip(held, moved, strict=True)),
-        inputs=tuple(sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).reads})),
+        weights_bytes=sum(tensor.nbytes for tensor in contents if tensor.source.name in names),
+        tensors=_grouped(zip(contents, errors, strict=True)),
+        inputs=tuple(sorted({choice.scheme for choice in plan.weights if scheme_named(choice.scheme).reads})),
     )
 
 
-def check_free_file(target: Path, overwrite: bool) -> None:
-    """Refuse a file that is there, unless it is a GGUF file that may be replaced.
-
-    Raises:
-        CheckpointError: it is in use.
-    """
+def _check_free(target: Path, overwrite: bool) -> None:
     if not target.exists():
         return
     if not target.is_file() or not _is_gguf(target):
         raise CheckpointError(f"{target} exists and is no GGUF file", "a new file", "Choose another path.")
     if not overwrite:
-        raise CheckpointError(
-            f"{target} is a GGUF file", "a new file", "Choose another path, or pass overwrite=True (--overwrite)."
-        )
+        remedy = "Choose another path, or pass overwrite=True (--overwrite)."
+        raise CheckpointError(f"{target} is a GGUF file", "a new file", remedy)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -103,7 +144,6 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _content(source: Source, config: Any, architecture: Architecture) -> Content:
-    """A tensor under llama.cpp's name, its rows in llama.cpp's order."""
     gguf = gguf_package()
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -114,56 +154,61 @@ def _content(source: Source, config: Any, architecture: Architecture) -> Content
             "tensors that llama.cpp has a name for",
             "Export the model without --gguf (gac.export).",
         )
-    turned = architecture.paired and (".q_proj." in source.name or ".k_proj." in source.name)
-    return content(source, name, partial(in_pairs, head_dim(config)) if turned else as_they_are)
+    rotated = architecture.paired and (".q_proj." in source.name or ".k_proj." in source.name)
+    return content(source, name, partial(interleaved, head_dim(config)) if rotated else lambda values: values)
 
 
 def _header(
-    part: Path, plan: Plan, config: Any, architecture: Architecture, tokenizer: Any, held: Sequence[Content]
+    part: Path, plan: Plan, config: Any, architecture: Architecture, tokenizer: Any, contents: Sequence[Content]
 ) -> Any:
-    """The writer, with all but the tensors written."""
+    """The writer, after everything but the tensors."""
     gguf = gguf_package()
     writer = gguf.GGUFWriter(part, architecture.name)
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(plan.measured.model)
     add_sizes(writer, config)
-    writer.add_file_type(_file_type(held))
+    writer.add_file_type(_file_type(contents))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_vocabulary(writer, tokenizer, config.vocab_size)
-    for one in held:
-        writer.add_tensor_info(one.name, one.source.shape, None, one.nbytes, one.ggml_type)
+    for tensor in contents:
+        writer.add_tensor_info(tensor.name, tensor.source.shape, None, tensor.nbytes, tensor.ggml_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     return writer
 
 
-def _file_type(held: Sequence[Content]) -> Any:
-    """What GGUF calls a file of which most numbers are of this type."""
+def _file_type(contents: Sequence[Content]) -> Any:
     sizes: dict[str, int] = {}
-    for one in held:
-        sizes[one.kind] = sizes.get(one.kind, 0) + one.nbytes
+    for tensor in contents:
+        sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.nbytes
     most, types = max(sizes, key=lambda kind: sizes[kind]), gguf_package().LlamaFileType
     return types.ALL_F32 if most == "F32" else types[f"MOSTLY_{most}"]
 
 
-def _write_tensors(writer: Any, part: Path, held: Sequence[Content]) -> list[float]:
-    """How far each tensor moved."""
-    padded = [writer.ggml_pad(one.nbytes, writer.data_alignment) for one in held]
+def _write_tensors(writer: Any, part: Path, contents: Sequence[Content]) -> list[float]:
+    """Write them, and return the relative error of each."""
+    padded = [writer.ggml_pad(tensor.nbytes, writer.data_alignment) for tensor in contents]
     total = writer.ggml_pad(part.stat().st_size, writer.data_alignment) + sum(padded)
     logger.info("writing %s bytes (%s MB)", f"{total:,}", f"{total / 1e6:,.1f}")
-    moved = []
+    errors = []
     try:
-        for one in progress_bar("writing", "tensor", len(held), held):
-            data = one.data()
+        for tensor in progress_bar("writing", "tensor", len(contents), contents):
+            data = tensor.data()
             writer.write_tensor_data(data)
-            moved.append(one.moved(data))
+            errors.append(tensor.error(data))
     finally:
         writer.close()
-    return moved
+    return errors
 
 
-def _bytes_of_weights(plan: Plan, held: Iterable[Content]) -> int:
-    """What the matrices take that the plan counts."""
-    names = {f"{choice.name}.weight" for choice in plan.weights}
-    return sum(one.nbytes for one in held if one.source.name in names)
+def _grouped(written: Iterable[tuple[Content, float]]) -> tuple[TensorsWritten, ...]:
+    def key(pair: tuple[Content, float]) -> tuple[str, str, str]:
+        return pair[0].source.scheme, pair[0].kind, pair[0].why or ""
+
+    groups = []
+    for (scheme, kind, why), pairs in groupby(sorted(written, key=key), key):
+        contents, errors = zip(*pairs, strict=True)
+        size = sum(tensor.nbytes for tensor in contents)
+        groups.append(TensorsWritten(scheme, kind, len(contents), size, max(errors), why or None))
+    return tuple(sorted(groups, key=lambda group: -group.bytes))

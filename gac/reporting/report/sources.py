@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from gac.allocation.frontier import Frontier
 from gac.core.errors import PlanError, ProfileError
 from gac.plan.plan import Plan, PlanComparison
-from gac.plan.token_plan import TokenPlan
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
 from gac.reporting.frontier import check_comparable
@@ -23,10 +23,10 @@ class Sources:
         against: other plans for the same model, by what the page calls them.
         frontier: the least loss for other budgets, where one was made.
         profile: the latency table that the plan names, where it is at hand.
-        tokens: how many tokens each layer keeps beside it, where that was planned.
+        tokens: the section about a plan of tokens for the same model; None: no section.
 
     Raises:
-        PlanError: a plan, of weights or of tokens, or the frontier is for another model, or the frontier's losses are
+        PlanError: a plan or the frontier is for another model, or the frontier's losses are
             of another scale.
         ProfileError: the profile is not the one that the plan names.
     """
@@ -36,7 +36,7 @@ class Sources:
     against: Mapping[str, Plan] = field(default_factory=dict)
     frontier: Frontier | None = None
     profile: Profile | None = None
-    tokens: TokenPlan | None = None
+    tokens: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.plan.measured.predicted:
@@ -53,9 +53,6 @@ class Sources:
                 problem = f"plan {self.name} by {ours} beside a frontier by {theirs}"
                 remedy = "Make the frontier as the plan was made, or leave it out."
                 raise PlanError(problem, "losses of one scale: the same method", remedy)
-        if self.tokens is not None and self.tokens.digest != self.plan.measured.digest:
-            problem = f"plan {self.name} for {self.plan.measured.model} beside a plan of tokens for {self.tokens.model}"
-            raise PlanError(problem, "plans for the same weights", "Make the plan of tokens for the same model.")
         digest = self.plan.measured.profile.digest
         if self.profile is not None and self.profile.digest != digest:
             problem = f"profile {self.profile.path} has digest {self.profile.digest[:12]}"

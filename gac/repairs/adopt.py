@@ -1,6 +1,6 @@
-"""A checkpoint that others pruned becomes one of GAC, where only GAC's forms can say what its weights are.
+"""Turn a checkpoint that others pruned into one of GAC, if only GAC's forms can describe its weights.
 
-Its plan states the form and the dim of every weight, as the tensors have them. Nothing was weighed or measured for it.
+Its plan states the form and the dim of every weight, from the tensors. Nothing was decided or measured for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,69 +32,59 @@ from gac.plan.plan import (
     WeightChoice,
 )
 from gac.plan.recipe import Recipe
-from gac.repairs.dense import DenseModel, dense_model
-from gac.repairs.shared_dims import Dims, SharedDim, with_dims
+from gac.repairs.dims import Dims, SharedDim, with_dims
+from gac.repairs.layouts.pruned import dense_model
 from gac.repairs.weight_files import Source
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.contract import SCHEMA as HEADER_SCHEMA
 
-Chosen = Mapping[str, tuple[str, int]]
-"""By the site's name: its form and dim."""
-
 
 @dataclass(frozen=True)
-class Adopted:
-    """What makes a directory one of GAC's; the key ``gac`` of the config is still to be filled from the plan."""
+class Adoption:
+    """The plan and config that make a directory GAC's; the config's key ``gac`` is to be filled from the plan."""
 
     plan: Plan
     config: Mapping[str, Any]
 
 
-def adopted(source: Source, shared: Sequence[SharedDim], dims: Dims, profile: ProfileUsed) -> Adopted | None:
-    """None where the source is GAC's already, or where its own layout can say all of its dims.
+def adopt(source: Source, shared: Sequence[SharedDim], dims: Dims, profile: ProfileUsed) -> Adoption | None:
+    """None if the source is GAC's already, or if its own layout can state all of its dims.
 
     Raises:
-        CheckpointError: it has not all weights of its architecture, or others.
+        CheckpointError: weights of its architecture are missing, or there are others.
     """
-    if is_checkpoint(source.directory) or not any(one.carried for one in shared):
+    if is_checkpoint(source.directory) or not any(dim.fixed for dim in shared):
         return None
-    config = _widened(with_dims(source.config, shared, dims), shared, dims)
+    config = with_dims(source.config, shared, dims)
     dense = dense_model(config)
-    chosen = {one.name: (one.form, dims[one.name]) for one in shared if one.form}
+    assert dense.family is not None, "an attention with fewer heads has a family"
+    # room for the widest MLP, which zeros may have made wider than any was
+    widths = (dims[dim.name] for dim in shared if not dim.fixed)
+    config[dense.family.neurons] = max(getattr(dense.config, dense.family.neurons), *widths)
+    dense = dense_model(config)
+    chosen = {dim.name: (dim.form, dims[dim.name]) for dim in shared if dim.form}
     forms = tuple(dict.fromkeys(form for form, _ in chosen.values()))
-    sites = tuple(_site_choice(site, chosen) for site in as_planned(dense.sites, forms, fused=False))
-    return Adopted(_plan(source, dense, forms, sites, profile), _compressed(config, dense.config.model_type))
-
-
-def _widened(config: dict[str, Any], shared: Sequence[SharedDim], dims: Dims) -> dict[str, Any]:
-    """The config with room for the widest MLP, where zeros made one wider than any was."""
-    dense = dense_model(config)
-    assert dense.family is not None, "heads are carried"
-    key = dense.family.neurons
-    widths = (dims[one.name] for one in shared if not one.carried)
-    return config | {key: max(getattr(dense.config, key), *widths)}
-
-
-def _compressed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """The config with the classes of compressed models; without keys that would choose other code."""
+    planned = as_planned(dense.sites, forms, fused=False)
+    sites = tuple(_site_choice(site, *chosen.get(site.name, ("dense", 0))) for site in planned)
+    plan = _plan(source, dense.config, forms, sites, profile)
+    model_type = dense.config.model_type
     classes = classes_of(model_type)
-    return {name: value for name, value in config.items() if not chooses_code(name)} | {
+    config = {name: value for name, value in config.items() if not chooses_code(name)} | {
         "model_type": COMPRESSED + model_type,
         "architectures": [classes.causal_lm.__name__],
         "auto_map": auto_map(classes),
         "gac": {"schema_version": HEADER_SCHEMA},
     }
+    return Adoption(plan, config)
 
 
-def _site_choice(site: Site, chosen: Chosen) -> SiteChoice:
-    form, dim = chosen.get(site.name, ("dense", 0))
+def _site_choice(site: Site, form: str, dim: int) -> SiteChoice:
     weights = tuple(_weight_choice(weight, form, dim) for weight in site.weights)
-    params = sum(one.params for one in weights)
+    params = sum(choice.params for choice in weights)
     return SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, 0.0, ())
 
 
 def _weight_choice(weight: Weight, form: str, dim: int) -> WeightChoice:
-    """Dense where the dim is the full one."""
     dense = form_named("dense")
     if form == dense.name or dim == form_named(form).full(weight):
         return WeightChoice(weight, dense.name, dense.full(weight))
@@ -102,7 +92,7 @@ def _weight_choice(weight: Weight, form: str, dim: int) -> WeightChoice:
 
 
 def _plan(
-    source: Source, dense: DenseModel, forms: Sequence[str], sites: tuple[SiteChoice, ...], profile: ProfileUsed
+    source: Source, config: Any, forms: Sequence[str], sites: tuple[SiteChoice, ...], profile: ProfileUsed
 ) -> Plan:
     used, total = sum(site.params for site in sites), sum(site.dense_params for site in sites)
     kept = used / total
@@ -114,8 +104,8 @@ def _plan(
         measured=Measured(
             model=str(source.directory),
             digest=digest_of("".join(files)),
-            params=_whole(source, dense.config),
-            family=dense.config.model_type,
+            params=_dense_params(source, config),
+            family=config.model_type,
             calibration=UNMEASURED,
             profile=profile,
             factor=1.0,
@@ -128,19 +118,16 @@ def _plan(
     )
 
 
-def _whole(source: Source, config: Any) -> int:
-    """The parameters of the whole dense model; all that it has by name has to be in the source, and no more."""
+def _dense_params(source: Source, config: Any) -> int:
+    """Parameters of the dense model; the source must have all of its weights by name, and no others."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         model = kind(config)
     parameters, stored = dict(model.named_parameters()), source.tensors.keys()
+    expected = f"every weight of a {type(model).__name__} as config.json describes it, and no other"
     if missing := sorted(parameters.keys() - stored - model.all_tied_weights_keys.keys()):
-        raise source.contradiction(f"{missing[0]} is missing ({len(missing)} in all)", _every(model))
+        raise source.contradiction(f"{missing[0]} is missing ({len(missing)} in all)", expected)
     added = sorted(name for name in stored - model.state_dict().keys() if name.endswith((".weight", ".bias")))
     if added:
-        raise source.contradiction(f"{added[0]} is unexpected ({len(added)} in all)", _every(model))
+        raise source.contradiction(f"{added[0]} is unexpected ({len(added)} in all)", expected)
     return sum(values.numel() for values in parameters.values())
-
-
-def _every(model: Any) -> str:
-    return f"every weight of a {type(model).__name__} as config.json describes it, and no other"

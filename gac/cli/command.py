@@ -1,4 +1,4 @@
-"""What every command shares: ``--json``, one answer, errors in words or in JSON, the exit status, what it may write."""
+"""The parts that all commands share: ``--json``, the answer, errors in words or in JSON, the exit status."""
 
 import errno
 import json
@@ -26,38 +26,48 @@ if TYPE_CHECKING:
 
 FAILED = 1
 INTERRUPTED = 130
-OWN_WORD = 5.0
-"""Seconds that rank 0 has to say an error that every process meets, under torchrun."""
+ERROR_GRACE_S = 5.0
+"""Under torchrun, seconds that other ranks wait for rank 0 to print an error that all ranks meet."""
 _WIDTH = 100  # of tables in files and pipes
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found out: a JSON document for machines, and tables for people, made only when shown."""
+    """The result of a command: a JSON document, and a function that makes the tables to print."""
 
     document: Mapping[str, Any]
     tables: Callable[[], Iterable["RenderableType"]]
 
 
-class Verb(click.Command):
+class Command(click.Command):
     """A command whose callback returns an ``Answer``.
 
     Args:
-        resume: what an interrupt leaves behind, and how to go on.
+        resume: what remains after an interrupt, and how to continue.
     """
 
     def __init__(self, *args: Any, resume: str = "Nothing was written; run it again.", **options: Any) -> None:
         super().__init__(*args, **options)
         self.resume = resume
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."))
-        quiet = "Say warnings and errors only: no notes, no progress."
+        quiet = "Print warnings and errors only: no notes, no progress."
         self.params.append(click.Option(["--quiet", "-q"], is_flag=True, help=quiet))
 
     def invoke(self, ctx: click.Context) -> None:
+        """Check the output paths, run the command, and print its answer or its error."""
         as_json, quiet = ctx.params.pop("as_json"), ctx.params.pop("quiet")
+        copy: Path | None = ctx.params.pop("document", None)
         try:
             with _notes(quiet):
-                answer = self._answer(ctx)
+                for parameter in self.params:
+                    path = copy if parameter.name == "document" else ctx.params.get(parameter.name or "")
+                    if isinstance(parameter.type, Target) and parameter.type.early and path is not None:
+                        parameter.type.check(path)
+                answer: Answer = super().invoke(ctx)
+                if copy is not None:
+                    with whole_file(copy, "document") as temporary:
+                        temporary.write_text(_as_json(answer.document) + "\n", encoding="utf-8")
+                    note(f"saved as {copy}")
         except GacError as failure:
             _fail(ctx, failure, as_json, FAILED)
         except KeyboardInterrupt:
@@ -74,23 +84,9 @@ class Verb(click.Command):
         except OSError as failure:
             _unwritten(failure)
 
-    def _answer(self, ctx: click.Context) -> Answer:
-        """Check where the command will write, run it, and write its document where ``document_option`` says."""
-        for parameter in self.params:
-            path = ctx.params.get(parameter.name or "")
-            if isinstance(parameter.type, Target) and parameter.type.early and path is not None:
-                parameter.type.check(path)
-        copy: Path | None = ctx.params.pop("document", None)
-        answer: Answer = super().invoke(ctx)
-        if copy is not None:
-            with whole_file(copy, "document") as temporary:
-                temporary.write_text(_as_json(answer.document) + "\n", encoding="utf-8")
-            note(f"saved as {copy}")
-        return answer
-
 
 class Program(click.Group):
-    """All commands. A wrong usage is told in JSON too, an interrupt has its status, and closed streams are no crash."""
+    """All commands. Usage errors are printed as JSON too, and interrupts and closed streams have an exit status."""
 
     def main(self, args: Sequence[str] | None = None, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]  # the rest by keyword
         if not standalone_mode:
@@ -117,10 +113,7 @@ class Program(click.Group):
 
 
 def _check_streams() -> None:
-    """End where nobody could read the answer; what is closed would else be given to the next file that is opened.
-
-    Characters that a terminal or pipe cannot encode are escaped.
-    """
+    # The number of a closed stream would be given to the next file that is opened.
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
@@ -133,27 +126,20 @@ def _check_streams() -> None:
 
 
 def _unwritten(failure: OSError) -> NoReturn:
-    """End without an answer: in silence where a pipe's reader has seen enough."""
-    if failure.errno != errno.EPIPE:
+    if failure.errno != errno.EPIPE:  # a pipe whose reader has stopped is no error
         click.echo(f"Error: the answer cannot be written: {failure.strerror}", err=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
     sys.exit(FAILED)
 
 
 def _wrong_usage(failure: click.ClickException) -> GacError:
-    """The error of a command line that click refuses."""
     ctx = getattr(failure, "ctx", None) or click.Context(click.Command("gac"), info_name="gac")
     usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
     return GacError(failure.format_message().rstrip("."), usage, f"See {ctx.command_path} --help.")
 
 
-document_option = click.option(
-    "-o", "--output", "document", type=Target(), help="Also write the JSON document to this file."
-)
-
-
 def note(text: str) -> None:
-    """Say something beside the answer: on standard error, where ``--quiet`` is not given."""
+    """Print a line on standard error, unless ``--quiet`` is given."""
     logging.getLogger("gac").info("%s", text)
 
 
@@ -167,9 +153,8 @@ def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> 
 
 
 def _let_rank_0_speak(status: int) -> None:
-    """End in silence in any process but rank 0, once that has met the same error: torchrun ends all with the first."""
-    if not leads():
-        time.sleep(OWN_WORD)
+    if not leads():  # torchrun ends all ranks when the first one ends
+        time.sleep(ERROR_GRACE_S)
         sys.exit(status)
 
 
@@ -192,7 +177,7 @@ def _show(tables: Iterable["RenderableType"]) -> None:
 
 @dataclass(frozen=True)
 class _Escaped:
-    """A table whose words cannot move the cursor: names of files and models come from anyone."""
+    """A table without control characters, since anyone chooses the names of files and models."""
 
     table: "RenderableType"
 
@@ -210,7 +195,7 @@ class _NoteHandler(logging.Handler):
 
 @contextmanager
 def _notes(quiet: bool) -> Iterator[None]:
-    """Show what the library logs, and how far it is, while a command runs; its warnings alone where it is quiet."""
+    """Show the library's log and progress while a command runs; warnings only if quiet."""
     from gac.core.progress import no_progress
 
     logger, handler = logging.getLogger("gac"), _NoteHandler()

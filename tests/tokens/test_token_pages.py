@@ -1,4 +1,4 @@
-"""Plans of tokens kept in figures, on the page and beside each other."""
+"""Plans of tokens in figures, on the page and in comparisons."""
 
 import json
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ import gac
 from gac import plots
 from gac.core.errors import GacError, PlanError
 from gac.plan.plan import Plan, WorkloadLatency
-from gac.plan.token_plan import TokenPlan, either
-from gac.reporting.report.render import report_page, tokens_page
+from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
+from gac.tokens.page import tokens_page, tokens_section
+from gac.tokens.plan import TokenPlan, load_any_plan
 from tests.cli.commands import refused, run
 from tests.reporting.rendering import legend
 from tests.reporting.report_plans import decided
@@ -39,13 +40,10 @@ def plan() -> TokenPlan:
 @pytest.fixture
 def files(plan: TokenPlan, tmp_path: Path) -> list[Path]:
     """Two plans of tokens and one of weights."""
-    found = [tmp_path / name for name in ("half.json", "more.json", "weights.json")]
-    for one, path in zip((plan, plan_of(curves(4), 4 * 48), decided()), found, strict=True):
-        one.save(path)
-    return found
-
-
-# --- itself -----------------------------------------------------------------------------------------------------------
+    paths = [tmp_path / name for name in ("half.json", "more.json", "weights.json")]
+    for source, path in zip((plan, plan_of(curves(4), 4 * 48), decided()), paths, strict=True):
+        source.save(path)
+    return paths
 
 
 def test_a_plan_shows_itself(plan: TokenPlan) -> None:
@@ -53,11 +51,8 @@ def test_a_plan_shows_itself(plan: TokenPlan) -> None:
     assert lines[0] == "layer tokens share loss"
     assert "kept 128 of 256 tokens (0.5000), limit 128" in lines
     frame = replace(plan, model="<b>").to_dataframe()
-    assert frame["kept"].tolist() == [one.kept for one in plan.layers]
+    assert frame["kept"].tolist() == [layer.kept for layer in plan.layers]
     assert "<b>" not in replace(plan, text="<b>")._repr_html_()
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def heights(ax: Any) -> list[list[float]]:
@@ -69,12 +64,12 @@ def heights(ax: Any) -> list[list[float]]:
 def test_a_figure_has_a_marker_for_each_layer_of_each_plan(plan: TokenPlan, files: list[Path]) -> None:
     ax = plots.tokens({"half": plan, "more": files[1]})
     assert legend(ax) == ["half", "more"]
-    assert heights(ax) == [[float(one.kept) for one in TokenPlan.load(path).layers] for path in files[:2]]
+    assert heights(ax) == [[float(layer.kept) for layer in TokenPlan.load(path).layers] for path in files[:2]]
     assert ax.get_ylabel() == "tokens kept of 64"
 
 
 def test_losses_are_drawn_but_those_of_layers_that_keep_all(plan: TokenPlan) -> None:
-    assert heights(plots.token_losses({"half": plan})) == [[one.loss for one in plan.layers if one.loss]]
+    assert heights(plots.token_losses({"half": plan})) == [[layer.loss for layer in plan.layers if layer.loss]]
     assert heights(plots.token_losses({"all": plan_of(curves(4), 4 * 64)})) == [[]]
     page = plots.figure_of_tokens({"half": plan})
     assert len(page.axes) == 2
@@ -87,21 +82,16 @@ def test_plans_of_other_models_or_contexts_are_refused(plan: TokenPlan) -> None:
         plots.tokens({})
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_says_what_is_kept_lost_and_saved(plan: TokenPlan) -> None:
     said = words(tokens_page(plan, "half", {"more": plan_of(curves(4), 4 * 48)}))
-    assert "Kept: 128 of 256 tokens (0.5000), limit 128." in said
-    assert "Latency: decode:1@64: attention 2.6 µs of 4.0 µs dense (0.650x; 3 measured, 1 interpolated)." in said
-    assert "Whole: 1 layer of a window of 16 tokens, which no limit of tokens counts." in said
-    assert (
-        "gac tokens tiny --keep 0.5 --press tiny --calibration tiny:1x72 --following 8 --step 8 --share 0.125" in said
-    )
-    assert "more tiny 0.7500" in said
-
-
-def test_each_layer_has_one_framed_budget_and_markup_does_nothing(plan: TokenPlan) -> None:
+    for expected in (
+        "Kept: 128 of 256 tokens (0.5000), limit 128.",
+        "Latency: decode:1@64: attention 2.6 µs of 4.0 µs dense (0.650x; 3 measured, 1 interpolated).",
+        "Whole: 1 layer of a window of 16 tokens, which no limit of tokens counts.",
+        "gac tokens tiny --keep 0.5 --press tiny --calibration tiny:1x72 --following 8 --step 8 --share 0.125",
+        "more tiny 0.7500",
+    ):
+        assert expected in said
     page = tokens_page(replace(plan, model="<b>x</b>"))
     assert page.count(" chosen s") == 4
     assert "<b>x" not in page
@@ -111,8 +101,8 @@ def test_the_page_of_weights_says_what_both_plans_cache(make_plan: Any, tiny_con
     weights = make_plan(tiny_config, {"model.layers.0.self_attn.k_proj": ("latent:1", 8)})
     (used, total), (first, second) = weights.kv_numbers, (24, 64)
     kept = plan_of(curves(2), first + second, digest=weights.measured.digest)
-    layers = tuple(replace(one, kept=own) for one, own in zip(kept.layers, (first, second), strict=True))
-    page = report_page(Sources(weights, tokens=replace(kept, layers=layers)))
+    layers = tuple(replace(layer, kept=count) for layer, count in zip(kept.layers, (first, second), strict=True))
+    page = report_page(Sources(weights, tokens=tokens_section(replace(kept, layers=layers), weights)))
     both = (used - total // 2) * first + total // 2 * second
     assert f"64 tokens take {both:,} of {total * 64:,} numbers of 16 bits ({both / total / 64:.4f})" in words(page)
     assert page.count(" chosen s") == 2
@@ -120,21 +110,18 @@ def test_the_page_of_weights_says_what_both_plans_cache(make_plan: Any, tiny_con
     assert 'href="#tokens"' not in report_page(Sources(weights))
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_file_is_read_as_what_it_is(files: list[Path], plan: TokenPlan) -> None:
-    assert either(files[0]) == plan
-    assert isinstance(either(files[2]), Plan)
-    assert either(plan) is plan
+    assert load_any_plan(files[0]) == plan
+    assert isinstance(load_any_plan(files[2]), Plan)
+    assert load_any_plan(plan) is plan
     with pytest.raises(PlanError, match="missing"):
-        either("missing.json")
+        load_any_plan("missing.json")
 
 
 def test_report_and_plot_take_plans_of_tokens(files: list[Path], tmp_path: Path) -> None:
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
-    found = json.loads(run("report", files[0], "--against", files[1], "-o", page, "--json").stdout)
-    assert found["layers"] == 4
+    document = json.loads(run("report", files[0], "--against", files[1], "-o", page, "--json").stdout)
+    assert document["layers"] == 4
     assert "a GAC plan of tokens kept</title>" in page.read_text()
     run("plot", "tokens", *files[:2], "-o", figure)
     assert figure.stat().st_size > 1000
@@ -147,7 +134,7 @@ def test_compare_sets_them_beside_each_other(files: list[Path]) -> None:
     assert "0.650x" in said
     assert "layers keep another number of tokens" in said
     document = json.loads(run("compare", *files[:2], "--json").stdout)
-    assert [one["used"] for one in document["plans"]] == [128, 192]
+    assert [entry["used"] for entry in document["plans"]] == [128, 192]
     assert document["plans"][0]["cache_bytes"]["64"]["used"] < document["plans"][0]["cache_bytes"]["64"]["total"]
 
 

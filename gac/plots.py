@@ -15,10 +15,10 @@ from gac.reporting.figures.dims import dims, figure_of_dims, heads, layer_time
 from gac.reporting.figures.heatmaps import alignment, plan
 from gac.reporting.figures.prediction import Outcome, prediction
 from gac.reporting.figures.sweeps import atlas, latency
-from gac.reporting.figures.tokens import figure_of_tokens, token_losses, tokens
 from gac.reporting.frontier import figure_of_frontier
 from gac.reporting.frontier import plot_frontier as frontier
 from gac.reporting.page import save
+from gac.tokens.figures import figure_of_tokens, token_losses, tokens
 
 __all__ = [
     "Outcome",

@@ -1,0 +1,139 @@
+"""The options that make a recipe, one row each, and the notes on its cost before the work begins."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gac.cli.options import (
+    AT_LEAST_1,
+    FILE,
+    bos_option,
+    forms_option,
+    latency_option,
+    option,
+    reject_options,
+    several,
+    switch,
+    table_option,
+    tensor_parallel_option,
+    tokenizer_named,
+    tokenizer_option,
+    workloads_option,
+)
+from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
+from gac.plan.recipe import Recipe
+from gac.schemes import DEFAULT_SCHEME
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+STATISTICS_KEPT = "Progress is saved in GAC_HOME; rerun the command to resume."
+
+# One row an option; its argument is a keyword of ``Recipe.of``, whose default holds without the option.
+_LIMITS = (
+    option("--budget", "Kept fraction of the weights' parameters.", float, show_default="0.8, or 1 with --memory"),
+    option("--memory", "Kept fraction of the targeted weights' bytes.", float, "F"),
+    latency_option(
+        "Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no limit. "
+        "Default: no workload slower than dense, if the profile has its latency."
+    ),
+    option(
+        "--slack",
+        "Of the choices whose loss is at most this fraction above the least, take the fastest. "
+        "Default: 0.003, and 0 with a limit of latency.",
+        float,
+        "F",
+    ),
+    option("--kv-cache", "Allowed fraction of the dense KV cache; needs --form latent or head_dim.", float, "F"),
+    option(
+        "--rule",
+        "Decision rule: loss (exact). For comparison: importance, or a peer's: uniform, fisher, zero-sum, sensitivity; "
+        "also rounded, as in uniform:down8, zero-sum:nearest16, fisher:pad64.",
+        show_default="loss",
+    ),
+)
+_DEFAULT_FORMS = f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and kfac {', '.join(LATENCY_FORMS)}"
+_ROWS = (
+    table_option,
+    option("--method", "Error metric: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].", show_default="kfac"),
+    forms_option("A form that a weight may take instead of dense.", (), _DEFAULT_FORMS),
+    several(
+        "--scheme schemes",
+        "Allowed weight formats: bf16 (as loaded), w8a16, w4a16, w3a16, w2a16 (weights only, scales for groups of N "
+        "columns), ... Give bf16 too if weights may stay as they are.",
+        metavar="NAME[:N]",
+        show_default=DEFAULT_SCHEME,
+    ),
+    switch(
+        "--rotate/--no-rotate",
+        "Apply a Hadamard-style rotation first: fewer outliers, so less loss in few bits. Unties the LM head. Default: "
+        "with a scheme of at most 4 bits, if that does not untie a head.",
+    ),
+    option(
+        "--head",
+        "LM head and embedding format: bf16 (as loaded), or w8a16 (8 bits, a scale a row). Counted in model size and "
+        "predicted loss, not in limits.",
+        metavar="NAME",
+        show_default=DEFAULT_SCHEME,
+    ),
+    workloads_option("Workload to predict latency for", (), "prefill:1x1024, decode:1@1024"),
+    several(
+        "--calibration",
+        "wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024), which weight several texts.",
+        metavar="TEXT[:NxL]",
+        show_default="wiki-sample",
+    ),
+    switch("--align/--no-align", "Keep to dims that run fast according to the profile.", show_default="align"),
+    option("--align-to step", "Of those dims, only multiples of N.", AT_LEAST_1, "N"),
+    switch(
+        "--fuse/--no-fuse",
+        "Run and plan the first GEMMs of q/k/v, and of gate/up, as one. Default: where it gives a better plan.",
+    ),
+    tensor_parallel_option("GPUs of a host over which every weight is split"),
+    option(
+        "--refit",
+        "Fit weights again after truncation, layer by layer. residual: all weights, to the dense model's outputs and "
+        "residual stream. update: second factors only (SVD-LLM). Default: residual for kfac, if the layers allow.",
+        click.Choice(("residual", "update", "none")),
+    ),
+    option(
+        "--shots",
+        "2: take the gradients a second time, from the model compressed to 0.8. Lower loss; takes twice as long, and "
+        "needs memory for a second model.",
+        int,
+        show_default="1",
+    ),
+    option("--seed", "Selects calibration windows; 0: in even steps through the text.", int, show_default="0"),
+    bos_option("Begin every calibration window with BOS, or none. Default: if the tokenizer puts it first."),
+    option("--recipe recipe_file", "A JSON file (gac.Recipe), instead of all of these options.", FILE, "FILE"),
+    tokenizer_option,
+)
+
+
+def recipe_options(limits: bool) -> Callable[[T], T]:
+    """Add the options of a recipe, which the command passes to ``request``; with those that limit a choice."""
+
+    def decorate(command: T) -> T:
+        for row in reversed((*_LIMITS, *_ROWS) if limits else _ROWS):
+            command = row(command)
+        return command
+
+    return decorate
+
+
+def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Convert the options of a recipe to ``recipe`` and ``tokenizer`` of ``gac.allocate``.
+
+    Raises:
+        click.UsageError: ``--recipe`` or ``--no-align`` is given with options that contradict it.
+        GacError: the recipe is invalid.
+    """
+    file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
+    if file is not None:
+        reject_options({*options, "step"}, "without --recipe, which says it too.")
+    if step is not None and options["align"] is False:
+        raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
+    options |= {} if step is None else {"align": step}
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    recipe = Recipe.of(**chosen) if file is None else Recipe.load(file)
+    return {"recipe": recipe, "tokenizer": tokenizer_named(tokenizer)}

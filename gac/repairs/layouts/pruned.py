@@ -1,0 +1,232 @@
+"""Pruned MLPs, shorter values of latent attention, and attentions with fewer heads.
+
+Vectors that end in zeros give the same outputs. LLM-Pruner leaves a number of neurons for each layer, and a number of
+whole key-value groups, of heads of the same length: these need no padding, and become GAC's form ``heads``. The value
+vectors of latent attention (DeepSeek-V2's MLA) are rows of kv_b_proj and columns of o_proj. Queries and keys stay:
+their length scales the softmax. So do the latents, of which a norm takes the mean square.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from transformers import CONFIG_MAPPING
+
+from gac.core.errors import CheckpointError, ModelError, PlanError
+from gac.forms import Form, form_named
+from gac.forms.base import Place, ends
+from gac.forms.planned_sites import as_planned, check_forms_fit
+from gac.models.families import Family, family_of
+from gac.models.loading import UNREADABLE
+from gac.models.sites import Site, Weight, short_names
+from gac.plan.plan import WeightChoice
+from gac.repairs.dims import Block, Run, SharedDim
+from gac.repairs.layouts.planned import stored_places
+from gac.repairs.weight_files import Source
+
+# The model_type that compressors write, and the architecture that they compressed.
+COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "asvd_llama": "llama",
+        "asvd_mistral": "mistral",
+        "asvd_opt": "opt",
+        "palullama": "llama",
+        "palumistral": "mistral",
+    }
+)
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """The sites and weights of the dense model, from the config of the compressed one.
+
+    Attributes:
+        family: None if the architecture is not supported; there are no sites then.
+        config: of transformers; None without a family.
+    """
+
+    family: Family | None = None
+    config: Any = None
+    sites: tuple[Site, ...] = ()
+
+    @cached_property
+    def weights(self) -> Mapping[str, Weight]:
+        return {weight.name: weight for site in self.sites for weight in site.weights}
+
+
+def dense_model(config: Mapping[str, Any]) -> DenseModel:
+    """Read ``config.json``.
+
+    Raises:
+        CheckpointError: the config is invalid for its architecture.
+    """
+    model_type = str(config.get("model_type"))
+    architecture = COMPRESSED_TYPES.get(model_type, model_type)
+    if architecture not in CONFIG_MAPPING:
+        return DenseModel()
+    try:
+        dense: Any = CONFIG_MAPPING[architecture].from_dict(dict(config) | {"model_type": architecture})
+        family = family_of(dense)
+        return DenseModel(family, dense, family.sites(dense))
+    except ModelError:
+        return DenseModel()
+    except UNREADABLE as failure:
+        reason = " ".join(str(failure).split()).rstrip(".")
+        problem = f"config.json is no config of a {architecture} model: {reason}"
+        raise CheckpointError(problem, "its own config", "Copy it again.") from failure
+
+
+# --- latent attention -----------------------------------------------------------------------------------------------
+
+KV_B, OUTPUT, STATED = ".kv_b_proj.weight", ".o_proj.weight", "v_head_dim"
+_DIMS = ("num_attention_heads", "qk_nope_head_dim", STATED)
+
+
+def value_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
+    """The value vectors of every layer, all of the length that the config states."""
+    if not all(isinstance(source.config.get(name), int) for name in _DIMS):
+        return
+    heads, keys, values = (int(source.config[name]) for name in _DIMS)
+    for tensor in source.tensors:
+        if tensor.endswith(KV_B):
+            name = tensor.removesuffix(KV_B)
+            kv_b, output = source.matrix(tensor), name + OUTPUT
+            shape = source.matrix(output) if output in source.tensors else None
+            if shape is None or kv_b[0] != heads * (keys + values) or shape[1] != heads * values:
+                raise source.contradiction(
+                    f"{tensor} {kv_b} and {output} {shape or 'missing'}",
+                    f"{heads * (keys + values)} rows and {heads * values} columns, as config.json states",
+                )
+            places = Place(tensor, 0, ends(keys + values, heads)), Place(output, 1, ends(values, heads))
+            moved = ((name, heads),)
+            first = Run("linear", (("k", kv_b[1]),), "n", moved, rest=heads * keys)
+            second = Run("linear", (("n", shape[0]),), "k", moved)
+            yield Block((SharedDim(name, values, places, stated=(STATED,)),), (first, second))
+
+
+# --- MLPs -----------------------------------------------------------------------------------------------------------
+
+
+def mlp_widths(source: Source, dense: DenseModel) -> list[Block]:
+    """The MLPs with dense weights. The config's number of neurons changes too, if it is that of all layers."""
+    family = dense.family
+    if family is None:
+        return []
+    layers = dense.config.num_hidden_layers
+    prefixes = [f"{family.layers}.{layer}." for layer in range(layers)]
+    blocks = [block for prefix in prefixes for block in _mlp(source, dense.config.hidden_size, family, prefix)]
+    widths = {shared.dim for block in blocks for shared in block.shared}
+    if len(blocks) < layers or widths != {source.config.get(family.neurons)}:
+        return blocks
+    stated = (family.neurons,)
+    return [replace(block, shared=tuple(replace(dim, stated=stated) for dim in block.shared)) for block in blocks]
+
+
+def _mlp(source: Source, hidden: int, family: Family, prefix: str) -> Iterator[Block]:
+    ups, down = [f"{prefix}{name}.weight" for name in family.up], f"{prefix}{family.down}.weight"
+    if not all(name in source.tensors for name in (*ups, down)):
+        return  # they are factored
+    shapes = [source.matrix(name) for name in (*ups, down)]
+    flip = not _linear(shapes, hidden) and _linear([shape[::-1] for shape in shapes], hidden)  # (in, out): GPT-2
+    *above, below = [shape[::-1] if flip else shape for shape in shapes]
+    width = below[1]
+    if below[0] != hidden or any(shape != (family.blocks * width, hidden) for shape in above):
+        named = zip((*ups, down), shapes, strict=True)
+        problem = ", ".join(f"{name} {rows} x {columns}" for name, (rows, columns) in named)
+        raise source.contradiction(problem, f"weights that share their neurons, and a hidden size of {hidden}")
+    name = down.removesuffix(".weight").rpartition(".")[0]
+    biases = [bias for bias in (up.removesuffix("weight") + "bias" for up in ups) if bias in source.tensors]
+    places = (
+        *(Place(up, int(flip), ends(width, family.blocks)) for up in ups),
+        *(Place(bias, 0, ends(width, family.blocks)) for bias in biases),
+        Place(down, 1 - int(flip), (width,)),
+    )
+    first = Run("linear", (("k", hidden),), "n", ((name, family.blocks),))
+    second = Run("linear", (("n", hidden),), "k", ((name, 1),))
+    yield Block((SharedDim(name, width, places, form="narrow"),), (*(first for _ in ups), second))
+
+
+def _linear(shapes: list[tuple[int, int]], hidden: int) -> bool:
+    """True if these are ``(out, in)`` shapes of an MLP of this hidden size."""
+    *above, below = shapes
+    return all(shape[1] == hidden for shape in above) and below[0] == hidden
+
+
+# --- attentions -----------------------------------------------------------------------------------------------------
+
+FORM = "heads"
+_REMEDY = (
+    "Prune the same whole groups in all of them, and let config.json state the hidden size, head_dim and numbers of "
+    "heads from before."
+)
+
+
+def fewer_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
+    """The attentions that are smaller than in the config.
+
+    Raises:
+        CheckpointError: their weights contradict each other, or this architecture does not support fewer heads.
+    """
+    attention = [weight for weight in dense.weights.values() if weight.neurons is None]
+    smaller = {weight.name: weight for weight in attention if _is_pruned(source, weight)}
+    if not smaller:
+        return
+    try:
+        check_forms_fit(dense.sites, [FORM], dense.config.model_type)
+    except PlanError as failure:
+        weight = next(iter(smaller.values()))
+        rows, columns = source.matrix(f"{weight.name}.weight")
+        raise source.contradiction(
+            f"{weight.name} {rows} x {columns} would need the {failure.given}",
+            f"{weight.out_features} x {weight.in_features}, all heads, as config.json states",
+            "Prune its MLPs alone.",
+        ) from failure
+    for site in as_planned(dense.sites, [FORM], fused=False):
+        if any(weight.name in smaller for weight in site.weights):
+            yield _heads_block(source, site)
+
+
+def _shape(source: Source, weight: Weight) -> tuple[int, int] | None:
+    name = f"{weight.name}.weight"
+    return source.matrix(name) if name in source.tensors else None
+
+
+def _is_pruned(source: Source, weight: Weight) -> bool:
+    shape = _shape(source, weight)  # the dense weight may be stored transposed (GPT-2)
+    return shape is not None and sorted(shape) != sorted((weight.out_features, weight.in_features))
+
+
+def _heads_block(source: Source, site: Site) -> Block:
+    form = form_named(FORM)
+    groups = {_groups(source, form, weight) for weight in site.weights}
+    kept = next(iter(groups))
+    if len(groups) > 1 or kept is None:
+        raise source.contradiction(*_shapes_told(source, form, site), _REMEDY)
+    choices = [WeightChoice(weight, FORM, kept) for weight in site.weights]
+    places = stored_places(source, choices, f"for {kept} key-value heads, as the weights of {site.name} have")
+    return Block((SharedDim(site.name, kept, places, form=FORM),), ())
+
+
+def _groups(source: Source, form: Form, weight: Weight) -> int | None:
+    """Key-value heads of a weight; None if its shape is that of no whole number of groups."""
+    counts = range(1, form.full(weight) + 1)
+    return next((count for count in counts if _shape(source, weight) == _sides(form, weight, count)), None)
+
+
+def _sides(form: Form, weight: Weight, count: int) -> tuple[int, int]:
+    sizes = form.module(weight, count).sizes
+    return sizes["out_features"], sizes["in_features"]
+
+
+def _shapes_told(source: Source, form: Form, site: Site) -> tuple[str, str]:
+    """The stored shapes, and those that h groups of heads would have."""
+    names, stored, expected = short_names([weight.name for weight in site.weights]), [], []
+    for weight in site.weights:
+        shape = _shape(source, weight)
+        stored.append(f"{names[weight.name]} {f'{shape[0]} x {shape[1]}' if shape else 'missing'}")
+        sides = zip(_sides(form, weight, 1), _sides(form, weight, 2), strict=True)
+        expected.append(" x ".join(f"{size}" if size == double else f"{size}*h" for size, double in sides))
+    limit = f"with one whole h from 1 to {form.full(site.weights[0])}, the key-value heads that it keeps"
+    return f"{site.weights[0].reads} has {', '.join(stored)}", f"{', '.join(expected)} {limit}"

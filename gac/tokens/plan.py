@@ -1,0 +1,343 @@
+"""The plan of tokens kept: one budget a layer with its measured loss, the savings, the proof, and the tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import fsum
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+
+from gac.core.display import Row, Shown, Table
+from gac.core.errors import GacError, PlanError
+from gac.core.io import Record
+from gac.core.rich_tables import legend, new_table
+from gac.core.untrusted import read_document
+from gac.core.words import duration, megabytes, nats, number_of
+from gac.core.workloads import Workload
+from gac.models.attentions import Heads
+from gac.models.sites import LARGEST_SIZE
+from gac.plan.choices import REMEDY
+from gac.plan.costs import floored
+from gac.plan.evidence import ProfileUsed
+from gac.plan.plan import Certificate, Plan, WorkloadLatency
+from gac.plan.summary import how_known
+from gac.schemes import DEFAULT_SCHEME, scheme_named
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class LayerTokens:
+    """The budget of one layer.
+
+    Attributes:
+        layer: its number.
+        kept: tokens of the context that its cache keeps for each key-value head.
+        priced: each budget that was measured with its loss, nats a token; fewest tokens first.
+    """
+
+    layer: int
+    kept: int
+    priced: tuple[tuple[int, float], ...]
+
+    @property
+    def loss(self) -> float:
+        """The measured loss of its budget, nats a token."""
+        return dict(self.priced)[self.kept]
+
+
+@dataclass(frozen=True, repr=False)
+class TokenPlan(Shown, Record):
+    """Tokens of a context that every layer keeps, for one press and one model.
+
+    Attributes:
+        model: its name.
+        digest: of its weights.
+        family: its architecture in transformers.
+        press: the press of kvpress, as ``gac.allocate_tokens`` names it.
+        options: its parameters, without the compression ratio.
+        text: the calibration text, by name.
+        text_digest: SHA-256 of the token ids.
+        windows: number of contexts, each with the tokens that follow.
+        context: tokens of a context; budgets refer to these.
+        following: tokens after the context, on which losses were measured.
+        step: every budget is a multiple of it, unless the layer keeps all.
+        keep: the requested fraction of all layers' tokens.
+        limit: ``floor(keep * layers * context)``.
+        certificate: proof that no choice of the priced budgets within the limits loses less. The first multiplier is
+            the price of a token; those of a nanosecond at each workload of ``latency`` follow.
+        layers: those that the press may cut, in order.
+        heads: of every attention.
+        workloads: latency of attention over the cache, in all layers: dense, and as planned. Layers are counted, where
+            those of a plan of weights count weights.
+        latency: the allowed fraction of that, by workload, where it was limited.
+        profile: the latency table; None where there was none.
+        whole: layers of a sliding window, which the press may not cut; no limit of tokens counts them.
+        window: tokens that these cache at most; None where there are none.
+    """
+
+    schema_version: int
+    gac_version: str
+    model: str
+    digest: str
+    family: str
+    press: str
+    options: dict[str, bool | int | float | str]
+    text: str
+    text_digest: str
+    windows: int
+    context: int
+    following: int
+    step: int
+    keep: float
+    limit: int
+    certificate: Certificate
+    layers: tuple[LayerTokens, ...]
+    heads: Heads
+    workloads: tuple[WorkloadLatency, ...] = ()
+    latency: dict[str, float] = field(default_factory=dict)
+    profile: ProfileUsed | None = None
+    whole: tuple[int, ...] = ()
+    window: int | None = None
+    _error = PlanError
+    _taken_for = "recipe", "a plan of weights", "Apply it with gac compress; gac tokens makes plans of tokens kept."
+
+    def __post_init__(self) -> None:
+        self._check_schema(self.schema_version, SCHEMA)
+        _check_counts(self)
+        for layer in self.layers:
+            aligned = layer.kept == self.context or (0 < layer.kept < self.context and layer.kept % self.step == 0)
+            if not aligned or layer.kept not in dict(layer.priced):
+                expected = f"one of its priced budgets, a multiple of {self.step} or {self.context}"
+                raise PlanError(f"layer {layer.layer} keeps {layer.kept} tokens", expected, REMEDY)
+        if self.used > self.limit:
+            problem = f"a plan that keeps {self.used:,} tokens"
+            raise PlanError(problem, f"at most its limit of {self.limit:,}", REMEDY)
+        for workload, fraction in self.latency.items():
+            timed = next((latency for latency in self.workloads if latency.workload == workload), None)
+            if timed is None or not _within(timed, fraction):
+                expected = f"at most {fraction:g} of the dense attention at {workload}"
+                raise PlanError(f"a plan that states {timed}", expected, REMEDY)
+
+    def tables(self) -> Sequence[Table | str]:
+        columns = [("layer", ">"), ("tokens", ">"), ("share", ">"), ("loss", ">")]
+        rows = [
+            (str(layer.layer), f"{layer.kept:,}", f"{layer.kept / self.context:.3f}", nats(layer.loss))
+            for layer in self.layers
+        ]
+        return Table(columns, rows), "\n".join(f"{name:<10}{value}" for name, value in facts(self))
+
+    def rows(self) -> Sequence[Row]:
+        return [
+            {"layer": layer.layer, "kept": layer.kept, "share": layer.kept / self.context, "loss": layer.loss}
+            for layer in self.layers
+        ]
+
+    @property
+    def used(self) -> int:
+        """Tokens kept in all layers."""
+        return sum(layer.kept for layer in self.layers)
+
+    @property
+    def total(self) -> int:
+        """Tokens of all layers; the limit is a fraction of these."""
+        return self.context * len(self.layers)
+
+    @property
+    def loss(self) -> float:
+        """Predicted loss, nats a token: the sum of the measured losses of each layer's budget."""
+        return fsum(layer.loss for layer in self.layers)
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """The context lengths it covers: that of the measurement, then those of its workloads."""
+        decoded = (Workload.parse(latency.workload).tokens for latency in self.workloads)
+        return tuple(dict.fromkeys((self.context, *decoded)))
+
+    def kept(self, layer: int, tokens: int) -> int:
+        """Tokens that a layer keeps of a context of any length, see ``kept_of``.
+
+        Raises:
+            GacError: none is left of so short a context.
+        """
+        if layer in self.whole:
+            return min(tokens, self.window or tokens)
+        budget = next((planned.kept for planned in self.layers if planned.layer == layer), self.context)
+        return kept_of(budget, self.context, tokens, self.step, f", of which layer {layer} keeps none")
+
+    def cache_bytes(self, tokens: int) -> tuple[int, int]:
+        """Bytes of the cache of one context of this many tokens, in 16 bits: as planned, and dense.
+
+        Raises:
+            GacError: as for ``kept``.
+        """
+        token_bytes = scheme_named(DEFAULT_SCHEME).bytes(1, self.heads.numbers)
+        uncut = sum(self.kept(layer, tokens) for layer in self.whole)
+        kept = sum(self.kept(layer.layer, tokens) for layer in self.layers)
+        return token_bytes * (kept + uncut), token_bytes * (tokens * len(self.layers) + uncut)
+
+
+def _check_counts(plan: TokenPlan) -> None:
+    heads, layers, budgets = plan.heads, plan.layers, list(dict(plan.layers[0].priced)) if plan.layers else []
+    numbers = [*(layer.layer for layer in layers), *plan.whole]
+    valid = {
+        "layers": bool(layers) and sorted(numbers) == [*range(len(numbers))],
+        "layers, in order": [layer.layer for layer in layers] == sorted(layer.layer for layer in layers),
+        "context, step and windows": min(plan.context, plan.step, plan.windows, plan.following) >= 1,
+        "heads": 1 <= heads.cached <= heads.queries and heads.length >= 1 and max(vars(heads).values()) <= LARGEST_SIZE,
+        "window": bool(plan.whole) or plan.window is None,
+        "window of tokens": plan.window is None or plan.window >= 1,
+        "priced budgets, the same in all layers": all(list(dict(layer.priced)) == budgets for layer in layers),
+        "multipliers, one a limit": len(plan.certificate.multipliers) == 1 + len(plan.latency),
+        "workloads": all(Workload.parse(timed.workload).phase == "decode" for timed in plan.workloads),
+        "latencies": all(ns is None or ns > 0 for timed in plan.workloads for ns in (timed.dense_ns, timed.plan_ns)),
+    }
+    if wrong := next((name for name, holds in valid.items() if not holds), None):
+        raise PlanError(f"plan of tokens has {wrong} out of range", "counts that can be", REMEDY)
+
+
+def _within(timed: WorkloadLatency, fraction: float) -> bool:
+    planned, dense = timed.plan_ns, timed.dense_ns
+    return planned is not None and dense is not None and planned <= floored(fraction, dense)
+
+
+def kept_of(budget: int, context: int, tokens: int, step: int, where: str = ", of which none is kept") -> int:
+    """Tokens kept of a context of ``tokens``, for a budget that was planned for ``context`` tokens.
+
+    ``floor(budget * tokens / context)``, rounded down to a multiple of the step where that is not 0; all of them if the
+    budget is the context.
+
+    Args:
+        where: how the error describes the context.
+
+    Raises:
+        GacError: nothing is left of so short a context.
+    """
+    if budget == context:
+        return tokens
+    share = budget * tokens // context
+    if not share:
+        expected = f"{-(-context // budget)} or more, of which it keeps one"
+        raise GacError(f"a context of {tokens} tokens{where}", expected, "Run so short a context without the plan.")
+    return share // step * step or share
+
+
+def load_any_plan(source: Plan | TokenPlan | str | Path) -> Plan | TokenPlan:
+    """Load a plan of weights or of tokens from its path; a plan itself is returned as it is.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if isinstance(source, (str, Path)):
+        document = None
+        with suppress(GacError):
+            document = read_document(source, "plan", "a plan", PlanError)
+        if isinstance(document, dict) and "press" in document:
+            return TokenPlan.load(source)
+    return source if isinstance(source, TokenPlan) else Plan.opened(source)
+
+
+def require_same_plan_type(sources: Iterable[Plan | TokenPlan | str | Path]) -> type[Plan] | type[TokenPlan]:
+    """Return the class of some plans, of weights or of tokens.
+
+    Raises:
+        PlanError: they are of two kinds, or one of them is no plan.
+    """
+    kinds = {type(load_any_plan(source)) for source in sources}
+    if len(kinds) > 1:
+        problem = "a plan of weights beside one of another kind, of tokens kept"
+        raise PlanError(problem, "plans of one kind", "Compare plans of gac allocate, or plans of gac tokens.")
+    return kinds.pop()
+
+
+def check_comparable(plans: Mapping[str, TokenPlan]) -> None:
+    """Check that plans of tokens are for the same weights and the same context length.
+
+    Raises:
+        PlanError: they are not.
+    """
+    (name, first), *others = plans.items()
+    for other, plan in others:
+        if plan.digest != first.digest:
+            problem = f"plan {name} for {first.model} beside {other} for {plan.model}, other weights"
+            raise PlanError(problem, "plans for the same model", "Compare plans that were made for the same weights.")
+        if plan.context != first.context:
+            problem = f"plan {name} of contexts of {first.context:,} tokens beside {other} of {plan.context:,}"
+            raise PlanError(problem, "plans for contexts of one length", "Compare plans that were priced alike.")
+
+
+# --- rows and tables ------------------------------------------------------------------------------------------------
+
+
+def facts(plan: TokenPlan) -> list[tuple[str, str]]:
+    """Pairs of name and value: the request, the tokens kept, their loss, and the savings."""
+    proof = plan.certificate
+    kept = f"{plan.used:,} of {plan.total:,} tokens ({plan.used / plan.total:.4f})"
+    rows = [
+        ("press", f"{plan.press}, contexts of {plan.context:,} tokens of {plan.text}"),
+        ("kept", f"{kept}, limit {plan.limit:,}"),
+        ("loss", f"{nats(plan.loss)} nats a token predicted, {proof.status}, gap {proof.gap:.3g}"),
+    ]
+    for tokens in plan.contexts:
+        used, dense = plan.cache_bytes(tokens)
+        share = f"in 16 bits ({used / dense:.4f})"
+        rows.append(("memory", f"{megabytes(used)} of {megabytes(dense)} cached of {tokens:,} tokens, {share}"))
+    rows += [("latency", _latency(plan, timed)) for timed in plan.workloads]
+    if plan.profile:
+        rows.append(("profile", f"{plan.profile.gpu}, {plan.profile.digest[:12]}; {plan.profile.note}"))
+    if plan.whole:
+        size = f"of a window of {plan.window:,} tokens" if plan.window else "that are not cut"
+        rows.append(("whole", f"{number_of(len(plan.whole), 'layer')} {size}, which no limit of tokens counts"))
+    return rows
+
+
+def _latency(plan: TokenPlan, timed: WorkloadLatency) -> str:
+    limit = f", {plan.latency[timed.workload]:g} allowed" if timed.workload in plan.latency else ""
+    if timed.dense_ns is None or timed.plan_ns is None:
+        lacks = f"over what {number_of(timed.unknown, 'layer')} keep" if timed.unknown else "over the whole cache"
+        measures = f"gac profile --model ... --tokens --workload {timed.workload}"
+        return f"{timed.workload}: unknown, the table lacks attention {lacks} ({measures} measures it)"
+    ratio = f"{timed.plan_ns / timed.dense_ns:.3f}x{limit}; {how_known(timed)}"
+    return f"{timed.workload}: attention {duration(timed.plan_ns)} of {duration(timed.dense_ns)} dense ({ratio})"
+
+
+def comparison(plans: Mapping[str, TokenPlan]) -> dict[str, dict[str, str]]:
+    """The figures by which plans are compared: for each plan, heading and value."""
+    workloads = dict.fromkeys(timed.workload for plan in plans.values() for timed in plan.workloads)
+    return {name: _figures(plan, workloads) for name, plan in plans.items()}
+
+
+def _figures(plan: TokenPlan, workloads: Iterable[str]) -> dict[str, str]:
+    latencies, (used, _) = {timed.workload: timed for timed in plan.workloads}, plan.cache_bytes(plan.context)
+    row = {
+        "press": plan.press,
+        "kept": f"{plan.used / plan.total:.4f}",
+        "loss": nats(plan.loss),
+        "cached": megabytes(used),
+        "gap": f"{plan.certificate.gap:.3g}",
+    }
+    for workload in workloads:
+        timed = latencies.get(workload)
+        known = timed is not None and timed.plan_ns and timed.dense_ns
+        row[workload] = f"{timed.plan_ns / timed.dense_ns:.3f}x" if known else "unknown"  # type: ignore[union-attr, operator]
+    return row
+
+
+def comparison_tables(plans: Mapping[str, TokenPlan], most: int = 10) -> list[RenderableType]:
+    """One row a plan; of two plans also the layers that differ most."""
+    rows = comparison(plans)
+    columns = [(heading, "<" if heading == "press" else ">") for heading in next(iter(rows.values()))]
+    table = new_table([("plan", "<"), *columns], [(name, *row.values()) for name, row in rows.items()])
+    notes = "loss: predicted, nats a token; cached: bytes of one context in 16 bits; latency: of attention over dense"
+    tables: list[RenderableType] = [Group(table, legend(notes))]
+    if len(plans) != 2:
+        return tables
+    (name, first), (other, second) = plans.items()
+    both = [(a.layer, a.kept, b.kept) for a, b in zip(first.layers, second.layers, strict=True)]
+    differing = sorted((row for row in both if row[1] != row[2]), key=lambda row: -abs(row[1] - row[2]))
+    if not differing:
+        return [*tables, f"all {len(both)} layers keep the same"]
+    cells = [(str(layer), f"{a:,}", f"{b:,}") for layer, a, b in differing[:most]]
+    note = legend(f"{len(differing)} of {len(both)} layers keep another number of tokens")
+    return [*tables, Group(new_table([("layer", ">"), (name, ">"), (other, ">")], cells), note)]
