@@ -1,38 +1,192 @@
-"""What some peers' rules ask of the model besides loss curves: measured by layer, kept beside the statistics."""
+"""Measurements that some peers' rules need besides loss curves: by layer, kept beside the statistics.
 
-from collections.abc import Callable, Iterator, Sequence
+``component_changes`` (ZS-SVD): with D the mean gradient of a weight over the calibration tokens, W - u s v^T changes
+the loss by about -<D, u s v^T>, nats a token. Components are those of the method's decomposition; in whitened
+coordinates this is ZS-SVD's ``-sigma_i u_i^T (D R^-T) v_i`` (arXiv 2602.02848), for its whitened ``W R``. The sign is
+kept, and it cancels in sums.
 
+``truncation_losses`` (ASVD): the loss of the model with one weight truncated, for every weight and several kept
+fractions (sensitivity-based truncation rank searching, arXiv 2312.05821, section 3.3). It takes as many runs of the
+model as there are weights and fractions.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from types import MappingProxyType
+
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from gac.core.arrays import Floats
+from gac.core.linalg import check_measured
+from gac.core.progress import progress_bar
+from gac.forms.low_rank.torch import every_rank
 from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import stream_fits
+from gac.measurement.losses import window_loss
 from gac.measurement.store import read_arrays, write_tensors
+from gac.models.linears import linear_at
 from gac.models.loading import check_in_memory
-from gac.models.sites import Site
+from gac.models.modules import frozen
+from gac.models.sites import Site, Weight
 
-Stream = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, dict[str, Floats]]]]
+CHUNK_BYTES = 12 * 2**30
+"""Most bytes of float32 sums of gradients in one pass over the windows; those of a window come on top."""
+
+KEPT_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""The kept fractions of a weight's parameters that are tried, as in ASVD's code."""
+
+WINDOWS = 4
+"""Calibration windows, from the first on, that the loss of a truncated model is measured on."""
+
+logger = logging.getLogger("gac")
+
+Layers = Iterator[tuple[int, dict[str, Floats]]]
+"""Yields ``(layer, {weight name: numbers})``."""
 
 
-def measure_layers(rule: str, stream: Stream, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:
-    """What a rule asks for, by weight name.
+def measure_layers(rule: str, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:
+    """Measure what a rule needs, by weight name; layers that the store has are read.
 
     Args:
-        rule: under whose name it is kept.
-        stream: measures it, layer by layer.
-        sites: whole layers of them, in model order.
+        rule: its name without a rounding, a key of ``MEASUREMENTS``; files are named by it.
+        sites: all sites of some layers, in model order.
 
     Raises:
         ModelError: a loss or a statistic is not finite, or a weight is offloaded.
-        StatisticsError: what is kept cannot be written or read.
+        StatisticsError: the store cannot be written or read.
     """
     use = "where its gradient or its truncation can be measured"
     check_in_memory(run.model, f", under the rule {rule}", use, ", or take another rule")
     layers = dict.fromkeys(site.layer for site in sites)
     paths = {layer: run.store.measured(f"{rule}-{run.method.name}", layer) for layer in layers} if run.store else {}
-    found = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
-    missing = [site for site in sites if site.layer not in found]
-    for layer, measured in stream(run, missing):
-        found[layer] = measured
+    measured = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
+    missing = [site for site in sites if site.layer not in measured]
+    for layer, arrays in MEASUREMENTS[rule](run, missing):
+        measured[layer] = arrays
         if paths:
-            write_tensors(paths[layer], {name: torch.from_numpy(values) for name, values in measured.items()})
-    return {name: values for layer in layers for name, values in found[layer].items()}
+            write_tensors(paths[layer], {name: torch.from_numpy(values) for name, values in arrays.items()})
+    return {name: values for layer in layers for name, values in measured[layer].items()}
+
+
+# --- first-order changes of the loss ---
+
+
+def stream_changes(run: CalibrationRun, sites: Sequence[Site]) -> Layers:
+    """Yield the changes of ``component_changes``, shape ``(full,)``, for the components of the layers' factors.
+
+    Takes one more backward pass over the windows for each chunk of layers whose gradients fit in ``CHUNK_BYTES``.
+
+    Raises:
+        ModelError: a gradient, the loss or a statistic is not finite.
+    """
+    layers = [list(group) for _, group in groupby(sites, key=lambda site: site.layer)]
+    largest = max((4 * sum(site.params for site in layer) for layer in layers), default=1)
+    count = max(1, CHUNK_BYTES // largest)
+    for start in range(0, len(layers), count):
+        chunk = [site for layer in layers[start : start + count] for site in layer]
+        gradients = mean_gradients(run.model, [w for site in chunk for w in site.weights], run.windows, run.progress)
+        for layer, fit in stream_fits(run, chunk):
+            members = [weight for site in chunk if site.layer == layer for weight in site.weights]
+            yield layer, {w.name: component_changes(*every_rank(fit.kept, w), gradients[w.name]) for w in members}
+        del gradients  # before the next chunk's are summed
+
+
+def component_changes(second: Tensor, first: Tensor, gradient: Tensor) -> Floats:
+    """Predicted change of the loss by dropping each component, nats a token, the largest singular value first.
+
+    Args:
+        second: shape ``(out, full)``; component i is ``second[:, i]`` times ``first[i]``.
+        first: shape ``(full, in)``.
+        gradient: the mean gradient of the weight, shape ``(out, in)``.
+    """
+    changes: Floats = -((second.double().T @ gradient.double()) * first.double()).sum(1).cpu().numpy()
+    return changes
+
+
+def mean_gradients(
+    model: nn.Module, weights: Sequence[Weight], windows: Tensor, progress: bool = True
+) -> dict[str, Tensor]:
+    """The gradient of the loss in nats a token at each weight, float32, shape ``(out, in)``, by name.
+
+    Raises:
+        ModelError: a gradient or the loss is not finite.
+    """
+    parameters = {weight.name: model.get_parameter(f"{weight.name}.weight") for weight in weights}
+    sums = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in parameters.items()}
+    with frozen(model):
+        try:
+            for parameter in parameters.values():
+                parameter.requires_grad_(True)
+            for window in progress_bar("mean gradients", "window", steps=windows, shown=progress):
+                gradients = torch.autograd.grad(window_loss(model, window), list(parameters.values()))
+                for total, gradient in zip(sums.values(), gradients, strict=True):
+                    total.add_(gradient)
+        finally:
+            for parameter in parameters.values():
+                parameter.requires_grad_(False)
+    predicted = windows.numel() - len(windows)
+    for name, total in sums.items():
+        check_measured(total.div_(predicted), f"the gradient of {name} is not finite", "finite gradients")
+    transposed = {name: linear_at(model, name) is not model.get_submodule(name) for name in sums}
+    return {name: total.T if transposed[name] else total for name, total in sums.items()}
+
+
+# --- losses of truncated weights ---
+
+
+def stream_truncation_losses(run: CalibrationRun, sites: Sequence[Site]) -> Layers:
+    """Yield losses of shape ``(fractions, 2)``; logs first how many runs of the model it takes.
+
+    A row has the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss in nats a token of the model
+    in which that weight alone has it.
+
+    Raises:
+        ModelError: a statistic, or the loss with a weight truncated, is not finite.
+    """
+    count = sum(len(site.weights) for site in sites) * len(KEPT_FRACTIONS)
+    if not count:
+        return
+    model, ids = run.model, run.windows[:WINDOWS]
+    logger.info("truncating weights takes %d runs of the model over %d windows of %d tokens", count, *ids.shape)
+    with progress_bar("truncating", "run", count, shown=run.progress) as bar:
+        for layer, fit in stream_fits(run, sites):
+            arrays = {}
+            for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
+                second, first = every_rank(fit.kept, weight)
+                losses = []
+                for fraction in KEPT_FRACTIONS:
+                    rank = max(1, int(weight.params * fraction / (weight.out_features + weight.in_features)))
+                    with _replaced(linear_at(model, weight.name).weight, second[:, :rank] @ first[:rank]):
+                        name = f"a calibration window with {weight.name} at rank {rank}"
+                        losses.append((rank, _mean_loss(model, ids, name)))
+                    bar.update()
+                arrays[weight.name] = np.array(losses, dtype=np.float64)
+            yield layer, arrays
+
+
+@contextmanager
+def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
+    with torch.no_grad():
+        original = parameter.clone()
+        try:
+            parameter.copy_(value)
+            yield
+        finally:
+            parameter.copy_(original)
+
+
+def _mean_loss(model: nn.Module, ids: Tensor, name: str) -> float:
+    """Nats per predicted token; one window at a time."""
+    with frozen(model), torch.no_grad():
+        total = sum(float(window_loss(model, window, name)) for window in ids)
+    return total / (ids.numel() - len(ids))
+
+
+MEASUREMENTS: Mapping[str, Callable[[CalibrationRun, Sequence[Site]], Layers]] = MappingProxyType(
+    {"zero-sum": stream_changes, "sensitivity": stream_truncation_losses}
+)
+"""By the name of the rule that needs it."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.weight_rules import Chosen
-from gac.baselines.importance import most_important
+from gac.baselines.rules import most_important
 from gac.core.errors import BudgetError
 from gac.models.sites import Weight
 

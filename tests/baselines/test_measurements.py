@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from gac.allocation.rules import RULES
-from gac.baselines import truncation_losses
-from gac.baselines.first_order import mean_gradients
-from gac.baselines.truncation_losses import KEPT
+from gac.baselines import measurements
+from gac.baselines.measurements import KEPT_FRACTIONS, mean_gradients
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
 from gac.forms.curvature.registry import METHODS
@@ -93,11 +92,11 @@ def test_there_is_a_change_for_every_component(tiny_model: LlamaForCausalLM) -> 
 
 def test_a_loss_is_that_of_the_model_with_that_weight_truncated(tiny_model: LlamaForCausalLM) -> None:
     truncated = measured("sensitivity", tiny_model)[NAME]
-    assert truncated[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT]
+    assert truncated[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT_FRACTIONS]
     second, first = decomposed(tiny_model).factors(int(truncated[2, 0]))
     with torch.no_grad():
         tiny_model.get_parameter(f"{NAME}.weight").copy_(second @ first)
-    assert truncated[2, 1] == pytest.approx(loss(tiny_model, WINDOWS[: truncation_losses.WINDOWS]), rel=1e-5)
+    assert truncated[2, 1] == pytest.approx(loss(tiny_model, WINDOWS[: measurements.WINDOWS]), rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", MEASURING)
@@ -149,13 +148,13 @@ def test_gradients_of_the_callers_own_are_not_counted_and_stay(tiny_model: Llama
 
 def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
-    every_rank = truncation_losses.every_rank
+    every_rank = measurements.every_rank
 
     def overflowing(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
         second, first = every_rank(kept, weight)
         return (second * torch.inf if weight.name == NAME else second), first
 
-    monkeypatch.setattr(truncation_losses, "every_rank", overflowing)
+    monkeypatch.setattr(measurements, "every_rank", overflowing)
     with pytest.raises(ModelError) as caught:
         measured("sensitivity", tiny_model)
     assert str(caught.value) == (
@@ -187,5 +186,5 @@ def test_losses_of_weights_that_are_kept_the_other_way_round() -> None:
     before = copy.deepcopy(model.state_dict())
     truncated = measured("sensitivity", model)
     losses = truncated["transformer.h.0.mlp.c_fc"][:, 1]
-    assert len(set(losses.tolist())) == len(KEPT)
+    assert len(set(losses.tolist())) == len(KEPT_FRACTIONS)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

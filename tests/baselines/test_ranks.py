@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.weight_rules import Chosen, Rounding, at_ranks
-from gac.baselines.ranks import (
+from gac.baselines.rules import (
     fisher_ranks,
     fisher_score,
     sensitivity_ranks,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gac.baselines.ranks import zero_sum_ranks
+from gac.baselines.rules import zero_sum_ranks
 from gac.forms import form_named
 from gac.models.sites import Weight
 
