@@ -39,13 +39,11 @@ CHUNK_BYTES = 12 * 2**30
 KEPT_FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The kept fractions of a weight's parameters that are tried, as in ASVD's code."""
 
-WINDOWS = 4
-"""Calibration windows, from the first on, that the loss of a truncated model is measured on."""
+WINDOWS = 4  # calibration windows, from the first on, that the loss of a truncated model is measured on
 
 logger = logging.getLogger("gac")
 
-Layers = Iterator[tuple[int, dict[str, Floats]]]
-"""Yields ``(layer, {weight name: numbers})``."""
+Layers = Iterator[tuple[int, dict[str, Floats]]]  # yields ``(layer, {weight name: numbers})``
 
 
 def measure_layers(rule: str, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 LOW_RANK = form_named("low_rank")
 
-WINDOW = 64
-"""Largest distance of a candidate from the unaligned rank."""
+WINDOW = 64  # largest distance of a candidate from the unaligned rank
 
 
 def _count(form: Form, weight: Weight, dim: int | None = None) -> int:
@@ -165,8 +164,8 @@ def most_important(
     """The exact optimum of the importance objective, over the ranks in a window round the unaligned ones.
 
     Published: maximise ``sum_i s_i (|W_i| - |W_i*|)`` within the budget, with the parameters ``|W_i|`` of a candidate,
-    ``|W_i*|`` at the unaligned rank, and the score ``s_i``. The same choice minimises ``s_i (max |W_i| - |W_i|)`` summed,
-    whose terms are 0 or more. The objective is linear in the parameters, so the window decides and not the loss.
+    ``|W_i*|`` at the unaligned rank, and the score ``s_i``. ``sum_i s_i (max |W_i| - |W_i|)`` has the same minimum.
+    The objective is linear in the parameters, so the window decides and not the loss.
 
     Args:
         scores: by weight name, 0 or more.

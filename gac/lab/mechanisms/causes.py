@@ -18,8 +18,7 @@ from gac.profiling.cliffs import Cliffs
 from gac.profiling.records import Header
 from gac.profiling.table import Sweep
 
-MORE_PADDING = 0.01
-"""Padding that differs by less than this fraction of the tiles' area is no cause."""
+MORE_PADDING = 0.01  # padding that differs by less than this fraction of the tiles' area is no cause
 
 CauseKind = Literal[
     "no kernel", "alignment tier", "template", "extra kernels", "kernel switch", "wave", "row alignment", "tile padding"

@@ -117,11 +117,8 @@ def _latent_detail(dim: int, setting: Setting) -> str:
     return f"{problem}: PyTorch rebuilds the keys and values of all tokens in every step"
 
 
-RETIRED = (160, 224)
-"""Templates that newer FlashAttention-2 releases no longer have; the next larger one serves."""
-
-TOLERATED_PADDING = 0.15
-"""Fraction of a template that may be padding: from here on the published study calls it waste."""
+RETIRED = (160, 224)  # templates that newer FlashAttention-2 releases no longer have; the next larger one serves
+TOLERATED_PADDING = 0.15  # fraction of a template that may be padding: from here on the published study calls it waste
 
 _BACKENDS = {"cudnn attention": "cuDNN", "mem-efficient": "the memory-efficient kernel"}
 
@@ -199,8 +196,7 @@ def _tile_detail(_dim: int, flash: Flash, setting: Setting) -> str:
 
 # --- a scheme's own rules ---
 
-_ANY_SIZE = 4096
-"""Stands for a size that is not known: every scheme has an operator at it (``gac.testing.schemes``)."""
+_ANY_SIZE = 4096  # stands for a size that is not known: every scheme has an operator at it (``gac.testing.schemes``)
 
 
 def _has_needs(setting: Setting) -> bool:

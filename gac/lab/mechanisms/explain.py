@@ -22,8 +22,7 @@ from gac.profiling.operators import OPERATORS, Operator
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Profile, Sweep
 
-REACH = 1024
-"""A dim that keeps a rule is looked for less than this far away."""
+REACH = 1024  # A dim that keeps a rule is looked for less than this far away
 
 _HOLDS_ORDER = (False, None, True)
 

@@ -88,5 +88,4 @@ def _read() -> tuple[Rule, ...]:
     )
 
 
-RULES = _read()
-"""Every constraint, from the framework down to memory."""
+RULES = _read()  # every constraint, from the framework down to memory

@@ -19,8 +19,7 @@ CACHE_LINE = 128
 SDPA: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("sdpa"))
 LATENT_ATTENTION: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("latent_attention"))
 
-ONE_ROW = frozenset({"linear_triton", "low_rank_triton"})
-"""GAC's own kernels for a single row."""
+ONE_ROW = frozenset({"linear_triton", "low_rank_triton"})  # GAC's own kernels for a single row
 
 _SIDES = {
     "linear": {"k": "k", "n": "n"},

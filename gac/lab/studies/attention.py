@@ -14,12 +14,9 @@ from gac.lab.studies.words import close, percent, times
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Point
 
-_SETTING = "A100-80GB, B=4 S=2048 H=32 fp16"
-
 BACKENDS = ("auto", "flash", "mem_efficient", "math", "cudnn")
 
-SAME_BACKEND = 0.10
-"""Within this, PyTorch's choice is as fast as a backend: it chose that backend."""
+SAME_BACKEND = 0.10  # within this, PyTorch's choice is as fast as a backend: it chose that backend
 
 MATH_SLOWER = 5.0
 """The math backend takes at least this many times longer than the automatic choice (published: 13x to 22x)."""
@@ -117,8 +114,7 @@ def _lost_percent(gb_s: Mapping[int, float | None], d: int) -> float | None:
 
 # --- templates of FlashAttention-2 ---
 
-STEP = 1.05
-"""Latency rises at a template's edge by at least this much more than in proportion to head_dim."""
+STEP = 1.05  # latency rises at a template's edge by at least this much more than in proportion to head_dim
 
 A100_SHARED = 163 * 1024
 """Bytes of shared memory of a thread block at compute capability 8.0 (CUDA C++ Programming Guide)."""

@@ -14,8 +14,7 @@ from gac.lab.studies.words import ABSENT, close, percent, times
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 
-DIMS = range(100, 129)
-"""K of the published classes (105 to 128), and the class members between them."""
+DIMS = range(100, 129)  # K of the published classes (105 to 128), and the class members between them
 
 CLASSES: Mapping[str, int] = MappingProxyType(
     {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
@@ -24,11 +23,8 @@ CLASSES: Mapping[str, int] = MappingProxyType(
 
 ITEM_BYTES = 2
 
-TILE_LOST = (0.45, 0.75)
-"""Published: odd K lose 56 to 59 % of the throughput, up to 58-70 % in the summary."""
-
-EIGHT_LOST = 0.10
-"""K % 16 == 8 loses at least this much where the tile's 16 matters (published: 16 %)."""
+TILE_LOST = (0.45, 0.75)  # published: odd K lose 56 to 59 % of the throughput, up to 58-70 % in the summary
+EIGHT_LOST = 0.10  # K % 16 == 8 loses at least this much where the tile's 16 matters (published: 16 %)
 
 NO_LOSS = 0.15
 """Short of this no throughput is lost: a time that does not depend on K at all already loses 12 % at odd K."""

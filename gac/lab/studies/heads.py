@@ -14,14 +14,9 @@ from gac.profiling.records import Point
 
 # --- heads of different dims ---
 
-ALIGNED = (128, 120)
-"""Dims of equal heads: a little more work than the published dims, and as much work."""
-
-MISALIGNED_SLOWER = 1.25
-"""Misaligned heads are at least this much slower than aligned ones (published: 25 % and more)."""
-
-SETTINGS = tuple(product((8, 32), (1, 2048)))
-"""Heads and rows."""
+ALIGNED = (128, 120)  # dims of equal heads: a little more work than the published dims, and as much work
+MISALIGNED_SLOWER = 1.25  # misaligned heads are at least this much slower than aligned ones (published: 25 % and more)
+SETTINGS = tuple(product((8, 32), (1, 2048)))  # heads and rows
 
 
 def _mixed(way: str, heads: int, m: int) -> Point:
@@ -106,8 +101,7 @@ def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, 
 
 # --- head_dim 132 instead of 128 ---
 
-MUCH_LOWER = 0.75
-"""132 has at most this share of the throughput of 128 (published: 0.59)."""
+MUCH_LOWER = 0.75  # 132 has at most this share of the throughput of 128 (published: 0.59)
 
 AS_HIGH = 0.95
 
@@ -161,11 +155,8 @@ def head_dim_132(readings: Readings) -> Finding:
 # --- INT4 weights ---
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-PROJECTIONS = {"mlp_gate_up": (8960, 1536), "attn_q_o": (1536, 1536)}
-"""n and k."""
-
-WIN = 1 + NOISE
-"""The GEMM takes at least this many times longer where the fused kernel beats it."""
+PROJECTIONS = {"mlp_gate_up": (8960, 1536), "attn_q_o": (1536, 1536)}  # n and k
+WIN = 1 + NOISE  # the GEMM takes at least this many times longer where the fused kernel beats it
 
 PUBLISHED_LAST = {"mlp_gate_up": 1, "attn_q_o": 0}
 """The last batch at which the fused kernel beat the FP16 GEMM; 0: none."""

@@ -35,8 +35,7 @@ def sdpa(d: int, backend: str = "auto", causal: bool = False, dtype: str = "fp16
     return Point(operation(name, b=4, h=32, kv=32, s=2048, t=2048, d=d), dtype)
 
 
-COPY = Point(operation("copy", n=1 << 27), "bf16")
-"""256 MiB, past any L2: its bandwidth is the device's."""
+COPY = Point(operation("copy", n=1 << 27), "bf16")  # 256 MiB, past any L2: its bandwidth is the device's
 
 
 def copy_note(readings: Readings, rest: str = "") -> tuple[str, ...]:

@@ -16,17 +16,10 @@ from gac.tokens.defaults import STEP
 
 M_DIMS = tuple(sorted({m for base in range(1024, 2049, 8) for m in (base, base + 1)}))
 
-SWITCH_JUMP = 1.25
-"""A rise by this much or more is the published cliff (about 30 %)."""
-
-WINDOW = 8
-"""Measured M on each side of a switch (32 values of M) whose medians say whether its rise stays."""
-
-LEAST = 4
-"""With fewer M on a side nothing is said to stay."""
-
-NAMED = ((1088, 1089), (1152, 1153), (1728, 1729))
-"""The published switches; the last one raises the latency."""
+SWITCH_JUMP = 1.25  # A rise by this much or more is the published cliff (about 30 %)
+WINDOW = 8  # measured M on each side of a switch (32 values of M) whose medians say whether its rise stays
+LEAST = 4  # with fewer M on a side nothing is said to stay
+NAMED = ((1088, 1089), (1152, 1153), (1728, 1729))  # the published switches; the last one raises the latency
 
 SHOWN = 8
 

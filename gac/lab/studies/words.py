@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 
-ABSENT = 1.05
-"""A slowdown below this is no effect."""
-
-NOISE = 0.03
-"""Two latencies that differ by less than this are the same."""
+ABSENT = 1.05  # A slowdown below this is no effect
+NOISE = 0.03  # two latencies that differ by less than this are the same
 
 CLOSE = 0.05
 """A figure this near to its threshold, as a fraction of it, may fall on the other side when it is measured again."""
