@@ -1,4 +1,4 @@
-"""What the peers' rules measure of a model, beside what the model itself says."""
+"""Measurements of the peers' rules, compared with the model itself."""
 
 import copy
 from collections.abc import Mapping
@@ -66,33 +66,33 @@ def loss(model: LlamaForCausalLM, windows: Tensor) -> float:
 
 def test_a_change_is_the_slope_of_the_loss_in_its_component(tiny_model: LlamaForCausalLM) -> None:
     tiny_model.double()
-    found = measured("zero-sum", tiny_model)[NAME]
+    changes = measured("zero-sum", tiny_model)[NAME]
     parts = decomposed(tiny_model)
     weight = tiny_model.get_parameter(f"{NAME}.weight")
     step = 0.05  # norms run in float32, so that smaller steps drown in rounding
-    for at in (0, 5, 63):
-        component = torch.outer(parts.second[:, at], parts.first[at])
+    for index in (0, 5, 63):
+        component = torch.outer(parts.second[:, index], parts.first[index])
         with torch.no_grad():
             weight.sub_(step * component)
             less = loss(tiny_model, WINDOWS)
             weight.add_(2 * step * component)
             more = loss(tiny_model, WINDOWS)
             weight.sub_(step * component)
-        assert found[at] == pytest.approx((less - more) / (2 * step), rel=1e-2, abs=1e-6)
+        assert changes[index] == pytest.approx((less - more) / (2 * step), rel=1e-2, abs=1e-6)
 
 
 def test_there_is_a_change_for_every_component(tiny_model: LlamaForCausalLM) -> None:
-    found = measured("zero-sum", tiny_model)
+    changes = measured("zero-sum", tiny_model)
     weights = weights_of(tiny_model.config)
-    assert {name: values.shape for name, values in found.items()} == {
+    assert {name: values.shape for name, values in changes.items()} == {
         weight.name: (min(weight.out_features, weight.in_features),) for weight in weights
     }
-    assert {False, True} == set(found[NAME] > 0)
+    assert {False, True} == set(changes[NAME] > 0)
 
 
 def test_a_loss_is_that_of_the_model_with_that_weight_truncated(tiny_model: LlamaForCausalLM) -> None:
     truncated = measured("sensitivity", tiny_model)[NAME]
-    assert truncated[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT_FRACTIONS]
+    assert truncated[:, 0].tolist() == [int(176 * 64 * fraction / 240) for fraction in KEPT_FRACTIONS]
     second, first = decomposed(tiny_model).factors(int(truncated[2, 0]))
     with torch.no_grad():
         tiny_model.get_parameter(f"{NAME}.weight").copy_(second @ first)
@@ -122,8 +122,8 @@ def test_a_layer_is_measured_once(rule: str, tiny_model: LlamaForCausalLM, tmp_p
     tiny_model.model.embed_tokens.weight.data.zero_()
     again = measured(rule, tiny_model, store)
     assert set(again) == set(first)
-    kept = "model.layers.0.self_attn.q_proj"
-    assert np.array_equal(again[kept], first[kept])
+    name = "model.layers.0.self_attn.q_proj"
+    assert np.array_equal(again[name], first[name])
     assert not np.array_equal(again[NAME], first[NAME])
 
 
@@ -140,18 +140,18 @@ def test_the_factors_that_the_curves_left_are_used(
 def test_gradients_of_the_callers_own_are_not_counted_and_stay(tiny_model: LlamaForCausalLM) -> None:
     before = gradients(tiny_model)[NAME]
     weight = tiny_model.get_parameter(f"{NAME}.weight")
-    weight.grad = own = torch.ones_like(weight)
+    weight.grad = gradient = torch.ones_like(weight)
     assert torch.equal(gradients(tiny_model)[NAME], before)
-    assert weight.grad is own
-    assert torch.equal(own, torch.ones_like(weight))
+    assert weight.grad is gradient
+    assert torch.equal(gradient, torch.ones_like(weight))
 
 
 def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
     every_rank = measurements.every_rank
 
-    def overflowing(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
-        second, first = every_rank(kept, weight)
+    def overflowing(artifacts: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+        second, first = every_rank(artifacts, weight)
         return (second * torch.inf if weight.name == NAME else second), first
 
     monkeypatch.setattr(measurements, "every_rank", overflowing)
@@ -173,12 +173,12 @@ def test_a_gradient_that_is_not_finite_is_refused(tiny_model: LlamaForCausalLM) 
 def test_weights_that_are_kept_the_other_way_round() -> None:
     """GPT-2 keeps its weights as (in, out)."""
     model: Any = small_model(small_config("gpt2"))
-    found = gradients(model)
+    changes = gradients(model)
     logits = model(WINDOWS).logits[:, :-1]
     cross_entropy(logits.flatten(0, 1), WINDOWS[:, 1:].flatten()).backward()
     for weight in weights_of(model.config):
-        assert found[weight.name].shape == (weight.out_features, weight.in_features)
-        assert torch.allclose(found[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
+        assert changes[weight.name].shape == (weight.out_features, weight.in_features)
+        assert torch.allclose(changes[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
 
 
 def test_losses_of_weights_that_are_kept_the_other_way_round() -> None:

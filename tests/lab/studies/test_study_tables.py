@@ -1,4 +1,4 @@
-"""What single studies print, on machines whose figures are known."""
+"""Results of single studies on machines whose figures are known."""
 
 import json
 from collections.abc import Callable, Mapping
