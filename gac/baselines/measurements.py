@@ -178,7 +178,6 @@ def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
 
 
 def _mean_loss(model: nn.Module, ids: Tensor, name: str) -> float:
-    """Nats per predicted token; one window at a time."""
     with frozen(model), torch.no_grad():
         total = sum(float(window_loss(model, window, name)) for window in ids)
     return total / (ids.numel() - len(ids))

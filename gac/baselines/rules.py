@@ -272,7 +272,6 @@ def _scores(problem: Problem, weights: Sequence[Weight], form: Form) -> dict[str
 
 
 def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
-    """The ranks of each weight that save parameters; where dims are to be aligned, only those that are sound."""
     align = problem.recipe.space.align
     step = step_of(form, align)
     ranks = {}

@@ -50,7 +50,6 @@ def _heading(heading: str, unit: str) -> str:
 
 
 def _cell(value: str | int | float | None) -> str:
-    """Four significant figures; integers in full."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, int) and abs(value) >= 10_000:
@@ -103,7 +102,6 @@ def _costs(explanation: Explanation) -> list[Text]:
 
 
 def _sources(explanation: Explanation) -> Text:
-    """The documents of the broken rules; of all rules, where none is broken."""
     sources = (source for finding in explanation.broken or explanation.findings for source in finding.rule.sources)
     cited = (f"{source.author}, {source.title}, {source.section}\n  {source.url}" for source in sources)
     return legend("\n".join(dict.fromkeys(cited)))

@@ -128,7 +128,6 @@ def _family(run: Run) -> str:
 
 
 def _first(kind: CauseKind, differs: Callable[[Run, Run], bool], pairs: Sequence[tuple[Run, Run]]) -> Cause | None:
-    """The cause that the first differing pair of kernels shows, the slow one before the fast one."""
     pair = next((pair for pair in pairs if differs(*pair)), None)
     if pair is None:
         return None
@@ -172,7 +171,6 @@ def _has_other_template(slow: Run, fast: Run) -> bool:
 
 
 def _is_switched(slow: Run, fast: Run) -> bool:
-    """Another kernel, or the same kernel on another grid for as many outputs."""
     if slow.launch.name != fast.launch.name or slow.reduced != fast.reduced:
         return True
     same_grid = (slow.launch.grid, slow.launch.block) == (fast.launch.grid, fast.launch.block)

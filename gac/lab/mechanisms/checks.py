@@ -88,7 +88,6 @@ def _multiples(applies_to: AppliesTo, step: int) -> Check:
 
 
 def _recorded(applies_to: AppliesTo, detail: str) -> Check:
-    """A rule of which only a record tells."""
     return Check(applies_to, lambda *_: None, lambda *_: detail)
 
 
@@ -137,7 +136,6 @@ def template_for(head_dim: int) -> int | None:
 
 
 def _flash_check(holds: Callable[[int, Flash], bool | None], detail: Callable[[int, Flash, Setting], str]) -> Check:
-    """A check of FlashAttention-2; unknown at a dim that another backend served."""
 
     def check(dim: int, setting: Setting) -> bool | None:
         flash = _flash(dim, setting)
@@ -251,7 +249,6 @@ def _has_columns(setting: Setting) -> bool:
 
 
 def _matrices(dim: int, setting: Setting) -> Iterator[tuple[int, int]]:
-    """Rows and columns of the matrices whose columns are known."""
     operator, known = OPERATORS.get(setting.operator), setting.sizes(dim)
     gemms = operator.gemms(dict.fromkeys(operator.axes, _ANY_SIZE) | known)
     for names, gemm in zip(operator.products, gemms, strict=True):

@@ -226,13 +226,10 @@ class _Inspection:
     def cliffs(self) -> Cliffs:
         return find_cliffs(self.sweep)
 
-    def latency_at(self, dim: int) -> float | None:
-        (indices,) = np.nonzero(self.sweep.dims == dim)
-        return float(self.sweep.ns[indices[0]]) if len(indices) else None
-
     @property
     def latency_ns(self) -> float | None:
-        return self.latency_at(self.dim)
+        latencies = self.sweep.ns[self.sweep.dims == self.dim]
+        return float(latencies[0]) if len(latencies) else None
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

@@ -72,7 +72,6 @@ def _is_same(ratio: float | None) -> bool:
 
 
 def _chosen(readings: Readings) -> str:
-    """The backend that runs as fast as the automatic choice, head_dim by head_dim."""
     by_backend: dict[str, list[str]] = {}
     for d in _backend_dims():
         same = [name for name in BACKENDS[1:] if _is_same(readings.ratio(sdpa(d), _backend_point(d, name)))]
@@ -107,7 +106,6 @@ def sdpa_bandwidth(readings: Readings) -> Finding:
 
 
 def _lost_percent(gb_s: Mapping[int, float | None], d: int) -> float | None:
-    """Bandwidth that a misaligned head_dim loses relative to the multiple of 8 below, in per cent."""
     ratio = quotient(gb_s.get(d), gb_s.get(d - d % 8))
     return None if d % 8 == 0 or ratio is None else 100 * (1 - ratio)
 
@@ -190,7 +188,6 @@ def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:
 
 
 def _ran(readings: Readings, d: int) -> Iterator[tuple[int, tuple[int, int], int]]:
-    """Template, tile and shared memory of the attention kernels that ran at a head_dim."""
     for launch in readings.launches(_flash(d)):
         kernel = describe(launch.name)
         if kernel.template_d is not None and kernel.tile is not None:
@@ -209,7 +206,6 @@ def _shared_note(readings: Readings) -> tuple[str, ...]:
 
 
 def _misaligned_note(readings: Readings) -> str:
-    """Comparison with experiment C21 at 112 to 121."""
     figures = published.sdpa_ms("C21")
     odd = [d for d in _MISALIGNED if d % 8]
     ours = readings.median((readings.ratio(_flash(d), _flash(112)) for d in odd), "flash at misaligned head dims")

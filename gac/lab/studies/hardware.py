@@ -43,7 +43,6 @@ def _members(step: int, dims: Sequence[int]) -> list[int]:
 def _medians(
     readings: Readings, figure: Callable[[Point], float | None], point: PointAt, dims: Sequence[int], name: str
 ) -> dict[str, float]:
-    """The median of a figure in each class; the class replaces the braces in ``name``."""
     return {
         label: readings.median([figure(point(k)) for k in _members(step, dims)], name.format(label))
         for label, step in CLASSES.items()
@@ -112,7 +111,6 @@ def vector_width(readings: Readings) -> Finding:
 
 
 def _odd_kernel(readings: Readings, point: PointAt, dims: Sequence[int]) -> str:
-    """Compare the kernels of odd K and of K % 16 == 0."""
     odd, aligned = (most_common_kernel(readings, map(point, _members(step, dims))) for step in (1, 16))
     if odd is None or aligned is None:
         return "kernels not recorded"

@@ -20,13 +20,11 @@ SETTINGS = tuple(product((8, 32), (1, 2048)))  # heads and rows
 
 
 def _mixed(way: str, heads: int, m: int) -> Point:
-    """Heads of the published dims."""
     dims = published.palu("unique_dims")
     return _heads(way, heads, m, dims[0], dims[-1])
 
 
 def _equal(dim: int, heads: int, m: int) -> Point:
-    """Heads of one dim, launched one by one."""
     return _heads("separate", heads, m, dim, dim)
 
 
@@ -87,7 +85,6 @@ def _range(ratios: Sequence[float], *edges: float) -> str:
 
 
 def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, ...]]:
-    """One row a way; only heads launched one by one are compared with equal heads."""
     padded, dims = _mixed("padded", heads, m), published.palu("unique_dims")
     mixed = f"{dims[0]} to {dims[-1]}"
     equal = {f"all {dim}": _equal(dim, heads, m) for dim in ALIGNED}
@@ -119,7 +116,6 @@ def _layer(d: int) -> dict[str, Point]:
 
 
 def _layer_tflops(readings: Readings, d: int) -> float | None:
-    """FLOPs of the layer over the sum of its latencies, in TFLOP/s."""
     points = _layer(d).values()
     latencies = known(map(readings.ns, points))
     return sum(map(flops, points)) / sum(latencies) / 1e3 if len(latencies) == len(points) else None
@@ -201,7 +197,6 @@ def int4_regimes(readings: Readings) -> Finding:
 
 
 def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
-    """Latency of the GEMM over that of the fused kernel."""
     return readings.ratio(_int4(projection, batch, "linear"), _int4(projection, batch))
 
 
@@ -212,7 +207,6 @@ def _last_win(readings: Readings, projection: str) -> int:
 
 
 def _edge_notes(readings: Readings, projection: str, last: int) -> Iterator[str]:
-    """Notes for the last win and for the batch after it, where either is close."""
     following = [batch for batch in BATCHES if batch > last][:1]
     for batch in (*([last] if last else []), *following):
         advantage = _advantage(readings, projection, batch)

@@ -66,7 +66,6 @@ def _misaligned(
 
 
 def _example(readings: Readings, point: PointAt, theirs: str) -> str:
-    """The cost of 107 over 112, here and as published."""
     ratio = readings.ratio(point(107), point(112))
     return "" if ratio is None else f"; 107 takes {ratio:.2f}x as long as 112 (A100: {theirs})"
 

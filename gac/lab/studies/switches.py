@@ -91,7 +91,6 @@ def _names(readings: Readings, m: int) -> list[str]:
 
 
 def _rows(readings: Readings, switches: Sequence[Switch]) -> list[tuple[Cell, ...]]:
-    """The switches that raise the latency most, and the published ones."""
     lasting = {(switch.low, switch.high): switch.lasting for switch in switches}
     steepest = sorted(switches, key=lambda switch: -switch.rise)[:SHOWN]
     cost = f"switch, ~{published.rows('a100_gemm_sweeps', axis='m')[0].cost_percent} %"
@@ -105,7 +104,6 @@ def _rows(readings: Readings, switches: Sequence[Switch]) -> list[tuple[Cell, ..
 
 
 def _kernels(readings: Readings, low: int, high: int) -> list[str | None]:
-    """Both kernels by family and tile; by their names where that does not tell them apart."""
     kernels = [main_kernel(readings.launches(gemm_by_m(m))) for m in (low, high)]
     texts = [None if kernel is None else _tiled(kernel) for kernel in kernels]
     if texts[0] == texts[1] and _names(readings, low) != _names(readings, high):
@@ -118,7 +116,6 @@ def _tiled(kernel: Kernel) -> str:
 
 
 def _sentence(readings: Readings, switches: Sequence[Switch]) -> str:
-    """The number of switches, their cost, and the cost of the published one on this GPU."""
     ratio = readings.ratio(*(gemm_by_m(m) for m in reversed(NAMED[-1])))
     here = "" if ratio is None else f"{times(ratio)} here, "
     published_switch = f"M 1728 to 1729: {here}about 1.30x on the A100"
@@ -137,7 +134,6 @@ def _sentence(readings: Readings, switches: Sequence[Switch]) -> str:
 
 
 def _tokens_note(readings: Readings) -> tuple[str, ...]:
-    """The axis as cached tokens that are not evicted: M of them against 2048 queries, in heads of 128 numbers."""
     odd = known(readings.ratio(gemm_by_m(m), gemm_by_m(m + 7)) for m in M_DIMS if m % 8 == 1 and m + 7 in M_DIMS)
     steps = [m for m in M_DIMS if m % STEP == 0]
     grown = known(readings.ratio(gemm_by_m(low), gemm_by_m(high)) for low, high in pairwise(steps))
