@@ -1,13 +1,8 @@
-"""Measurements that some peers' rules need besides loss curves: by layer, kept beside the statistics.
+"""Measurements that peers' rules need besides loss curves, by layer, kept beside the statistics.
 
-``component_changes`` (ZS-SVD): with D the mean gradient of a weight over the calibration tokens, W - u s v^T changes
-the loss by about -<D, u s v^T>, nats a token. Components are those of the method's decomposition; in whitened
-coordinates this is ZS-SVD's ``-sigma_i u_i^T (D R^-T) v_i`` (arXiv 2602.02848), for its whitened ``W R``. The sign is
-kept, and it cancels in sums.
-
-``truncation_losses`` (ASVD): the loss of the model with one weight truncated, for every weight and several kept
-fractions (sensitivity-based truncation rank searching, arXiv 2312.05821, section 3.3). It takes as many runs of the
-model as there are weights and fractions.
+ZS-SVD (arXiv 2602.02848): with D the mean gradient of a weight, W - u s v^T changes the loss by about -<D, u s v^T>
+nats a token; in whitened coordinates its ``-sigma_i u_i^T (D R^-T) v_i``, for its whitened ``W R``. The sign is kept.
+ASVD (arXiv 2312.05821, section 3.3): the loss of the model with one weight truncated, for every weight and fraction.
 """
 
 import logging
