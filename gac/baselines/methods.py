@@ -105,8 +105,8 @@ class PaluFold(SvdLlm):
         """The gradients of the metric are a multiple of the identity: the best rows of a rank project on directions."""
         head_dim = len(values.weight) // groups
         assert head_dim <= values.weight.shape[1], "a head has more rows than v_proj has inputs"
-        found, curve = decompose_groups(values.weight, values.metric, groups)
-        directions = torch.stack([(group.second / group.second.norm(dim=0)).T for group in found])
+        decomposed, curve = decompose_groups(values.weight, values.metric, groups)
+        directions = torch.stack([(group.second / group.second.norm(dim=0)).T for group in decomposed])
         weight = output.detach().double().reshape(-1, heads, head_dim)
         folded = torch.einsum("ohd,hld->ohl", weight, directions.repeat_interleave(heads // groups, 0))
         return ShortenedValues(directions, folded, None, curve)

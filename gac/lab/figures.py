@@ -8,10 +8,7 @@ from gac.reporting.page import ALIGNED, COLOURS, DOTTED, panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HEAD_DIM = 128
-"""Of Llama-3-8B, whose heads were scored."""
-
-_ALIGNED, _NOT = COLOURS[:2]
+HEAD_DIM = 128  # of Llama-3-8B, whose heads were scored
 
 
 def published_heads(*, ax: "Axes | None" = None) -> "Axes":
@@ -22,14 +19,17 @@ def published_heads(*, ax: "Axes | None" = None) -> "Axes":
     Raises:
         GacError: matplotlib is missing.
     """
-    dims, (heads, aligned) = published.palu("unique_dims"), published.palu("kv_heads") + published.palu("aligned_to_8")
+    dims, (heads,), (aligned,) = map(published.palu, ("unique_dims", "kv_heads", "aligned_to_8"))
+    aligned_colour, other_colour = COLOURS[:2]
     with panel(ax, (5.6, 1.9)) as ax:
         for step in range(dims[0] // ALIGNED * ALIGNED, HEAD_DIM + 1, ALIGNED):
             ax.axvline(step, **DOTTED)
-        on, off = ([dim for dim in dims if (dim % ALIGNED == 0) == wanted] for wanted in (True, False))
-        rest = heads - aligned
-        ax.plot(on, [0] * len(on), "s", color=_ALIGNED, ms=8, label=f"{aligned} heads: a multiple of 8")
-        ax.plot(off, [0] * len(off), "o", mec=_NOT, mfc="none", ms=8, label=f"{rest} heads: these, no multiples of 8")
+        multiples, others = ([dim for dim in dims if (dim % ALIGNED == 0) == even] for even in (True, False))
+        label = f"{heads - aligned} heads: these, no multiples of 8"
+        ax.plot(
+            multiples, [0] * len(multiples), "s", color=aligned_colour, ms=8, label=f"{aligned} heads: a multiple of 8"
+        )
+        ax.plot(others, [0] * len(others), "o", mec=other_colour, mfc="none", ms=8, label=label)
         for dim in dims:
             ax.annotate(str(dim), (dim, 0), (0, 9), textcoords="offset points", ha="center", fontsize=7)
         ax.set_yticks([])

@@ -38,8 +38,8 @@ class WeightMeasurement(ABC):
 MEASUREMENTS: Registry[WeightMeasurement] = Registry(
     "measurement",
     {
-        "zero-sum": "gac.baselines.first_order:LossChanges",
-        "sensitivity": "gac.baselines.truncation_losses:TruncationLosses",
+        "zero-sum": "gac.baselines.measurements:LossChanges",
+        "sensitivity": "gac.baselines.measurements:TruncationLosses",
     },
     lambda measurement: check_contract("measurement", measurement, (), WeightMeasurement),
 )

@@ -56,21 +56,22 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     assert form.meaning, f"{form.name}.meaning is empty"
     model = tiny_model()
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
-    taken = [site for site in sites if all(map(form.takes, site.weights))]
-    assert taken, f"{form.name} takes no weight of a tiny Llama"
-    for weight in (*weights, *(weight for site in taken if site.layer == taken[0].layer for weight in site.weights)):
+    applicable = [site for site in sites if all(map(form.takes, site.weights))]
+    assert applicable, f"{form.name} takes no weight of a tiny Llama"
+    first_layer = (weight for site in applicable if site.layer == applicable[0].layer for weight in site.weights)
+    for weight in (*weights, *first_layer):
         assert form.takes(weight), f"{form.name} does not take {weight.name}"
         assert form.variants(weight), f"{form.name} takes {weight.name}, and stands for no form of it"
-        for one in form.variants(weight):
-            _check_weight(one, weight)
-    run, kept = CalibrationRun(model, _IDS, METHODS.get(method), progress=False), {}
-    variants = {one.name: one for site in taken for one in form.variants(site.weights[0])}
+        for variant in form.variants(weight):
+            _check_weight(variant, weight)
+    run, artifacts = CalibrationRun(model, _IDS, METHODS.get(method), progress=False), {}
+    variants = {variant.name: variant for site in applicable for variant in form.variants(site.weights[0])}
     for layer, fit in stream_fits(run, sites, forms=[form.name]):
-        kept[layer] = fit.kept
-        for one in variants.values() if any(site.layer == layer for site in taken) else ():
-            _check_curves(one, layer, fit.losses)
-    for one in variants.values():
-        _check_model(one, run, taken, kept)
+        artifacts[layer] = fit.kept
+        for variant in variants.values() if any(site.layer == layer for site in applicable) else ():
+            _check_curves(variant, layer, fit.losses)
+    for variant in variants.values():
+        _check_model(variant, run, applicable, artifacts)
 
 
 def _check_weight(form: Form, weight: Weight) -> None:
@@ -83,15 +84,13 @@ def _check_weight(form: Form, weight: Weight) -> None:
 
 
 def _check_meets(form: Form, weight: Weight, dim: int, of: str) -> None:
-    """A weight is as long as the form that it lies inside, where that shortens it."""
     outer, length = form.shortening(dim)
     assert outer.name == (form.inside or form.name), f"{of}: as long as {outer.name}, inside {form.inside}"
     side = outer.shortens(weight)
     assert side or not form.inside, f"{of}: inside {outer.name}, which does not shorten the weight"
     if side:
-        sizes = [one.module(weight, at).sizes for one, at in ((form, dim), (outer, length))]
-        name = f"{side}_features"
-        ours, theirs = (own.get(name, own.get("heads", 0) * own.get("length", 0)) for own in sizes)
+        name, both = f"{side}_features", [form.module(weight, dim).sizes, outer.module(weight, length).sizes]
+        ours, theirs = (sizes.get(name, sizes.get("heads", 0) * sizes.get("length", 0)) for sizes in both)
         assert ours == theirs, f"{of}: {name} is {ours} where {outer.name} {length} has {theirs}"
 
 
@@ -100,8 +99,8 @@ def _check_params(form: Form, weight: Weight) -> None:
     growing = all(less < more for less, more in pairwise(counts))
     assert growing, f"{form.name} of {weight.name}: a larger dim does not always have more parameters"
     outer, length = form.shortening(1)
-    whole = outer.params(weight, length) if form.inside else weight.params
-    smaller, useful = sum(count < whole for count in counts), form.largest_useful(weight)
+    dense = outer.params(weight, length) if form.inside else weight.params
+    smaller, useful = sum(count < dense for count in counts), form.largest_useful(weight)
     right = form.cache_axis(weight) is not None or min(useful, len(counts)) == smaller
     assert right, f"{form.name} of {weight.name}: dims up to {smaller} are smaller than dense, not {useful}"
 
@@ -114,23 +113,23 @@ def _check_sizes(form: Form, weight: Weight, dim: int, of: str) -> None:
     wrong = {name: size for name, size in spec.sizes.items() if type(size) is not int or not 1 <= size <= largest}
     assert not wrong, f"{of}: sizes {wrong} are no integers from 1 to {largest}"
     module = _module(form, weight, dim)
-    held = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.endswith("bias"))
-    assert held == form.params(weight, dim), f"{of}: {form.params(weight, dim)} parameters, its module holds {held}"
+    stored = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.endswith("bias"))
+    assert stored == form.params(weight, dim), f"{of}: {form.params(weight, dim)} parameters, its module holds {stored}"
     cached = form.cached(weight, dim)
-    whole = type(cached) is int and 0 <= cached <= weight.kept
-    assert whole, f"{of}: keeps {cached!r} numbers of a token in the KV cache, {weight.kept} if dense"
+    valid = type(cached) is int and 0 <= cached <= weight.kept
+    assert valid, f"{of}: keeps {cached!r} numbers of a token in the KV cache, {weight.kept} if dense"
     _check_operations(form, weight, dim, of)
     _check_places(form, weight, dim, of)
 
 
 def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
     operation, axis = form.operation(weight, dim, _ROWS), form.axis(weight)
-    for one in (operation, *form.gemms(weight, dim, _ROWS)):
-        assert isinstance(one, Operation), f"{of}: runs {one!r}, which is no Operation"
+    for gemm in (operation, *form.gemms(weight, dim, _ROWS)):
+        assert isinstance(gemm, Operation), f"{of}: runs {gemm!r}, which is no Operation"
     known = operation.operator in OPERATORS.names or not form.timed
     assert known, f"{of}: runs {operation.operator}, which is no operator of latency tables, and is not marked so"
-    gemms = [one.axes for one in form.gemms(weight, dim, _ROWS)]
-    numbers = sum(one.get("b", 1) * one["k"] * one["n"] for one in gemms)
+    gemms = [gemm.axes for gemm in form.gemms(weight, dim, _ROWS)]
+    numbers = sum(gemm.get("b", 1) * gemm["k"] * gemm["n"] for gemm in gemms)
     assert numbers == form.params(weight, dim), f"{of}: its GEMMs read {numbers} numbers, not as many as parameters"
     if axis is not None:
         axes = operation.axes
@@ -140,10 +139,9 @@ def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
 
 
 def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
-    """One dim more makes each tensor longer by its unit at each place."""
     if not 0 < dim < form.full(weight):
         return
-    shapes, more = (dict(_module(form, weight, at, bias=True).named_parameters()) for at in (dim, dim + 1))
+    shapes, more = (dict(_module(form, weight, size, bias=True).named_parameters()) for size in (dim, dim + 1))
     grown = {name: list(tensor.shape) for name, tensor in shapes.items()}
     for place in form.places(weight, dim):
         assert place.tensor in grown, f"{of}: its dim lies in {place.tensor}, which its module has not"
@@ -167,63 +165,65 @@ def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
         assert bool((exact[:-1] >= exact[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
 
 
-def _check_model(form: Form, run: CalibrationRun, taken: Sequence[Site], kept: Mapping[int, Kept]) -> None:
+def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], artifacts: Mapping[int, Kept]) -> None:
     model, (outer, length) = run.model, form.shortening(1)
-    lengths = {site.name: length for site in taken}
-    before = _logits(_compressed(outer, run, taken, kept, lengths) if form.inside else model)
-    full = {site.name: form.full(site.weights[0]) for site in taken}
-    whole = _compressed(form, run, taken, kept, full)
-    apart, near = float((_logits(whole) - before).abs().max()), _near(form, before)
+    lengths = {site.name: length for site in sites}
+    before = _logits(_compressed(outer, run, sites, artifacts, lengths) if form.inside else model)
+    full = {site.name: form.full(site.weights[0]) for site in sites}
+    full_model = _compressed(form, run, sites, artifacts, full)
+    difference, tolerance = float((_logits(full_model) - before).abs().max()), _near(form, before)
     than = f"{outer.name} {length}'s" if form.inside else "the dense model's"
-    assert apart < near, f"{form.name} at the full dim: logits differ by up to {apart:.2g} from {than}"
+    assert difference < tolerance, f"{form.name} at the full dim: logits differ by up to {difference:.2g} from {than}"
     half = {name: max(form.least, dim // 2) for name, dim in full.items()}
-    smaller = _compressed(form, run, taken, kept, half)
+    smaller = _compressed(form, run, sites, artifacts, half)
     _check_cache(form, smaller, half)
     dense = deepcopy(model)
-    for site in taken:
+    for site in sites:
         for weight in site.weights:
             choice = WeightChoice(weight, form.name, half[site.name])
-            found = merged(choice, smaller.get_submodule(weight.name).state_dict())
-            linear = nn.Linear(weight.in_features, weight.out_features, bias="bias" in found)
-            linear.load_state_dict(found)
+            tensors = merged(choice, smaller.get_submodule(weight.name).state_dict())
+            linear = nn.Linear(weight.in_features, weight.out_features, bias="bias" in tensors)
+            linear.load_state_dict(tensors)
             dense.set_submodule(weight.name, linear)
-    apart = float((_logits(smaller) - _logits(dense)).abs().max())
-    assert apart < near, f"{form.name} at half the dim: logits differ by up to {apart:.2g} from those of merged weights"
+    difference = float((_logits(smaller) - _logits(dense)).abs().max())
+    assert difference < tolerance, (
+        f"{form.name} at half the dim: logits differ by up to {difference:.2g} from those of merged weights"
+    )
 
 
 def _near(form: Form, logits: Tensor) -> float:
-    """How near others have to be: as near as sums are, or as rounding for the cache leaves them."""
     return 1e-3 if form.bits is None else float(logits.abs().max()) * 2.0 ** (2 - form.bits)
 
 
 def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
-    """Numbers of a token in the cache that runs, of all layers, and what is found with it."""
-    whole = _logits(model)
+    logits = _logits(model)
     with torch.no_grad():
         cache = model(_IDS[:, :-1], use_cache=True).past_key_values
         last = model(_IDS[:, -1:], past_key_values=cache, use_cache=True).logits
-    apart = float((last - whole[:, -1:]).abs().max())
-    assert apart < _near(form, whole), f"{form.name} at half the dim: with a cache logits differ by up to {apart:.2g}"
-    kept = sum(held[0, :, 0].numel() for one in cache.layers if one.is_initialized for held in (one.keys, one.values))
+    difference = float((last - logits[:, -1:]).abs().max())
+    assert difference < _near(form, logits), (
+        f"{form.name} at half the dim: with a cache logits differ by up to {difference:.2g}"
+    )
+    layers = [layer for layer in cache.layers if layer.is_initialized]
+    cached = sum(tensor[0, :, 0].numel() for layer in layers for tensor in (layer.keys, layer.values))
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
     counted = sum(
         form.cached(weight, dims[site.name]) if site.name in dims else weight.kept
         for site in sites
         for weight in site.weights
     )
-    assert kept == counted, f"{form.name} at half the dim: the cache keeps {kept} numbers of a token, not {counted}"
+    assert cached == counted, f"{form.name} at half the dim: the cache keeps {cached} numbers of a token, not {counted}"
 
 
 def _compressed(
-    form: Form, run: CalibrationRun, sites: Sequence[Site], kept: Mapping[int, Kept], dims: Mapping[str, int]
+    form: Form, run: CalibrationRun, sites: Sequence[Site], artifacts: Mapping[int, Kept], dims: Mapping[str, int]
 ) -> nn.Module:
-    """A copy of the model with those sites in the form."""
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
-    found = deepcopy(run.model)
-    swap_in(found, build_modules(run, choices, sites, iter(kept.items())))
-    skip_absent(found, choices)
-    cache_latents(found)
-    return found
+    copy = deepcopy(run.model)
+    swap_in(copy, build_modules(run, choices, sites, iter(artifacts.items())))
+    skip_absent(copy, choices)
+    cache_latents(copy)
+    return copy
 
 
 def _module(form: Form, weight: Weight, dim: int, bias: bool = False) -> nn.Module:
@@ -232,5 +232,5 @@ def _module(form: Form, weight: Weight, dim: int, bias: bool = False) -> nn.Modu
 
 def _logits(model: nn.Module) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(_IDS).logits
-    return found
+        logits: Tensor = model(_IDS).logits
+    return logits

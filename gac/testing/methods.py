@@ -39,7 +39,7 @@ def check_method(method: Method) -> None:
 
 
 def _check_metric(method: Method, moments: Moments, of: str) -> None:
-    before = [tensor.clone() for tensor in _tensors(moments)]
+    before = [tensor.clone() for tensor in (moments.inputs, moments.gradients, moments.scale)]
     metric, again = method.metric(moments), method.metric(moments)
     for name, side, other, moment in (
         ("inputs", metric.inputs, again.inputs, moments.inputs),
@@ -50,8 +50,11 @@ def _check_metric(method: Method, moments: Moments, of: str) -> None:
         assert bool(torch.isfinite(side).all()), f"{of}: {name} are not finite"
         assert torch.allclose(side, side.T, rtol=1e-6, atol=0), f"{of}: {name} are not symmetric"
         assert torch.equal(side, other), f"{of}: {name} are others when asked again"
-    kept = all(torch.equal(one, other) for one, other in zip(before, _tensors(moments), strict=True))
-    assert kept, f"{of}: the statistics themselves were changed"
+    unchanged = all(
+        torch.equal(tensor, other)
+        for tensor, other in zip(before, (moments.inputs, moments.gradients, moments.scale), strict=True)
+    )
+    assert unchanged, f"{of}: the statistics themselves were changed"
     if metric.inputs.any() and metric.gradients.any():  # elsewhere nothing that is lost counts
         _check_curve(metric, of)
 
@@ -59,46 +62,40 @@ def _check_metric(method: Method, moments: Moments, of: str) -> None:
 def _check_curve(metric: Metric, of: str) -> None:
     out, inside = len(metric.gradients), len(metric.inputs)
     weight = torch.randn(out, inside, generator=torch.Generator().manual_seed(1))
-    found = decompose(weight, metric)
-    loss = found.curve.loss
+    decomposition = decompose(weight, metric)
+    loss = decomposition.curve.loss
     assert loss[-1] == 0, f"{of}: the full rank loses {loss[-1]} nats a token"
     assert bool((loss[:-1] >= loss[1:]).all()), f"{of}: a larger rank loses more than a smaller one"
     for rank in _RANKS:
-        second, first = found.factors(rank)
+        second, first = decomposition.factors(rank)
         lost, said = loss_of(weight, second @ first, metric), loss[rank]
         close = abs(lost - said) <= 1e-6 * abs(said) + 1e-9 * loss[0]
         assert close, f"{of}: rank {rank} loses {lost:.6g} nats a token, its curve says {said:.6g}"
 
 
 def loss_of(weight: Tensor, other: Tensor, metric: Metric) -> float:
-    """What another matrix in the weight's place loses, nats a token: ``FACTOR tr(G E A E^T)``."""
+    """Loss of another matrix in the weight's place, nats a token: ``FACTOR tr(G E A E^T)``."""
     error = weight.double() - other
     return FACTOR * float(metric.cost(error))
 
 
 def _check_fold(method: Method) -> None:
-    """At the full length, o_proj reads from v_proj what it read before."""
     heads, groups, length, inside = 4, 2, 4, 16
     draw = torch.Generator().manual_seed(2)
     values = torch.randn(groups * length, inside, generator=draw)
     output = torch.randn(24, heads * length, generator=draw)
     metric = method.metric(statistics("plain", groups * length, inside))
-    found = method.fold(Measured(values, metric), output, heads, groups)
-    lengths = len(found.curve.loss) - 1
+    folded_values = method.fold(Measured(values, metric), output, heads, groups)
+    lengths = len(folded_values.curve.loss) - 1
     assert lengths == length, f"{method.name}: folded values have {lengths} lengths, not {length}"
     dense = _through(values, output, heads, groups)
-    folded = _through(found.values(values, length), found.outputs(length, metric), heads, groups)
+    folded = _through(folded_values.values(values, length), folded_values.outputs(length, metric), heads, groups)
     assert torch.allclose(dense, folded, atol=1e-5), f"{method.name}: folding at the full length changes the output"
 
 
 def _through(values: Tensor, output: Tensor, heads: int, groups: int) -> Tensor:
-    """What o_proj makes of each head's values, ``(heads, out, in)``."""
     by_group = values.double().view(groups, -1, values.shape[1]).repeat_interleave(heads // groups, 0)
     return output.double().view(len(output), heads, -1).transpose(0, 1) @ by_group
-
-
-def _tensors(moments: Moments) -> tuple[Tensor, ...]:
-    return moments.inputs, moments.gradients, moments.scale
 
 
 def moments_of(inputs: Tensor, gradients: Tensor) -> Moments:

@@ -13,9 +13,9 @@ from gac.schemes.storages import storage_of
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
 ROUNDED = 2**-7
-"""How far a number of 16 bits may move where it is rounded to them again, as a part of it."""
+"""Largest relative change of a 16-bit number that is rounded to 16 bits again."""
 AS_MODELLED = 0.1
-"""How far the error of inputs may be from what ``Scheme.noise`` says of it, as a part of it."""
+"""Largest relative difference between the error of inputs and ``Scheme.noise``."""
 
 
 def check_scheme(scheme: Scheme) -> None:
@@ -36,8 +36,8 @@ def check_scheme(scheme: Scheme) -> None:
     SCHEMES.check(scheme)
     counts = [(1, 1), (1, 128), (32, 128), (4096, 4096)]
     sizes = [scheme.bytes(*shape) for shape in counts]
-    whole = all(type(size) is int for size in sizes) and sizes == sorted(set(sizes))
-    assert whole, f"{scheme.name}: matrices of {counts} take {sizes} bytes"
+    valid = all(type(size) is int for size in sizes) and sizes == sorted(set(sizes))
+    assert valid, f"{scheme.name}: matrices of {counts} take {sizes} bytes"
     least = [rows * columns * scheme.bits // 8 for rows, columns in counts]
     enough = all(size >= bits for size, bits in zip(sizes, least, strict=True))
     assert enough, f"{scheme.name}: {sizes} bytes are less than its {scheme.bits} bits a number"
@@ -45,8 +45,8 @@ def check_scheme(scheme: Scheme) -> None:
     assert nothing == [0, 0], f"{scheme.name}: matrices without numbers take {nothing} bytes"
     runs = scheme.operation(linear(8, 256, 16))
     assert isinstance(runs, Operation), f"{scheme.name}: runs {runs!r}, which is no Operation"
-    own = scheme.storage is None or scheme.dtype not in ITEM_BYTES
-    assert own, f"{scheme.name}: has a storage, and tables call it {scheme.dtype!r}, as they do numbers"
+    named = scheme.storage is None or scheme.dtype not in ITEM_BYTES
+    assert named, f"{scheme.name}: has a storage, and tables call it {scheme.dtype!r}, as they do numbers"
     _check_needs(scheme)
     if scheme.reads is not None:
         _check_reading(scheme)
@@ -76,48 +76,41 @@ def _check_rounding(scheme: Scheme, matrix: torch.Tensor, of: str) -> None:
 
 
 def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:
-    """What is on disk is what was counted, and stands for the rounded matrix."""
     rows, columns = matrix.shape
     counted, storage = scheme.bytes(rows, columns), storage_of(scheme)
     if storage is None:
-        whole = 2 * matrix.numel()
-        assert counted == whole, f"{of}: {counted} bytes are counted, {whole} stored, for there is no storage"
+        plain = 2 * matrix.numel()
+        assert counted == plain, f"{of}: {counted} bytes are counted, {plain} stored, for there is no storage"
         return
-    held = scheme.stored(matrix)
+    tensors = scheme.stored(matrix)
     due = storage.tensors(rows, columns)
-    found = {name: (tuple(one.shape), one.dtype) for name, one in held.items()}
-    assert found == due, f"{of}: stored as {found}, its storage has {due}"
-    taken = sum(one.nbytes for name, one in held.items() if name not in storage.metadata)
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    assert shapes == due, f"{of}: stored as {shapes}, its storage has {due}"
+    taken = sum(tensor.nbytes for name, tensor in tensors.items() if name not in storage.metadata)
     assert taken == counted, f"{of}: {counted} bytes are counted, {taken} stored"
-    flaw = storage.flaw(held, rows, columns)
+    flaw = storage.flaw(tensors, rows, columns)
     assert flaw is None, f"{of}: what it stores is refused, {flaw}"
-    values = storage.values(held, rows, columns, matrix.dtype)
+    values = storage.values(tensors, rows, columns, matrix.dtype)
     assert torch.equal(values, rounded), f"{of}: what is stored is not what it is rounded to"
-    _check_scaled(scheme, storage.values(held, rows, columns, torch.float32), held, of)
+    exact = storage.values(tensors, rows, columns, torch.float32)
+    scaled = scheme.scaled(exact, tensors)
+    same = scaled is None or torch.equal(scaled.values(), exact)
+    assert same, f"{of}: its whole numbers times their scales are not what is stored"
     x = torch.ones(3, columns, dtype=matrix.dtype)
-    product = storage.multiply(x, held, rows, columns, None)
+    product = storage.multiply(x, tensors, rows, columns, None)
     same = torch.allclose(product, x @ rounded.T, rtol=ROUNDED, atol=ROUNDED)
     assert same, f"{of}: multiplied otherwise than what it stands for"
 
 
-def _check_scaled(scheme: Scheme, values: torch.Tensor, held: dict[str, torch.Tensor], of: str) -> None:
-    """Whole numbers and scales, where it has them, are what it stands for, bit for bit."""
-    scaled = scheme.scaled(values, held)
-    if scaled is not None:
-        same = torch.equal(scaled.values(), values)
-        assert same, f"{of}: its whole numbers times their scales are not what is stored"
-
-
 def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:
-    """Where inputs are alike, rounding that knows them makes the product no worse."""
     columns = matrix.shape[1]
     inputs = torch.eye(columns, dtype=torch.float64) + 10 * torch.ones(columns, columns, dtype=torch.float64)
-    told = scheme.rounded(matrix, Inputs(inputs))
-    held = scheme.stored(matrix, Inputs(inputs)) if scheme.storage else {}
-    apart = [name for name, one in held.items() if not one.is_contiguous()]
-    assert not apart, f"{of}: kernels cannot read {', '.join(apart)}, whose numbers lie apart"
-    assert (told.shape, told.dtype) == (matrix.shape, matrix.dtype), f"{of}: other with inputs than without"
-    errors = [(one - matrix).double() for one in (told, rounded)]
+    informed = scheme.rounded(matrix, Inputs(inputs))
+    tensors = scheme.stored(matrix, Inputs(inputs)) if scheme.storage else {}
+    scattered = [name for name, result in tensors.items() if not result.is_contiguous()]
+    assert not scattered, f"{of}: kernels cannot read {', '.join(scattered)}, which are not contiguous"
+    assert (informed.shape, informed.dtype) == (matrix.shape, matrix.dtype), f"{of}: other with inputs than without"
+    errors = [(result - matrix).double() for result in (informed, rounded)]
     worse, before = (float(((error @ inputs) * error).sum()) for error in errors)
     assert worse <= before, f"{of}: told the inputs, the product's error is {worse:.3g}, {before:.3g} without"
 
@@ -146,9 +139,9 @@ def _check_reading(scheme: Scheme) -> None:
     largest = x.abs() == x.abs().amax(1, keepdim=True)
     others = x.where(~largest, torch.zeros_like(x)).square().mean(0)
     modelled = float(scheme.noise(others, x.square().amax(1).mean()).sum())
-    found = float((read - x).square().mean(0).sum())
-    told = f"{scheme.name}: inputs are off by {found:.3g}, its noise says {modelled:.3g}"
-    assert abs(found - modelled) <= AS_MODELLED * modelled, told
+    error = float((read - x).square().mean(0).sum())
+    message = f"{scheme.name}: inputs are off by {error:.3g}, its noise says {modelled:.3g}"
+    assert abs(error - modelled) <= AS_MODELLED * modelled, message
 
 
 def check_bits(*schemes: Scheme) -> None:

@@ -24,8 +24,8 @@ def plan(rule: str, budget: float = 0.7, of: Problem = SMALL) -> Plan:
     return RULES.get(rule).decide(asking(of, budget, rule=rule)).plan
 
 
-def dims(made: Plan) -> list[tuple[str, int]]:
-    return [(weight.form, weight.dim) for weight in made.weights]
+def dims(decided: Plan) -> list[tuple[str, int]]:
+    return [(weight.form, weight.dim) for weight in decided.weights]
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -48,12 +48,12 @@ def test_what_is_no_rule(text: str) -> None:
 
 
 def test_the_exact_choice_takes_any_form_and_limit() -> None:
-    made = RULES.get("loss").decide(asking(SMALL, 0.7, latency={PREFILL: 0.9})).plan
-    assert made.recipe.limits.latency == {PREFILL: 0.9}
+    decided = RULES.get("loss").decide(asking(SMALL, 0.7, latency={PREFILL: 0.9})).plan
+    assert decided.recipe.limits.latency == {PREFILL: 0.9}
 
 
 @pytest.mark.parametrize(
-    ("rule", "asked", "said"),
+    ("rule", "arguments", "message"),
     [
         ("uniform", {"forms": ["low_rank"], "latency": 0.9}, "with a latency limit; expected a budget alone, which is"),
         ("fisher", {"forms": ["narrow"]}, "with forms narrow; expected one of low_rank, latent among the forms. Add"),
@@ -68,22 +68,22 @@ def test_the_exact_choice_takes_any_form_and_limit() -> None:
         ),
     ],
 )
-def test_what_a_rule_knows_nothing_of_is_refused(rule: str, asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(GacError, match=f"^{re.escape(f'rule {rule} {said}')}"):
-        RULES.get(rule).check(Recipe.of(**asked))
+def test_what_a_rule_knows_nothing_of_is_refused(rule: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(GacError, match=f"^{re.escape(f'rule {rule} {message}')}"):
+        RULES.get(rule).check(Recipe.of(**arguments))
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
 def test_uniform_gives_every_weight_the_same_rank() -> None:
-    made = plan("uniform")
-    assert dims(made) == [("low_rank", 4)] * 3
-    assert made.prediction.loss == pytest.approx(0.2 + 0.3 + 2.0)
+    decided = plan("uniform")
+    assert dims(decided) == [("low_rank", 4)] * 3
+    assert decided.prediction.loss == pytest.approx(0.2 + 0.3 + 2.0)
 
 
 def with_measured(*measured: object) -> Problem:
-    return replace(SMALL, measurements={f"site{at}": np.array(values) for at, values in enumerate(measured)})
+    return replace(SMALL, measurements={f"site{index}": np.array(values) for index, values in enumerate(measured)})
 
 
 CHANGES = with_measured([1e-9] * 12, [1.0] * 12, [2.0] * 12)
@@ -131,10 +131,10 @@ def test_padding_costs_the_padded_params_and_latency_and_keeps_the_loss() -> Non
 
 
 def test_the_importance_rule_keeps_the_budget() -> None:
-    made = plan("importance")
-    assert dims(made) == [("low_rank", 2), ("low_rank", 5), ("low_rank", 5)]
-    assert made.budget.over == 0
-    assert made.certificate.gap > 0
+    decided = plan("importance")
+    assert dims(decided) == [("low_rank", 2), ("low_rank", 5), ("low_rank", 5)]
+    assert decided.budget.over == 0
+    assert decided.certificate.gap > 0
 
 
 def test_a_rule_is_at_its_best_where_everything_stays_dense() -> None:
@@ -148,21 +148,21 @@ def test_ranks_as_they_fall_are_not_aligned() -> None:
 
 
 def test_an_unknown_latency_stays_unknown() -> None:
-    made = plan("uniform", of=problem(LOSSES, LATENCIES, [PREFILL, DECODE, "decode:3@8"]))
-    assert [(workload.plan_ns, workload.unknown) for workload in made.workloads] == [(39, 0), (36, 0), (None, 3)]
+    decided = plan("uniform", of=problem(LOSSES, LATENCIES, [PREFILL, DECODE, "decode:3@8"]))
+    assert [(workload.plan_ns, workload.unknown) for workload in decided.workloads] == [(39, 0), (36, 0), (None, 3)]
 
 
 def test_weights_that_run_together_are_timed_together() -> None:
     """Two pairs of 4 over one GEMM of width 8, which this profile lacks, unlike the pairs by themselves."""
-    weights = tuple(Weight(f"site{at}", 12, 12, reads="x") for at in range(2))
+    weights = tuple(Weight(f"site{index}", 12, 12, reads="x") for index in range(2))
     site = Site("both", 0, "q_proj", weights, fused=(0, 1))
-    both, either = (replace(SMALL, sites=(one,)) for one in (site, replace(site, either=True)))
+    both, either = (replace(SMALL, sites=(fused,)) for fused in (site, replace(site, either=True)))
     assert [workload.plan_ns for workload in plan("uniform", of=both).workloads] == [None, None]
     assert None not in [workload.plan_ns for workload in plan("uniform", of=either).workloads]
 
 
 def test_of_a_rule_the_bound_is_verified() -> None:
-    made = verified(RULES.get("uniform").decide(asking(SMALL, 0.7)))
-    assert made.certificate.method == (
+    decided = verified(RULES.get("uniform").decide(asking(SMALL, 0.7)))
+    assert decided.certificate.method == (
         "uniform; of its bound HiGHS agrees: it proved that no choice loses 2e-06 less (limits within 1e-06)"
     )

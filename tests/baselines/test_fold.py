@@ -34,19 +34,19 @@ def output() -> Tensor:
 
 
 def by_heads(groups: Tensor) -> Tensor:
-    """What each query head reads of v_proj's rows, one head above the other."""
+    """The rows that each query head reads of v_proj's rows, one head above the other."""
     return groups.view(GROUPS, -1, groups.shape[1]).repeat_interleave(HEADS // GROUPS, 0).flatten(0, 1)
 
 
 @pytest.mark.parametrize("length", [1, 5, HEAD_DIM])
 def test_the_product_is_that_of_the_truncated_values(values: Measured, output: Tensor, length: int) -> None:
-    found = FOLD(values, output, HEADS, GROUPS)
+    folded_values = FOLD(values, output, HEADS, GROUPS)
     pairs = [group.factors(length) for group in decompose_groups(values.weight, values.metric, GROUPS)[0]]
     truncated = by_heads(torch.cat([second @ first for second, first in pairs]))
     folded = torch.einsum(
         "ohl,hli->ohi",
-        found.outputs(length, values.metric).view(24, HEADS, length),
-        by_heads(found.values(values.weight, length)).view(HEADS, length, 24),
+        folded_values.outputs(length, values.metric).view(24, HEADS, length),
+        by_heads(folded_values.values(values.weight, length)).view(HEADS, length, 24),
     )
     unfolded = torch.einsum("ohd,hdi->ohi", output.double().view(24, HEADS, -1), truncated.view(HEADS, -1, 24))
     assert torch.allclose(folded, unfolded)

@@ -1,4 +1,4 @@
-"""What the peers' rules measure of a model, beside what the model itself says."""
+"""Measurements of the peers' rules, compared with the model itself."""
 
 import copy
 from collections.abc import Mapping
@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 from gac.allocation.rules import RULES
-from gac.baselines import truncation_losses
-from gac.baselines.first_order import mean_gradients
-from gac.baselines.truncation_losses import KEPT
+from gac.baselines import measurements
+from gac.baselines.measurements import KEPT_FRACTIONS, mean_gradients
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
 from gac.forms.curvature.registry import METHODS
@@ -70,37 +69,37 @@ def loss(model: LlamaForCausalLM, windows: Tensor) -> float:
 
 def test_a_change_is_the_slope_of_the_loss_in_its_component(tiny_model: LlamaForCausalLM) -> None:
     tiny_model.double()
-    found = measured("zero-sum", tiny_model)[NAME]
+    changes = measured("zero-sum", tiny_model)[NAME]
     parts = decomposed(tiny_model)
     weight = tiny_model.get_parameter(f"{NAME}.weight")
     step = 0.05  # norms run in float32, so that smaller steps drown in rounding
-    for at in (0, 5, 63):
-        component = torch.outer(parts.second[:, at], parts.first[at])
+    for index in (0, 5, 63):
+        component = torch.outer(parts.second[:, index], parts.first[index])
         with torch.no_grad():
             weight.sub_(step * component)
             less = loss(tiny_model, WINDOWS)
             weight.add_(2 * step * component)
             more = loss(tiny_model, WINDOWS)
             weight.sub_(step * component)
-        assert found[at] == pytest.approx((less - more) / (2 * step), rel=1e-2, abs=1e-6)
+        assert changes[index] == pytest.approx((less - more) / (2 * step), rel=1e-2, abs=1e-6)
 
 
 def test_there_is_a_change_for_every_component(tiny_model: LlamaForCausalLM) -> None:
-    found = measured("zero-sum", tiny_model)
+    changes = measured("zero-sum", tiny_model)
     weights = weights_of(tiny_model.config)
-    assert {name: values.shape for name, values in found.items()} == {
+    assert {name: values.shape for name, values in changes.items()} == {
         weight.name: (min(weight.out_features, weight.in_features),) for weight in weights
     }
-    assert {False, True} == set(found[NAME] > 0)
+    assert {False, True} == set(changes[NAME] > 0)
 
 
 def test_a_loss_is_that_of_the_model_with_that_weight_truncated(tiny_model: LlamaForCausalLM) -> None:
     truncated = measured("sensitivity", tiny_model)[NAME]
-    assert truncated[:, 0].tolist() == [int(176 * 64 * kept / 240) for kept in KEPT]
+    assert truncated[:, 0].tolist() == [int(176 * 64 * fraction / 240) for fraction in KEPT_FRACTIONS]
     second, first = decomposed(tiny_model).factors(int(truncated[2, 0]))
     with torch.no_grad():
         tiny_model.get_parameter(f"{NAME}.weight").copy_(second @ first)
-    assert truncated[2, 1] == pytest.approx(loss(tiny_model, WINDOWS[: truncation_losses.WINDOWS]), rel=1e-5)
+    assert truncated[2, 1] == pytest.approx(loss(tiny_model, WINDOWS[: measurements.WINDOWS]), rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", MEASURING)
@@ -126,8 +125,8 @@ def test_a_layer_is_measured_once(rule: str, tiny_model: LlamaForCausalLM, tmp_p
     tiny_model.model.embed_tokens.weight.data.zero_()
     again = measured(rule, tiny_model, store)
     assert set(again) == set(first)
-    kept = "model.layers.0.self_attn.q_proj"
-    assert np.array_equal(again[kept], first[kept])
+    name = "model.layers.0.self_attn.q_proj"
+    assert np.array_equal(again[name], first[name])
     assert not np.array_equal(again[NAME], first[NAME])
 
 
@@ -144,21 +143,21 @@ def test_the_factors_that_the_curves_left_are_used(
 def test_gradients_of_the_callers_own_are_not_counted_and_stay(tiny_model: LlamaForCausalLM) -> None:
     before = gradients(tiny_model)[NAME]
     weight = tiny_model.get_parameter(f"{NAME}.weight")
-    weight.grad = own = torch.ones_like(weight)
+    weight.grad = gradient = torch.ones_like(weight)
     assert torch.equal(gradients(tiny_model)[NAME], before)
-    assert weight.grad is own
-    assert torch.equal(own, torch.ones_like(weight))
+    assert weight.grad is gradient
+    assert torch.equal(gradient, torch.ones_like(weight))
 
 
 def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
-    every_rank = truncation_losses.every_rank
+    every_rank = measurements.every_rank
 
-    def overflowing(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
-        second, first = every_rank(kept, weight)
+    def overflowing(artifacts: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+        second, first = every_rank(artifacts, weight)
         return (second * torch.inf if weight.name == NAME else second), first
 
-    monkeypatch.setattr(truncation_losses, "every_rank", overflowing)
+    monkeypatch.setattr(measurements, "every_rank", overflowing)
     with pytest.raises(ModelError) as caught:
         measured("sensitivity", tiny_model)
     assert str(caught.value) == (
@@ -177,12 +176,12 @@ def test_a_gradient_that_is_not_finite_is_refused(tiny_model: LlamaForCausalLM) 
 def test_weights_that_are_kept_the_other_way_round() -> None:
     """GPT-2 keeps its weights as (in, out)."""
     model: Any = small_model(small_config("gpt2"))
-    found = gradients(model)
+    changes = gradients(model)
     logits = model(WINDOWS).logits[:, :-1]
     cross_entropy(logits.flatten(0, 1), WINDOWS[:, 1:].flatten()).backward()
     for weight in weights_of(model.config):
-        assert found[weight.name].shape == (weight.out_features, weight.in_features)
-        assert torch.allclose(found[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
+        assert changes[weight.name].shape == (weight.out_features, weight.in_features)
+        assert torch.allclose(changes[weight.name], model.get_parameter(f"{weight.name}.weight").grad.T, atol=1e-6)
 
 
 def test_losses_of_weights_that_are_kept_the_other_way_round() -> None:
@@ -190,5 +189,5 @@ def test_losses_of_weights_that_are_kept_the_other_way_round() -> None:
     before = copy.deepcopy(model.state_dict())
     truncated = measured("sensitivity", model)
     losses = truncated["transformer.h.0.mlp.c_fc"][:, 1]
-    assert len(set(losses.tolist())) == len(KEPT)
+    assert len(set(losses.tolist())) == len(KEPT_FRACTIONS)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -1,13 +1,18 @@
+from itertools import product
+
 import numpy as np
 import pytest
 
 from gac.allocation.weight_rules import Chosen, Rounding, at_ranks
-from gac.baselines.ranks import (
+from gac.baselines.rules import (
     fisher_ranks,
     fisher_score,
+    most_important,
     sensitivity_ranks,
     uniform_ranks,
+    zero_sum_ranks,
 )
+from gac.core.errors import BudgetError
 from gac.forms import form_named
 from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Weight
@@ -39,11 +44,11 @@ def test_a_weight_that_fisher_would_grow_stays_dense_and_leaves_the_rest_to_othe
 @pytest.mark.parametrize("budget", [0.2, 0.5, 0.8, 1.0])
 def test_fisher_ranks_keep_the_limit(budget: float) -> None:
     draw = np.random.default_rng(0)
-    weights = [Weight(f"w{at}", 64, int(size)) for at, size in enumerate(draw.integers(40, 200, 30))]
+    weights = [Weight(f"w{index}", 64, int(size)) for index, size in enumerate(draw.integers(40, 200, 30))]
     scores = {weight.name: float(draw.lognormal()) for weight in weights}
     limit = int(budget * sum(weight.params for weight in weights))
-    given = at_ranks(weights, fisher_ranks(weights, scores, limit), None, LOW_RANK)
-    assert sum(form_named(given[w.name].form).params(w, given[w.name].dim) for w in weights) <= limit
+    chosen = at_ranks(weights, fisher_ranks(weights, scores, limit), None, LOW_RANK)
+    assert sum(form_named(chosen[w.name].form).params(w, chosen[w.name].dim) for w in weights) <= limit
 
 
 def test_nothing_scores_anything() -> None:
@@ -105,3 +110,101 @@ def test_a_rank_is_1_or_more_and_a_pair_no_smaller_than_its_weight_stays_dense()
 def test_a_weight_without_a_rank_is_not_asked_what_the_form_would_make_of_it() -> None:
     nine = Weight("o", 576, 576, values="in", heads=9)
     assert at_ranks([nine], {}, None, form_named("latent")) == {"o": Chosen("dense", 576, 576)}
+
+
+# --- ZS-SVD ---
+
+A, B = Weight("a", 8, 8), Weight("b", 8, 8)  # a pair saves from rank 3 on, 16 parameters a component
+SAVES = 3
+
+
+def changes(*last_first: float, full: int = 8) -> np.ndarray:
+    """The smallest components' changes, then large ones that raise the loss."""
+    return np.array([*last_first, *[9.0] * (full - len(last_first))])[::-1]
+
+
+def test_the_smallest_change_goes_first() -> None:
+    chosen = {"a": changes(*[0.1] * 8), "b": changes(*[0.2] * 8)}
+    assert zero_sum_ranks([A, B], chosen, 64 + 48) == {"a": SAVES, "b": 8}
+
+
+def test_what_lowers_the_loss_makes_up_for_what_raised_it() -> None:
+    """First +1 of a; then, above zero, -3 of b before +1 of a; then, below zero, a until it saves."""
+    chosen = {"a": changes(*[1.0] * 8), "b": changes(-3.0, 5.0)}
+    assert zero_sum_ranks([A, B], chosen, 64 + 48) == {"a": SAVES, "b": 7}
+
+
+def test_only_the_smallest_component_of_a_weight_is_offered() -> None:
+    """The second smallest of b is free, but lies behind one that costs more than all of a."""
+    chosen = {"a": changes(*[0.1] * 8), "b": changes(5.0, 0.0, 0.0)}
+    assert zero_sum_ranks([A, B], chosen, 64 + 48) == {"a": SAVES, "b": 8}
+
+
+def test_components_above_the_break_even_rank_save_nothing() -> None:
+    assert zero_sum_ranks([A], {"a": changes()}, 63) == {"a": SAVES}
+    assert zero_sum_ranks([A], {"a": changes()}, 47) == {"a": SAVES - 1}
+
+
+def test_the_other_kind_is_taken_where_one_has_run_out_and_one_component_stays() -> None:
+    assert zero_sum_ranks([A], {"a": np.full(8, -1.0)}, 48) == {"a": SAVES}
+    assert zero_sum_ranks([A], {"a": changes()}, 1) == {"a": 1}
+    assert zero_sum_ranks([Weight("c", 1, 8)], {"c": np.ones(1)}, 1) == {"c": 1}
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.6, 0.9])
+def test_the_limit_is_kept_and_nothing_is_dropped_in_vain(budget: float) -> None:
+    draw = np.random.default_rng(0)
+    weights = [Weight(f"w{index}", 24, int(size)) for index, size in enumerate(draw.integers(16, 60, 20))]
+    chosen = {weight.name: draw.normal(size=min(24, weight.in_features)) for weight in weights}
+    limit = int(budget * sum(weight.params for weight in weights))
+    ranks = zero_sum_ranks(weights, chosen, limit)
+    used = sum(min(LOW_RANK.params(weight, ranks[weight.name]), weight.params) for weight in weights)
+    most = max(weight.out_features + weight.in_features for weight in weights)
+    assert limit - 2 * most < used <= limit
+
+
+# --- the importance objective ---
+
+WEIGHTS = [Weight(name, 64, 64) for name in "abc"]
+SCORES = {"a": 1.0, "b": 2.0, "c": 3.0}
+START = {weight.name: Chosen("low_rank", 20, 20) for weight in WEIGHTS}
+CANDIDATES = {weight.name: np.arange(8, 32, 4) for weight in WEIGHTS}
+
+
+def importance_dims(limit: int, window: int = 4, **ranks: np.ndarray) -> list[int]:
+    choice = most_important(WEIGHTS, SCORES, START, CANDIDATES | ranks, limit, window)
+    return [choice[weight.name].dim for weight in WEIGHTS]
+
+
+def test_the_best_score_goes_to_the_top_of_its_window_and_the_worst_to_the_bottom() -> None:
+    assert importance_dims(128 * 60) == [16, 20, 24]
+
+
+def test_it_is_the_published_optimum() -> None:
+    limit = 128 * 62
+    options = [rank for rank in CANDIDATES["a"].tolist() if abs(rank - 20) <= 8]
+    best = max(
+        sum(SCORES[name] * 128 * (rank - 20) for name, rank in zip("abc", chosen, strict=True))
+        for chosen in product(options, repeat=3)
+        if 128 * sum(chosen) <= limit
+    )
+    choice = importance_dims(limit, window=8)
+    assert sum(SCORES[name] * 128 * (rank - 20) for name, rank in zip("abc", choice, strict=True)) == best
+
+
+def test_without_a_rank_in_the_window_the_nearest_is_taken() -> None:
+    assert importance_dims(128 * 60, a=np.array([4, 8]))[0] == 8
+
+
+def test_without_any_rank_a_weight_stays_dense() -> None:
+    assert most_important(WEIGHTS[:1], SCORES, START, {"a": np.arange(0)}, 4096)["a"] == Chosen("dense", 64, 64)
+
+
+def test_what_starts_dense_stays_dense() -> None:
+    start = {"a": Chosen("dense", 64, 64)}
+    assert most_important(WEIGHTS[:1], SCORES, start, CANDIDATES, 4096)["a"] == Chosen("dense", 64, 64)
+
+
+def test_a_window_above_the_budget() -> None:
+    with pytest.raises(BudgetError, match="the parameter limit of 100 cannot be met"):
+        importance_dims(100)

@@ -16,8 +16,7 @@ import numpy as np
 
 from gac.allocation.problem import floored
 from gac.allocation.weight_rules import Chosen, at_ranks
-from gac.baselines.importance import WINDOW, most_important
-from gac.baselines.ranks import uniform_ranks
+from gac.baselines.rules import WINDOW, most_important, uniform_ranks
 from gac.core.arrays import Ints
 from gac.forms import form_named
 from gac.models.families import family_of

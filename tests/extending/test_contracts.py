@@ -1,4 +1,4 @@
-"""What breaks a contract is said."""
+"""Objects that break a contract are refused, with the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,15 +38,15 @@ class Lossy(PickedTensors):
     """Forgets to compensate, and half of what the features held."""
 
     def parameters(self, work: Any, weight: Any, dim: int) -> dict[str, Tensor]:
-        found = super().parameters(work, weight, dim)
-        return found | {"linear.weight": found["linear.weight"] / 2}
+        parameters = super().parameters(work, weight, dim)
+        return parameters | {"linear.weight": parameters["linear.weight"] / 2}
 
 
 NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("check", "own", "message"),
+    ("check", "plugin", "message"),
     [
         (check_method, changed(Fwsvd, two_sided=False), "two_sided is False, its gradients say otherwise"),
         (check_method, changed(Fwsvd, inputs=lambda self, moments: moments.inputs), "inputs are torch.float32"),
@@ -84,9 +84,9 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
     ],
 )
 def test_what_breaks_a_contract(
-    check: Callable[[Any], None], own: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Any], None], plugin: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for registry in (FORMS, RULES):
         monkeypatch.setattr(registry, "_known", dict(registry._known))
     with pytest.raises(AssertionError, match=message):
-        check(own)
+        check(plugin)

@@ -30,8 +30,8 @@ WEIGHTS = [
 ]
 
 
-def name(own: Any) -> str:
-    return str(getattr(own, "name", own))
+def name(plugin: Any) -> str:
+    return str(getattr(plugin, "name", plugin))
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +69,12 @@ def test_the_contract_of_every_rule(rule: Any) -> None:
     check_rule(RULES.get(rule))
 
 
-def through(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: Path, folder: Path, **asked: Any) -> Any:
+def through(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: Path, folder: Path, **arguments: Any
+) -> Any:
     """The plan, and the model that it led to as it is loaded again."""
     options = {"calibration": f"{text}:2x64", "tokenizer": tokenizer, "profile": "nvidia-h100-80gb-hbm3"}
-    gac.allocate(model, 0.7, progress=False, **options, **asked).save(folder / "plan.json")
+    gac.allocate(model, 0.7, progress=False, **options, **arguments).save(folder / "plan.json")
     plan = gac.Plan.load(folder / "plan.json")
     small = gac.compress(model, plan, tokenizer=tokenizer, progress=False)
     gac.save(small, folder / "small", tokenizer=tokenizer)
@@ -81,7 +83,7 @@ def through(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: P
     with torch.no_grad():
         assert torch.equal(small(ids).logits, loaded(ids).logits)
     kept = plan.measured.params - plan.budget.total + plan.budget.used
-    assert sum(one.numel() for one in loaded.parameters()) == kept
+    assert sum(parameter.numel() for parameter in loaded.parameters()) == kept
     prose = text.read_text(encoding="utf-8")
     assert gac.perplexity(loaded, tokenizer, prose, windows=2, length=64, progress=False).value < 400
     return plan, loaded
@@ -109,14 +111,14 @@ def test_a_form_of_ones_own(
 def test_a_scheme_of_ones_own(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
 ) -> None:
-    own = ShortMantissa()
-    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, schemes=[own])
-    assert {weight.scheme for weight in plan.weights} == {own.name}
+    plugin = ShortMantissa()
+    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, schemes=[plugin])
+    assert {weight.scheme for weight in plan.weights} == {plugin.name}
     assert {weight.form for weight in plan.weights} > {"dense"}
     assert plan.prediction.loss > 0
     for name, parameter in loaded.named_parameters():
         if parameter.dim() > 1 and ".layers." in name:
-            assert torch.equal(parameter, own.rounded(parameter))
+            assert torch.equal(parameter, plugin.rounded(parameter))
 
 
 def test_the_page_shows_these_files() -> None:

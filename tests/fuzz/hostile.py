@@ -48,9 +48,9 @@ def spoiled(data: bytes, draw: random.Random) -> bytes:
     """JSON, or lines of JSON, with one or a few values changed; other bytes as they are."""
     lines = data.split(b"\n")
     for _ in range(draw.choice((1, 1, 2, 4))):
-        at = draw.randrange(len(lines))
+        number = draw.randrange(len(lines))
         try:
-            lines[at] = json.dumps(spoil(json.loads(lines[at]), draw)).encode()
+            lines[number] = json.dumps(spoil(json.loads(lines[number]), draw)).encode()
         except (ValueError, RecursionError):
             continue
     return b"\n".join(lines)

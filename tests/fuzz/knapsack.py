@@ -68,7 +68,7 @@ COSTS = (
 
 
 def _limit(columns: list[list[int]], draw: random.Random) -> int:
-    """What some choice takes, or one more or less; or anything from the least to the most; or a number far away."""
+    """The cost of some choice, or one more or less; or anything from the least to the most; or a number far away."""
     if draw.random() < 0.6:
         return sum(map(draw.choice, columns)) + draw.choice([0, 0, 0, 1, -1])
     if draw.random() < 0.9:
@@ -80,7 +80,8 @@ def fault(instance: Instance) -> str:
     """'' or what is wrong with the answer to it."""
     rows, limits = instance
     groups = [
-        Group(str(at), [loss for loss, _ in items], [costs for _, costs in items]) for at, items in enumerate(rows)
+        Group(str(index), [loss for loss, _ in items], [costs for _, costs in items])
+        for index, items in enumerate(rows)
     ]
     answer: Solution | GacError
     try:
@@ -107,19 +108,21 @@ def _fine(value: float) -> int:
 
 def _wrong_refusal(refused: BudgetError, taken: list[list[int]], limits: list[int]) -> str:
     """Short is the first limit that cannot be met alone, or failing that the first beside those before it."""
-    said = re.search(r"^limit (\d+) .* it falls short by (at least )?(\d+)$", refused.given)
-    if said is None:
+    amount = re.search(r"^limit (\d+) .* it falls short by (at least )?(\d+)$", refused.given)
+    if amount is None:
         return f"no amount: {refused}"
     alone = [min(column) - limit for column, limit in zip(zip(*taken, strict=True), limits, strict=True)]
     row = next((row for row, short in enumerate(alone) if short > 0), None)
     if row is None:
-        beside = [[used for used in taken if all(map(int.__le__, used[:row], limits[:row]))] for row in range(5)]
-        row = next(row for row, limit in enumerate(limits) if min(used[row] for used in beside[row]) > limit)
-        short = min(used[row] for used in beside[row]) - limits[row]
+        within_earlier = [
+            [used for used in taken if all(map(int.__le__, used[:row], limits[:row]))] for row in range(5)
+        ]
+        row = next(row for row, limit in enumerate(limits) if min(used[row] for used in within_earlier[row]) > limit)
+        short = min(used[row] for used in within_earlier[row]) - limits[row]
     else:
         short = alone[row]
-    right = 0 < int(said[3]) <= short if said[2] else int(said[3]) == short
-    return "" if int(said[1]) == row + 1 and right else f"limit {row + 1} is short by {short}, not as said: {refused}"
+    right = 0 < int(amount[3]) <= short if amount[2] else int(amount[3]) == short
+    return "" if int(amount[1]) == row + 1 and right else f"limit {row + 1} is short by {short}, not as said: {refused}"
 
 
 def _wrong_answer(answer: Solution, rows: list[Items], limits: list[int], least: int | None) -> str:
@@ -135,7 +138,7 @@ def _wrong_answer(answer: Solution, rows: list[Items], limits: list[int], least:
         "value": proof.value == math.fsum(loss for loss, _ in chosen),
         "not the least": 2 * (lost - least) < unit,
         "bound above the least": 2 * (_fine(proof.lower_bound) - least) < unit,
-        "multipliers": all(math.isfinite(one) and one >= 0 for one in proof.multipliers),
+        "multipliers": all(math.isfinite(multiplier) and multiplier >= 0 for multiplier in proof.multipliers),
         "coarse unit": unit <= max(64, 8 * _fine(math.ulp(proof.value)), least - floor >> 30),
     }
     wrong = [name for name, right in checks.items() if not right]
@@ -145,8 +148,8 @@ def _wrong_answer(answer: Solution, rows: list[Items], limits: list[int], least:
 def as_python(instance: Instance) -> str:
     rows, limits = instance
     groups = (
-        f'Group("{at}", {[loss for loss, _ in items]}, {[costs for _, costs in items]})'
-        for at, items in enumerate(rows)
+        f'Group("{index}", {[loss for loss, _ in items]}, {[costs for _, costs in items]})'
+        for index, items in enumerate(rows)
     )
     return f"knapsack([{', '.join(groups)}], {limits})"
 
@@ -169,17 +172,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="drawn and printed by default")
     parser.add_argument("--instances", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=math.inf)
-    asked = parser.parse_args()
-    print(f"knapsack: seed {asked.seed}", flush=True)
-    began, number, found = time.monotonic(), -1, 0
-    for number, wrong in faults(asked.seed, asked.instances, asked.seconds):
+    options = parser.parse_args()
+    print(f"knapsack: seed {options.seed}", flush=True)
+    began, number, wrong_answers = time.monotonic(), -1, 0
+    for number, wrong in faults(options.seed, options.instances, options.seconds):
         if wrong:
-            found += 1
-            print(f"FOUND by --seed {asked.seed}, instance {number}: {wrong}", flush=True)
-    print(f"{number + 1:,} instances in {time.monotonic() - began:.0f} s, {found} wrong")
-    if found:
-        print(f"A DEFECT OF THE KNAPSACK: python -m tests.fuzz.knapsack --seed {asked.seed} finds it again.")
-    sys.exit(bool(found))
+            wrong_answers += 1
+            print(f"FOUND by --seed {options.seed}, instance {number}: {wrong}", flush=True)
+    print(f"{number + 1:,} instances in {time.monotonic() - began:.0f} s, {wrong_answers} wrong")
+    if wrong_answers:
+        print(f"A DEFECT OF THE KNAPSACK: python -m tests.fuzz.knapsack --seed {options.seed} finds it again.")
+    sys.exit(bool(wrong_answers))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("fuzzed"), help="for new inputs and for what fails")
     options = parser.parse_args()
     print(f"{options.target}: seed {options.seed}", flush=True)
-    found = options.folder / options.target
-    found.mkdir(parents=True, exist_ok=True)
+    folder = options.folder / options.target
+    folder.mkdir(parents=True, exist_ok=True)
     arguments = [
         f"-seed={options.seed}",
         f"-runs={options.runs}",
@@ -47,9 +47,9 @@ def main() -> None:
         "-timeout=10",
         "-rss_limit_mb=4096",
         "-max_len=65536",
-        f"-artifact_prefix={found}/",
+        f"-artifact_prefix={folder}/",
         "-print_final_stats=1",
-        str(found),
+        str(folder),
         str(HERE / "corpus" / options.target),
     ]
     void(options.target, b"")  # imports what it needs, which may take longer than an input

@@ -1,4 +1,4 @@
-"""What is fuzzed: every reader of a file or a name that comes from someone else. Bytes in, or a GacError."""
+"""Targets of the fuzzer: every reader of a file or a name that comes from someone else. Bytes in, or a GacError."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ def read_profile(data: bytes) -> None:
     measured = parse(data, "profile").measurements
     _, *rest = data[: data.rfind(b"\n")].split(b"\n")
     rows = [line for line in map(_line, rest) if isinstance(line, RowLine)]
-    for together, alone in zip(measured, rows, strict=True):
-        launches = tuple((one.name, *one.grid) for one in together.launches)
-        assert launches == tuple((measured.kernels[kernel].name, *grid) for kernel, *grid in alone.launches)
+    for row, line in zip(measured, rows, strict=True):
+        launches = tuple((launch.name, *launch.grid) for launch in row.launches)
+        assert launches == tuple((measured.kernels[kernel].name, *grid) for kernel, *grid in line.launches)
         for name in ("operator", "shape", "dtype", "cache", "samples", "sm_clock_mhz"):
-            assert getattr(together, name) == getattr(alone, name), name
-        assert together.error is not None or (together.passes[0], together.iqr_ns) == (alone.median_ns, alone.iqr_ns)
+            assert getattr(row, name) == getattr(line, name), name
+        assert row.error is not None or (row.passes[0], row.iqr_ns) == (line.median_ns, line.iqr_ns)
 
 
 def _line(text: bytes) -> Line:
@@ -52,9 +52,9 @@ def read_plan(data: bytes) -> None:
 
 def read_frontier(data: bytes) -> None:
     """Read, and make the plans of its ends."""
-    found = from_json(Frontier, data, "frontier", PlanError)
+    frontier = from_json(Frontier, data, "frontier", PlanError)
     for index in (0, -1):
-        found.plan(index).summary()
+        frontier.plan(index).summary()
 
 
 def read_checkpoint(data: bytes) -> None:
@@ -89,7 +89,7 @@ def read_config(data: bytes) -> None:
 
 
 def read_name(data: bytes) -> None:
-    """What a user or a plan calls workloads, forms and rules; each alone may refuse it."""
+    """Read a name as a workload, a form and a rule; each alone may refuse it."""
     text = data.decode("utf-8", "replace")
     for read in (Workload.parse, form_named, RULES.get):
         with suppress(GacError):
@@ -108,7 +108,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
 
 
 def survives(target: str, data: bytes) -> bool:
-    """Whether the bytes were read; False where a GacError that can be shown refused them. Anything else is raised."""
+    """True if the bytes were read; False where a GacError that can be shown refused them. Anything else is raised."""
     refused = ""
     try:
         TARGETS[target](data)

@@ -122,8 +122,8 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
 
 @pytest.mark.parametrize(
     ("target", "data", "message"),
-    [(target, *one) for target, all_of_it in WRONG.items() for one in all_of_it],
-    ids=[one[1][:40] for all_of_it in WRONG.values() for one in all_of_it],
+    [(target, *case) for target, all_of_it in WRONG.items() for case in all_of_it],
+    ids=[case[1][:40] for all_of_it in WRONG.values() for case in all_of_it],
 )
 def test_a_file_that_cannot_be_is_refused(target: str, data: bytes, message: str) -> None:
     with pytest.raises(GacError) as caught:

@@ -28,7 +28,7 @@ LEAST_FILE = 200  # what the tests themselves write is smaller
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: ``done``, a GacError in words, or ``killed``; and how many calls it made until then."""
+    """End of a process: ``done``, a GacError in words, or ``killed``; and how many calls it made until then."""
 
     outcome: str
     calls: int = 0
@@ -67,7 +67,7 @@ class Victim:
 
 
 def make_world(world: Path) -> None:
-    """What the jobs read, made in a process of its own."""
+    """Make the inputs of the jobs in a process of its own."""
     process = _context.Process(target=victims.make_world, args=(world,))
     process.start()
     process.join()
@@ -117,7 +117,7 @@ def check_whole(trial: Path) -> None:
 
 
 def result(job: str, trial: Path) -> object:
-    """What the job is for, in a form that can be compared."""
+    """The result of a job, in a form that can be compared."""
     if job == "profile":
         measured = Profile.load(trial / "gpu.jsonl").measurements
         return {row.point: (row.passes, row.launches) for row in measured}
@@ -128,15 +128,15 @@ def result(job: str, trial: Path) -> object:
 
 
 def timings(trial: Path) -> tuple[int, int]:
-    """How many timings the profile holds, passes and sentinels, and how many were taken in all runs."""
+    """Timings in the profile, passes and sentinels, and timings taken in all runs."""
     counted = victims.counted(trial)
     taken = counted.stat().st_size if counted.exists() else 0
     path = trial / "gpu.jsonl"
     if not path.exists() or b"\n" not in path.read_bytes():
         return 0, taken
-    held = Profile.load(path)
-    kept = sum(len(row.passes) for row in held.measurements) + sum(map(len, held.sentinels.values()))
-    return kept, taken
+    profile = Profile.load(path)
+    stored = sum(len(row.passes) for row in profile.measurements) + sum(map(len, profile.sentinels.values()))
+    return stored, taken
 
 
 # --- what can happen to a job: each harms it once, and says how its process ended -----------------------------------
@@ -157,7 +157,7 @@ def killed_twice(job: Job, trial: Path, draw: random.Random) -> str:
 
 
 def killed_when_all_is_there(job: Job, trial: Path, draw: random.Random) -> str:
-    """What the first run wrote is kept by the second, or replaced."""
+    """The second run keeps or replaces the files of the first."""
     run(job.name, job.world, trial)
     return killed_at_a_call(job, trial, draw)
 
@@ -205,10 +205,10 @@ def tried(job: Job, fault: Fault, trials: int, seed: int) -> dict[str, Any]:
             outcome = fault(job, trial, random.Random(f"{seed} {job.name} {fault.__name__} {number}"))
             outcomes[outcome.partition(":")[0]] += 1
             check_whole(trial)
-            kept, taken = timings(trial)
-            lost.append(taken - kept)
+            stored, taken = timings(trial)
+            lost.append(taken - stored)
             again = run(job.name, job.world, trial).outcome
             assert again == "done", f"{job.name}, {fault.__name__}, trial {number}: {outcome}, and then {again}"
             assert result(job.name, trial) == job.result, f"{job.name}, {fault.__name__}, trial {number}"
-    found = {"trials": trials, "outcomes": dict(sorted(outcomes.items())), "same_result": trials}
-    return found | ({"most_timings_lost": max(lost)} if job.name == "profile" else {})
+    report = {"trials": trials, "outcomes": dict(sorted(outcomes.items())), "same_result": trials}
+    return report | ({"most_timings_lost": max(lost)} if job.name == "profile" else {})

@@ -33,14 +33,14 @@ EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
     weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
     metric = METHODS.get("kfac").metric(statistics(kind))
-    found = eliminate(weight, metric)
-    assert sorted(found.order.tolist()) == list(range(16))
+    result = eliminate(weight, metric)
+    assert sorted(result.order.tolist()) == list(range(16))
     for width in (1, 8, 15):
-        kept = last_to_go(found.order, width)
+        kept = last_to_go(result.order, width)
         smaller = torch.zeros(24, 16, dtype=torch.float64)
         smaller[:, kept] = compensated(weight, kept, metric)
         lost = loss_of(weight, smaller, metric)
-        assert lost == pytest.approx(found.curve.loss[width], rel=1e-5, abs=1e-9 * found.curve.loss[0])
+        assert lost == pytest.approx(result.curve.loss[width], rel=1e-5, abs=1e-9 * result.curve.loss[0])
 
 
 @given(st.integers(-8, 8), st.integers(-8, 8))
@@ -82,8 +82,8 @@ def rescale(model: LlamaForCausalLM, exponent: int) -> None:
             layer.mlp.down_proj.weight.div_(10.0**exponent)
 
 
-def check_sound(found: ModelCurves) -> None:
-    for curve in found.curves.by_key.values():
+def check_sound(result: ModelCurves) -> None:
+    for curve in result.curves.by_key.values():
         assert np.isfinite(curve.loss).all()
         assert (curve.loss >= 0).all()
         assert curve.loss[-1] == 0
@@ -145,10 +145,10 @@ def test_a_model_of_zeros_costs_nothing(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         for weight in tiny_model.parameters():
             weight.zero_()
-    found = curves(tiny_model, windows())
-    check_sound(found)
-    assert found.dense_loss == pytest.approx(math.log(258))
-    assert {float(curve.loss[0]) for key, curve in found.curves.by_key.items() if key[0] == "low_rank"} == {0.0}
+    result = curves(tiny_model, windows())
+    check_sound(result)
+    assert result.dense_loss == pytest.approx(math.log(258))
+    assert {float(curve.loss[0]) for key, curve in result.curves.by_key.items() if key[0] == "low_rank"} == {0.0}
 
 
 def test_two_tokens_are_enough(tiny_model: LlamaForCausalLM) -> None:

@@ -1,4 +1,4 @@
-"""What is harmed: jobs that write files, each run in a process of its own, in a world that was made beforehand."""
+"""Victims: jobs that write files, each run in a process of its own, in a world that was made beforehand."""
 
 import os
 import random
@@ -67,7 +67,7 @@ class CountingMeasurer:
 
 
 def counted(trial: Path) -> Path:
-    """Where the timings that were taken are counted: beside the trial, whose disk may be full."""
+    """File that counts the timings taken, next to the trial, whose disk may be full."""
     return trial.with_name(f"{trial.name}.counted")
 
 
@@ -104,7 +104,7 @@ JOBS: dict[str, Callable[[Path, Path], None]] = {"profile": profile, "allocate":
 
 @dataclass(frozen=True)
 class Harm:
-    """What befalls a process; nothing by default.
+    """Harm to a process; none by default.
 
     Attributes:
         at_call: it is killed at this call of the code in ``WRITERS``; 0: never.

@@ -1,8 +1,7 @@
-"""Why dims collapse: rules with their sources, and what the recorded kernels show."""
+"""Why dims collapse: rules with their sources, and the kernels that were recorded."""
 
-from gac.lab.mechanisms.causes import causes_of, edge_causes
-from gac.lab.mechanisms.explain import explain
-from gac.lab.mechanisms.explanation import Cause, Collapse, Cost, Explanation, Finding
-from gac.lab.mechanisms.runs import Run
+from gac.lab.mechanisms.causes import Cause, causes_of, edge_causes
+from gac.lab.mechanisms.explain import Collapse, Cost, Explanation, Finding, explain
+from gac.lab.mechanisms.launches import Run
 
 __all__ = ["Cause", "Collapse", "Cost", "Explanation", "Finding", "Run", "causes_of", "edge_causes", "explain"]

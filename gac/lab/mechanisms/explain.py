@@ -1,22 +1,112 @@
-"""Which constraints a dim breaks, what each costs, and what ran there."""
+"""Explain a dim: the constraints that it breaks, the cost of each, and the kernels that ran there."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from gac.core.arguments import checked
 from gac.core.errors import ProfileError
-from gac.lab.mechanisms.axes import Setting, natural_axis
-from gac.lab.mechanisms.explanation import Cost, Explanation, Finding
-from gac.lab.mechanisms.recorded import Recorded
-from gac.lab.mechanisms.rules import KERNEL_RULE, WAVE_RULE, Rule, rules_for
-from gac.lab.mechanisms.runs import Waves
+from gac.lab.mechanisms.causes import Cause, cause_between, operation_at
+from gac.lab.mechanisms.launches import Run, runs_of
+from gac.lab.mechanisms.rules import Rule, rules_for
+from gac.lab.mechanisms.setting import Setting, natural_axis
+from gac.profiling.alignment import COARSEST_CLASS
+from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.operators import OPERATORS, Operator
-from gac.profiling.table import Profile
+from gac.profiling.records import Header, Launch
+from gac.profiling.table import Profile, Sweep
 
-REACH = 1024
-"""How far from the dim a dim that keeps a rule is looked for."""
+REACH = 1024  # A dim that keeps a rule is looked for less than this far away
+
+_HOLDS_ORDER = (False, None, True)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of breaking a rule.
+
+    Attributes:
+        basis: ``measured``: this dim relative to ``against``, both in the profile; ``alignment class``: the median of
+            the profile's dims of the same alignment class; ``published``: measured by others on another GPU.
+        words: the cost in words, with its setting.
+        slowdown: latency over that of the dim or dims compared with; None where only published.
+        against: the dim compared with, where measured.
+    """
+
+    basis: Literal["measured", "alignment class", "published"]
+    words: str
+    slowdown: float | None = None
+    against: int | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule at one dim.
+
+    Attributes:
+        holds: True where the dim keeps it; None where only the recorded kernels could tell.
+        detail: the numbers behind it, one clause.
+        below: nearest smaller dim that keeps the rule, or that by the record another backend served; None where there
+            is none, or ``holds`` is not False.
+        above: nearest larger one.
+        cost: None unless broken. A measured cost is that of all the broken rules.
+    """
+
+    rule: Rule
+    holds: bool | None
+    detail: str
+    below: int | None = None
+    above: int | None = None
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """A larger dim is faster: which, by how much, and the recorded cause (None where the record does not tell)."""
+
+    rescue: int
+    slowdown: float
+    cause: Cause | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is known about one dim of an operator.
+
+    Attributes:
+        fixed: sizes of the other axes; empty where no sweep was chosen.
+        gpu: the profile's GPU; None without a profile.
+        compute_capability: of that GPU; None without a profile (then the rules of every architecture are listed).
+        latency_ns: measured at the dim; None where it was not measured.
+        ran: the kernels recorded there, in order.
+        collapse: None where the dim is not collapsed or was not measured.
+        findings: the rules that apply to the operator and axis: broken, then unknown, then kept.
+        summary: one sentence.
+    """
+
+    operator: str
+    axis: str
+    dim: int
+    dtype: str
+    fixed: tuple[tuple[str, int], ...]
+    gpu: str | None
+    compute_capability: str | None
+    latency_ns: float | None
+    ran: tuple[Run, ...]
+    collapse: Collapse | None
+    findings: tuple[Finding, ...]
+    summary: str
+
+    @property
+    def broken(self) -> tuple[Finding, ...]:
+        """The rules that the dim breaks."""
+        return tuple(finding for finding in self.findings if finding.holds is False)
 
 
 @checked
@@ -28,15 +118,14 @@ def explain(
     fixed: Mapping[str, int] | None = None,
     dtype: str = "bf16",
 ) -> Explanation:
-    """Which constraints a dim breaks, what each costs, and what ran there; recorded kernels take precedence.
+    """Explain a dim: the constraints that it breaks, the cost of each, and the recorded kernels, which take precedence.
 
     A cost is measured where the profile has this dim and, within reach, a larger one that keeps every rule that any
-    larger dim can keep; it is then the cost of all the broken rules together. Else it is the median of the dim's
-    alignment class in the sweep; else the published figure.
+    larger dim can keep; it is then the cost of all the broken rules. Else it is the median of the dim's alignment class
+    in the sweep; else the published figure.
 
     Args:
-        profile: where costs and kernels are taken from, or its name or path; without one, the rules and published
-            costs alone.
+        profile: source of costs and kernels, or its name or path; without one, the rules and published costs alone.
         axis: by default the one that compression moves (a rank, a head_dim, the k of a GEMM).
         fixed: sizes of all the other axes; by default those of the profile's sweep that has most dims, among the
             sweeps that have this one if any does, and of equals the one with the largest sizes.
@@ -48,29 +137,26 @@ def explain(
     profile = None if profile is None else Profile.opened(profile)
     axis = natural_axis(operator) if axis is None else axis
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
-    header = None if profile is None else profile.header
-    on = () if header is None else (header.compute_capability, header.shared_memory_bytes)
-    recorded = Recorded.of(profile, operator, axis, dtype, dim, fixed)
-    judge = Judge(replace(Setting(operator, axis, dtype, *on), fixed=recorded.sweep.fixed), recorded, dim)
-    return _explanation(judge, None if header is None else header.gpu)
-
-
-def _explanation(judge: "Judge", gpu: str | None) -> Explanation:
-    setting, recorded = judge.setting, judge.recorded
-    clauses = filter(None, (_latency(gpu, recorded), _rules(judge)))
+    sweep = None if profile is None else _sweep(profile, operator, axis, dtype, dim, fixed)
+    empty, axes = np.array([]), tuple((fixed or {}).items())
+    if sweep is None:
+        sweep = Sweep(operator, dtype, "cold", axis, axes, empty.astype(np.int64), empty, empty, ())
+    inspection = _Inspection(None if profile is None else profile.header, sweep, dim)
+    findings = sorted(inspection.findings, key=lambda finding: _HOLDS_ORDER.index(finding.holds))
+    header = inspection.header
     return Explanation(
-        setting.operator,
-        setting.axis,
-        judge.dim,
-        setting.dtype,
-        recorded.sweep.fixed,
-        gpu,
-        setting.compute_capability,
-        recorded.latency_ns,
-        recorded.ran,
-        recorded.collapse,
-        tuple(sorted(judge.findings, key=lambda finding: [False, None, True].index(finding.holds))),
-        f"{setting.operator} {setting.axis}={judge.dim}{f' on {gpu}' if gpu else ''} {'; '.join(clauses)}.",
+        operator,
+        axis,
+        dim,
+        dtype,
+        sweep.fixed,
+        None if header is None else header.gpu,
+        None if header is None else header.compute_capability,
+        inspection.latency_ns,
+        inspection.runs,
+        inspection.collapse,
+        tuple(findings),
+        inspection.summary,
     )
 
 
@@ -93,106 +179,158 @@ def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | N
         )
 
 
-# --- the rules --------------------------------------------------------------------------------------------------------
+def _sweep(
+    profile: Profile, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
+) -> Sweep | None:
+    """The sweep with these other axes; by default the one with most dims, preferably with this dim."""
+    if fixed is None:
+        counts: Counter[tuple[tuple[str, int], ...]] = Counter()
+        with_dim = set()
+        for row in profile.measurements:
+            if (row.operator, row.dtype, row.cache) == (operator, dtype, "cold") and row.error is None:
+                others = tuple((name, size) for name, size in row.shape.items() if name != axis)
+                counts[others] += 1
+                if row.shape[axis] == dim:
+                    with_dim.add(others)
+        if not counts:
+            return None
+        fullest = max(counts, key=lambda axes: (axes in with_dim, counts[axes], prod(size for _, size in axes)))
+        fixed = dict(fullest)
+    sweep = profile.rows_of(operator, fixed, axis, dtype)
+    return sweep if len(sweep) else None
 
 
 @dataclass(frozen=True)
-class Judge:
-    """The rules that concern an operator's axis, seen from one dim: by its record, else by the dim alone."""
+class _Inspection:
+    """One dim, which the sweep need not have, under the rules that apply to the sweep's axis."""
 
-    setting: Setting
-    recorded: Recorded
+    header: Header | None
+    sweep: Sweep
     dim: int
+
+    @cached_property
+    def setting(self) -> Setting:
+        sweep, header = self.sweep, self.header
+        gpu = () if header is None else (header.compute_capability, header.shared_memory_bytes)
+        return replace(Setting(sweep.operator, sweep.axis, sweep.dtype, *gpu), fixed=sweep.fixed)
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
         return rules_for(self.setting)
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """Every rule at the dim, in the order of ``rules``."""
-        return tuple(self._told(self._finding(rule)) for rule in self.rules)
+    def launches(self) -> dict[int, tuple[Launch, ...]]:
+        return dict(zip(self.sweep.dims.tolist(), self.sweep.launches, strict=True))
 
     @cached_property
-    def nearest(self) -> tuple[int | None, int | None]:
-        """The nearest dims below and above that break no rule, within reach."""
-        return self._nearest(self.rules)
+    def cliffs(self) -> Cliffs:
+        return find_cliffs(self.sweep)
 
-    def at(self, dim: int) -> Setting:
-        """The setting with what was recorded at a dim."""
-        ran = self.recorded.launches(dim)
-        return replace(self.setting, ran=ran) if ran else self.setting
+    @property
+    def latency_ns(self) -> float | None:
+        latencies = self.sweep.ns[self.sweep.dims == self.dim]
+        return float(latencies[0]) if len(latencies) else None
 
-    def keeps(self, rule: Rule, dim: int) -> bool | None:
-        return rule.keeps(dim, self.at(dim))
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        launches = self.launches.get(self.dim)
+        if not launches or self.header is None:
+            return ()
+        return runs_of(launches, operation_at(self.sweep, self.dim), self.header)
 
-    def _sound(self, rules: Sequence[Rule], dim: int) -> bool:
-        """Whether a dim keeps rules, or is not under them by its record, or cannot be told where this one cannot."""
-        told = bool(self.at(dim).ran)
+    @cached_property
+    def collapse(self) -> Collapse | None:
+        collapsed = self.cliffs.collapsed.tolist()
+        if self.header is None or self.dim not in collapsed:
+            return None
+        index = collapsed.index(self.dim)
+        rescue = int(self.cliffs.rescue[index])
+        cause = cause_between(self.sweep, self.dim, rescue, self.header)
+        return Collapse(rescue, float(self.cliffs.slowdown[index]), cause)
+
+    # --- rules ---
+
+    def setting_at(self, dim: int) -> Setting:
+        launches = self.launches.get(dim, ())
+        return replace(self.setting, launches=launches) if launches else self.setting
+
+    def holds(self, rule: Rule, dim: int) -> bool | None:
+        return rule.check.holds(dim, self.setting_at(dim))
+
+    def is_sound(self, rules: Sequence[Rule], dim: int) -> bool:
+        """True where a dim keeps the rules; an unknown rule passes with a record, or where it is unknown here too."""
+        recorded = bool(self.launches.get(dim))
         return all(
-            held is True or (held is None and (told or self.keeps(rule, self.dim) is None))
-            for rule, held in ((rule, self.keeps(rule, dim)) for rule in rules)
+            holds is True or (holds is None and (recorded or self.holds(rule, self.dim) is None))
+            for rule, holds in ((rule, self.holds(rule, dim)) for rule in rules)
         )
 
-    def _nearest(self, rules: Sequence[Rule]) -> tuple[int | None, int | None]:
+    def nearest(self, rules: Sequence[Rule]) -> tuple[int | None, int | None]:
+        """The nearest dims below and above that keep these rules, within reach."""
         below, above = range(self.dim - 1, max(0, self.dim - REACH), -1), range(self.dim + 1, self.dim + REACH)
-        one, other = (next((dim for dim in dims if self._sound(rules, dim)), None) for dims in (below, above))
-        return one, other
+        lower, higher = (next((dim for dim in dims if self.is_sound(rules, dim)), None) for dims in (below, above))
+        return lower, higher
 
     @cached_property
-    def _measured(self) -> Cost | None:
-        """The cost of all the broken rules together, against a dim that keeps every rule that a larger one keeps."""
-        ahead = range(self.dim + 1, self.dim + REACH)
-        mendable = [rule for rule in self.rules if any(self.keeps(rule, dim) is True for dim in ahead)]
-        return self.recorded.cost(lambda dim: self._sound(mendable, dim), REACH)
+    def cost(self) -> Cost | None:
+        """Cost of all the broken rules: against a larger dim that keeps every rule that any larger one keeps."""
+        larger = range(self.dim + 1, self.dim + REACH)
+        keepable = [rule for rule in self.rules if any(self.holds(rule, dim) is True for dim in larger)]
+        sound = (dim for dim in self.sweep.dims.tolist() if dim in larger and self.is_sound(keepable, dim))
+        against = next(sound, None)
+        if self.latency_ns is not None and against is not None:
+            slowdown = self.latency_ns / float(self.sweep.ns[self.sweep.dims.searchsorted(against)])
+            words = f"{slowdown:.2f}x the latency of {against} ({self.sweep.label})"
+            return Cost("measured", words, slowdown, against)
+        step = min(self.dim & -self.dim, COARSEST_CLASS)
+        median = self.cliffs.class_slowdown.get(step)
+        if median is None:
+            return None
+        kind = "odd dims" if step == 1 else f"odd multiples of {step}"
+        words = f"{median:.2f}x, the median of the {kind} over the aligned dims they pad to ({self.sweep.label})"
+        return Cost("alignment class", words, float(median))
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(map(self._finding, self.rules))
 
     def _finding(self, rule: Rule) -> Finding:
-        here = self.at(self.dim)
-        holds, detail = rule.keeps(self.dim, here), rule.detail(self.dim, here)
-        if holds is not False:
-            return Finding(rule, holds, detail, None, None, None)
-        below, above = self._nearest([rule])
-        published = rule.published
-        figure = Cost("published", f"{published.cost} ({published.setting}; {published.source})")
-        return Finding(rule, holds, detail, below, above, self._measured or figure)
-
-    def _told(self, finding: Finding) -> Finding:
-        """What the record adds to a rule of which the dim alone does not tell."""
-        collapse = self.recorded.collapse
-        cause = None if collapse is None else collapse.cause
-        if finding.rule.name == KERNEL_RULE and collapse is not None and cause and cause.kind == "kernel switch":
+        setting, collapse = self.setting_at(self.dim), self.collapse
+        holds, detail = rule.check.holds(self.dim, setting), rule.check.detail(self.dim, setting)
+        if holds is False:
+            published = rule.published
+            figure = Cost("published", f"{published.cost} ({published.setting}; {published.source})")
+            return Finding(rule, holds, detail, *self.nearest([rule]), self.cost or figure)
+        if rule.name == "cuBLAS heuristic" and collapse and collapse.cause and collapse.cause.kind == "kernel switch":
             words = f"{collapse.slowdown:.2f}x the latency of {collapse.rescue}"
             cost = Cost("measured", words, collapse.slowdown, collapse.rescue)
-            return Finding(finding.rule, False, cause.evidence, None, collapse.rescue, cost)
-        waves = "; then ".join(_words(ran.waves) for ran in self.recorded.ran if ran.waves is not None)
-        return replace(finding, detail=waves) if finding.rule.name == WAVE_RULE and waves else finding
+            return Finding(rule, False, collapse.cause.evidence, None, collapse.rescue, cost)
+        waves = "; then ".join(str(run.waves) for run in self.runs if run.waves is not None)
+        return Finding(rule, holds, waves if rule.name == "CTA wave quantisation" and waves else detail)
 
+    # --- the sentence ---
 
-def _words(waves: Waves) -> str:
-    bound = "" if waves.exact else "at least "
-    last = "" if waves.last is None else f", the last {waves.last:.0%} full"
-    return f"{waves.tiles} tiles in {bound}{waves.count} wave{'s' if waves.count > 1 else ''}{last}"
+    @property
+    def summary(self) -> str:
+        sweep, gpu = self.sweep, "" if self.header is None else f" on {self.header.gpu}"
+        clauses = "; ".join(filter(None, (self._latency_clause(), self._rules_clause())))
+        return f"{sweep.operator} {sweep.axis}={self.dim}{gpu} {clauses}."
 
+    def _latency_clause(self) -> str:
+        if self.latency_ns is None:
+            return "" if self.header is None else "was not measured"
+        latency, collapse = f"takes {self.latency_ns / 1e3:.1f} us", self.collapse
+        if collapse is None:
+            return f"{latency}, and no larger measured dim is faster"
+        because = "" if collapse.cause is None else f" ({collapse.cause.kind}: {collapse.cause.evidence})"
+        return f"{latency}, {collapse.slowdown:.2f}x as long as {collapse.rescue}{because}"
 
-# --- the sentence ---------------------------------------------------------------------------------------------------
-
-
-def _latency(gpu: str | None, recorded: Recorded) -> str:
-    if recorded.latency_ns is None:
-        return "" if gpu is None else "was not measured"
-    took, collapse = f"takes {recorded.latency_ns / 1e3:.1f} us", recorded.collapse
-    if collapse is None:
-        return f"{took}, and no larger measured dim is faster"
-    because = "" if collapse.cause is None else f" ({collapse.cause.kind}: {collapse.cause.evidence})"
-    return f"{took}, {collapse.slowdown:.2f}x as long as {collapse.rescue}{because}"
-
-
-def _rules(judge: Judge) -> str:
-    if not judge.findings:
-        return "is under no rule"
-    broken = [finding.rule.name for finding in judge.findings if finding.holds is False]
-    if not broken:
-        return "breaks no rule"
-    sound = " and ".join(str(dim) for dim in judge.nearest if dim is not None)
-    remedy = f"; the nearest that break none: {sound}" if sound else ""
-    return f"breaks {len(broken)} of {len(judge.findings)} rules ({', '.join(broken)}){remedy}"
+    def _rules_clause(self) -> str:
+        broken = [finding.rule.name for finding in self.findings if finding.holds is False]
+        if not self.findings:
+            return "is under no rule"
+        if not broken:
+            return "breaks no rule"
+        sound = " and ".join(str(dim) for dim in self.nearest(self.rules) if dim is not None)
+        remedy = f"; the nearest that break none: {sound}" if sound else ""
+        return f"breaks {len(broken)} of {len(self.findings)} rules ({', '.join(broken)}){remedy}"

@@ -2,37 +2,25 @@
 
 from gac.core.errors import GacError, ProfileError
 from gac.core.registry import Registry
+from gac.lab.studies.attention import fa_templates, sdpa_backends, sdpa_bandwidth
+from gac.lab.studies.hardware import kernel_tiers, l2_sector, tensor_core, vector_width
+from gac.lab.studies.heads import head_dim_132, heterogeneous_heads, int4_regimes
+from gac.lab.studies.misalignment import gemm_k, gemm_n, gemv, padding_rescue, round_to_aligned, sdpa_dense
 from gac.lab.studies.records import Cell, Column, Find, Study, StudyResult, Verdict
+from gac.lab.studies.switches import gemm_m
 
 __all__ = ["STUDIES", "Cell", "Column", "Find", "Study", "StudyResult", "Verdict"]
 
 
-def _check(own: object) -> None:
-    if not isinstance(own, Study):
-        raise GacError(f"a {type(own).__name__} as a study", "a gac.lab.studies.Study", "Make one.")
+def _check(study: object) -> None:
+    if not isinstance(study, Study):
+        raise GacError(f"a {type(study).__name__} as a study", "a gac.lab.studies.Study", "Make one.")
 
 
-STUDIES: Registry[Study] = Registry(
-    "study",
-    {
-        "sdpa-dense": "gac.lab.studies.attention:sdpa_dense",
-        "sdpa-backends": "gac.lab.studies.attention:sdpa_backends",
-        "gemm-k": "gac.lab.studies.gemms:gemm_k",
-        "gemm-n": "gac.lab.studies.gemms:gemm_n",
-        "gemm-m": "gac.lab.studies.switches:gemm_m",
-        "gemv": "gac.lab.studies.gemms:gemv",
-        "padding-rescue": "gac.lab.studies.repair:padding_rescue",
-        "round-to-aligned": "gac.lab.studies.repair:round_to_aligned",
-        "heterogeneous-heads": "gac.lab.studies.heads:heterogeneous_heads",
-        "tensor-core": "gac.lab.studies.hardware:tensor_core",
-        "vector-width": "gac.lab.studies.hardware:vector_width",
-        "l2-sector": "gac.lab.studies.hardware:l2_sector",
-        "sdpa-bandwidth": "gac.lab.studies.attention:sdpa_bandwidth",
-        "kernel-tiers": "gac.lab.studies.kernels:kernel_tiers",
-        "fa-templates": "gac.lab.studies.kernels:fa_templates",
-        "int4-regimes": "gac.lab.studies.int4:int4_regimes",
-        "head-dim-132": "gac.lab.studies.heads:head_dim_132",
-    },
-    _check,
-    ProfileError,
-)
+STUDIES: Registry[Study] = Registry("study", {}, _check, ProfileError)
+
+for _study in (
+    *(sdpa_dense, sdpa_backends, gemm_k, gemm_n, gemm_m, gemv, padding_rescue, round_to_aligned, heterogeneous_heads),
+    *(tensor_core, vector_width, l2_sector, sdpa_bandwidth, kernel_tiers, fa_templates, int4_regimes, head_dim_132),
+):
+    STUDIES.register(_study)

@@ -1,63 +1,28 @@
-"""Studies of attention: the cost of a misaligned head_dim, who serves it, and the bandwidth it is served with."""
+"""Studies of attention: its backends, its bandwidth, and FlashAttention-2's templates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median
+from typing import Any
 
+from gac.lab.mechanisms.checks import template_for
 from gac.lab.studies import published
-from gac.lab.studies.readings import Readings, known, quotient
-from gac.lab.studies.records import Band, Cell, Finding, close, percent, study
-from gac.lab.studies.served import kernels_note
-from gac.lab.studies.shapes import along, example, sdpa
+from gac.lab.studies.misalignment import head_dim_groups
+from gac.lab.studies.points import sdpa
+from gac.lab.studies.readings import Readings, kernels_note, known, quotient
+from gac.lab.studies.records import Band, Cell, Finding, study
+from gac.lab.studies.words import close, percent, times
+from gac.profiling.kernel_names import describe
 from gac.profiling.records import Point
 
-DENSE = range(64, 257)
 BACKENDS = ("auto", "flash", "mem_efficient", "math", "cudnn")
 
-DENSE_BAND = Band(1.25, 2.0)
-"""Published: 1.3x to 2x where head_dim % 8 != 0 (107 against 112: 1.39x); the lower end has room for noise."""
-
-SAME_BACKEND = 0.10
-"""What PyTorch chose is as fast as a backend within this: it chose that backend."""
+SAME_BACKEND = 0.10  # within this, PyTorch's choice is as fast as a backend: it chose that backend
 
 MATH_SLOWER = 5.0
 """The math backend takes at least this many times longer than the automatic choice (published: 13x to 22x)."""
 
-LOST_BANDWIDTH = Band(0.20, 0.50, absent=0.05, write=percent)
-"""Published: 26 to 30 % at 113 and 121, summed up as about 40 %."""
 
-_SETTING = "A100-80GB, B=4 S=2048 H=32 fp16"
-
-
-@study(
-    "sdpa-dense",
-    "attention at every head_dim from 64 to 256",
-    "head_dim % 8 != 0 costs 1.3x to 2x (107: 2.147 ms, 112: 1.545 ms, 128: 1.485 ms)",
-    f"GAC's study, experiment S1, {_SETTING}",
-    DENSE_BAND.rule("median over misaligned head dims of latency over that of the next multiple of 8"),
-    lambda: tuple(sdpa(d) for d in DENSE),
-)
-def sdpa_dense(readings: Readings) -> Finding:
-    figures = published.sdpa_ms("S1")
-    shown = {d: figures.get(d) for d in sorted({*figures, 72, 80, 88, 129, 136, 160, 192, 224, 256})}
-    notes = (_falls(readings), *_served(readings, DENSE))
-    rest = example(readings, sdpa, "1.39x")
-    return along(readings, DENSE_BAND, ("head_dim", "head dims"), sdpa, DENSE, shown, "A100|ms", rest, *notes)
-
-
-def _served(readings: Readings, dims: Sequence[int]) -> tuple[str, ...]:
-    """Whose kernels serve aligned and misaligned head dims."""
-    groups = {"head_dim % 8 == 0": (d for d in dims if d % 8 == 0), "the others": (d for d in dims if d % 8)}
-    return kernels_note(readings, {name: [sdpa(d) for d in members] for name, members in groups.items()})
-
-
-def _falls(readings: Readings) -> str:
-    """Which multiples of 8 are slower than the next one, beyond 2 %."""
-    pairs = [(d, readings.ratio(sdpa(d), sdpa(d + 8))) for d in DENSE if d % 8 == 0 and d + 8 in DENSE]
-    slower = [str(d) for d, ratio in pairs if ratio is not None and ratio > 1.02]
-    return f"multiples of 8 that are slower than the next one: {', '.join(slower) or 'none'}"
-
-
-def _of(d: int, backend: str) -> Point:
+def _backend_point(d: int, backend: str) -> Point:
     return sdpa(d, "efficient" if backend == "mem_efficient" else backend)
 
 
@@ -69,93 +34,180 @@ def _backend_dims() -> list[int]:
     return sorted({d for d, _ in _backend_figures()})
 
 
-@study(
-    "sdpa-backends",
-    "which backend serves which head_dim",
-    "FlashAttention serves every head_dim, 107 included (2.139 ms); mem-efficient refuses 107; math takes 26 to 28 ms",
-    f"GAC's study, experiment S2, {_SETTING}",
-    f"rule: held where the automatic choice is within {percent(SAME_BACKEND)} of flash at every head_dim, "
-    f"mem-efficient refuses 107 and math takes at least {MATH_SLOWER:.0f}x as long; other where only the refusal or "
-    "the slow math backend is there; did not hold where neither is",
-    lambda: tuple(_of(d, backend) for d in _backend_dims() for backend in BACKENDS),
-)
+@study("sdpa-backends", lambda: [_backend_point(d, backend) for d in _backend_dims() for backend in BACKENDS])
 def sdpa_backends(readings: Readings) -> Finding:
     figures, dims = _backend_figures(), _backend_dims()
-    rows = (_backend_row(readings, d, backend, figures.get((d, backend))) for d in dims for backend in BACKENDS)
+    rows: list[tuple[Cell, ...]] = []
+    for d in dims:
+        for backend in BACKENDS:
+            measured, figure = readings.ms(_backend_point(d, backend)), figures.get((d, backend))
+            theirs = "refused" if figure is None and backend != "cudnn" else figure
+            rows.append((d, backend, "refused" if measured is None else measured, theirs))
     over_flash = {d: readings.ratio(sdpa(d), sdpa(d, "flash")) for d in dims}
-    flash = all(map(_near, over_flash.values()))
+    flash = all(map(_is_same, over_flash.values()))
     refused = readings.ns(sdpa(107, "efficient")) is None
-    slower = readings.middle([readings.ratio(sdpa(d, "math"), sdpa(d)) for d in dims], "how slow the math backend is")
-    slow = slower >= MATH_SLOWER
+    math = readings.median([readings.ratio(sdpa(d, "math"), sdpa(d)) for d in dims], "how slow the math backend is")
+    math_is_slow = math >= MATH_SLOWER
     theirs = median(known(quotient(figures[d, "math"], figures[d, "auto"]) for d in dims))
-    said = (
-        f"the automatic choice {'runs as fast as flash at every head_dim' if flash else _chosen(readings)}, "
-        f"mem-efficient {'refuses' if refused else 'takes'} 107, math takes {slower:.0f}x as long as the automatic "
-        f"choice (A100: {theirs:.0f}x)"
+    near_edges = [
+        note
+        for d, ratio in over_flash.items()
+        if ratio is not None
+        for note in close(f"automatic over flash at {d}", ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND)
+    ]
+    return Finding(
+        ("head_dim", "<backend", "measured|ms", "A100|ms"),
+        rows,
+        as_published=flash and refused and math_is_slow,
+        absent=not (refused or math_is_slow),
+        sentence=f"the automatic choice {'runs as fast as flash at every head_dim' if flash else _chosen(readings)}, "
+        f"mem-efficient {'refuses' if refused else 'takes'} 107, math takes {math:.0f}x as long as the automatic "
+        f"choice (A100: {theirs:.0f}x)",
+        notes=(*near_edges, *close("math", math, MATH_SLOWER)),
     )
-    edges = ((f"automatic over flash at {d}", ratio) for d, ratio in over_flash.items() if ratio is not None)
-    notes = (text for name, ratio in edges for text in close(name, ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND))
-    table = ("head_dim", "<backend", "measured|ms", "A100|ms")
-    held, absent = flash and refused and slow, not (refused or slow)
-    return Finding(table, rows, held, absent, said, (*notes, *close("math", slower, MATH_SLOWER)))
 
 
-def _backend_row(readings: Readings, d: int, backend: str, figure: float | None) -> tuple[Cell, ...]:
-    measured = readings.ms(_of(d, backend))
-    refused = figure is None and backend != "cudnn"
-    return d, backend, "refused" if measured is None else measured, "refused" if refused else figure
-
-
-def _near(ratio: float | None) -> bool:
+def _is_same(ratio: float | None) -> bool:
     return ratio is not None and abs(ratio - 1) <= SAME_BACKEND
 
 
 def _chosen(readings: Readings) -> str:
-    """Which backend runs as fast as the automatic choice, head_dim by head_dim."""
     by_backend: dict[str, list[str]] = {}
     for d in _backend_dims():
-        found = [name for name in BACKENDS[1:] if _near(readings.ratio(sdpa(d), _of(d, name)))]
-        by_backend.setdefault(" or ".join(found) or "none of them", []).append(str(d))
+        same = [name for name in BACKENDS[1:] if _is_same(readings.ratio(sdpa(d), _backend_point(d, name)))]
+        by_backend.setdefault(" or ".join(same) or "none of them", []).append(str(d))
     return "runs as fast as " + " and as ".join(f"{name} at {' '.join(dims)}" for name, dims in by_backend.items())
 
 
 BANDWIDTH_DIMS = range(64, 129)
 
+LOST_BANDWIDTH = Band(0.20, 0.50, absent=0.05, write=percent)
+"""Published: 26 to 30 % at 113 and 121, summed up as about 40 %."""
 
-@study(
-    "sdpa-bandwidth",
-    "hypothesis H3: effective bandwidth of attention by head_dim",
-    "aligned head dims reach 153 to 160 GB/s, misaligned ones 107 to 118: up to 40 % of the bandwidth is lost",
-    f"GAC's study, experiment C23 (H3), {_SETTING}",
-    "rule: median over misaligned head dims of the share of GB/s lost against the multiple of 8 below; held from "
-    f"{percent(LOST_BANDWIDTH.least)} to {percent(LOST_BANDWIDTH.most)}, did not hold below "
-    f"{percent(LOST_BANDWIDTH.absent)}, other beyond",
-    lambda: tuple(sdpa(d) for d in BANDWIDTH_DIMS),
-)
+
+@study("sdpa-bandwidth", lambda: map(sdpa, BANDWIDTH_DIMS))
 def sdpa_bandwidth(readings: Readings) -> Finding:
     hypothesis = published.rows("a100_hypotheses", hypothesis="H3")
     figures = {row.head_dim: row.gb_s for row in hypothesis if row.head_dim is not None}
-    ours = {d: readings.gb_s(sdpa(d)) for d in BANDWIDTH_DIMS}
-    rows = (
-        (d, ours[d], _hundredfold(_lost(ours, d)), figures.get(d), _hundredfold(_lost(figures, d)))
-        for d in sorted({*figures, 64, 96, 104, 107, 128})
-    )
-    theirs = known(_lost(figures, d) for d in figures)
+    measured = {d: readings.gb_s(sdpa(d)) for d in BANDWIDTH_DIMS}
+    theirs = known(_lost_percent(figures, d) for d in figures)
+    lost = readings.median([_lost_percent(measured, d) for d in measured], "the bandwidth lost by misaligned head dims")
     return LOST_BANDWIDTH.finding(
-        readings.middle([_lost(ours, d) for d in ours], "the bandwidth lost by misaligned head dims"),
+        lost / 100,
         "misaligned head dims move {} fewer bytes a second than the multiple of 8 below them "
-        f"(A100: {percent(min(theirs))} and {percent(max(theirs))})",
+        f"(A100: {min(theirs):.0f} % and {max(theirs):.0f} %)",
         ("head_dim", "measured|GB/s", "lost|%", "A100|GB/s", "A100 lost|%"),
-        rows,
-        *_served(readings, BANDWIDTH_DIMS),
+        [
+            (d, measured[d], _lost_percent(measured, d), figures.get(d), _lost_percent(figures, d))
+            for d in sorted({*figures, 64, 96, 104, 107, 128})
+        ],
+        *kernels_note(readings, head_dim_groups(BANDWIDTH_DIMS)),
     )
 
 
-def _lost(gb_s: Mapping[int, float | None], d: int) -> float | None:
-    """Share of the bandwidth at the multiple of 8 below that a misaligned head_dim loses."""
-    ours, aligned = gb_s.get(d), gb_s.get(d - d % 8)
-    return None if d % 8 == 0 or ours is None or aligned is None else 1 - ours / aligned
+def _lost_percent(gb_s: Mapping[int, float | None], d: int) -> float | None:
+    ratio = quotient(gb_s.get(d), gb_s.get(d - d % 8))
+    return None if d % 8 == 0 or ratio is None else 100 * (1 - ratio)
 
 
-def _hundredfold(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+# --- templates of FlashAttention-2 ---
+
+STEP = 1.05  # latency rises at a template's edge by at least this much more than in proportion to head_dim
+
+A100_SHARED = 163 * 1024
+"""Bytes of shared memory of a thread block at compute capability 8.0 (CUDA C++ Programming Guide)."""
+
+_EDGES = (64, 96, 128, 160)
+_STAIRS = range(8, 257, 8)
+_MISALIGNED = range(112, 122)
+
+
+def _flash(d: int) -> Point:
+    return sdpa(d, "flash")
+
+
+def shared_bytes(template: int, rows: int, columns: int) -> int:
+    """Bytes of Q, K and V (2 each) in shared memory, for a tile of query rows and key columns."""
+    return 2 * template * (rows + 2 * columns)
+
+
+def model_tile(head_dim: int, limit: int = A100_SHARED) -> tuple[int, int]:
+    """The study's tile model: most key columns for which all five operands of a template's step fit in ``limit`` bytes.
+
+    The fp32 scores and accumulator are charged to the same budget, though they lie in registers; that reproduces the
+    published table (FlashAttention-2, arXiv 2307.08691, section 3.3, tunes block sizes against both limits).
+    """
+    template, rows = template_for(head_dim), 128
+    assert template is not None, "no template serves a head_dim above 256"
+    for columns in (128, 64):
+        if shared_bytes(template, rows, columns) + 4 * rows * (columns + template) <= limit:
+            return rows, columns
+    return rows, 32
+
+
+@study("fa-templates", lambda: map(_flash, (*_STAIRS, *_MISALIGNED)))
+def fa_templates(readings: Readings) -> Finding:
+    rises = {}
+    for edge in _EDGES:
+        ratio = readings.ratio(_flash(edge + 8), _flash(edge))
+        if ratio is not None:
+            rises[edge] = ratio * edge / (edge + 8)
+    readings.median(rises.values(), "the staircase of the flash backend")
+    steps = [edge for edge, rise in rises.items() if rise >= STEP]
+    missing = [str(edge) for edge in rises if edge not in steps]
+    grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in rises.items())
+    tiles = ("<templates, tiles that ran", "<tile model of sm_80", "<A100 tile")
+    return Finding(
+        ("<head_dim", "first|ms", "last|ms", *tiles, "A100|ms"),
+        [_template_row(readings, row) for row in published.rows("a100_fa2_templates")],
+        as_published=len(steps) == len(_EDGES),
+        absent=not steps,
+        sentence=f"over growth in proportion to head_dim, latency is {grown}"
+        + (f": no step past {', '.join(missing)}" if missing else ""),
+        notes=(
+            *_shared_note(readings),
+            _misaligned_note(readings),
+            *(note for edge, rise in rises.items() for note in close(f"past {edge}", rise, STEP)),
+        ),
+    )
+
+
+def _template_row(readings: Readings, row: Any) -> tuple[Cell, ...]:
+    dims = [d for d in _STAIRS if row.low_exclusive < d <= row.high_inclusive]
+    ran = (f"{template}: {rows}x{columns}" for d in dims for template, (rows, columns), _ in _ran(readings, d))
+    modelled = (f"{rows}x{columns}" for rows, columns in map(model_tile, dims))
+    return (
+        f"{dims[0]} to {dims[-1]}",
+        readings.ms(_flash(dims[0])),
+        readings.ms(_flash(dims[-1])),
+        ", ".join(dict.fromkeys(ran)) or None,
+        ", ".join(dict.fromkeys(modelled)),
+        f"{row.block_rows}x{row.block_cols}",
+        row.latency_ms,
+    )
+
+
+def _ran(readings: Readings, d: int) -> Iterator[tuple[int, tuple[int, int], int]]:
+    for launch in readings.launches(_flash(d)):
+        kernel = describe(launch.name)
+        if kernel.template_d is not None and kernel.tile is not None:
+            yield kernel.template_d, kernel.tile, launch.shared_bytes
+
+
+def _shared_note(readings: Readings) -> tuple[str, ...]:
+    tiles = {template: (tile, measured) for d in _STAIRS for template, tile, measured in _ran(readings, d)}
+    texts = [
+        f"{template}: {measured / 1024:.0f} ({shared_bytes(template, *tile) / 1024:.0f})"
+        for template, (tile, measured) in tiles.items()
+    ]
+    return (f"shared memory in KiB by template, in parentheses the model's Q, K and V: {', '.join(texts)}",) * bool(
+        texts
+    )
+
+
+def _misaligned_note(readings: Readings) -> str:
+    figures = published.sdpa_ms("C21")
+    odd = [d for d in _MISALIGNED if d % 8]
+    ours = readings.median((readings.ratio(_flash(d), _flash(112)) for d in odd), "flash at misaligned head dims")
+    theirs = median(known(quotient(figures[d], figures[112]) for d in odd))
+    return f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {theirs:.2f}x)"

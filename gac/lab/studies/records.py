@@ -1,17 +1,20 @@
-"""A study and its findings: measured figures beside published ones, and from a factor to whether the claim holds."""
+"""A study, its finding and its result: measured figures compared with published ones, and the verdict."""
 
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from gac.lab.studies.readings import Readings, RefusedError, label
+from gac.lab.studies.words import ABSENT, close, times
 from gac.profiling.records import Measurement, Point
 
 Verdict = Literal["held", "did not hold", "other"]
 Cell = str | int | float | None
 Find = Callable[[Point], Measurement | None]
 
+_TEXTS = tomllib.loads(Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
 _OPENINGS: dict[Verdict, str] = {"held": "Holds", "did not hold": "Does not hold", "other": "Differs"}
 
 
@@ -20,7 +23,7 @@ class Column:
     """A column of a study's table.
 
     Attributes:
-        heading: what it holds; published columns name their GPU.
+        heading: its content; published columns name their GPU.
         unit: ``ms``, ``us``, ``TFLOP/s``, ``GB/s``, ``x`` (a ratio), ``%``; empty where there is none.
         side: ``<`` for text, ``>`` for numbers.
     """
@@ -29,36 +32,29 @@ class Column:
     unit: str = ""
     side: Literal["<", ">"] = ">"
 
-
-def columns(*texts: str) -> tuple[Column, ...]:
-    """Columns from ``<backend`` (text), ``head_dim`` (a number) and ``measured|ms`` (a number with its unit)."""
-    split = (text.removeprefix("<").partition("|") for text in texts)
-    return tuple(
-        Column(heading, unit, "<" if text.startswith("<") else ">")
-        for text, (heading, _, unit) in zip(texts, split, strict=True)
-    )
+    @classmethod
+    def parse(cls, text: str) -> "Column":
+        """Read ``<backend`` (text), ``head_dim`` (a number) or ``measured|ms`` (a number with its unit)."""
+        heading, _, unit = text.removeprefix("<").partition("|")
+        return cls(heading, unit, "<" if text.startswith("<") else ">")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A study's table, whether the effect is as published or absent, and its figures in words.
+class Finding(NamedTuple):
+    """A study's table, whether the effect is as published or absent, and its figures in a sentence.
 
-    ``headings`` are as ``columns`` takes them; rows have one cell a column, None where there is no figure.
+    ``headings`` are as ``Column.parse`` takes them; rows have one cell a column, None where there is no figure.
     """
 
     headings: tuple[str, ...]
     rows: Iterable[tuple[Cell, ...]]
-    held: bool
+    as_published: bool
     absent: bool
-    said: str
+    sentence: str
     notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """``other`` where the effect is there, but not as published."""
-        if self.absent:
-            return "did not hold"
-        return "held" if self.held else "other"
+        return "did not hold" if self.absent else "held" if self.as_published else "other"
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,13 @@ class StudyResult:
     Attributes:
         study: the study's name.
         claim: the published sentence or figure.
-        source: whose, measured on what.
+        source: who measured it, on which GPU.
         columns: of the table, measured figures beside published ones.
         rows: one cell a column: text, a number in the column's unit, or None where there is none.
         verdict: ``held``; ``did not hold``: the effect is absent; ``other``: it is there in another form or size, or
             the GPU refuses what the verdict rests on.
-        sentence: one line: whether the claim holds on this GPU, with the figures.
-        notes: the rule behind the verdict, and what was refused, with its reason.
+        sentence: whether the claim holds on this GPU, with the figures.
+        notes: the rule behind the verdict, and refused points with the reason.
     """
 
     study: str
@@ -93,12 +89,12 @@ class Study:
 
     Attributes:
         name: as in ``gac study NAME``.
-        title: what it is about, a few words.
+        title: a few words.
         claim: the published sentence or figure.
-        source: whose, measured on what.
-        rule: the thresholds that the verdict rests on.
-        plan: the points to time.
-        assess: from the timings to the table and the verdict.
+        source: who measured it, on which GPU.
+        rule: the thresholds of the verdict.
+        list_points: lists the points to time.
+        assess: makes the table and the verdict from the timings.
     """
 
     name: str
@@ -106,12 +102,12 @@ class Study:
     claim: str
     source: str
     rule: str
-    plan: Callable[[], tuple[Point, ...]]
+    list_points: Callable[[], Iterable[Point]]
     assess: Callable[[Readings], Finding]
 
     def points(self) -> tuple[Point, ...]:
-        """What is timed, each point once."""
-        return tuple(dict.fromkeys(self.plan()))
+        """The points to time, each once."""
+        return tuple(dict.fromkeys(self.list_points()))
 
     def judge(self, find: Find) -> StudyResult:
         """The table and the verdict, from measurements alone.
@@ -124,77 +120,27 @@ class Study:
         """
         readings = Readings.of(self.name, self.points(), find)
         try:
-            found = self.assess(readings)
-            sentence = f"{_OPENINGS[found.verdict]} on this GPU: {found.said}."
+            finding = self.assess(readings)
+            sentence = f"{_OPENINGS[finding.verdict]} on this GPU: {finding.sentence}."
         except RefusedError as reason:
-            refused = ((label(point), row.error) for point, row in readings.rows.items() if row.error is not None)
-            found = Finding(("<refused", "<reason"), refused, held=False, absent=False, said="")
+            refused = [(label(point), row.error) for point, row in readings.rows.items() if row.error is not None]
+            finding = Finding(("<refused", "<reason"), refused, as_published=False, absent=False, sentence="")
             sentence = f"Cannot be told on this GPU, which refuses {reason}."
-        table, rows = columns(*found.headings), tuple(found.rows)
-        notes = (self.rule, *found.notes, *readings.refusals)
-        return StudyResult(self.name, self.claim, self.source, table, rows, found.verdict, sentence, notes)
+        columns, rows = tuple(map(Column.parse, finding.headings)), tuple(finding.rows)
+        notes = (self.rule, *finding.notes, *readings.refusals)
+        return StudyResult(self.name, self.claim, self.source, columns, rows, finding.verdict, sentence, notes)
 
 
-def study(
-    name: str, title: str, claim: str, source: str, rule: str, plan: Callable[[], tuple[Point, ...]]
-) -> Callable[[Callable[[Readings], Finding]], Study]:
-    """The decorator that makes a ``Study`` of the function that assesses its readings."""
-    return partial(Study, name, title, claim, source, rule, plan)
-
-
-ABSENT = 1.05
-"""A slowdown below this is no effect."""
-
-NOISE = 0.03
-"""Two latencies that differ by less than this are the same."""
-
-CLOSE = 0.05
-"""A figure this near to its threshold, as a share of it, may fall on the other side when it is measured again."""
-
-
-def times(factor: float, *edges: float) -> str:
-    """A factor in words, ``2.42x``, with enough digits to differ from every edge that it differs from."""
-    return _apart(factor, edges, lambda value, digits: f"{value:.{2 + digits}f}x")
-
-
-def percent(share: float, *edges: float) -> str:
-    """A share in words, ``58 %``, with enough digits to differ from every edge; never ``-0 %``."""
-    return _apart(share, edges, lambda value, digits: f"{round(100 * value, digits) + 0.0:.{digits}f} %")
-
-
-def _apart(value: float, edges: tuple[float, ...], write: Callable[[float, int], str]) -> str:
-    """The shortest text, by at most four more digits, that is not also the text of another figure among the edges."""
-    for digits in range(4):
-        if write(value, digits) not in {write(edge, digits) for edge in edges if edge != value}:
-            return write(value, digits)
-    return write(value, 4)
-
-
-def close(what: str, value: float, *edges: float, write: Callable[..., str] = times) -> tuple[str, ...]:
-    """A note for every edge that a deciding figure lies within 5 % of.
-
-    Args:
-        what: the figure's name, empty where a study has but one.
-        value: the figure.
-        edges: the thresholds it is compared with.
-        write: ``times`` for factors, ``percent`` for shares.
-    """
-    name = f"{what} " if what else ""
-    return tuple(
-        f"close to the edge: {name}{write(value, edge)}, edge {write(edge)}"
-        for edge in edges
-        if abs(value - edge) <= CLOSE * edge
-    )
+def study(name: str, list_points: Callable[[], Iterable[Point]]) -> Callable[[Callable[[Readings], Finding]], Study]:
+    """Make a ``Study`` of the decorated function, which assesses its readings; ``studies.toml`` has its texts."""
+    return lambda assess: Study(name=name, **_TEXTS[name], list_points=list_points, assess=assess)
 
 
 @dataclass(frozen=True)
 class Band:
-    """The published range of a figure.
+    """The published range of a figure, from ``least`` to ``most``; below ``absent`` there is no effect.
 
-    Attributes:
-        least, most: the ends of the range.
-        absent: a figure below this is no effect.
-        write: ``times`` for factors, ``percent`` for shares.
+    ``write`` is ``times`` for factors and ``percent`` for shares.
     """
 
     least: float
@@ -202,24 +148,13 @@ class Band:
     absent: float = ABSENT
     write: Callable[..., str] = times
 
-    @property
-    def edges(self) -> tuple[float, float, float]:
-        """What a figure is compared with."""
-        return self.absent, self.least, self.most
-
-    def rule(self, what: str) -> str:
-        """The rule that ``finding`` follows, in words."""
-        least, most, absent = (self.write(edge) for edge in (self.least, self.most, self.absent))
-        return (
-            f"rule: {what}; held from {least} to {most}, did not hold below {absent}, "
-            "other where it is smaller or larger than published"
-        )
-
     def finding(
-        self, figure: float, said: str, headings: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], *notes: str
+        self, figure: float, sentence: str, headings: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], *notes: str
     ) -> Finding:
-        """What one figure decides; it stands in ``said`` for the braces, and near an edge it has a note."""
-        edges = close("", figure, *self.edges, write=self.write)
-        text = said.replace("{}", self.write(figure, *self.edges), 1)
-        held, absent = self.least <= figure <= self.most, figure < self.absent
-        return Finding(headings, rows, held, absent, text, (*notes, *edges))
+        """The verdict by one figure, which replaces the braces in ``sentence``, and has a note near an edge."""
+        edges = (self.absent, self.least, self.most)
+        text = sentence.replace("{}", self.write(figure, *edges), 1)
+        as_published, absent = self.least <= figure <= self.most, figure < self.absent
+        return Finding(
+            headings, rows, as_published, absent, text, (*notes, *close("", figure, *edges, write=self.write))
+        )

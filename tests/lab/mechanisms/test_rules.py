@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from gac.lab.mechanisms.axes import ROWS, SDPA, Setting, natural_axis
+from gac.lab.mechanisms.checks import CHECKS, template_for
 from gac.lab.mechanisms.rules import RULES, rules_for
+from gac.lab.mechanisms.setting import ROWS, Setting, natural_axis, row_alignment
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Launch
 
@@ -15,7 +16,7 @@ def setting(operator: str, axis: str, dtype: str = "bf16", capability: str = "9.
 
 
 def broken(dim: int, where: Setting) -> set[str]:
-    return {rule.name for rule in rules_for(where) if rule.keeps(dim, where) is False}
+    return {rule.name for rule in rules_for(where) if rule.check.holds(dim, where) is False}
 
 
 ROW_RULES = {"vectorised access", "L2 sector", "cp.async", "Tensor Core tile", "TMA alignment", "WGMMA tile"}
@@ -54,7 +55,7 @@ def test_rules_that_a_dim_breaks_on_an_h100(operator, axis, dim, expected) -> No
 def test_the_number_of_rows_breaks_no_alignment() -> None:
     where = setting("linear", "m")
     assert [rule.name for rule in rules_for(where)] == ["cuBLAS heuristic", "CTA wave quantisation"]
-    assert [rule.keeps(1729, where) for rule in rules_for(where)] == [None, None]
+    assert [rule.check.holds(1729, where) for rule in rules_for(where)] == [None, None]
 
 
 def test_fp8_needs_multiples_of_16() -> None:
@@ -79,24 +80,17 @@ def test_a_rule_holds_on_the_gpus_that_impose_it() -> None:
 TEMPLATE, BUDGET = "FlashAttention-2 template", "shared-memory tile budget"
 
 
-def test_the_budget_counts_q_k_and_v_of_the_sources_tile() -> None:
-    rule, anywhere = NAMED[BUDGET], Setting("sdpa_flash", "d", "bf16")
-    assert [rule.keeps(d, setting("sdpa_flash", "d")) for d in (64, 128, 256, 257)] == [True, True, True, False]
-    assert rule.keeps(128, anywhere) is None
-    assert rule.detail(128, anywhere) == "the GPU's shared memory is not known"
-
-
 FLASH = "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192, 128, 64, 8, false>>"
 CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1"
 
 
 def recorded(name: str) -> Setting:
-    return replace(setting("sdpa", "d"), ran=(Launch(name, (8, 1, 32), (256, 1, 1), 98304),))
+    return replace(setting("sdpa", "d"), launches=(Launch(name, (8, 1, 32), (256, 1, 1), 98304),))
 
 
 def test_the_recorded_template_is_what_counts() -> None:
-    assert NAMED[TEMPLATE].keeps(160, recorded(FLASH)) is False
-    assert NAMED[PADDING].keeps(160, recorded(FLASH)) is False
+    assert NAMED[TEMPLATE].check.holds(160, recorded(FLASH)) is False
+    assert NAMED[PADDING].check.holds(160, recorded(FLASH)) is False
 
 
 MATH = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3"
@@ -104,58 +98,51 @@ MATH = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3"
 
 @pytest.mark.parametrize("rule", [TEMPLATE, PADDING, BUDGET])
 def test_rules_of_flash_say_nothing_where_another_backend_served(rule) -> None:
-    assert NAMED[rule].keeps(104, recorded(CUDNN)) is None
-    assert NAMED[rule].detail(104, recorded(CUDNN)) == "cuDNN served it"
-    assert NAMED[rule].detail(104, recorded(MATH)) == "the math backend served it"
+    assert NAMED[rule].check.holds(104, recorded(CUDNN)) is None
+    assert NAMED[rule].check.detail(104, recorded(CUDNN)) == "cuDNN served it"
+    assert NAMED[rule].check.detail(104, recorded(MATH)) == "the math backend served it"
 
 
-def test_a_kernel_that_nobody_knows_changes_no_rule() -> None:
-    unknown = recorded("some_kernel")
-    assert NAMED[TEMPLATE].keeps(104, unknown) is False
-    assert "(in the source)" in NAMED[BUDGET].detail(104, unknown)
+def test_an_unknown_kernel_changes_no_rule() -> None:
+    assert NAMED[TEMPLATE].check.holds(104, recorded("some_kernel")) is False
+    assert [NAMED[BUDGET].check.holds(d, setting("sdpa_flash", "d")) for d in (64, 256, 257)] == [True, True, False]
 
 
 REBUILT = "PyTorch rebuilds the keys and values of all tokens in every step"
-UNTAKEN, TOO_LONG = f"no multiple of 8: {REBUILT}", f"no multiple of 8 up to 256: {REBUILT}"
-OF_SOURCE = "tile of 4 warps (in the source): Q, K and V take"
-REST = "; 160 KiB with scores and output, in registers"
 RETIRED = "older releases have a template for 160, newer ones serve it with 192; the kernel's name tells"
 
 
 @pytest.mark.parametrize(
     ("rule", "dim", "where", "detail"),
     [
-        ("cuBLAS alignment tier", 107, setting("linear", "k"), "rows begin at multiples of 1 element: align1"),
-        ("cuBLAS alignment tier", 108, setting("linear", "k"), "rows begin at multiples of 4 elements: align4"),
-        ("cuBLAS alignment tier", 104, setting("linear", "k"), "rows begin at multiples of 8 elements: align8"),
-        ("cp.async", 106, setting("linear", "k"), "rows of 212 bytes: cp.async of 4 bytes"),
-        ("cp.async", 107, setting("linear", "k"), "rows of 214 bytes: plain loads instead of cp.async"),
-        ("WGMMA tile", 1023, setting("linear", "n"), "1023 % 8 = 7: 1 of padding"),
+        (TIER, 107, setting("linear", "k"), "rows of 214 bytes, which start at multiples of 2 bytes"),
+        ("cp.async", 106, setting("linear", "k"), "rows of 212 bytes, which start at multiples of 4 bytes"),
+        ("WGMMA tile", 1023, setting("linear", "n"), "1023 % 8 = 7"),
         ("latent kernel", 64, setting("latent_attention", "k"), "64 = 8 x 8: read 16 bytes at a time"),
         (
             "latent kernel",
             60,
             setting("latent_attention_int8", "v"),
-            f"latents have rank 60, {UNTAKEN}",
+            f"latents have rank 60, no multiple of 8: {REBUILT}",
         ),
         (
             "latent kernel",
             264,
             setting("latent_attention", "d"),
-            f"heads have 264 numbers, {TOO_LONG}",
+            f"heads have 264 numbers, no multiple of 8 up to 256: {REBUILT}",
         ),
         (TEMPLATE, 160, setting("sdpa", "d"), RETIRED),
         (TEMPLATE, 160, recorded(FLASH), "the template for 192 serves 160: 16.7% of its work is padding"),
-        (BUDGET, 128, setting("sdpa_flash", "d", capability="8.0"), f"128x64 {OF_SOURCE} 64 of 163 KiB{REST}"),
-        (BUDGET, 64, setting("sdpa_flash", "d"), f"128x128 {OF_SOURCE} 48 of 227 KiB"),
+        (BUDGET, 160, recorded(FLASH), "128x64 tile (recorded): Q, K and V take 96 of 227 KiB"),
+        (BUDGET, 257, setting("sdpa", "d"), "257 is larger than the largest template, 256"),
     ],
 )
 def test_the_numbers_behind_a_rule(rule, dim, where, detail) -> None:
-    assert NAMED[rule].detail(dim, where) == detail
+    assert NAMED[rule].check.detail(dim, where) == detail
 
 
 def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
-    assert len(NAMED) == len(RULES) == 19
+    assert len(NAMED) == len(RULES) == len(CHECKS) == 19
     assert {rule.level for rule in RULES} == {"framework", "library", "hardware", "memory"}
     assert all(rule.sources and rule.published.cost for rule in RULES)
     sources = [source for rule in RULES for source in rule.sources]
@@ -163,9 +150,10 @@ def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
     assert all(source.url.startswith("https://") for source in sources)
 
 
-def test_every_axis_with_rules_is_an_axis_of_its_operator() -> None:
+def test_axes_templates_and_row_alignment() -> None:
     assert all(axis in OPERATORS.get(operator).axes for operator, axis in ROWS)
-    assert {name for name in OPERATORS.names if name.startswith("sdpa")} == SDPA
+    assert [template_for(dim) for dim in (1, 64, 107, 128, 132, 256, 257)] == [32, 64, 128, 128, 160, 256, None]
+    assert [row_alignment(size) for size in (214, 208, 224, 256, 2048)] == [2, 16, 32, 128, 128]
 
 
 @pytest.mark.parametrize("operator", OPERATORS.names)
@@ -176,5 +164,5 @@ def test_every_operator_has_a_natural_axis_and_rules_that_answer(operator) -> No
             where = setting(operator, axis, dtype)
             for rule in rules_for(where):
                 for dim in (1, 107, 160, 257, 4096):
-                    assert rule.keeps(dim, where) in (True, False, None)
-                    assert rule.detail(dim, where)
+                    assert rule.check.holds(dim, where) in (True, False, None)
+                    assert rule.check.detail(dim, where)

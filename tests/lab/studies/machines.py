@@ -69,8 +69,8 @@ def _a100_sdpa(operator: str, d: int) -> Answer:
     if operator in {"sdpa_efficient", "sdpa_math", "sdpa_cudnn"}:
         backend = {"sdpa_efficient": "mem_efficient", "sdpa_math": "math"}.get(operator)
         rows = published.rows("a100_sdpa", study="S2", backend=str(backend))
-        found = {row.head_dim: row.latency_ms for row in rows}.get(d)
-        return found if found is not None else f"{operator} does not take d = {d}", operator
+        latency = {row.head_dim: row.latency_ms for row in rows}.get(d)
+        return latency if latency is not None else f"{operator} does not take d = {d}", operator
     if operator == "sdpa_flash" and d % 8 == 0 and d != 112:
         tier = next(row for row in published.rows("a100_fa2_templates") if d <= row.high_inclusive)
         low, _, high = tier.latency_ms.partition("-")

@@ -1,51 +1,26 @@
-from importlib.resources import files
-
 import pytest
 
-from gac.core.errors import ProfileError
 from gac.lab.studies import published
-from gac.lab.studies.published import parse
-from gac.lab.studies.records import Band, close, percent, times
-
-TABLES = files("gac.lab.studies") / "published"
+from gac.lab.studies.records import Band
+from gac.lab.studies.words import close, percent, times
 
 
-def test_every_table_is_read() -> None:
-    assert {name: len(published.rows(name)) for name in published.TABLES}.keys() == {
-        entry.name.removesuffix(".csv") for entry in TABLES.iterdir() if entry.name.endswith(".csv")
-    }
+def test_published_figures() -> None:
     assert len(published.rows("a100_sdpa", study="S1")) == 7
     assert published.sdpa_ms("S1")[107] == 2.147
     assert published.gemm_ms()[107] == 0.089
     assert published.rows("a100_gemm", study="C23")[2].tflops == "61-71"
-    assert published.palu("unique_dims") == (114, 116, 117, 118, 120, 121, 122, 123, 124, 125)
-
-
-def test_a_refused_backend_has_no_latency() -> None:
+    assert published.palu("unique_dims") == [114, 116, 117, 118, 120, 121, 122, 123, 124, 125]
     refused = [row for row in published.rows("a100_sdpa", study="S2") if row.latency_ms is None]
     assert refused == [(107, "mem_efficient", None, "S2")]
 
 
-def test_the_readme_says_what_each_table_is() -> None:
-    readme = (TABLES / "README.md").read_text(encoding="utf-8")
-    assert [name for name in published.TABLES if f"| `{name}.csv` |" not in readme] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "given"),
-    [
-        ("", "t.csv:1: nothing"),
-        ("head_dim,tflop\n128,370\n", "t.csv:1: head_dim,tflop"),
-        ("head_dim,tflops\n128\n", "t.csv:2: 1 cells"),
-        ("head_dim,tflops\n128,many\n", "t.csv:2: tflops: 'many'"),
-        ("head_dim,tflops\n128,\n", "t.csv:2: tflops: ''"),
-        ("head_dim,tflops\n128.5,370\n", "t.csv:2: head_dim: '128.5'"),
-    ],
-)
-def test_a_spoilt_table_is_refused_with_its_line(text: str, given: str) -> None:
-    with pytest.raises(ProfileError) as caught:
-        parse(text, "t.csv", "head_dim:int tflops:float")
-    assert caught.value.given == f"published table {given}"
+@pytest.mark.parametrize("table", [name for name in published.TABLES if name != "about"])
+def test_a_table_names_its_content_and_source_and_is_complete(table: str) -> None:
+    entry = published.TABLES[table]
+    assert entry["shows"]
+    assert entry["source"]
+    assert {len(row) for row in entry["rows"]} == {len(entry["columns"])}
 
 
 def test_a_factor_is_graded_against_the_published_band() -> None:

@@ -1,4 +1,4 @@
-"""What every study keeps to, on machines that hold its claim, exceed it, or have no cliff at all."""
+"""The contract of every study, on machines that hold its claim, exceed it, or have no cliff at all."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,8 @@
-"""Which axes lie along the rows of a matrix: the ones whose size decides how those rows are aligned."""
+"""An axis of an operator in a number format, the sides of its GEMMs, and the alignment of their rows.
+
+Memory is read in sectors of 32 bytes, and a thread loads at most 16 bytes at once (CUDA C++ Best Practices Guide,
+"Coalesced Access to Global Memory"; CUDA C++ Programming Guide, "Device Memory Accesses").
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,13 +12,13 @@ from gac.profiling.operators import ITEM_BYTES, OPERATORS, numbers_of
 from gac.profiling.records import Launch
 from gac.schemes import Scheme, scheme_timed_as
 
-_BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
+SECTOR = 32
+VECTOR = 16
+CACHE_LINE = 128
 
-SDPA: frozenset[str] = frozenset(f"sdpa{backend}{causal}" for backend in _BACKENDS for causal in ("", "_causal"))
-"""The attention operators."""
+SDPA: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("sdpa"))
+LATENT_ATTENTION: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("latent_attention"))
 
-LATENTS: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("latent_attention"))
-"""Attention over latents, in a kernel of ours."""
 
 _SIDES = {
     "linear": {"k": "k", "n": "n"},
@@ -38,30 +42,21 @@ ROWS: Mapping[tuple[str, str], str] = MappingProxyType(
 The number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are rounded up to multiples of 8 before they
 run, so their dims are not either; and the result of one row has no second row that could be misaligned."""
 
-"""Kernels of ours for one row."""
-
-_NATURAL: Mapping[str, str] = MappingProxyType({"low_rank": "r", "low_rank_shared": "r", "batched_gemm": "n"})
-
 
 def natural_axis(operator: str) -> str:
-    """The axis that compression moves: a rank, a head_dim, the k of a GEMM, or the columns of a collective.
+    """Axis that compression moves: a rank, a head_dim, the k of a GEMM, or the columns of a collective.
 
     Raises:
         ProfileError: the operator is unknown.
     """
-    if operator in SDPA:
-        return "d"
-    if operator.startswith("batched_gemm_"):
-        return "high"
-    return _NATURAL.get(operator, "k" if "k" in OPERATORS.get(operator).axes else "n")
+    axes = OPERATORS.get(operator).axes
+    if operator == "batched_gemm":
+        return "n"
+    preferred = ("r", "high", "d", "k", "n") if operator in SDPA else ("r", "high", "k", "n")
+    return next(axis for axis in preferred if axis in axes)
 
 
-def is_math(operator: str) -> bool:
-    """Whether it is attention by the math backend: GEMMs, a softmax and copies, in float32, without Tensor Cores."""
-    return operator.startswith("sdpa_math")
-
-
-def version(compute_capability: str) -> tuple[int, int]:
+def parse_capability(compute_capability: str) -> tuple[int, int]:
     """Major and minor number of a compute capability."""
     major, _, minor = compute_capability.partition(".")
     return int(major), int(minor)
@@ -69,15 +64,13 @@ def version(compute_capability: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule needs to know besides the dim.
+    """All that a rule needs to know besides the dim.
 
     Attributes:
-        operator: name of the operator.
-        axis: the axis that the dim is on.
-        dtype: ``bf16``, ``fp16`` or ``fp8``, or that of a scheme, whose weights are in a storage.
+        dtype: ``bf16``, ``fp16`` or ``fp8``, or the dtype of a scheme that stores its weights quantised.
         compute_capability: ``"9.0"``; None where no GPU is named.
-        shared_bytes: shared memory that one CTA may have; None where not known.
-        ran: what was recorded at the dim, in order; empty where nothing was.
+        shared_bytes: shared memory that a CTA may have; None where not known.
+        launches: recorded at the dim, in order; empty where nothing was.
         fixed: sizes of the other axes; empty where they are not known.
     """
 
@@ -86,31 +79,37 @@ class Setting:
     dtype: str
     compute_capability: str | None = None
     shared_bytes: int | None = None
-    ran: tuple[Launch, ...] = ()
+    launches: tuple[Launch, ...] = ()
     fixed: tuple[tuple[str, int], ...] = ()
 
     def sizes(self, dim: int) -> dict[str, int]:
-        """The sizes that are known, with this one."""
+        """Known sizes by axis, with this dim."""
         return dict(self.fixed) | {self.axis: dim}
 
     @property
     def sides(self) -> str:
-        """Whether the axis is ``k`` or ``n`` of a GEMM, or both; empty where it only counts rows."""
+        """``k``, ``n`` or both, by the side of a GEMM that the axis is; empty where it only counts rows."""
         return ROWS.get((self.operator, self.axis), "")
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes of an element of the matrices that the kernels read: PyTorch's math attention computes in float32.
+    def is_math(self) -> bool:
+        """True for PyTorch's math attention: GEMMs, a softmax and copies, in float32, without Tensor Cores."""
+        return self.operator.startswith("sdpa_math")
 
-        Where weights are in a storage, of an element of the activations.
-        """
-        return ITEM_BYTES["fp32" if is_math(self.operator) else numbers_of(self.dtype)]
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element that the kernels read: of the activations where weights are quantised."""
+        return ITEM_BYTES["fp32" if self.is_math else numbers_of(self.dtype)]
 
     @property
     def scheme(self) -> Scheme | None:
-        """The scheme in whose storage weights are, which has kernels of its own; None: in none."""
+        """Scheme whose storage holds the weights and has kernels of its own; None where there is none."""
         return None if self.dtype in ITEM_BYTES else scheme_timed_as(self.dtype)
 
     def row_bytes(self, dim: int) -> int:
-        """Bytes of a row of so many elements."""
         return dim * self.element_bytes
+
+
+def row_alignment(row_bytes: int, largest: int = CACHE_LINE) -> int:
+    """Largest power of two, up to ``largest`` bytes, at whose multiples every row of a packed matrix starts."""
+    return min(row_bytes & -row_bytes, largest)

@@ -5,52 +5,51 @@ import msgspec
 import pytest
 
 from gac.core.operations import Operation
-from gac.lab.mechanisms.runs import Gemm, Waves, gemms_of, padding, read, resident, tile_count, waves_of
+from gac.lab.mechanisms.launches import Gemm, Waves, gemms_of, occupancy, padding, read_kernel, tile_count, waves_of
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile
 
 NVJET = describe("nvjet_sm90_tst_72x256_64x5_1x2_h_bz_TNN")
 CUTLASS = describe("cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>")
-
-
-def test_tiles_waves_and_the_last_wave() -> None:
-    waves = Waves(tiles=265, at_once=132)
-    assert (waves.count, waves.last) == (3, pytest.approx(1 / 132))
-    assert (Waves(264, 132).count, Waves(264, 132).last) == (2, 1.0)
-
-
-def test_the_first_side_of_a_tile_lies_along_the_features_and_both_fill_the_cluster() -> None:
-    assert tile_count(Gemm(m=1024, k=4096, n=2344), (72, 256)) == 33 * 4
-    assert tile_count(Gemm(m=128, k=64, n=128, batch=8), (128, 128)) == 8
-    gemm = Gemm(m=1024, k=4096, n=2320)
-    counts = [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))]
-    assert counts == [148, 152, 160, 296]
-
-
-def test_padding_is_what_the_tiles_cover_beyond_the_output() -> None:
-    assert [padding(Gemm(m=128, k=64, n=n), (128, 128)) for n in (96, 128)] == [0.25, 0]
+INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
 
 
 def ctas(grid: tuple[int, int, int], threads: int = 256, shared: int = 180_000, name: str = CUTLASS.name) -> Launch:
     return Launch(name, grid, (threads, 1, 1), shared)
 
 
-def test_a_large_tile_has_an_sm_for_itself_and_small_ones_bound_the_waves_from_below(header) -> None:
+def test_waves_and_padding() -> None:
+    waves = Waves(tiles=265, concurrent=132)
+    assert (waves.count, waves.last) == (3, pytest.approx(1 / 132))
+    assert (Waves(264, 132).count, Waves(264, 132).last) == (2, 1.0)
+    assert [padding(Gemm(m=128, k=64, n=n), (128, 128)) for n in (96, 128)] == [0.25, 0]
+
+
+def test_the_first_side_of_a_tile_is_along_the_features_and_both_fill_the_cluster() -> None:
+    assert tile_count(Gemm(m=1024, k=4096, n=2344), (72, 256)) == 33 * 4
+    assert tile_count(Gemm(m=128, k=64, n=128, batch=8), (128, 128)) == 8
+    gemm = Gemm(m=1024, k=4096, n=2320)
+    assert [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))] == [
+        148,
+        152,
+        160,
+        296,
+    ]
+
+
+def test_a_large_tile_fills_an_sm_and_small_ones_bound_the_waves_from_below(header) -> None:
     alone, shared = (waves_of(ctas((9, 32, 1), shared=size), CUTLASS, header) for size in (180_000, 65536))
     assert (alone, alone.last) == (Waves(288, 132, exact=True), pytest.approx(24 / 132))
     assert (shared, shared.count, shared.last) == (Waves(288, 3 * 132, exact=False), 1, None)
 
 
-def test_an_sm_holds_what_its_shared_memory_its_threads_and_its_slots_allow(header) -> None:
-    held = [resident(ctas((1, 1, 1), threads=128, shared=shared), header) for shared in (232448, 98304, 1024, 0)]
-    assert held == [1, 2, 16, 16]
-    assert resident(ctas((1, 1, 1), threads=32, shared=0), header) == 32
+def test_occupancy_by_shared_memory_threads_and_slots(header) -> None:
+    by_shared = [occupancy(ctas((1, 1, 1), threads=128, shared=shared), header) for shared in (232448, 98304, 1024, 0)]
+    assert by_shared == [1, 2, 16, 16]
+    assert occupancy(ctas((1, 1, 1), threads=32, shared=0), header) == 32
     ada = msgspec.structs.replace(header, compute_capability="8.9", shared_memory_bytes=99 * 1024)
-    assert [resident(ctas((1, 1, 1), threads, 0), ada) for threads in (512, 32)] == [3, 24]
-
-
-INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
+    assert [occupancy(ctas((1, 1, 1), threads, 0), ada) for threads in (512, 32)] == [3, 24]
 
 
 @pytest.mark.parametrize(
@@ -63,27 +62,27 @@ INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
         (ctas((32, 3, 1)), Gemm(m=1024, k=1022, n=1152), False, 8 * 9),  # empty places are no tiles
     ],
 )
-def test_what_the_places_of_a_grid_are(launch, gemm, split, tiles, header) -> None:
-    kernel = read(launch, gemm)
+def test_tiles_of_a_grid(launch, gemm, split, tiles, header) -> None:
+    kernel = read_kernel(launch, gemm)
     assert kernel.split_k == split
     assert waves_of(launch, kernel, header, gemm).tiles == tiles
 
 
-def test_a_persistent_kernel_needs_the_shape_and_a_gemv_makes_no_tiles(header) -> None:
+def test_a_persistent_kernel_needs_the_shape_and_a_gemv_has_no_tiles(header) -> None:
     launch, gemv = Launch(NVJET.name, (2, 66, 1), (384, 1, 1), 0), describe("gemv2T_kernel_val<int, int, float>")
     assert waves_of(launch, NVJET, header) is None
     assert waves_of(ctas((1024, 1, 1), name=gemv.name), gemv, header) is None
     assert waves_of(launch, NVJET, header, Gemm(m=2048, k=4096, n=2344)) == Waves(264, 132)
 
 
-def test_the_grids_that_an_h100_recorded_hold_the_tiles() -> None:
+def test_grids_of_an_h100_hold_the_tiles() -> None:
     """nvjet launches a CTA a tile, up to 132 or with clusters of 4 and 8 sometimes 120; CUTLASS may have more."""
     profile = Profile.load("nvidia-h100-80gb-hbm3")
     agreed: Counter[tuple[str, bool]] = Counter()
     for row in profile.measurements:
         main = [launch for launch in row.launches if describe(launch.name).main]
         for launch, gemm in zip(main, gemms_of(row.operation), strict=False):
-            kernel = read(launch, gemm)
+            kernel = read_kernel(launch, gemm)
             waves = waves_of(launch, kernel, profile.header, gemm)
             if waves is None or kernel.family not in {"nvjet", "cutlass"} or kernel.tile is None:
                 continue
@@ -97,7 +96,7 @@ def test_the_grids_that_an_h100_recorded_hold_the_tiles() -> None:
     assert agreed["cutlass", True] > 1000
 
 
-def test_the_gemms_of_an_operation() -> None:
+def test_gemms_of_an_operation() -> None:
     shared = Operation("low_rank_shared", (("m", 4), ("k", 8), ("r", 2), ("n", 16), ("pairs", 2)))
     assert gemms_of(shared) == (Gemm(4, 8, 4), Gemm(4, 2, 16), Gemm(4, 2, 16))
     batched = Operation("batched_gemm", (("b", 3), ("m", 4), ("k", 8), ("n", 16)))
