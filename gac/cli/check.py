@@ -364,7 +364,7 @@ def _open(name: str, ranks: "Ranks | None") -> Any:
     """A dense model, or a directory that GAC wrote, in bfloat16 unless it was saved in another 16-bit dtype."""
     import torch
 
-    from gac.evaluation.evaluate import open_model
+    from gac.evaluation.models import open_model
     from gac.evaluation.split import open_split
     from gac.runtime.stored import without_kernels
 

@@ -1,4 +1,4 @@
-"""What an evaluation found: every number with its protocol. Loads no torch."""
+"""Results of an evaluation, each with its protocol. Loads no torch."""
 
 from dataclasses import dataclass
 from math import exp, log
@@ -13,8 +13,8 @@ class Perplexity(Shown):
 
     Attributes:
         value: exp of the mean negative log-likelihood.
-        tokens: how many tokens were predicted.
-        protocol: text, windows, length, where they begin, overlap, BOS.
+        tokens: the number of predicted tokens.
+        protocol: text, windows, length, first token, overlap, BOS.
         dtype: of the model's weights.
         text: its name or path.
     """
@@ -31,15 +31,14 @@ class Perplexity(Shown):
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far a model's next-token distributions are from a reference model's on the same tokens.
+    """Divergence of a model's next-token distributions from a reference model's on the same tokens.
 
     Attributes:
         kl: mean of KL(reference || model), nats a token.
-        top1: fraction of the tokens at which both models' most probable token is the same.
-        tokens: at how many tokens.
-        protocol: as a perplexity's.
-        dtype: of the model's weights.
-        reference_dtype: of the reference's.
+        top1: fraction of tokens at which both models have the same most probable token.
+        tokens: the number of tokens.
+        protocol: as for a perplexity.
+        dtype, reference_dtype: of the models' weights.
     """
 
     kl: float
@@ -59,15 +58,15 @@ class TaskScore:
     """One metric of one task of lm-evaluation-harness.
 
     Attributes:
-        task: the task's or group's name.
-        metric: ``acc``, ``acc_norm``, ...; with its filter after a comma where it has one.
+        task: the name of the task or group.
+        metric: ``acc``, ``acc_norm``, ...; with its filter, if any, after a comma.
         value: as the harness gives it, a fraction for accuracies.
-        stderr: its standard error, where the harness knows one.
-        items: on how many items, from the first on.
-        total: how many the task has.
+        stderr: the standard error, if the harness gives one.
+        items: the number of items, from the first on.
+        total: the number of items of the task.
         num_fewshot: examples before every item; None for a group of tasks that differ.
         version: of the task.
-        harness: the name and version of what ran it.
+        harness: name and version of the harness.
         dtype: of the model's weights.
     """
 
@@ -85,7 +84,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class OnText:
-    """What was measured of a model on one text."""
+    """Results of a model on one text."""
 
     perplexity: Perplexity
     divergence: Divergence | None = None
@@ -93,15 +92,15 @@ class OnText:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Everything that was measured of one model; what was not asked for is None or empty.
+    """All results of one model; those not asked for are None or empty.
 
     Attributes:
-        name: the directory, hub id or name it was opened by.
-        parameters: how many it has, tied ones counted once.
+        name: the directory, hub id or name of the model.
+        parameters: their number, tied ones counted once.
         dtype: of its weights.
-        plan: the one that it was compressed by.
-        predicted: what the plan promised for ln(perplexity / dense), where it was compared with that dense model.
-        also: the same perplexity and divergence on each further text.
+        plan: its compression plan.
+        predicted: the plan's prediction of ln(perplexity / dense), if it was compared with its dense model.
+        also: perplexity and divergence on further texts.
     """
 
     name: str
@@ -116,29 +115,25 @@ class Evaluated:
 
     @property
     def texts(self) -> tuple[OnText, ...]:
-        """What was measured on each text, the first one included."""
+        """The results on each text, the first one included."""
         return () if self.perplexity is None else (OnText(self.perplexity, self.divergence), *self.also)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Models measured alike, and where there is one the model they are compared with."""
+    """Models measured alike, and the model they are compared with, if any."""
 
     models: tuple[Evaluated, ...]
     against: Evaluated | None = None
 
     def log_ratio(self, model: Evaluated, text: int = 0) -> float | None:
-        """ln(perplexity / that of ``against``), what is lost in nats a token; None where either was not measured.
-
-        Args:
-            text: the number of the text.
-        """
+        """The loss ln(perplexity / that of ``against``) on a text, nats a token; None if either is missing."""
         if self.against is None or not self.against.texts or not model.texts:
             return None
         return log(model.texts[text].perplexity.value / self.against.texts[text].perplexity.value)
 
     def predicted_perplexity(self, model: Evaluated, text: int = 0) -> float | None:
-        """The plan's prediction on this text: the other model's perplexity here, times exp of the predicted loss."""
+        """The perplexity that the plan predicts on a text: that of ``against`` times exp(predicted loss)."""
         if self.against is None or not self.against.texts or model.predicted is None:
             return None
         return self.against.texts[text].perplexity.value * exp(model.predicted)

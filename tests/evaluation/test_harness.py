@@ -28,7 +28,7 @@ def test_scores_are_those_of_the_harness_itself(
     model: str, directory: Path, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any
 ) -> None:
     suite = open_suite([str(KNOWLEDGE)], limit=8)
-    tasks = list(suite.asked[str(KNOWLEDGE)]["tasks"].values())
+    tasks = list(suite.requested[str(KNOWLEDGE)]["tasks"].values())
     manager = TaskManager(include_defaults=False)
     arguments = f"pretrained={directory},dtype=float32"
     found = lm_eval.simple_evaluate(model, arguments, tasks, limit=8, device="cpu", task_manager=manager)

@@ -14,12 +14,25 @@ from transformers import PreTrainedModel
 from gac.allocation.decide import SLACK
 from gac.core.errors import GacError, ModelError, ProfileError
 from gac.core.workloads import Workload
-from gac.evaluation import steps
+from gac.evaluation import latency
 from gac.evaluation.bench import Bench, Reference, in_groups
-from gac.evaluation.latency import LEAST_ROUNDS, MOST_ROUNDS, Entry, GraphTimer, Spread, interleaved, time_in_turns
+from gac.evaluation.latency import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    Context,
+    Contexts,
+    Entry,
+    GraphTimer,
+    Spread,
+    Step,
+    decode_step,
+    interleaved,
+    prefill_step,
+    prepare,
+    time_in_turns,
+)
 from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
-from gac.evaluation.steps import Context, Contexts, Step, decode_step, prefill_step, prepare
 from gac.evaluation.versions import (
     DEFAULT,
     DENSE,
@@ -98,7 +111,7 @@ def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
 def test_a_long_context_repeats_what_a_short_one_holds(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = prepare(model, Workload.parse("decode:2@12"))
     whole = Context(model, ids)
-    monkeypatch.setattr(steps, "READ", 4)
+    monkeypatch.setattr(latency, "READ", 4)
     context = Context(model, ids)
     layers: list[Any] = [found.cache.layers[1] for found in (whole, context)]
     for first, again in ((layer.keys, layer.values) for layer in layers[1:]):
@@ -115,7 +128,7 @@ def test_a_long_context_repeats_what_a_short_one_holds(model: PreTrainedModel, m
 def test_models_without_some_attention_have_a_context_of_their_own(planner: Planner, model: PreTrainedModel) -> None:
     contexts = Contexts()
     skipping = variant(model, without(planner.problem.sites, "attentions"))
-    kept = [contexts.of(one, DECODE, prepare(model, DECODE)) for one in (model, skipping, model)]
+    kept = [contexts.get(one, DECODE, prepare(model, DECODE)) for one in (model, skipping, model)]
     assert kept[0] is kept[2] is not kept[1]
     assert 2 * kept[1].nbytes == kept[0].nbytes
 
@@ -126,8 +139,8 @@ def test_models_share_a_context_unless_their_values_are_shorter(model: PreTraine
     weights = [weight for site in sites if site.layer == 1 for weight in site.weights]
     choices = [WeightChoice(weight, "head_dim", 8) for weight in weights if weight.values]
     shorter = variant(model, choices)
-    own, other = contexts.of(model, DECODE, ids), contexts.of(shorter, DECODE, ids)
-    assert contexts.of(copy.deepcopy(model), DECODE, ids) is own is not other
+    own, other = contexts.get(model, DECODE, ids), contexts.get(shorter, DECODE, ids)
+    assert contexts.get(copy.deepcopy(model), DECODE, ids) is own is not other
     assert own.nbytes - other.nbytes == 4 * 2 * 8 * 3 * (64 - 8)
     assert decode_step(shorter, other)().isfinite().all()
 
@@ -281,17 +294,17 @@ def test_every_version_runs_once_a_round_in_an_order_drawn_anew() -> None:
     assert all(sorted(order) == [0, 1, 2] for order in orders)
     assert len({*map(tuple, orders)}) > 3
     assert (samples == [100.0, 101.0, 102.0]).all()
-    assert len(samples) == LEAST_ROUNDS
+    assert len(samples) == MIN_ROUNDS
 
 
 def test_noise_takes_more_rounds() -> None:
     generator = np.random.default_rng(0)
     samples = interleaved(lambda order: Batch(list(generator.uniform(50, 150, len(order))), 1980), 2)
-    assert len(samples) == MOST_ROUNDS
+    assert len(samples) == MAX_ROUNDS
 
 
 def test_a_round_that_was_queued_late_is_taken_again() -> None:
-    late = iter([False, *[True, False] * MOST_ROUNDS])
+    late = iter([False, *[True, False] * MAX_ROUNDS])
     samples = interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
     assert (samples == 100.0).all()
 

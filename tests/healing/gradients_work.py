@@ -10,8 +10,8 @@ from torch import nn
 from gac.core.distributed import ranks
 from gac.core.distributed.run import this_run
 from gac.healing import gradients
-from gac.healing.gradients import Captures, Gradients
-from gac.healing.logits import mean_loss
+from gac.healing.gradients import Capturing, Gradients
+from gac.healing.losses import mean_loss
 from gac.testing.models import tiny_model
 
 
@@ -19,7 +19,7 @@ def average(folder: Path) -> None:
     """Gradients of two parts of a batch that every process has its own share of, and means of tensors of two types."""
     ours = this_run()
     weight, bias = (nn.Parameter(torch.zeros(size)) for size in ((4, 3), (4,)))
-    found = Gradients(lambda ids: (ids @ weight.T + bias).sum(), [weight, bias], Captures(False), ours)
+    found = Gradients(lambda ids: (ids @ weight.T + bias).sum(), [weight, bias], Capturing(False), ours)
     parts = [torch.full((2, 3), 1.0 + ours.own), torch.full((1, 3), 10.0 * ours.own)]
     losses = [float(found.add(one, last=one is parts[-1]).detach()) for one in parts]
     assert losses == [0, 0]
@@ -32,7 +32,7 @@ def average(folder: Path) -> None:
 
 def capture(folder: Path) -> None:
     """Runs that can be captured in both processes, and then others that cannot in the second one."""
-    ours, weight, captures = this_run(), nn.Parameter(torch.zeros(3)), Captures(True)
+    ours, weight, captures = this_run(), nn.Parameter(torch.zeros(3)), Capturing(True)
 
     class Captured:
         def __init__(self, run: Any, given: Any) -> None:
@@ -40,16 +40,16 @@ def capture(folder: Path) -> None:
                 raise RuntimeError("no room")
             self.run = lambda given: run(*given)
 
-    gradients._Captured = Captured  # type: ignore[assignment, misc]
+    gradients._CapturedPass = Captured  # type: ignore[assignment, misc]
     found = Gradients(lambda rows: (rows @ weight).sum(), [weight], captures, ours)
     means = []
     for rows in (2, 3, 3):
         weight.grad = None
-        found.begin()
+        found.zero()
         found.add(torch.full((rows, 3), 1.0 + ours.own))
         assert weight.grad is not None
         means.append(weight.grad.tolist())
-    torch.save((means, captures.on), folder / f"{ours.own}.pt")
+    torch.save((means, captures.enabled), folder / f"{ours.own}.pt")
 
 
 def look() -> None:

@@ -10,9 +10,8 @@ from transformers import masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import import_utils
 
-from gac.healing import attention
-from gac.healing.attention import of_windows
-from gac.healing.launches import in_one_launch
+from gac.healing import training_mode
+from gac.healing.training_mode import fused_norms, maskless_attention
 from tests.models.small import small_config, small_model
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,14 +29,14 @@ def test_a_mask_is_made_only_where_something_is_hidden(window: int | None, paddi
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[0, :3] = not padding
     sizes = {"batch_size": 2, "q_length": 12, "kv_length": 12, "local_size": window}
-    found = attention._mask(**sizes, attention_mask=mask if padding else None)
+    found = training_mode._mask(**sizes, attention_mask=mask if padding else None)
     assert (found is None) == (not padding and window != 5)
-    assert attention._mask(**sizes | {"q_length": 1, "q_offset": 11}, allow_is_causal_skip=False) is not None
+    assert training_mode._mask(**sizes | {"q_length": 1, "q_offset": 11}, allow_is_causal_skip=False) is not None
 
 
 def test_models_that_are_not_on_a_gpu_keep_theirs() -> None:
     model = small_model(small_config("llama"))
-    with of_windows(model, model):
+    with maskless_attention(model, model):
         assert model.config._attn_implementation == "sdpa"
 
 
@@ -55,10 +54,10 @@ def test_no_mask_is_made_while_a_graph_is_captured(
     model = small_model(small_config(model_type, sliding_window=9, layer_types=["sliding_attention", "full_attention"]))
     ids = torch.arange(20)[None]
     expected, packed = model(ids, use_cache=False).logits, masking_utils.find_packed_sequence_indices
-    monkeypatch.setattr(attention, "_has_flash", lambda device: True)
-    monkeypatch.setattr(attention, "_attend", attend)
+    monkeypatch.setattr(training_mode, "_has_flash", lambda device: True)
+    monkeypatch.setattr(training_mode, "_attend", attend)
     monkeypatch.setattr(import_utils, "is_cuda_stream_capturing", lambda: True)
-    with of_windows(model):
+    with maskless_attention(model):
         found = model(ids, use_cache=False).logits
     assert [one is not None for one in masks] == [at < hidden for at in range(2)]
     torch.testing.assert_close(found, expected)
@@ -72,16 +71,16 @@ def test_what_is_asked_for_besides_is_left_to_transformers(monkeypatch: pytest.M
     def found(_module: nn.Module, *given: Tensor, **options: Any) -> None:
         asked.append((*(one if one is None else tuple(one.shape) for one in given), options))
 
-    monkeypatch.setattr(attention, "sdpa_attention_forward", found)
+    monkeypatch.setattr(training_mode, "sdpa_attention_forward", found)
     monkeypatch.setattr(Tensor, "is_cuda", True)
     query, key, value = given("cpu", 8)
     shapes, mask = tuple(tuple(one.shape) for one in (query, key, value)), torch.ones(1, 1, 8, 8)
     others: list[dict[str, Any]] = [{"softcap": 2.0}, {"dropout": 0.1}, {"is_causal": False}]
     for options in others:
-        attention._attend(nn.Identity(), query, key, value, None, **options)
-    attention._attend(nn.Identity(), query, key, value, mask)
-    attention._attend(nn.Identity(), query[:, :, :1], key, value, None)
-    attention._attend(nn.Identity(), query.float(), key.float(), value.float(), None)
+        training_mode._attend(nn.Identity(), query, key, value, None, **options)
+    training_mode._attend(nn.Identity(), query, key, value, mask)
+    training_mode._attend(nn.Identity(), query[:, :, :1], key, value, None)
+    training_mode._attend(nn.Identity(), query.float(), key.float(), value.float(), None)
     assert asked[:3] == [(*shapes, None, options) for options in others]
     assert asked[3:] == [
         (*shapes, (1, 1, 8, 8), {}),
@@ -92,15 +91,15 @@ def test_what_is_asked_for_besides_is_left_to_transformers(monkeypatch: pytest.M
 
 def test_heads_are_widened_only_where_they_are_narrow() -> None:
     heads = torch.randn(2, 3, 4, 5)
-    assert attention._widened(heads, 5) is heads
-    assert torch.equal(attention._widened(heads, 8)[..., :5], heads)
-    assert not attention._widened(heads, 8)[..., 5:].any()
+    assert training_mode._padded(heads, 5) is heads
+    assert torch.equal(training_mode._padded(heads, 8)[..., :5], heads)
+    assert not training_mode._padded(heads, 8)[..., 5:].any()
 
 
 def test_what_fails_leaves_models_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_has_flash", lambda device: True)
+    monkeypatch.setattr(training_mode, "_has_flash", lambda device: True)
     model, packed = small_model(small_config("llama")), masking_utils.find_packed_sequence_indices
-    with pytest.raises(IndexError), of_windows(model, model), in_one_launch(model):
+    with pytest.raises(IndexError), maskless_attention(model, model), fused_norms(model):
         model(torch.tensor([[99999]]))
     assert model.config._attn_implementation == "sdpa"
     assert masking_utils.find_packed_sequence_indices is packed
@@ -114,7 +113,7 @@ def test_a_gpu_finds_what_pytorch_does_and_the_same_bits_every_time(value: int) 
     module, by = nn.Identity(), torch.randn(4, 700, 9, value, device="cuda").bfloat16()
 
     def run() -> list[Tensor]:
-        found, _ = attention._attend(module, *tensors, None, scaling=0.1, sliding_window=None, position_ids=None)
+        found, _ = training_mode._attend(module, *tensors, None, scaling=0.1, sliding_window=None, position_ids=None)
         return [found, *torch.autograd.grad(found, tensors, by)]
 
     first = run()
@@ -134,7 +133,7 @@ def test_a_model_runs_so_and_as_before_on_exit(model_type: str) -> None:
     ids = torch.arange(40, device="cuda").view(2, 20)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         expected = model(ids, use_cache=False).logits
-        with of_windows(model):
+        with maskless_attention(model):
             assert model.config._attn_implementation == "gac_windows"
             found = model(ids, use_cache=False).logits
             graph = torch.cuda.CUDAGraph()

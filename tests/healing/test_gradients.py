@@ -11,10 +11,9 @@ from torch.nn.functional import cross_entropy, kl_div, one_hot
 from trained import Trained
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gac.healing import gradients, healing, plain_divergence
-from gac.healing import logits as logits_of
-from gac.healing.gradients import Captures, Gradients, can_be_captured
-from gac.healing.launches import in_one_launch
+from gac.healing import gradients, losses, run
+from gac.healing.gradients import Capturing, Gradients, can_capture
+from gac.healing.training_mode import fused_norms
 from gac.runtime.one_launch import Norm
 from gac.testing.models import tiny_config
 from tests.runtime.interpreted import DEVICE
@@ -22,12 +21,12 @@ from tests.runtime.interpreted import DEVICE
 
 @pytest.mark.parametrize("rows", [3, 64])
 def test_the_gradient_of_a_divergence_is_its_own(rows: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(plain_divergence, "IN_FLOAT32", rows * 20)
+    monkeypatch.setattr(losses, "FLOAT32_LOGITS", rows * 20)
     found, due = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
     exact, made = (found.clone().requires_grad_() for _ in range(2))
     divergence = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="sum")
     (divergence / 3).backward()
-    summed = logits_of._Loss.apply(made, due, torch.ones(8), torch.zeros(8, dtype=torch.long))
+    summed = losses.distillation_loss(made, due, torch.ones(8), torch.zeros(8, dtype=torch.long))
     (summed / 3).backward()
     assert summed.item() == pytest.approx(divergence.item(), rel=1e-5)
     torch.testing.assert_close(made.grad, exact.grad)
@@ -44,8 +43,8 @@ def test_a_part_of_the_loss_is_the_next_token() -> None:
     expected = divergence[:, -1].sum() + ((1 - parts) * divergence[:, :-1] + parts * missed).sum()
     weights = list(model.parameters())
     exact = torch.autograd.grad(expected, weights)
-    assert logits_of.summed_loss(model, dense, ids).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
-    summed = logits_of.summed_loss(model, dense, ids, parts[:, 0])
+    assert losses.summed_loss(model, dense, ids).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
+    summed = losses.summed_loss(model, dense, ids, parts[:, 0])
     assert summed.item() == pytest.approx(expected.item(), rel=1e-5)
     for one, other in zip(torch.autograd.grad(summed, weights), exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -53,7 +52,7 @@ def test_a_part_of_the_loss_is_the_next_token() -> None:
 
 @pytest.mark.parametrize("size", [20, 2048, 5000])
 def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
-    from gac.healing import divergence_kernel
+    from gac.healing import triton_kernels
 
     draw = torch.Generator().manual_seed(0)
     found, due = ((4 * torch.randn(3, 2 * size, generator=draw)).to(DEVICE) for _ in range(2))
@@ -63,11 +62,11 @@ def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
     expected.sum().backward()
     for dtype, off in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
         given, by = (found.to(dtype), due.to(dtype)), torch.tensor(0.5, device=DEVICE)
-        sums, logs = divergence_kernel.divergences(*given)
+        sums, logs = triton_kernels.kl_divergence(*given)
         torch.testing.assert_close(sums, expected.detach(), rtol=off, atol=1e-6)
         kept, labels = torch.tensor([1.0, 0.75, 0.0], device=DEVICE), torch.tensor([7, 11, 3], device=DEVICE)
         rest = (1 - kept)[:, None] * (found.softmax(-1) - one_hot(labels, size))
-        gradient = divergence_kernel.gradient(*given, logs, kept, labels, by)
+        gradient = triton_kernels.kl_gradient(*given, logs, kept, labels, by)
         wanted = (kept[:, None] * exact.grad + rest) / 2
         torch.testing.assert_close(gradient, wanted.to(dtype), rtol=20 * off, atol=off)
 
@@ -87,12 +86,12 @@ def test_gradients_of_several_parts_add_up(captures: bool, caplog: Any, monkeypa
         run(*given)
         raise NotImplementedError
 
-    monkeypatch.setattr(gradients, "_Captured", refused)  # then they run as they are
+    monkeypatch.setattr(gradients, "_CapturedPass", refused)  # then they run as they are
     weight, loss = weight_and_loss()
-    found = Gradients(loss, [weight], Captures(captures))
+    found = Gradients(loss, [weight], Capturing(captures))
     with caplog.at_level(logging.INFO):
         for step in (1.0, 2.0):
-            found.begin()
+            found.zero()
             sums = sum(float(found.add(torch.full((2, 3), at), torch.tensor(4.0))) for at in (step, step + 1))
             other, same = weight_and_loss()
             due = same(torch.full((2, 3), step), 4) + same(torch.full((2, 3), step + 1), 4)
@@ -111,9 +110,9 @@ def test_what_is_captured_adds_nothing_by_being_captured(monkeypatch: Any) -> No
             self.run = lambda given: run(*given)
             run(*given)  # as the runs that warm up do
 
-    monkeypatch.setattr(gradients, "_Captured", Captured)
-    found = Gradients(loss, [weight], Captures(True))
-    found.begin()
+    monkeypatch.setattr(gradients, "_CapturedPass", Captured)
+    found = Gradients(loss, [weight], Capturing(True))
+    found.zero()
     held = weight.grad
     for rows in (2, 3):  # two shapes, each captured when it is met
         found.add(torch.ones(rows, 3), torch.tensor(1.0))
@@ -121,17 +120,17 @@ def test_what_is_captured_adds_nothing_by_being_captured(monkeypatch: Any) -> No
     (same(torch.ones(2, 3), 1) + same(torch.ones(3, 3), 1)).backward()
     torch.testing.assert_close(weight.grad, other.grad)
     assert weight.grad is held
-    found.begin()
+    found.zero()
     assert weight.grad is held
     assert not held.any()
 
 
 def test_large_models_and_those_without_a_gpu_are_not_captured(tiny_model: Any, monkeypatch: Any) -> None:
-    assert not can_be_captured(tiny_model)
+    assert not can_capture(tiny_model)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert can_be_captured(tiny_model, copy.deepcopy(tiny_model))
-    monkeypatch.setattr(gradients, "CHECKPOINTED", 1000)
-    assert not can_be_captured(tiny_model)
+    assert can_capture(tiny_model, copy.deepcopy(tiny_model))
+    monkeypatch.setattr(gradients, "LARGE", 1000)
+    assert not can_capture(tiny_model)
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -141,7 +140,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_healing_is_the_same_whether_its_steps_are_captured(learned: Trained, monkeypatch: Any) -> None:
     states = []
     for captured in (True, True, False):
-        monkeypatch.setattr(healing, "can_be_captured", can_be_captured if captured else lambda *_models: False)
+        monkeypatch.setattr(run, "can_capture", can_capture if captured else lambda *_models: False)
         small = learned.heal(learned.compressed().cuda(), against=copy.deepcopy(learned.model).cuda())
         states.append({name: one.cpu() for name, one in small.state_dict().items()})
     for other in states[1:]:
@@ -153,14 +152,14 @@ def test_a_healing_is_the_same_whether_its_steps_are_captured(learned: Trained, 
 def test_a_run_that_waits_for_its_gpu_is_not_captured_and_goes_on(device: int) -> None:
     weight, loss = weight_and_loss(f"cuda:{device}")
     given = torch.ones(2, 3, device=weight.device), torch.tensor(2.0)
-    found, waits = [], Captures(True)
-    for run, captures in ((loss, Captures(True)), (lambda *one: loss(*one) * float(weight.sum() + 1), waits)):
-        made = Gradients(run, [weight], captures)
-        made.begin()
+    found, waits = [], Capturing(True)
+    for step, captures in ((loss, Capturing(True)), (lambda *one: loss(*one) * float(weight.sum() + 1), waits)):
+        made = Gradients(step, [weight], captures)
+        made.zero()
         found.append((float(made.add(*given)), weight.grad.clone()))
         weight.grad = None
     loss(*given).backward()
-    assert not waits.on
+    assert not waits.enabled
     assert found[0][0] > 0
     assert torch.equal(found[0][1], weight.grad)
     torch.testing.assert_close(found[1][1], weight.grad)
@@ -180,7 +179,7 @@ def test_norms_in_one_kernel_find_what_they_find_and_are_put_back(model_type: st
     norms[1].forward = others = norms[1].forward  # as a hook of accelerate
     ids = torch.arange(12).view(1, 12)
     due = model(ids).logits
-    with in_one_launch(model, model):  # each is met twice
+    with fused_norms(model, model):  # each is met twice
         assert all("forward" in vars(one) for one in norms)
         assert norms[0].forward is not own
         assert norms[1].forward is others

@@ -12,7 +12,7 @@ from trained import LENGTH, Trained
 
 import gac
 from gac.core.errors import TextError
-from gac.healing.own_text import Start, _written, pieces_of
+from gac.healing.sampling import Start, pieces_of, sample
 from gac.healing.text import HealingText, healing_text, held_out
 from gac.measurement.text import TextSpec, Windows, windows_of
 from gac.models.loading import Loaded
@@ -40,7 +40,7 @@ def test_own_text_is_written_beside_what_is_trained_on(learned: Trained, other: 
     assert len(nothing) == 0
     of_other = found.train[:, 1] != 7
     assert torch.equal(beside.ids, found.train[of_other])
-    assert len(found.held[found.held[:, 1] != 7]) + len(beside) == 20
+    assert len(found.heldout[found.heldout[:, 1] != 7]) + len(beside) == 20
 
 
 def test_only_text_that_is_given_has_labels(learned: Trained, other: str) -> None:
@@ -49,8 +49,8 @@ def test_only_text_that_is_given_has_labels(learned: Trained, other: str) -> Non
         text_of([f"self:24x{LENGTH}"], learned, seen, labels=True)
     assert seen == []
     found = text_of([f"self:24x{LENGTH}", f"{other}:20x{LENGTH}"], learned, labels=True)
-    assert torch.equal(found.given, (found.train[:, 1] != 7).float())
-    assert torch.equal(found.held_given, (found.held[:, 1] != 7).float())
+    assert torch.equal(found.labelled, (found.train[:, 1] != 7).float())
+    assert torch.equal(found.heldout_labelled, (found.heldout[:, 1] != 7).float())
 
 
 def test_pieces_are_what_texts_say_behind_a_bos() -> None:
@@ -66,7 +66,7 @@ def test_pieces_are_what_texts_say_behind_a_bos() -> None:
 def test_windows_begin_with_starts_in_even_steps_and_go_on_with_the_next(tiny_model: Any) -> None:
     starts = [Start((at, at + 1)) for at in range(0, 12, 2)]
     tiny_model.generation_config.eos_token_id = [*range(tiny_model.config.vocab_size)]  # every token ends a document
-    found = _written(tiny_model, starts, 3, 12, 0, None, progress=False).view(3, 12)[:, [0, 1, 3, 4]]
+    found = sample(tiny_model, starts, 3, 12, 0, None, show_progress=False).view(3, 12)[:, [0, 1, 3, 4]]
     assert found.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
@@ -81,7 +81,7 @@ def test_tokens_that_the_model_lacks_are_refused_before_it_reads_them(learned: T
 
 
 def rows(text: HealingText) -> set[tuple[int, ...]]:
-    return set(map(tuple, torch.cat([text.train, text.held]).tolist()))
+    return set(map(tuple, torch.cat([text.train, text.heldout]).tolist()))
 
 
 @pytest.fixture
@@ -107,23 +107,23 @@ def test_own_text_without_a_size_has_the_windows_of_the_plan(learned: Trained, o
     found = text_of([other, "self"], learned)
     assert found.names == (str(other), "self")
     assert found.train.shape[1] == LENGTH
-    written = (torch.cat([found.train, found.held])[:, 1] == 7).sum()
+    written = (torch.cat([found.train, found.heldout])[:, 1] == 7).sum()
     assert written == 512
 
 
 def test_a_small_text_is_read_more_often_than_a_large_one(learned: Trained, other: str) -> None:
     found = text_of([f"{other}:20x{LENGTH}", f"self:180x{LENGTH}"], learned)
     own = found.train[:, 1] == 7
-    assert len(found.read) == 3 * int((~own).sum()) + int(own.sum())  # the root of 9
-    assert torch.equal(found.given, (~own).float())
-    drawn = found.drawn(0, 2 * len(found.read), seed=0)
+    assert len(found.epoch) == 3 * int((~own).sum()) + int(own.sum())  # the root of 9
+    assert torch.equal(found.labelled, (~own).float())
+    drawn = found.batch(0, 2 * len(found.epoch), seed=0)
     for turn in drawn.chunk(2):
         assert (~own[turn]).sum() == 3 * (~own).sum()
         assert torch.equal(turn.unique(), torch.arange(len(found.train)))
     assert not torch.equal(*drawn.chunk(2))
-    assert torch.equal(found.drawn(5, 7, seed=0), drawn[5:12])
-    assert not torch.equal(found.drawn(0, 12, seed=1), drawn[:12])
-    assert torch.equal(text_of(other, learned).read, torch.arange(len(text_of(other, learned).train)))
+    assert torch.equal(found.batch(5, 7, seed=0), drawn[5:12])
+    assert not torch.equal(found.batch(0, 12, seed=1), drawn[:12])
+    assert torch.equal(text_of(other, learned).epoch, torch.arange(len(text_of(other, learned).train)))
 
 
 @pytest.mark.parametrize("given", [["one", "two words " * 1200], ["self: I am " * 1200, "a document"]])

@@ -14,19 +14,19 @@ from trained import TOKENS, Trained
 
 import gac
 from gac.core.io import home
-from gac.healing import heal, state
-from gac.healing.healing import Healing
-from gac.healing.state import Reached, StateFile, key_of
-from gac.healing.work import Work
+from gac.healing import checkpoint, heal
+from gac.healing.checkpoint import CheckpointFile, key_of
+from gac.healing.records import Progress, TrainingBudget
+from gac.healing.run import DistillationRun
 from tests.compression.applying import logits
 
 KILLED = """
 import os, signal, sys
-from gac.healing import state
+from gac.healing import checkpoint
 
-state.EVERY = 0.0
-state.SHARE = 1e9
-write, left = state.StateFile.write, [int(sys.argv.pop(1))]
+checkpoint.INTERVAL = 0.0
+checkpoint.TIME_SHARE = 1e9
+write, left = checkpoint.CheckpointFile.write, [int(sys.argv.pop(1))]
 
 def then_killed(self, *given):
     write(self, *given)
@@ -34,7 +34,7 @@ def then_killed(self, *given):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-state.StateFile.write = then_killed
+checkpoint.CheckpointFile.write = then_killed
 from gac.cli import main
 main(sys.argv[1:])
 """
@@ -46,7 +46,7 @@ def states() -> list[Path]:
 
 def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Keep a state whenever one can be kept, and interrupt the run behind so many."""
-    write, left = StateFile.write, [after]
+    write, left = CheckpointFile.write, [after]
 
     def then_interrupted(self: Any, *given: Any) -> None:
         write(self, *given)
@@ -54,9 +54,9 @@ def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         if not left[0]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(state, "EVERY", 0.0)
-    monkeypatch.setattr(state, "SHARE", 1e9)
-    monkeypatch.setattr(StateFile, "write", then_interrupted)
+    monkeypatch.setattr(checkpoint, "INTERVAL", 0.0)
+    monkeypatch.setattr(checkpoint, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(CheckpointFile, "write", then_interrupted)
 
 
 @pytest.mark.parametrize("after", [1, 2, 12])
@@ -104,7 +104,7 @@ def test_a_damaged_state_is_said_and_left(learned: Trained, monkeypatch: Any, ca
     [path] = states()
     path.write_bytes(path.read_bytes()[:100])
     again = learned.heal(small)
-    assert f"the state of healing in {path} cannot be read, so it begins again" in caplog.text
+    assert f"the checkpoint of healing in {path} cannot be read, starting afresh" in caplog.text
     assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))
 
 
@@ -119,8 +119,8 @@ def test_a_run_that_is_killed_while_it_measures_what_it_gave_goes_on(learned: Tr
         return measured[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "EVERY", 0.0)
-        patch.setattr(state, "SHARE", 1e9)
+        patch.setattr(checkpoint, "INTERVAL", 0.0)
+        patch.setattr(checkpoint, "TIME_SHARE", 1e9)
         patch.setattr(heal, "_divergence", then_interrupted)
         with pytest.raises(KeyboardInterrupt):
             learned.heal(small)
@@ -130,7 +130,7 @@ def test_a_run_that_is_killed_while_it_measures_what_it_gave_goes_on(learned: Tr
 
 
 def test_processes_read_one_state_whatever_the_numbers_of_their_gpus() -> None:
-    work, weights = Work.of(None, 1000, None, 0.0, False, 0.0, 0, 1), {"weight": torch.ones(2)}
+    work, weights = TrainingBudget(None, 1000, 1e-3, 0.0, False, 0.0, 0), {"weight": torch.ones(2)}
     models = [SimpleNamespace(device=torch.device(name), state_dict=weights.copy) for name in ("cuda:0", "cuda:1")]
     assert len({key_of(model, "dense", {}, work) for model in models}) == 1
 
@@ -138,22 +138,22 @@ def test_processes_read_one_state_whatever_the_numbers_of_their_gpus() -> None:
 @pytest.mark.parametrize(("others", "tokens"), [(5, 5), (None, 0), (4, 0)])
 def test_processes_go_on_together_or_begin_together(others: int | None, tokens: int, learned: Trained) -> None:
     values = {"weight": torch.zeros(2)}
-    found = Reached(1.0, 1.0, tokens=5), {"now": values}
-    healing = Healing.__new__(Healing)
-    healing.state = SimpleNamespace(read=lambda: found)  # type: ignore[assignment]
+    found = Progress(1.0, 1.0, tokens=5), {"now": values}
+    healing = DistillationRun.__new__(DistillationRun)
+    healing.file = SimpleNamespace(read=lambda: found)  # type: ignore[assignment]
     healing.ranks = SimpleNamespace(gathered=lambda own: [own, others])  # type: ignore[assignment]
     restored: list[Any] = []
-    healing.trained = SimpleNamespace(restore=restored.append, divided=dict, values=dict, count=2)  # type: ignore[assignment]
-    healing.text = SimpleNamespace(train=[], held=[], names=["a text"])  # type: ignore[assignment]
-    healing.model, healing._begun, healing._loss = learned.model, 0.0, lambda: 2.0  # type: ignore[method-assign]
-    healing.resume_or_start()
-    assert healing.reached.tokens == tokens
+    healing.trainables = SimpleNamespace(restore=restored.append, shard=dict, snapshot=dict, count=2)  # type: ignore[assignment]
+    healing.text = SimpleNamespace(train=[], heldout=[], names=["a text"])  # type: ignore[assignment]
+    healing.model, healing.start, healing._heldout_loss = learned.model, 0.0, lambda: 2.0  # type: ignore[method-assign]
+    healing.start_or_resume()
+    assert healing.progress.tokens == tokens
     assert restored == ([values] if tokens else [])
 
 
 def test_what_was_best_is_not_held_any_longer(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    healings, run = [], heal.run
-    monkeypatch.setattr(heal, "run", lambda healing: run(healings.append(healing) or healing))
+    healings, train = [], heal.run_in_place
+    monkeypatch.setattr(heal, "run_in_place", lambda healing: train(healings.append(healing) or healing))
     learned.heal(learned.compressed())
     [healing] = healings
-    assert (healing.given, healing.best, healing.moments) == ({}, {}, {})
+    assert (healing.initial, healing.best, healing.optimizer_state) == ({}, {}, {})

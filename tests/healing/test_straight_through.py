@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_product_where_a_number_can_move(scheme: str)
 @pytest.mark.parametrize("size", [16, 48, 1500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_kernel_of_a_rounded_matrix_finds_what_pytorch_does(size: int, dtype: torch.dtype) -> None:
-    from gac.healing.rounding_kernel import Rounded
+    from gac.healing.triton_kernels import FakeQuantize
 
     draw = torch.Generator().manual_seed(0)
     columns = 1500
@@ -98,7 +98,7 @@ def test_the_kernel_of_a_rounded_matrix_finds_what_pytorch_does(size: int, dtype
     number = within + (within.round() - within).detach()
     expected = (within.round().detach() - shift) * wide + (number - number.detach()) * wide.detach()
     by = torch.randn(5, columns, generator=draw).to(DEVICE, dtype)
-    found = Rounded.apply(master, scale, zero, size, 0, 15, dtype)
+    found = FakeQuantize.apply(master, scale, zero, size, 0, 15, dtype)
     assert torch.equal(found, expected.detach().to(dtype))
     wanted = torch.autograd.grad(expected, (master, scale), by.float())
     made = torch.autograd.grad(found, (master, scale), by)
@@ -118,7 +118,7 @@ def test_a_matrix_is_the_same_by_the_kernel(scheme: str, kind: str, monkeypatch:
     found = {}
     for runs in (False, True):
         monkeypatch.setattr(straight_through, "kernels_run_on", lambda _, runs=runs: runs)
-        values = module._values(torch.float32)
+        values = module.quantized_weight(torch.float32)
         by = torch.linspace(-1, 1, values.numel(), device=DEVICE).view_as(values)
         found[runs] = values, *torch.autograd.grad(values, (module.weight, module.factor), by)
     assert torch.equal(found[True][0], found[False][0])
