@@ -180,7 +180,6 @@ class Bench:
         return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices, self._ends(head))
 
     def _ends(self, head: RoundedHead | None) -> Mapping[str, nn.Module]:
-        """Embedding and LM head, quantised once for all versions."""
         if head is None:
             return {}
         if head.scheme not in self._quantized_ends:
@@ -218,7 +217,6 @@ class Bench:
         return replace(result, predicted_ns=predicted, sum_ns=reference.predict_by_sum(table_ns - sums[0]))
 
     def _bytes(self, version: Version, workload: str) -> int:
-        """Bytes on a GPU of the targeted weights, the change by a quantised LM head, and the KV cache in decode."""
         parsed = Workload.parse(workload)
         tokens = parsed.batch * parsed.tokens if parsed.phase == "decode" else 0
         head = version.head.bytes - version.head.dense_bytes if version.head else 0
@@ -226,7 +224,6 @@ class Bench:
 
 
 def _heads(versions: Sequence[Version]) -> tuple[RoundedHead | None, ...]:
-    """The heads of the versions, the dense model's first."""
     return tuple(dict.fromkeys((None, *(version.head for version in versions))))
 
 

@@ -101,7 +101,6 @@ def _common_dtype(models: Sequence[ModelOrName]) -> torch.dtype | None:
 
 
 def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:
-    """Open a model, a compressed checkpoint in this dtype."""
     if not isinstance(model, str | Path):
         return open_model(model)
     logger.info("loading %s", model)
@@ -140,7 +139,6 @@ def _measure(
 
 
 def _prediction(result: Evaluated, dense: Loaded) -> float | None:
-    """The plan's predicted loss, if ``dense`` is the model it was made for."""
     plan = result.plan
     if plan is None or result.perplexity is None or plan.healed:  # plans do not predict the gain of healing
         return None

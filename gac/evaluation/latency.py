@@ -23,8 +23,7 @@ from gac.profiling.timing.stopwatch import Stopwatch
 PRECISION = 0.005
 MIN_ROUNDS, MAX_ROUNDS = 7, 31
 MAX_NS = 4e9
-READ = 1024
-"""Tokens of a sequence that are read to fill a context."""
+READ = 1024  # tokens of a sequence that are read to fill a context
 _RECOMPILATIONS = 256
 _ATTENTION = "sdpa_whole"
 METHOD = (
@@ -49,7 +48,6 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Floats) -> "Spread":
-        """From samples in ns."""
         low, median, high = (float(value) for value in np.percentile(samples, (25, 50, 75)))
         return cls(median, high - low, len(samples))
 
@@ -112,8 +110,6 @@ def interleaved(run_round: Callable[[Sequence[int]], Batch], count: int) -> Floa
     every median is known to 0.5 %: 7 to 31, or only 7 if these take 4 seconds. The first round is dropped. One that was
     queued too late, and includes launch overhead, is repeated, up to 16 times.
 
-    Args:
-        run_round: runs the versions in the given order.
     """
     rows: list[Floats] = []
     spent, discarded = 0.0, 0
@@ -133,16 +129,11 @@ def interleaved(run_round: Callable[[Sequence[int]], Batch], count: int) -> Floa
     return np.stack(rows)
 
 
-Captured = tuple[torch.cuda.CUDAGraph, Step]
-"""A graph, and the step that owns its inputs and outputs."""
+Captured = tuple[torch.cuda.CUDAGraph, Step]  # A graph, and the step that owns its inputs and outputs
 
 
 class GraphTimer:
-    """Times models on the current CUDA device.
-
-    Raises:
-        ProfileError: there is none.
-    """
+    """Times models on the current CUDA device; a ProfileError if there is none."""
 
     def __init__(self) -> None:
         header = fingerprint()
@@ -151,11 +142,7 @@ class GraphTimer:
         self._contexts = Contexts()
 
     def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Captured, int]:
-        """Capture one run; also returns the bytes of weights, cache and peak allocation.
-
-        Raises:
-            GacError: it does not fit in the GPU's memory.
-        """
+        """Capture one run; also returns the bytes of weights, cache and peak allocation."""
         try:
             ids = prepare(model, workload)
             cached, step = 0, prefill_step(model, ids)
@@ -178,7 +165,6 @@ class GraphTimer:
             ) from failure
 
     def round(self, prepared: Sequence[Captured]) -> Batch:
-        """Replay each once."""
         return self._stopwatch.round([graph for graph, _ in prepared])
 
 
@@ -194,10 +180,7 @@ class Context:
     """A static cache that is full but for the last token, for all models with keys and values of the same shape.
 
     It repeats what the given model wrote for the first ``READ`` tokens, because a long prompt of many sequences would
-    take more memory than a step. The contents do not affect the time.
-
-    Args:
-        ids: int64 ``(batch, tokens)``.
+    take more memory than a step. The contents do not affect the time. ``ids`` are int64 ``(batch, tokens)``.
     """
 
     def __init__(self, model: Any, ids: Tensor) -> None:
@@ -231,7 +214,6 @@ class Contexts:
         self._contexts: dict[_Layout, Context] = {}
 
     def get(self, model: Any, workload: Workload, ids: Tensor) -> Context:
-        """The context of this model, which is made if there is none."""
         if workload != self._workload:
             self._workload, self._contexts = workload, {}
         layout = _layout(model, ids[:1, :1])

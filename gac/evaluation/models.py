@@ -18,11 +18,7 @@ ModelOrName = PreTrainedModel | str | Path
 def open_model(
     model: ModelOrName, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Loaded:
-    """Load a dense model, or a compressed one with its plan as ``gac_plan``; a loaded model is not changed.
-
-    Raises:
-        GacError: it cannot be read.
-    """
+    """Load a dense model, or a compressed one with its plan as ``gac_plan``; a loaded model is not changed."""
     if isinstance(model, str | Path) and is_checkpoint(model):
         return Loaded(load(str(model), device, dtype), str(model), str(model))
     return load_model(model, device=device, dtype=dtype)

@@ -17,11 +17,9 @@ class Part:
     attention: bool
 
     def is_output(self, weight: Weight) -> bool:
-        """True if the weight is the output projection of such a block."""
         return (weight.values if self.attention else weight.neurons) == "in"
 
     def share(self, choice: WeightChoice) -> float:
-        """The fraction of the component that a choice keeps."""
         form, dim = form_named(choice.form).shortening(choice.dim)
         return dim / form.full(choice.weight) if form == self.form else 1.0
 

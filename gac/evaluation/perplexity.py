@@ -20,10 +20,8 @@ from gac.measurement.documents import Text
 from gac.models.modules import frozen
 from gac.models.threads import one_call_at_a_time
 
-POSITIONS = 512
-"""Float32 logits are made for this many positions at a time: 256 MB at 128k words."""
-CPU_POSITIONS = 32
-"""Few on a CPU, so that they stay in its cache."""
+POSITIONS = 512  # float32 logits are made for this many positions at a time: 256 MB at 128k words
+CPU_POSITIONS = 32  # few on a CPU, so that they stay in its cache
 
 
 @checked

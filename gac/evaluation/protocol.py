@@ -27,7 +27,6 @@ class Sample:
 
     @property
     def protocol(self) -> str:
-        """The description of the sample for a result."""
         cut = self.cut
         size = f"{len(cut)} windows x {cut.length}{'' if cut.whole else ' in even steps'}"
         return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
@@ -61,7 +60,6 @@ def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | N
 
 
 def dtype_of(model: PreTrainedModel) -> str:
-    """The dtype of a model's weights: ``bfloat16``."""
     return str(model.dtype).removeprefix("torch.")
 
 

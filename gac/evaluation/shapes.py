@@ -35,8 +35,7 @@ from gac.schemes import scheme_named
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
 _POSITIONS = 131_072
-SCALE = 0.02
-"""Standard deviation of random weights."""
+SCALE = 0.02  # standard deviation of random weights
 
 
 def planner_of_shapes(
@@ -185,5 +184,4 @@ def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
 
 
 def is_stored(choice: WeightChoice) -> bool:
-    """True if the weight's scheme has a storage."""
     return scheme_named(choice.scheme).storage is not None

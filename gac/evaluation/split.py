@@ -32,12 +32,7 @@ from gac.schemes import scheme_named
 
 @dataclass(frozen=True, eq=False)
 class SplitShapes:
-    """This process's shard of a model of known shapes and of its variants, with random weights.
-
-    Attributes:
-        meta: the full dense model on the meta device.
-        dense: this process's shard of it.
-    """
+    """This process's shard of a model on the meta device, ``dense``, and shards of variants; weights are random."""
 
     meta: PreTrainedModel
     ranks: Ranks
@@ -48,11 +43,7 @@ class SplitShapes:
 
     @staticmethod
     def of(name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> "SplitShapes":
-        """For named shapes.
-
-        Raises:
-            ModelError: the shapes are unknown, or cannot be split.
-        """
+        """For named shapes; a ModelError if they are unknown or cannot be split."""
         with _as_model_error():
             return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
 
@@ -78,7 +69,6 @@ class SplitShapes:
         return filled
 
     def _split(self, changed: Sequence[WeightChoice]) -> Any:
-        """The model with these choices, split, on the meta device."""
         model, dtype = sharing(self.meta), self.meta.dtype
         biased = {choice.name: linear_at(self.meta, choice.name).bias is not None for choice in changed}
         swap_in(model, {each.name: empty_stored(each, biased[each.name], "meta", dtype).eval() for each in changed})
@@ -112,17 +102,12 @@ class SplitShapes:
 
 
 class SlowestTimer(Generic[Prepared]):
-    """Times models in every process; each round counts as the slowest process saw it, so that all take equally many.
-
-    Args:
-        timer: the timer of one process.
-    """
+    """Times models in every process; each round counts as the slowest process saw it, so that all take equally many."""
 
     def __init__(self, timer: Timer[Prepared], ranks: Ranks) -> None:
         self._timer, self._ranks = timer, ranks
 
     def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Prepared, int]:
-        """As the timer of one process."""
         return self._timer.hold(model, workload, compiled)
 
     def round(self, prepared: Sequence[Prepared]) -> Batch:
@@ -147,11 +132,7 @@ def end_together(ranks: Ranks) -> None:
 
 
 def open_split(name: str, ranks: Ranks) -> PreTrainedModel:
-    """Load this process's shard of a dense model or of a directory that GAC wrote.
-
-    Raises:
-        GacError: it cannot be read, or cannot be split.
-    """
+    """Load this process's shard of a dense model or of a directory that GAC wrote."""
     if is_checkpoint(name):
         return load(name, tp_plan="auto")
     model = load_model(name, device="cpu").model

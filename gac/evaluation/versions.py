@@ -95,7 +95,6 @@ class Planner:
 
     @property
     def alone(self) -> "Planner":
-        """The same for one GPU."""
         recipe = self.problem.recipe
         recipe = replace(recipe, deployment=replace(recipe.deployment, tensor_parallel=1))
         return replace(self, problem=replace(self.problem, recipe=recipe))
@@ -127,7 +126,6 @@ class Planner:
         return self.plan(budget, **({"forms": DEFAULT_FORMS, "fuse": "auto", "latency": None, "slack": None} | options))
 
     def by_default(self, budget: float, **options: Any) -> Version:
-        """The version of that plan."""
         plan = self.plan_by_default(budget, **options)
         sites = as_planned(self.problem.sites, plan.recipe.space.forms, "auto")
         shared = tuple(site for site, choice in zip(sites, plan.sites, strict=True) if choice.shared)
@@ -138,7 +136,6 @@ class Planner:
         return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), fuse=True, schemes=(scheme,)))
 
     def dense(self, fused: bool) -> Version:
-        """The dense model."""
         return version_of(FUSED if fused else DENSE, self.plan(1.0, forms=(), fuse=fused))
 
     def dense_versions(self) -> tuple[Version, Version, Version]:
@@ -180,7 +177,6 @@ def _loss(choices: Iterable[WeightChoice], curves: LossCurves) -> float:
 
 
 def version_of(name: str, plan: Plan) -> Version:
-    """The version of a plan."""
     table = {workload.workload: workload.plan_ns for workload in plan.workloads}
     fused = plan.recipe.deployment.fuse is True
     return Version(name, plan.weights, fused, plan.prediction.loss, table, gpus=plan.gpus)
@@ -240,49 +236,37 @@ def fastest_version(
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
-    best = _fastest(_searches(planner, budget, workload, more_forms, schemes), workload, max_loss)
+    best = _fastest(_problems(planner, budget, workload, more_forms, schemes), workload, max_loss)
     return replace(best, name=", ".join([best.name, *more_forms]))
 
 
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """The search for the fastest choice, fused or not, for any loss."""
-
-    problem: Problem
-    workload: Workload
-    fused: bool
-
-    def fastest(self, max_loss: float) -> Version:
-        """The choice of least latency within the problem's budget and that loss."""
-        problem, column = self.problem, ns_of(self.workload)
-        limits = allowed(problem.recipe, problem.dense)
-        dense_total(problem.dense, column)
-        instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, max_loss, max_loss)
-        chosen = instance.chosen(instance.solve())
-        pairs = zip(problem.sites, chosen, strict=True)
-        choices = [choice for site, candidate in pairs for choice in candidate.choices(site.weights)]
-        [ns] = summed_latency(chosen)
-        loss = fsum(candidate.loss for candidate in chosen)
-        table, gpus = {str(self.workload): ns}, problem.recipe.deployment.tensor_parallel
-        return Version(FASTEST, tuple(choices), self.fused, loss, table, gpus=gpus)
-
-
-def _searches(
+def _problems(
     planner: Planner, budget: float, workload: Workload, more_forms: Sequence[str], schemes: Sequence[str]
-) -> list[_Search]:
+) -> list[Problem]:
+    """The problems of the fastest choice, fused and not."""
     options = {"workloads": [str(workload)], "align": COARSE}
     options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
-    return [_Search(planner.problem_of(budget, fuse=fused, **options), workload, fused) for fused in (True, False)]
+    return [planner.problem_of(budget, fuse=fused, **options) for fused in (True, False)]
 
 
-def _fastest(searches: Sequence[_Search], workload: Workload, max_loss: float) -> Version:
-    versions: list[Version] = []
-    failures: list[BudgetError] = []
-    for search in searches:
+def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -> Version:
+    versions, failures, column = list[Version](), list[BudgetError](), ns_of(workload)
+    for problem in problems:
+        deployment = problem.recipe.deployment
         try:
-            versions.append(search.fastest(max_loss))
+            limits = allowed(problem.recipe, problem.dense)
+            dense_total(problem.dense, column)
+            instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, max_loss, max_loss)
+            chosen = instance.chosen(instance.solve())
         except BudgetError as failure:
             failures.append(failure)
+            continue
+        pairs = zip(problem.sites, chosen, strict=True)
+        choices = tuple(choice for site, candidate in pairs for choice in candidate.choices(site.weights))
+        [ns] = summed_latency(chosen)
+        loss, table = fsum(candidate.loss for candidate in chosen), {str(workload): ns}
+        fused = deployment.fuse is True
+        versions.append(Version(FASTEST, choices, fused, loss, table, gpus=deployment.tensor_parallel))
     if not versions:
         raise failures[0]
     return min(versions, key=lambda version: version.table_ns[str(workload)] or 0)
@@ -308,11 +292,11 @@ def fastest_in_schemes(
         The versions, and a line with the reason for each that does not exist.
     """
     versions, missing = list[Version](), list[str]()
-    searches = _searches(planner, 1.0, workload, (), (DEFAULT_SCHEME, *schemes))
+    problems = _problems(planner, 1.0, workload, (), (DEFAULT_SCHEME, *schemes))
     for reference in references:
         name = f"{FASTEST_IN_SCHEMES} {reference.name}"
         try:
-            versions.append(replace(_fastest(searches, workload, reference.loss), name=name))
+            versions.append(replace(_fastest(problems, workload, reference.loss), name=name))
         except BudgetError as failure:
             missing.append(f"{name}: {failure}")
     return versions, missing

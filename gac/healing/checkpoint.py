@@ -23,18 +23,12 @@ from gac.models.loading import tensor_digest
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 60.0
-"""The minimum number of seconds between two checkpoints."""
-TIME_SHARE = 0.05
-"""The largest share of the time that writing them takes."""
+INTERVAL = 60.0  # the minimum number of seconds between two checkpoints
+TIME_SHARE = 0.05  # the largest share of the time that writing them takes
 
 
 class CheckpointFile:
-    """The checkpoint of one run, which is complete or absent.
-
-    Args:
-        key: a digest of everything that decides the result of the run.
-    """
+    """The checkpoint, complete or absent, of the run with this digest of everything that decides its result."""
 
     def __init__(self, key: str) -> None:
         self.path = home() / "healing" / key / "state.safetensors"
@@ -42,7 +36,6 @@ class CheckpointFile:
 
     @property
     def is_due(self) -> bool:
-        """True if it is time for the next checkpoint."""
         return time.monotonic() >= self._next
 
     def write(self, progress: Progress, values: Mapping[str, Snapshot]) -> None:

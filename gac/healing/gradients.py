@@ -30,12 +30,7 @@ class Capturing:
 
 
 class Gradients:
-    """Accumulates the gradients of a loss at parameters.
-
-    Args:
-        loss: a function of tensors; it is captured once for each combination of their shapes.
-        ranks: the processes over which the gradients of their batches are averaged.
-    """
+    """Accumulates the gradients of a loss, a function of tensors that is captured once for each set of shapes."""
 
     def __init__(
         self, loss: Loss, parameters: Iterable[nn.Parameter], capturing: Capturing, ranks: Ranks = ALONE
@@ -54,11 +49,7 @@ class Gradients:
         torch._foreach_zero_(self._buffers)
 
     def add(self, *inputs: Tensor, last: bool = True) -> Tensor:
-        """Add the gradients of the loss of these inputs, and return the loss.
-
-        Args:
-            last: the sum is complete, and is averaged over all processes.
-        """
+        """Add the gradients of the loss of these inputs, and return it; the ``last`` sum is averaged over processes."""
         shapes = tuple(tensor.shape for tensor in inputs)
         if self._capturing.enabled and shapes not in self._captured:
             self._capture(inputs, shapes)

@@ -98,11 +98,7 @@ def heal_model(
 
 
 def checked_digest(plan: Plan, loaded: Loaded) -> str:
-    """The digest of the dense model.
-
-    Raises:
-        PlanError: the plan was made for another model.
-    """
+    """The digest of the dense model; a PlanError if the plan was made for another one."""
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     changed_sites(plan, sites)
     return planned_digest(plan, loaded, sites)
@@ -118,11 +114,7 @@ def healing_windows(
     show_progress: bool = True,
     labels: bool = False,
 ) -> HealingText:
-    """As ``healing_text``, with text sampled from the dense model, whose digest is given.
-
-    Raises:
-        GacError: the text cannot be used.
-    """
+    """As ``healing_text``, with text sampled from the dense model, whose digest is given."""
 
     def sample(windows: int, length: int, prompts: Sequence[Windows]) -> Windows:
         settings = digest, windows, length, seed, prompts, ranks, show_progress

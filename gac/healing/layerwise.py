@@ -27,14 +27,10 @@ from gac.models.modules import input_device, run_on
 
 logger = logging.getLogger(__name__)
 
-BATCH = 4096
-"""Tokens of a step, in full windows."""
-STEPS = 8
-"""The minimum number of steps per layer; batches get smaller to allow it."""
-FORWARD_SHARE = 0.25
-"""The largest share of the time for passing hidden states through the layers."""
-STATE_COPIES = 4
-"""Sets of hidden states that have to fit on a device."""
+BATCH = 4096  # tokens of a step, in full windows
+STEPS = 8  # the minimum number of steps per layer; batches get smaller to allow it
+FORWARD_SHARE = 0.25  # the largest share of the time for passing hidden states through the layers
+STATE_COPIES = 4  # sets of hidden states that have to fit on a device
 
 
 def train_layers(run: DistillationRun) -> None:
@@ -76,7 +72,6 @@ def _train(run: DistillationRun, seconds: float | None) -> None:
 
 
 def _batches(run: DistillationRun, seconds: float | None) -> tuple[list[Tensor], list[Tensor]]:
-    """This process's training batches, and the held-out batches; each batch is ``(windows, tokens)``."""
     text, heldout, count = run.text, run.text.heldout, run.ranks.count
     if seconds is None:
         windows = int(run.budget.blocks * (run.budget.tokens or 0)) // run.length
@@ -97,25 +92,14 @@ def _exceeds_device(model: Any, tokens: int) -> bool:
 
 
 class HiddenStates:
-    """Hidden states of batches on their way through the decoder layers of a model.
-
-    Args:
-        layers: the model's decoder layers, in order.
-        batches: token ids, each ``(windows, tokens)``.
-        on_host: keep the states in host memory.
-
-    Attributes:
-        states: inputs of the next layer, ``(windows, tokens, hidden)`` for each batch.
-    """
-
-    states: list[Tensor]
+    """Inputs of a model's next layer, ``states`` of shape ``(windows, tokens, hidden)`` for each batch of token ids."""
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module], batches: Sequence[Tensor], on_host: bool) -> None:
         self._layers, self._on_host = layers, on_host
         self._stack = LayerStack(model, layers)
         with torch.no_grad(), self._stack.traced(0, lambda _layer, _hidden: None):
             run_on(model, batches[0][:1])
-        self.states = [self._moved(hidden) for hidden in entering(model, layers[0], batches)]
+        self.states: list[Tensor] = [self._moved(hidden) for hidden in entering(model, layers[0], batches)]
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for states ``(windows, tokens, hidden)``."""
@@ -123,7 +107,6 @@ class HiddenStates:
 
     @torch.no_grad()
     def advance(self, layer: int) -> None:
-        """Replace all states by the layer's outputs, one batch at a time."""
         for batch, hidden in enumerate(self.states):
             self.states[batch] = self._moved(self.run(layer, hidden))
 
@@ -142,7 +125,6 @@ class _Layer:
     batches: int
 
     def train(self, seconds: float | None) -> None:
-        """Train for these seconds, or as many tokens as the budget says; restore the layer if it got no better."""
         run = self.context
         parameters = run.trainables.of_layer(run.layer_names[self.layer])
         before = after = self._heldout_error()
@@ -159,7 +141,6 @@ class _Layer:
             run.checkpoint(tuple)
 
     def _take_steps(self, parameters: dict[str, nn.Parameter], seconds: float | None) -> int:
-        """Returns the tokens trained on, in all processes."""
         run, budget, ranks = self.context, self.context.budget, self.context.ranks
         span = Span(ranks, seconds, None if budget.tokens is None else int(budget.blocks * budget.tokens))
         rate = rate_for_batch(budget.learning_rate, self.student.states[0].shape[:2].numel(), BATCH)

@@ -14,13 +14,11 @@ from gac.models.modules import input_device, run_on
 from gac.runtime.gpu import kernels_run_on
 from gac.runtime.stored import count_parameters
 
-LOGITS = 2**28
-"""Logits that are computed at a time: 1 GB in float32; more on a large GPU, to keep it busy."""
+LOGITS = 2**28  # logits that are computed at a time: 1 GB in float32; more on a large GPU, to keep it busy
 BYTES_PER_LOGIT, BYTES_PER_LOGIT_LARGE = 80, 240
 """Bytes of GPU memory for each logit computed at a time, of a small model (its logits take 5 % of the memory in
 float32) and of a large one."""
-LARGE = 1_000_000_000
-"""Models with this many parameters or more are large: they recompute activations."""
+LARGE = 1_000_000_000  # models with this many parameters or more are large: they recompute activations
 FLOAT32_LOGITS = 2**25
 """Logits that the plain path holds in float32 at a time."""
 

@@ -12,27 +12,17 @@ from gac.core.distributed.ranks import Ranks
 from gac.core.errors import HealingError
 from gac.healing.sharding import distribute_like, full_tensor
 
-WARM_UP = 0.05
-"""The share of the work over which the rate rises."""
-FINAL = 0.05
-"""The last rate, relative to the highest."""
-COOLING = 0.1
-"""The share of the work over which the rate falls once a text is overfitted."""
+WARM_UP = 0.05  # the share of the work over which the rate rises
+FINAL = 0.05  # the last rate, relative to the highest
+COOLING = 0.1  # the share of the work over which the rate falls once a text is overfitted
 BETAS = (0.9, 0.95)
 MAX_NORM = 1.0
-MIN_RMS = 2**-10
-"""Parameters that are smaller, or zero, get the rate of this root mean square."""
+MIN_RMS = 2**-10  # parameters that are smaller, or zero, get the rate of this root mean square
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class RelativeAdamW:
-    """AdamW whose steps are relative to the size of the parameters.
-
-    Args:
-        parameters: by name.
-        rms: the root mean square of each before training, by name.
-        rate: the highest learning rate, relative to it.
-    """
+    """AdamW with a learning rate relative to ``rms``, the root mean square of each parameter before training."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], rms: Mapping[str, float], rate: float, ranks: Ranks):
         self._parameters, self._ranks = dict(parameters), ranks
@@ -44,15 +34,11 @@ class RelativeAdamW:
         self._optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=fused)
 
     def step(self, loss: Tensor, scale: float, where: str) -> float:
-        """Take a step with the gradients of the parameters, which are the same in every process, and clear them.
+        """Take a step at ``scale`` times the rate, and clear the gradients, which are the same in every process.
 
         Args:
-            loss: of this process's share of the batch.
-            scale: the learning rate, relative to the highest.
+            loss: of this process's share of the batch; the mean over all processes is returned.
             where: names the step in an error.
-
-        Returns:
-            The loss of the whole batch.
 
         Raises:
             HealingError: the loss or a gradient is not finite; no step was taken.
@@ -79,7 +65,6 @@ class RelativeAdamW:
                 yield f"{key}/{name}", full_tensor(state[key].detach())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load moments and step counts that ``state`` gave."""
         for name, parameter in self._parameters.items():
             if f"step/{name}" in state:
                 moments = {key: distribute_like(parameter.data, state[f"{key}/{name}"]) for key in MOMENTS}
@@ -117,12 +102,7 @@ def rate_for_batch(rate: float, tokens: int, full: int) -> float:
 
 
 class Span:
-    """A span of work: a number of tokens, or of seconds from now on.
-
-    Args:
-        seconds: None if ``tokens`` are counted; the run is then deterministic.
-        spent: tokens or seconds that an interrupted run has used already.
-    """
+    """A span of work: a number of tokens, or of seconds from now on, of which an interrupted run has ``spent`` some."""
 
     def __init__(self, ranks: Ranks, seconds: float | None, tokens: int | None, spent: float = 0.0) -> None:
         self._ranks, self._seconds, self._tokens = ranks, seconds, tokens
@@ -130,12 +110,10 @@ class Span:
         self._start = time.monotonic() - (spent if tokens is None else 0.0)
 
     def add(self, tokens: int) -> None:
-        """Count tokens that were trained on."""
         self._read += tokens
 
     @property
     def spent(self) -> float:
-        """Tokens or seconds so far."""
         return float(self._read) if self._tokens is not None else time.monotonic() - self._start
 
     def progress(self) -> float:

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from gac.core.errors import GacError, HealingError
 
-MINUTES = 5.0
-"""The default training time."""
+MINUTES = 5.0  # the default training time
 MAX_MINUTES = 525_600
-BLOCKS = 0.1
-"""The default share of the work that trains decoder layers one at a time."""
+BLOCKS = 0.1  # the default share of the work that trains decoder layers one at a time
 RATE, RATE_PARAMS = 2e-3, 1.35e8
 """The learning rate of a model with this many parameters; it falls with the fourth root of the parameter count."""
 
@@ -64,7 +62,6 @@ class TrainingBudget:
 
 
 def default_rate(params: int) -> float:
-    """The learning rate for a model of ``params`` parameters."""
     return float(f"{RATE * (RATE_PARAMS / max(params, RATE_PARAMS)) ** 0.25:.2g}")
 
 
@@ -75,10 +72,8 @@ class LossPoint:
     Attributes:
         phase: ``blocks`` (losses are relative errors of one layer's output) or ``model`` (nats a token).
         step: the step of the phase; the layer in ``blocks``.
-        tokens: trained on so far, in both phases.
-        seconds: so far.
+        tokens, seconds: so far, in both phases.
         train_loss: the mean training loss since the last point; in ``blocks`` the held-out loss before training.
-        heldout_loss: the held-out loss.
     """
 
     phase: str
@@ -91,19 +86,14 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run; losses are in nats a token.
 
     Attributes:
-        start_loss: the held-out loss before training, nats a token.
-        best_loss: the smallest held-out loss so far; the checkpoint has its snapshot unless it is the start.
-        layers: decoder layers that have been trained one at a time.
-        steps: steps of the whole model.
-        tokens: trained on.
-        seconds: spent.
+        start_loss, best_loss: held-out losses before training, and the smallest so far.
+        layers, steps, tokens, seconds: trained layers, steps of the whole model, and totals.
         spent: tokens or seconds spent on the whole model.
         cooling_start: the share of the whole model's work at which overfitting made the rate fall early.
         recent_losses: training losses since the last point of the curve.
-        curve: the loss curve.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
@@ -120,7 +110,6 @@ class Progress:
 
     @property
     def improved(self) -> bool:
-        """True if the best held-out loss is below that of the start."""
         return self.best_loss < self.start_loss
 
 

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 
 def trainables_of(model: Any, plan: Plan, budget: TrainingBudget) -> Trainables:
-    """The trainable parameters of a compressed model."""
     return Trainables(model, plan.weights, {each.name for each in plan.weights if budget.dense or each.changed})
 
 
@@ -39,11 +38,8 @@ class DistillationRun:
     Attributes:
         dense: the dense model, in the same basis.
         start: the start of the work by ``time.monotonic``.
-        rms: the root mean square of each trained parameter before training, by name.
-        initial: snapshot before training.
-        best: snapshot with the least held-out loss; empty if none is better than the start.
+        initial, best: snapshots before training and with the least held-out loss, if that is less than the first.
         optimizer_state: of an interrupted run.
-        evaluation_seconds: duration of one held-out evaluation.
     """
 
     model: Any
@@ -105,7 +101,6 @@ class DistillationRun:
 
     @property
     def length(self) -> int:
-        """Tokens of a window."""
         return int(self.text.train.shape[1])
 
     @property
@@ -116,15 +111,12 @@ class DistillationRun:
 
     @property
     def rate_text(self) -> str:
-        """The learning rate, for errors."""
         return f" with learning_rate={self.budget.learning_rate:g}"
 
     def layers(self, model: nn.Module) -> list[nn.Module]:
-        """The decoder layers of one of the models."""
         return [model.get_submodule(name) for name in self.layer_names]
 
     def autocast(self) -> torch.autocast:
-        """As ``training_autocast`` of the model; masters are always float32."""
         return training_autocast(self.model)
 
     def evaluate_heldout(self) -> float:
@@ -136,11 +128,9 @@ class DistillationRun:
         return loss
 
     def free_snapshots(self) -> None:
-        """Drop all snapshots; the best one may be in GPU memory."""
         self.initial, self.best, self.optimizer_state = {}, {}, {}
 
     def record_loss(self, phase: str, step: int, train_loss: float, heldout_loss: float) -> None:
-        """Add a point to the loss curve."""
         point = LossPoint(phase, step, self.progress.tokens, self._elapsed, train_loss, heldout_loss)
         self.progress = replace(self.progress, curve=(*self.progress.curve, point), recent_losses=())
         logger.debug("%s", point)

@@ -30,22 +30,15 @@ from gac.measurement.store import read_tensors, write_tensors
 from gac.measurement.text import Windows, bos_of, windows_of
 from gac.models.modules import free_memory, frozen, input_device
 
-SELF = "self"
-"""The name of text that the dense model writes."""
-WINDOWS = 512
-"""The default number of windows."""
+SELF = "self"  # the name of text that the dense model writes
+WINDOWS = 512  # the default number of windows
 MAX_BATCH, MAX_BATCH_GPU = 256, 4096
 CPU_BYTES = 2**33
-FREE = 0.7
-"""The share of a GPU's free memory that a batch may take."""
-LOGIT_COPIES = 3
-"""Float32 tensors of the size of the logits in a step: these, the probabilities and their sums."""
-PIECES = 16
-"""Pieces per window of another text."""
-VERSION = 4
-"""The version of the sampler: text that another version wrote is not read."""
-MAX_DOCUMENTS = 64
-"""Documents per window above which the model counts as one that writes nothing."""
+FREE = 0.7  # the share of a GPU's free memory that a batch may take
+LOGIT_COPIES = 3  # float32 tensors of the size of the logits in a step: these, the probabilities and their sums
+PIECES = 16  # pieces per window of another text
+VERSION = 4  # the version of the sampler: text that another version wrote is not read
+MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing
 ATTENTION = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 """Not cuDNN's attention, which plans anew for every length."""
 _MARK = "0f1e2d3c"
@@ -155,8 +148,7 @@ def sample(
 ) -> Tensor:
     """Sample windows, one after another, int64; without the ``bos`` that is put before each of them later.
 
-    Args:
-        starts: the first documents of the windows take them in even steps; each later one takes the next.
+    First documents of windows take ``starts`` in even steps, later ones the next.
     """
     bar = progress_bar("writing text", "token", total=windows * length, shown=show_progress)
     first = [window * len(starts) // windows for window in range(windows)]
@@ -195,8 +187,6 @@ def _sample_batch(model: Any, writers: Sequence[Writer], uniform: Tensor, bar: A
 
 
 class _PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values with room for a number of tokens, in the dtype that attention reads them in."""
-
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tokens = tokens

@@ -17,10 +17,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gac.core.distributed.ranks import Ranks
 from gac.models.modules import free_memory, input_device
 
-STATE_BYTES = 16
-"""Bytes of a trained number: master, gradient and two moments, in float32."""
-FREE = 0.6
-"""The share of a GPU's free memory that they may take."""
+STATE_BYTES = 16  # bytes of a trained number: master, gradient and two moments, in float32
+FREE = 0.6  # the share of a GPU's free memory that they may take
 
 
 def needs_sharding(model: Any, trained: int, ranks: Ranks) -> bool:
@@ -38,7 +36,6 @@ def fits(numbers: int, device: torch.device) -> bool:
 
 @contextmanager
 def offloaded(*models: nn.Module) -> Iterator[None]:
-    """Keep models in host memory inside the context."""
     devices = [input_device(model) for model in models]
     try:
         for model in models:
@@ -76,7 +73,6 @@ def gather_like(tensor: Tensor, part: Tensor) -> Tensor:
 
 
 def shard_like(tensor: Tensor, values: Tensor) -> Tensor:
-    """This process's part of full values, on the host, sharded as ``tensor`` is."""
     return local_part(distribute_like(tensor, values)).to("cpu", copy=True) if isinstance(tensor, DTensor) else values
 
 

@@ -30,8 +30,7 @@ from gac.models.loading import Loaded
 from gac.plan.plan import Plan
 
 MIN_WINDOWS = 10
-HELDOUT_EVERY, MAX_HELDOUT = 10, 16
-"""One of so many windows is held out, up to a maximum."""
+HELDOUT_EVERY, MAX_HELDOUT = 10, 16  # one of so many windows is held out, up to a maximum
 
 Sampler = Callable[[int, int, Sequence[Windows]], Windows]
 """Samples a number of windows of a length from the dense model, which continue windows of other texts."""
@@ -69,7 +68,6 @@ class HealingText:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, for a digest."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
@@ -147,11 +145,7 @@ def epoch_indices(text_of_window: Tensor) -> Tensor:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Check that names are those of texts.
-
-    Raises:
-        TextError: one is neither ``self`` nor known nor a file, or its size is malformed.
-    """
+    """Raise a TextError if a name is neither ``self`` nor known nor a file, or if its size is malformed."""
     for name in names:
         _Request.parse(name, DEFAULT_LENGTH)
 
@@ -199,11 +193,7 @@ class _Request:
 
     @classmethod
     def parse(cls, item: str | Part, length: int) -> "_Request":
-        """Parse a text, with windows of ``length`` tokens unless it has a size.
-
-        Raises:
-            TextError: a name is neither ``self`` nor known nor a file, or its size is malformed.
-        """
+        """Parse a text, with windows of ``length`` tokens unless it has a size; errors as for ``check_names``."""
         if isinstance(item, Documents):
             return cls(item.name, item, complete=True)
         if not isinstance(item, str):
@@ -242,11 +232,7 @@ def _requests(text: CalibrationText | None, plan: Plan) -> list[_Request]:
 
 
 def split_texts(text: CalibrationText, length: int) -> tuple[str | Part, ...]:
-    """The items of a list if one of them names a text, else the parts as ``Texts.of`` reads them.
-
-    Args:
-        length: tokens of a window of documents that do not say how they are packed.
-    """
+    """The items of a list if one of them names a text, else the parts as ``Texts.of``, or documents of this length."""
     if isinstance(text, (str, PathLike)):
         return (str(text),)
     if not isinstance(text, Iterable):

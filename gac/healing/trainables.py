@@ -19,19 +19,15 @@ from gac.schemes import scheme_named
 
 logger = logging.getLogger(__name__)
 
-Snapshot = dict[str, Tensor]
-"""Values of parameters by name; of a sharded model, this process's shards."""
+Snapshot = dict[str, Tensor]  # values of parameters by name; of a sharded model, this process's shards
 
 
 class Trainables:
-    """The trainable parameters in float32, by their names in the model; no others need gradients.
+    """The trainable parameters in float32, by their names in the model, in its order; no others need gradients.
 
     Args:
         weights: the plan's choice for every targeted weight.
         trained: names of the weights to train.
-
-    Attributes:
-        parameters: in model order.
     """
 
     def __init__(self, model: Any, weights: Sequence[WeightChoice], trained: Collection[str]) -> None:
@@ -51,16 +47,13 @@ class Trainables:
 
     @property
     def count(self) -> int:
-        """The number of trained numbers."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
     def rebind(self) -> None:
-        """Look the parameters up again, after the model was sharded."""
         current = dict(self._model.named_parameters())
         self.parameters = {name: current[name] for name in self.parameters}
 
     def of_layer(self, layer: str) -> dict[str, nn.Parameter]:
-        """The parameters of a decoder layer, by its name."""
         return {name: each for name, each in self.parameters.items() if name.startswith(f"{layer}.")}
 
     def rms(self) -> dict[str, float]:
@@ -68,7 +61,6 @@ class Trainables:
         return {name: float(each.detach().square().mean().sqrt()) for name, each in self.parameters.items()}
 
     def snapshot(self, reuse: Snapshot | None = None, on_device: bool = False) -> Snapshot:
-        """As ``snapshot`` of these parameters."""
         return snapshot(self.parameters, reuse, on_device)
 
     def gather(self, values: Snapshot | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -77,12 +69,10 @@ class Trainables:
             yield name, gather_like(self.parameters[name], value)
 
     def shard(self, values: Snapshot) -> Snapshot:
-        """This process's shards of full values."""
         return {name: shard_like(self.parameters[name], value) for name, value in values.items()}
 
     @torch.no_grad()
     def restore(self, values: Snapshot) -> None:
-        """Set some or all parameters to the values of a snapshot."""
         for name, value in values.items():
             local_part(self.parameters[name]).copy_(value)
 

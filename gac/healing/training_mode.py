@@ -136,7 +136,6 @@ def _has_flash(device: torch.device) -> bool:
 
 
 def _mask(**options: Any) -> Tensor | None:
-    """No mask for full causal attention, else transformers' own."""
     window, keys = options.get("local_size"), options["kv_length"]
     causal = options.get("allow_is_causal_skip", True) and options.get("attention_mask") is None
     full = options["q_length"] == keys and (window is None or window >= keys)

@@ -81,7 +81,6 @@ def _kl_gradients(  # type: ignore[no-untyped-def]
 
 
 def kl_divergence(logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``gac.healing.losses.kl_divergence``."""
     model, teacher = map(_contiguous_rows, (logits, teacher_logits))
     rows, columns = model.shape
     kl, log_sums = (model.new_empty(shape, dtype=torch.float32) for shape in ((rows,), (rows, 2)))
@@ -94,7 +93,6 @@ def kl_divergence(logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tenso
 def kl_gradient(
     logits: Tensor, teacher_logits: Tensor, log_sums: Tensor, kl_weight: Tensor, labels: Tensor, scale: Tensor
 ) -> Tensor:
-    """As ``gac.healing.losses.kl_gradient``."""
     model, teacher = map(_contiguous_rows, (logits, teacher_logits))
     rows, columns = model.shape
     gradient = model.new_empty(rows, columns)

@@ -22,18 +22,13 @@ from gac.healing.trainables import gradients_of
 
 logger = logging.getLogger(__name__)
 
-BATCH = 16_384
-"""Tokens of a step, in full windows."""
-STEPS = 64
-"""The minimum number of steps; batches get smaller to allow it."""
-EVALUATIONS = 20
-"""The largest number of held-out evaluations."""
-EVALUATED = 0.3
-"""The largest number of held-out windows that are evaluated per training window."""
+BATCH = 16_384  # tokens of a step, in full windows
+STEPS = 64  # the minimum number of steps; batches get smaller to allow it
+EVALUATIONS = 20  # the largest number of held-out evaluations
+EVALUATED = 0.3  # the largest number of held-out windows that are evaluated per training window
 LABELS_START = 0.85
 """Labels are used after this share of the work, so that a few epochs of a small text do not memorise it."""
-PATIENCE = 4
-"""Evaluations that show overfitting; as many follow while the rate falls."""
+PATIENCE = 4  # evaluations that show overfitting; as many follow while the rate falls
 
 
 def train_whole_model(run: DistillationRun) -> None:
@@ -67,17 +62,12 @@ def is_overfitted(curve: Sequence[LossPoint]) -> bool:
 
 
 def _seconds_for_steps(run: DistillationRun) -> float | None:
-    """The seconds left without the last evaluations; None if tokens are counted."""
     left = run.seconds_left
     return None if left is None else left - 3 * run.evaluation_seconds
 
 
 class _Steps:
-    """Steps of the whole model, with the batch size and the evaluation interval that suit the work.
-
-    Args:
-        seconds: that are left; None if ``tokens`` are counted.
-    """
+    """Steps of the whole model, with the batch size and evaluation interval for the seconds left, or the tokens."""
 
     def __init__(self, run: DistillationRun, seconds: float | None, tokens: int | None) -> None:
         self._run, ranks = run, run.ranks
@@ -145,7 +135,6 @@ class _Steps:
         return self._run.progress.cooling_start is not None and self._due_evaluations(progress) >= PATIENCE
 
     def _restore_best_if_overfitted(self, progress: float) -> None:
-        """Restore the best snapshot and let the rate fall from now on."""
         run = self._run
         if run.progress.cooling_start is None and is_overfitted(run.progress.curve):
             logger.info("the text is overfitted: restoring the best snapshot, and taking smaller steps")
@@ -153,7 +142,6 @@ class _Steps:
             run.progress = replace(run.progress, cooling_start=progress)
 
     def _next_batch(self) -> Tensor:
-        """Indices of the next windows: this process's share."""
         run = self._run
         indices = run.text.batch(run.progress.steps * self._windows, self._windows, run.budget.seed)
         return indices[run.ranks.own :: run.ranks.count]
@@ -164,7 +152,6 @@ class _Steps:
         return Gradients(loss, run.trainables.parameters.values(), run.capturing, run.ranks)
 
     def _add_gradients(self, windows: Tensor, label_weight: float = 0.0, average: bool = True) -> Tensor:
-        """Compute the gradients of the mean loss over training windows, and return the loss."""
         run, tokens = self._run, torch.tensor(len(windows) * self._run.length)
         parts = torch.tensor_split(windows, -(-len(windows) // run.windows_per_pass))
         self._gradients.zero()
