@@ -38,15 +38,12 @@ class Reference:
     """The measurements, all from one run, that predictions of a workload rest on.
 
     Attributes:
-        dense: the dense model, fused as the predicted model is.
-        table_ns: its GEMMs by the latency table.
-        rest: the model without the GEMMs of its targeted weights.
         reduced: by component (``gac.evaluation.parts.PARTS``): its remaining share, and ``rest`` with that share.
     """
 
-    dense: Spread
-    table_ns: int
-    rest: Spread
+    dense: Spread  # the dense model, fused as the predicted model is
+    table_ns: int  # its GEMMs by the latency table
+    rest: Spread  # the model without the GEMMs of its targeted weights
     reduced: Mapping[str, tuple[float, Spread]]
 
     def predict(self, table_ns: int, shares: Mapping[str, float]) -> float:
@@ -68,22 +65,17 @@ class Result:
     """One version at one workload.
 
     Attributes:
-        params: of the targeted weights.
-        loss: predicted, nats a token.
-        timed: the measurement.
         dense, dense_fused: of the dense model, in the same rounds.
-        rest: of the model without the GEMMs of its targeted weights, likewise.
-        planned_bytes: those of the dense model, with the plan's weights and KV cache.
         predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None if the table lacks a shape.
     """
 
-    params: int
-    loss: float
-    timed: Timed
+    params: int  # of the targeted weights
+    loss: float  # predicted, nats a token
+    timed: Timed  # the measurement
     dense: Spread
     dense_fused: Spread
-    rest: Spread
-    planned_bytes: int
+    rest: Spread  # of the model without the GEMMs of its targeted weights, likewise
+    planned_bytes: int  # those of the dense model, with the plan's weights and KV cache
     predicted_ns: float | None = None
     sum_ns: float | None = None
 
@@ -105,24 +97,15 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A dense model, and the way to time its versions.
+    """A dense model, and the way to time its versions."""
 
-    Attributes:
-        model: on the device; with ``split``, this process's shard.
-        sites: of its family.
-        timing: of the versions' table latencies.
-        dense_versions: as ``Planner.dense_versions`` gives them.
-        memory_bytes: of the device, which limits the versions in memory; None means no limit.
-        split: builds this process's shard of each version, if they are split.
-    """
-
-    model: PreTrainedModel
-    sites: Sequence[Site]
-    timing: Timing
-    dense_versions: tuple[Version, Version, Version]
+    model: PreTrainedModel  # on the device; with ``split``, this process's shard
+    sites: Sequence[Site]  # of its family
+    timing: Timing  # of the versions' table latencies
+    dense_versions: tuple[Version, Version, Version]  # as ``Planner.dense_versions`` gives them
     timer: Timer[Any]
-    memory_bytes: int | None = None
-    split: SplitShapes | None = None
+    memory_bytes: int | None = None  # of the device, which limits the versions in memory; None means no limit
+    split: SplitShapes | None = None  # builds this process's shard of each version, if they are split
     _quantized_ends: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict, init=False, repr=False)
 
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:

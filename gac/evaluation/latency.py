@@ -73,18 +73,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Timed:
-    """The latency of one run of a workload.
-
-    Attributes:
-        tokens_per_second: read (prefill) or written (decode), of all sequences.
-        memory_bytes: weights, KV cache and the peak allocation of a run.
-    """
+    """The latency of one run of a workload."""
 
     name: str
     workload: str
     latency: Spread
-    tokens_per_second: float
-    memory_bytes: int
+    tokens_per_second: float  # read (prefill) or written (decode), of all sequences
+    memory_bytes: int  # weights, KV cache and the peak allocation of a run
 
 
 def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:

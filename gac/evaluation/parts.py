@@ -34,10 +34,8 @@ PARTS: Mapping[str, Part] = {
 
 def shares(choices: Sequence[WeightChoice]) -> dict[str, float]:
     """The fraction of each component that the choices keep, from 0 to 1."""
-    shares = {
-        name: [part.share(each) for each in choices if part.is_output(each.weight)] for name, part in PARTS.items()
-    }
-    return {name: sum(values) / len(values) if values else 1.0 for name, values in shares.items()}
+    kept = {name: [part.share(each) for each in choices if part.is_output(each.weight)] for name, part in PARTS.items()}
+    return {name: sum(values) / len(values) if values else 1.0 for name, values in kept.items()}
 
 
 def without(sites: Sequence[Site], part: str | None = None) -> tuple[WeightChoice, ...]:

@@ -135,10 +135,7 @@ def _sums(
 ) -> list[float]:
     """Sum the results of ``measure`` over all windows.
 
-    Args:
-        title: of the progress bar.
-        measure: gives tensors ``(batch,)`` for targets ``(batch, length - 1)`` and each model's logits ``(batch,
-            length - 1, vocabulary)``.
+    It gives tensors ``(batch,)`` for targets ``(batch, length - 1)`` and each model's logits of these positions.
     """
     for model in models:
         sample.check(model)
@@ -191,11 +188,7 @@ def window_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def window_divergences(logits: Tensor, reference_logits: Tensor) -> Tensor:
-    """Summed KL(reference || model) of each window, nats, float64 ``(batch,)``.
-
-    Args:
-        logits, reference_logits: ``(batch, positions, vocabulary)``.
-    """
+    """Summed KL(reference || model) of each window, nats, float64 ``(batch,)``; logits as for ``window_losses``."""
     total = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
     for part in _position_slices(logits):
         log_q, log_p = (each[:, part].float().log_softmax(-1) for each in (logits, reference_logits))

@@ -9,21 +9,13 @@ from gac.plan.plan import Plan
 
 @dataclass(frozen=True, repr=False)
 class Perplexity(Shown):
-    """A perplexity and how it was measured.
+    """A perplexity and how it was measured."""
 
-    Attributes:
-        value: exp of the mean negative log-likelihood.
-        tokens: the number of predicted tokens.
-        protocol: text, windows, length, first token, overlap, BOS.
-        dtype: of the model's weights.
-        text: its name or path.
-    """
-
-    value: float
-    tokens: int
-    protocol: str
-    dtype: str
-    text: str = ""
+    value: float  # exp of the mean negative log-likelihood
+    tokens: int  # the number of predicted tokens
+    protocol: str  # text, windows, length, first token, overlap, BOS
+    dtype: str  # of the model's weights
+    text: str = ""  # its name or path
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.protocol}; {self.tokens:,} tokens predicted, {self.dtype})"
@@ -34,17 +26,13 @@ class Divergence:
     """Divergence of a model's next-token distributions from a reference model's on the same tokens.
 
     Attributes:
-        kl: mean of KL(reference || model), nats a token.
-        top1: fraction of tokens at which both models have the same most probable token.
-        tokens: the number of tokens.
-        protocol: as for a perplexity.
         dtype, reference_dtype: of the models' weights.
     """
 
-    kl: float
-    top1: float
-    tokens: int
-    protocol: str
+    kl: float  # mean of KL(reference || model), nats a token
+    top1: float  # fraction of tokens at which both models have the same most probable token
+    tokens: int  # the number of tokens
+    protocol: str  # as for a perplexity
     dtype: str
     reference_dtype: str
 
@@ -55,31 +43,18 @@ class Divergence:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One metric of one task of lm-evaluation-harness.
+    """One metric of one task of lm-evaluation-harness."""
 
-    Attributes:
-        task: the name of the task or group.
-        metric: ``acc``, ``acc_norm``, ...; with its filter, if any, after a comma.
-        value: as the harness gives it, a fraction for accuracies.
-        stderr: the standard error, if the harness gives one.
-        items: the number of items, from the first on.
-        total: the number of items of the task.
-        num_fewshot: examples before every item; None for a group of tasks that differ.
-        version: of the task.
-        harness: name and version of the harness.
-        dtype: of the model's weights.
-    """
-
-    task: str
-    metric: str
-    value: float
-    stderr: float | None
-    items: int
-    total: int
-    num_fewshot: int | None
-    version: str
-    harness: str
-    dtype: str
+    task: str  # the name of the task or group
+    metric: str  # ``acc``, ``acc_norm``, ...; with its filter, if any, after a comma
+    value: float  # as the harness gives it, a fraction for accuracies
+    stderr: float | None  # the standard error, if the harness gives one
+    items: int  # the number of items, from the first on
+    total: int  # the number of items of the task
+    num_fewshot: int | None  # examples before every item; None for a group of tasks that differ
+    version: str  # of the task
+    harness: str  # name and version of the harness
+    dtype: str  # of the model's weights
 
 
 @dataclass(frozen=True)
@@ -95,23 +70,18 @@ class Evaluated:
     """All results of one model; those not asked for are None or empty.
 
     Attributes:
-        name: the directory, hub id or name of the model.
-        parameters: their number, tied ones counted once.
-        dtype: of its weights.
-        plan: its compression plan.
         predicted: the plan's prediction of ln(perplexity / dense), if it was compared with its dense model.
-        also: perplexity and divergence on further texts.
     """
 
-    name: str
-    parameters: int
-    dtype: str
+    name: str  # the directory, hub id or name of the model
+    parameters: int  # their number, tied ones counted once
+    dtype: str  # of its weights
     perplexity: Perplexity | None = None
     divergence: Divergence | None = None
     scores: tuple[TaskScore, ...] = ()
-    plan: Plan | None = None
+    plan: Plan | None = None  # its compression plan
     predicted: float | None = None
-    also: tuple[OnText, ...] = ()
+    also: tuple[OnText, ...] = ()  # perplexity and divergence on further texts
 
     @property
     def texts(self) -> tuple[OnText, ...]:

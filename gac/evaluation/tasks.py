@@ -35,13 +35,11 @@ class Suite:
 
     Attributes:
         requested: the harness's groups and tasks by name, for each requested task, tag, group or file.
-        num_fewshot: examples before every item; None takes each task's default.
-        limit: items of each task, from the first on; None takes all.
     """
 
     requested: Mapping[str, Mapping[str, Any]]
-    num_fewshot: int | None = None
-    limit: int | None = None
+    num_fewshot: int | None = None  # examples before every item; None takes each task's default
+    limit: int | None = None  # items of each task, from the first on; None takes all
 
     def run(
         self, model: PreTrainedModel, tokenizer: Any, batch: int = 1, progress: bool = True

@@ -41,26 +41,18 @@ class Version:
     """A version of a model to time.
 
     Attributes:
-        name: for tables.
-        choices: the choice of every weight, in model order.
         fused: True if weights with the same input share their first GEMM; or the sites whose weights do.
-        loss: predicted, nats a token.
-        table_ns: latency by the latency table, by workload; None if it lacks a shape.
-        compiled: the layers run through ``torch.compile`` with ``shape_padding``.
-        gpus: the number of GPUs of the table's latency.
-        plain: norms, activations and rotary embeddings run as in transformers, not fused.
-        head: the quantised embedding and LM head, if any.
     """
 
-    name: str
-    choices: tuple[WeightChoice, ...]
+    name: str  # for tables
+    choices: tuple[WeightChoice, ...]  # the choice of every weight, in model order
     fused: bool | tuple[Site, ...]
-    loss: float
-    table_ns: Mapping[str, int | None]
-    compiled: bool = False
-    gpus: int = 1
-    plain: bool = False
-    head: RoundedHead | None = None
+    loss: float  # predicted, nats a token
+    table_ns: Mapping[str, int | None]  # latency by the latency table, by workload; None if it lacks a shape
+    compiled: bool = False  # the layers run through ``torch.compile`` with ``shape_padding``
+    gpus: int = 1  # the number of GPUs of the table's latency
+    plain: bool = False  # norms, activations and rotary embeddings run as in transformers, not fused
+    head: RoundedHead | None = None  # the quantised embedding and LM head, if any
 
     @property
     def params(self) -> int:

@@ -66,13 +66,10 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 def mean_loss(
     model: Any, dense: Any, windows: Tensor, batch: int, label_weights: Tensor | None = None, ranks: Ranks = ALONE
 ) -> float:
-    """The mean of ``summed_loss`` over windows ``(windows, tokens)``, nats a token, the same in every process.
-
-    Args:
-        ranks: the processes that share the windows; all run equally many batches, as sharded models require.
-    """
+    """The mean of ``summed_loss`` over windows ``(windows, tokens)``, nats a token, the same in every process."""
     label_weights = torch.zeros(len(windows), dtype=torch.float32) if label_weights is None else label_weights
     batches = [*zip(torch.split(windows, batch), torch.split(label_weights, batch), strict=True)]
+    # All processes run equally many batches, as sharded models require.
     local = [batches[(turn + ranks.own) % len(batches)] for turn in range(0, len(batches), ranks.count)]
     losses = torch.stack([summed_loss(model, dense, *inputs) for inputs in local]).tolist()
     in_order = [loss for turn in zip(*ranks.gathered(losses), strict=True) for loss in turn]
@@ -99,10 +96,8 @@ def gradient_checkpointing(model: Any, layers: list[nn.Module]) -> Iterator[None
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, kl_weight: Tensor, labels: Tensor) -> Tensor:
     """Sum over tokens of ``kl_weight * KL(teacher || model) - (1 - kl_weight) * log p(label)``, nats, float32.
 
-    Args:
-        logits, teacher_logits: ``(tokens, vocabulary)``; gradients reach ``logits`` alone.
-        kl_weight: float32 ``(tokens,)``.
-        labels: token ids ``(tokens,)``.
+    Logits are ``(tokens, vocabulary)``, ``kl_weight`` (float32) and ``labels`` (ids) ``(tokens,)``; gradients reach
+    ``logits`` alone.
     """
     summed: Tensor = _DistillationLoss.apply(logits, teacher_logits, kl_weight, labels)  # type: ignore[no-untyped-call]
     return summed

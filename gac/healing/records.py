@@ -16,39 +16,30 @@ class TrainingBudget:
     """The amount of training, and its settings.
 
     Attributes:
-        minutes: wall-clock time, everything included; 5 unless ``tokens``, to train on, are given.
         learning_rate: relative: a full step moves the entries of a weight by about this fraction of their root mean
             square (Adafactor, arXiv 1804.04235, section 8), so that one rate suits factors, norms and scales alike.
-        blocks: the share of the work that trains decoder layers one at a time, from 0 to 1.
-        dense: train the weights that the plan leaves dense, too.
-        labels: the weight of the cross-entropy on the text's own next tokens late in training, in [0, 1).
-        seed: of the order of the text.
 
     Raises:
         GacError: both minutes and tokens are given, or a number is out of range.
     """
 
-    minutes: float | None
+    minutes: float | None  # wall-clock time, everything included; 5 unless ``tokens``, to train on, are given
     tokens: int | None
     learning_rate: float
-    blocks: float
-    dense: bool
-    labels: float
-    seed: int
+    blocks: float  # the share of the work that trains decoder layers one at a time, from 0 to 1
+    dense: bool  # train the weights that the plan leaves dense, too
+    labels: float  # the weight of the cross-entropy on the text's own next tokens late in training, in [0, 1)
+    seed: int  # of the order of the text
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and self.tokens is not None:
-            raise GacError(f"minutes={self.minutes:g} and tokens={self.tokens:,}", "one of the two", "Leave one out.")
-        if self.minutes is None and self.tokens is None:
+        minutes = self.minutes
+        if minutes is not None and self.tokens is not None:
+            raise GacError(f"minutes={minutes:g} and tokens={self.tokens:,}", "one of the two", "Leave one out.")
+        if minutes is None and self.tokens is None:
             object.__setattr__(self, "minutes", MINUTES)
         size, share = "a fraction of the weights' size", "the share of the work that trains single layers, from 0 to 1"
         for name, valid, expected, remedy in (
-            (
-                "minutes",
-                self.minutes is None or 0 < self.minutes <= MAX_MINUTES,
-                "minutes above 0, a year at most",
-                "5",
-            ),
+            ("minutes", minutes is None or 0 < minutes <= MAX_MINUTES, "minutes above 0, a year at most", "5"),
             ("learning_rate", 0 < self.learning_rate < 1, f"{size}, above 0 and below 1", f"{RATE:g}, or leave it out"),
             ("blocks", 0 <= self.blocks <= 1, share, f"{BLOCKS:g}"),
             ("labels", 0 <= self.labels < 1, "the weight of the text's own tokens in the loss, in [0, 1)", "0.5"),
@@ -70,17 +61,14 @@ class LossPoint:
     """A point of a loss curve.
 
     Attributes:
-        phase: ``blocks`` (losses are relative errors of one layer's output) or ``model`` (nats a token).
-        step: the step of the phase; the layer in ``blocks``.
         tokens, seconds: so far, in both phases.
-        train_loss: the mean training loss since the last point; in ``blocks`` the held-out loss before training.
     """
 
-    phase: str
-    step: int
+    phase: str  # ``blocks`` (losses are relative errors of one layer's output) or ``model`` (nats a token)
+    step: int  # the step of the phase; the layer in ``blocks``
     tokens: int
     seconds: float
-    train_loss: float
+    train_loss: float  # the mean training loss since the last point; in ``blocks`` the held-out loss before training
     heldout_loss: float
 
 
@@ -91,9 +79,7 @@ class Progress:
     Attributes:
         start_loss, best_loss: held-out losses before training, and the smallest so far.
         layers, steps, tokens, seconds: trained layers, steps of the whole model, and totals.
-        spent: tokens or seconds spent on the whole model.
         cooling_start: the share of the whole model's work at which overfitting made the rate fall early.
-        recent_losses: training losses since the last point of the curve.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
@@ -103,9 +89,9 @@ class Progress:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    spent: float = 0.0
+    spent: float = 0.0  # tokens or seconds spent on the whole model
     cooling_start: float | None = None
-    recent_losses: tuple[float, ...] = ()
+    recent_losses: tuple[float, ...] = ()  # training losses since the last point of the curve
     curve: tuple[LossPoint, ...] = ()
 
     @property

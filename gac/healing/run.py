@@ -36,24 +36,21 @@ class DistillationRun:
     """A run in progress. The compressed model is trained in place, and needs no gradients otherwise.
 
     Attributes:
-        dense: the dense model, in the same basis.
-        start: the start of the work by ``time.monotonic``.
         initial, best: snapshots before training and with the least held-out loss, if that is less than the first.
-        optimizer_state: of an interrupted run.
     """
 
     model: Any
-    dense: Any
+    dense: Any  # the dense model, in the same basis
     plan: Plan
     text: HealingText
     budget: TrainingBudget
     file: CheckpointFile
     ranks: Ranks
-    start: float
+    start: float  # the start of the work by ``time.monotonic``
     show_progress: bool
     initial: Snapshot = field(default_factory=dict, init=False)
     best: Snapshot = field(default_factory=dict, init=False)
-    optimizer_state: Snapshot = field(default_factory=dict, init=False)
+    optimizer_state: Snapshot = field(default_factory=dict, init=False)  # of an interrupted run
 
     def __post_init__(self) -> None:
         layers, model = family_of(self.model.config).layers, self.model
@@ -136,12 +133,7 @@ class DistillationRun:
         logger.debug("%s", point)
 
     def checkpoint(self, optimizer_state: Callable[[], Iterable[tuple[str, Tensor]]], spent: float = 0.0) -> None:
-        """Write a checkpoint if one is due.
-
-        Args:
-            optimizer_state: yields full tensors; every process iterates.
-            spent: tokens or seconds spent on the whole model.
-        """
+        """Write a checkpoint if one is due, with the tokens or seconds ``spent`` on the whole model."""
         if not self.ranks.once(lambda: self.file.is_due):
             return
         kinds = {

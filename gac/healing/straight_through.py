@@ -29,10 +29,7 @@ class StraightThrough(nn.Module):
     ``weight`` ``(rows, columns)`` holds the masters; ``factor`` ``(rows, groups)`` multiplies the scales if these are
     trained.
 
-    Args:
-        stored: the matrix, which does not change before ``store``.
-        scheme: its scheme.
-        grid: the scheme's grid for it.
+    The stored matrix does not change before ``store``; ``grid`` is the scheme's grid for it.
     """
 
     scale: Tensor
@@ -96,11 +93,8 @@ def fake_quantize(
 ) -> Tensor:
     """Quantise and dequantise a matrix ``(rows, columns)``, with straight-through gradients.
 
-    Args:
-        master: float32 ``(rows, columns)``.
-        scale, zero: float32 ``(rows, groups)``; gradients reach master and scale.
-        group_size: columns that share a scale; the last group may have fewer.
-        dtype: of the result.
+    ``master`` is float32 ``(rows, columns)``, ``scale`` and ``zero`` are float32 ``(rows, groups)``; gradients reach
+    master and scale. The last group may have fewer columns.
     """
     if kernels_run_on(master.device) and not levels.floating:
         from gac.healing.triton_kernels import FakeQuantize

@@ -42,23 +42,17 @@ class HealingText:
     """Windows of token ids, int64 ``(windows, tokens)``.
 
     Attributes:
-        names: of the texts, as the plan and ``gac heal`` call them.
-        train: training windows.
-        epoch: indices of the windows of one epoch; those of small texts occur several times.
-        heldout: held-out windows.
         labelled, heldout_labelled: 1.0 for each window of a given text, 0.0 for each that the dense model wrote.
-        bos: True if every window begins with BOS.
-        documents: digests of the texts given in memory.
     """
 
-    names: tuple[str, ...]
-    train: Tensor
-    epoch: Tensor
-    heldout: Tensor
+    names: tuple[str, ...]  # of the texts, as the plan and ``gac heal`` call them
+    train: Tensor  # training windows
+    epoch: Tensor  # indices of the windows of one epoch; those of small texts occur several times
+    heldout: Tensor  # held-out windows
     labelled: Tensor
     heldout_labelled: Tensor
-    bos: bool
-    documents: tuple[str, ...] = ()
+    bos: bool  # True if every window begins with BOS
+    documents: tuple[str, ...] = ()  # digests of the texts given in memory
 
     def batch(self, first: int, count: int, seed: int) -> Tensor:
         """Indices ``(count,)`` of training windows, from number ``first`` on; every epoch has another order."""
@@ -103,18 +97,15 @@ def healing_text(
     for windows in cut:
         if windows is not None:
             check_vocabulary(windows, embedding.num_embeddings)
-    counts = [
-        request.part.windows if windows is None else len(windows)
-        for windows, request in zip(cut, requests, strict=True)
-    ]
+    pairs = [*zip(cut, requests, strict=True)]
+    counts = [request.part.windows if windows is None else len(windows) for windows, request in pairs]
     names, length = tuple(request.name for request in requests), requests[0].part.length
     check_positions(loaded.model, length, "windows")
     out = held_out(" and ".join(names), counts, length)
-    pairs = zip(cut, torch.split(~out, counts), strict=True)
-    prompts = [replace(windows, ids=windows.ids[rows]) for windows, rows in pairs if windows is not None]
-    complete = [
-        sample(n, length, prompts) if windows is None else windows for windows, n in zip(cut, counts, strict=True)
-    ]
+    rows = zip(cut, torch.split(~out, counts), strict=True)
+    prompts = [replace(windows, ids=windows.ids[mask]) for windows, mask in rows if windows is not None]
+    sizes = zip(cut, counts, strict=True)
+    complete = [sample(count, length, prompts) if windows is None else windows for windows, count in sizes]
     ids = torch.cat([windows.ids for windows in complete])
     text_of_window = torch.arange(len(complete)).repeat_interleave(torch.tensor(counts))
     labelled = torch.tensor([windows is not None for windows in cut]).float()[text_of_window]

@@ -23,12 +23,7 @@ Snapshot = dict[str, Tensor]  # values of parameters by name; of a sharded model
 
 
 class Trainables:
-    """The trainable parameters in float32, by their names in the model, in its order; no others need gradients.
-
-    Args:
-        weights: the plan's choice for every targeted weight.
-        trained: names of the weights to train.
-    """
+    """The trainable parameters in float32, by their names in the model, in its order; no others need gradients."""
 
     def __init__(self, model: Any, weights: Sequence[WeightChoice], trained: Collection[str]) -> None:
         self._model = model

@@ -100,13 +100,9 @@ def test_a_step_gives_what_the_model_gives(model: PreTrainedModel, workload: Wor
     with torch.no_grad():
         expected = model(input_ids=ids).logits[:, -1:]
     model.set_attn_implementation("sdpa_whole")
-    assert torch.allclose(step(), expected, atol=1e-4)
-
-
-def test_a_decode_step_can_be_repeated(model: PreTrainedModel) -> None:
-    step = step_of(model, DECODE)
     first = step()
-    assert all(torch.equal(step(), first) for _ in range(10))
+    assert torch.allclose(first, expected, atol=1e-4)
+    assert all(torch.equal(step(), first) for _ in range(3))
 
 
 def test_a_long_context_repeats_a_short_one(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

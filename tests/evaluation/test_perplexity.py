@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gac.core.errors import ModelError, TextError
 from gac.evaluation.perplexity import compare_models, divergence, perplexity
 from gac.evaluation.protocol import take_sample
-from gac.evaluation.results import Divergence, Perplexity
 
 
 @pytest.fixture
@@ -81,13 +80,6 @@ def test_the_first_token_of_the_text_is_predicted_after_bos(tiny_model: LlamaFor
         logits = tiny_model(input_ids=torch.tensor([first[:1]])).logits[0, 0]
     assert measured.tokens == 1
     assert measured.value == pytest.approx(math.exp(-logits.log_softmax(-1)[first[1]]), rel=1e-5)
-
-
-def test_figures_read_as_a_sentence() -> None:
-    text = str(Perplexity(17.5432, 40920, "wiki-sample, no BOS", "float32"))
-    assert text == "17.543 (wiki-sample, no BOS; 40,920 tokens predicted, float32)"
-    text = str(Divergence(0.2468, 0.8125, 288627, "wikitext2, no BOS", "bfloat16", "float32"))
-    assert text == "KL 0.2468 nats, top-1 81.2% (wikitext2, no BOS; 288,627 tokens, bfloat16 against float32)"
 
 
 def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:

@@ -88,13 +88,6 @@ def test_unsupported_options_are_left_to_transformers(monkeypatch: pytest.Monkey
     ]
 
 
-def test_heads_are_padded_to_a_size() -> None:
-    heads = torch.randn(2, 3, 4, 5)
-    assert training_mode._padded(heads, 5) is heads
-    assert torch.equal(training_mode._padded(heads, 8)[..., :5], heads)
-    assert not training_mode._padded(heads, 8)[..., 5:].any()
-
-
 def test_a_failure_restores_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_mode, "_has_flash", lambda device: True)
     model, packed = small_model(small_config("llama")), masking_utils.find_packed_sequence_indices

@@ -18,7 +18,7 @@ from gac import api
 from gac.checkpoint.card import model_card
 from gac.core.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.core.io import home
-from gac.healing import checkpoint, heal, layerwise, losses, optimizer, records, sampling, whole_model
+from gac.healing import checkpoint, heal, layerwise, losses, optimizer, sampling, whole_model
 from gac.healing import run as run_module
 from gac.healing.records import LossPoint
 from gac.healing.trainables import Trainables
@@ -180,11 +180,6 @@ def test_overfitting(train: str, heldout: str, expected: bool) -> None:
     losses = zip(map(float, train.split()), map(float, heldout.split()), strict=True)
     curve = [LossPoint("blocks", 0, 0, 0.0, 99.0, 0.0), *(LossPoint("model", 1, 1, 1.0, *pair) for pair in losses)]
     assert whole_model.is_overfitted(curve) == expected
-
-
-@pytest.mark.parametrize(("tokens", "rate"), [(32_768, 0.002), (16_384, 0.002), (4_096, 0.001), (256, 0.00025)])
-def test_the_rate_falls_with_the_root_of_the_batch(tokens: int, rate: float) -> None:
-    assert optimizer.rate_for_batch(0.002, tokens, 16_384) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
@@ -426,12 +421,6 @@ def test_models_that_do_not_belong_together(learned: Trained, tiny_model: Any, t
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
-
-
-def test_the_help_names_the_defaults() -> None:
-    text = " ".join(run("heal", "--help").output.split())
-    assert f"{records.BLOCKS:g} by default" in text
-    assert f"{records.MINUTES:g} by default" in text
 
 
 def test_the_command(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None:
