@@ -204,14 +204,14 @@ def test_each_phase_alone_improves_at_the_rate_of_its_batch(
 
 def test_labels_teach_the_text(learned: Trained) -> None:
     words = learned.tokenizer(learned.text.read_text(), add_special_tokens=False)["input_ids"]
-    ids, found = torch.tensor(words[: len(words) // LENGTH * LENGTH]).view(-1, LENGTH), {}
+    ids, results = torch.tensor(words[: len(words) // LENGTH * LENGTH]).view(-1, LENGTH), {}
     for labels in (0.0, 0.5):
         small = learned.heal(learned.compressed(), labels=labels)
         [record] = small.gac_plan.healed
         assert record.labels == labels
-        found[labels] = float(small(input_ids=ids, labels=ids).loss.detach()), record.after
-    assert found[0.5][0] < found[0.0][0]
-    assert found[0.5][1] > found[0.0][1]  # and it drifts from the dense model
+        results[labels] = float(small(input_ids=ids, labels=ids).loss.detach()), record.after
+    assert results[0.5][0] < results[0.0][0]
+    assert results[0.5][1] > results[0.0][1]  # and it drifts from the dense model
 
 
 def test_a_drift_from_the_dense_model_is_logged(learned: Trained, caplog: Any, monkeypatch: Any) -> None:

@@ -57,7 +57,7 @@ def test_the_module_equals_the_stored_matrix_before_and_after_training(scheme: s
     moved = features(module(x))
     assert torch.equal(features(module.store()(x)), moved)
     assert torch.equal(stored.held["weight_scale"], before["weight_scale"]) == (module.factor is None)
-    kinds = [{name: (each.shape, each.dtype) for name, each in held.items()} for held in (stored.held, before)]
+    kinds = [{name: (each.shape, each.dtype) for name, each in tensors.items()} for tensors in (stored.held, before)]
     assert kinds[0] == kinds[1]
 
 
