@@ -53,7 +53,9 @@ def test_a_task_file_is_scored(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any
 
 def test_the_likeliest_ending_is_the_answer(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     [score] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
-    ids = tiny_tokenizer([f"{letter} {choice}" for letter in "abc" for choice in "bcd"], return_tensors="pt")["input_ids"]
+    ids = tiny_tokenizer([f"{letter} {choice}" for letter in "abc" for choice in "bcd"], return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.no_grad():
         likely = tiny_model(input_ids=ids).logits.log_softmax(-1)
     ending = ids.shape[1] - 2
