@@ -29,7 +29,7 @@ from gac.forms.curvature.methods import Method
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.healing.heal import heal_model
-from gac.healing.work import BLOCKS, Work
+from gac.healing.records import BLOCKS, TrainingBudget, default_rate
 from gac.measurement.documents import Text
 from gac.measurement.embeddings import check_embeddings, quantised_embeddings, replace_embeddings
 from gac.measurement.session import (
@@ -325,7 +325,7 @@ def heal(
     they are. A part of the text is held out: the state with the least divergence on it is kept.
 
     A loaded model is changed in place and returned. Its plan says what it was healed on, for how long, and the
-    divergence before and after. What was interrupted goes on when the same is asked for again.
+    divergence before and after. An interrupted run resumes when called with the same arguments.
 
     Args:
         model: from ``compress`` or ``load``, or the directory of one.
@@ -341,7 +341,7 @@ def heal(
         dense: train the weights, too, that the plan leaves dense.
         labels: the part of the loss that is the text's own next tokens, from 0 up to below 1, in the last 15 % of the
             work, and not of text that the dense model writes. So the model also learns what the text is like, as it
-            would by any training on it, and is less like the dense one.
+            would by any training on it, and drifts from the dense model.
         seed: of the order of the text, and of what the dense model writes.
         report: a figure of the loss curves to write (.png, .pdf or .svg).
 
@@ -360,12 +360,14 @@ def heal(
     small: PreTrainedModel = load(model) if isinstance(model, (str, Path)) else model
     plan = planned(small)
     check_in_memory(small, ", with heal", "where they are trained", "")
-    work = Work.of(minutes, tokens, learning_rate, blocks, dense, labels, seed, plan.measured.params)
+    rate = default_rate(plan.measured.params) if learning_rate is None else learning_rate
+    training = TrainingBudget(minutes, tokens, rate, blocks, dense, labels, seed)
     loaded = load_dense_model(against, tokenizer)
-    healed, ended = heal_model(small, plan, loaded, against, text, work, ranks, begun, progress)
+    healed, result = heal_model(small, plan, loaded, against, text, training, ranks, begun, progress)
     if report is not None and ranks.leads:
         loss = "loss" if labels else "KL(dense || healed)"
-        save_figure(figure_of_healing(ended.curve, ended.start, f"{plan.measured.model}, healed", loss), report)
-    if ended.failure is not None:
-        raise ended.failure
+        curve, start = result.progress.curve, result.progress.start_loss
+        save_figure(figure_of_healing(curve, start, f"{plan.measured.model}, healed", loss), report)
+    if result.failure is not None:
+        raise result.failure
     return healed

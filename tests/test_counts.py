@@ -8,7 +8,7 @@ import pytest
 
 import gac
 from gac.core.errors import GacError
-from gac.healing.work import BLOCKS, Work
+from gac.healing.records import BLOCKS, TrainingBudget
 from gac.measurement.documents import Documents
 from tests.models.small import small_config, small_model
 
@@ -54,5 +54,5 @@ def test_numbers_that_no_plan_file_holds(option: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 10**40, math.nan, math.inf])
 def test_impossible_minutes(count: float) -> None:
-    with pytest.raises(GacError, match=r"minutes=.*; expected minutes above 0, up to 525,600, a year"):
-        Work.of(count, None, None, BLOCKS, False, 0.0, 0, 1000)
+    with pytest.raises(GacError, match=r"minutes=.*; expected minutes above 0, a year at most"):
+        TrainingBudget(count, None, 1e-3, BLOCKS, False, 0.0, 0)

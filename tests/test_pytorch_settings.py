@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gac
-from gac.healing.text import in_a_turn
+from gac.healing.text import epoch_indices
 from gac.measurement.documents import Documents
 from gac.measurement.similarity import check_windows
 from gac.measurement.text import TextSpec, windows_of
@@ -108,9 +108,9 @@ def test_the_precision_of_one_backend_is_as_it_was(small: Small, prose: str) -> 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_the_order_of_texts_does_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
     of_text = torch.arange(40).repeat_interleave(torch.arange(1, 41))
-    order = in_a_turn(of_text)
+    order = epoch_indices(of_text)
     with _dtype(dtype):
-        assert torch.equal(in_a_turn(of_text), order)
+        assert torch.equal(epoch_indices(of_text), order)
 
 
 def test_a_check_of_many_windows_does_not_depend_on_the_default_dtype(small: Small, prose: str) -> None:

@@ -1,9 +1,10 @@
-"""The benchmark: versions built, timed in groups that all hold the dense model, and set beside their prediction."""
+"""Build versions, time them in groups that all include the dense model, and compare with the prediction."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from math import inf
 from typing import Any
 
@@ -34,33 +35,28 @@ _WORKSPACE = 4 * 10**9
 
 @dataclass(frozen=True)
 class Reference:
-    """What predictions of a workload rest on, all of it measured in one run.
+    """The measurements, all from one run, that predictions of a workload rest on.
 
     Attributes:
-        dense: the dense model, with the same fusing as what is predicted.
-        table_ns: what the latency table sums up to for its GEMMs.
-        rest: the model without the GEMMs of its targeted weights.
-        less: the same with less of a part, by its name in ``gac.evaluation.parts.PARTS``, and how much there is of it.
+        reduced: by component (``gac.evaluation.parts.PARTS``): its remaining share, and ``rest`` with that share.
     """
 
-    dense: Spread
-    table_ns: int
-    rest: Spread
-    less: Mapping[str, tuple[float, Spread]]
+    dense: Spread  # the dense model, fused as the predicted model is
+    table_ns: int  # its GEMMs by the latency table
+    rest: Spread  # the model without the GEMMs of its targeted weights
+    reduced: Mapping[str, tuple[float, Spread]]
 
     def predict(self, table_ns: int, shares: Mapping[str, float]) -> float:
-        """ns of a model end to end: its GEMMs' sum, scaled as the dense model's, and the rest with what it has of it.
-
-        Args:
-            shares: of every part; one that was not measured counts in full.
-        """
+        """ns of a model: its GEMMs by the table, scaled as the dense model's, and the rest by its components."""
         rest = self.rest.median_ns
         scale = (self.dense.median_ns - rest) / self.table_ns
-        gone = ((1 - shares[part]) * (rest - less.median_ns) / (1 - share) for part, (share, less) in self.less.items())
-        return scale * table_ns + rest - sum(gone)
+        saved = (
+            (1 - shares[part]) * (rest - less.median_ns) / (1 - share) for part, (share, less) in self.reduced.items()
+        )
+        return scale * table_ns + rest - sum(saved)
 
     def predict_by_sum(self, table_ns: int) -> float:
-        """The plainer one: the table's sum, and what the dense model takes beyond its own."""
+        """A simpler prediction: the table's sum, and the dense model's time beyond its own sum."""
         return table_ns + self.dense.median_ns - self.table_ns
 
 
@@ -69,190 +65,159 @@ class Result:
     """One version at one workload.
 
     Attributes:
-        params: of the targeted weights.
-        loss: predicted, nats a token.
-        timed: what was measured.
         dense, dense_fused: of the dense model, in the same rounds.
-        rest: of the model without the GEMMs of its targeted weights, likewise.
-        planned_bytes: what the dense model takes, with the plan's weights and cache in place of its own.
-        predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None where the table lacks a shape.
+        predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None if the table lacks a shape.
     """
 
-    params: int
-    loss: float
-    timed: Timed
+    params: int  # of the targeted weights
+    loss: float  # predicted, nats a token
+    timed: Timed  # the measurement
     dense: Spread
     dense_fused: Spread
-    rest: Spread
-    planned_bytes: int
+    rest: Spread  # of the model without the GEMMs of its targeted weights, likewise
+    planned_bytes: int  # those of the dense model, with the plan's weights and KV cache
     predicted_ns: float | None = None
     sum_ns: float | None = None
 
     @property
     def memory_error(self) -> float:
-        """Of the plan's bytes, over what is measured."""
+        """Relative error of the planned bytes."""
         return self.planned_bytes / self.timed.memory_bytes - 1
 
     @property
     def speedup(self) -> float:
-        """Over the dense model with fused weights."""
+        """Over the fused dense model."""
         return self.dense_fused.median_ns / self.timed.latency.median_ns
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, over what is measured."""
+        """Relative error of the prediction."""
         return None if self.predicted_ns is None else self.predicted_ns / self.timed.latency.median_ns - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A dense model, and how to time what is made of it.
+    """A dense model, and the way to time its versions."""
 
-    Attributes:
-        model: on the device where it is timed.
-        sites: as its family gives them.
-        timing: what the versions' sums are made of.
-        dense_versions: as ``Planner.dense_versions`` gives them.
-        memory_bytes: of the device, which says how many versions are timed at once; None: as many as may be.
-        split: what makes this process's part of each version, where they are split; ``model`` is the dense one's then.
-    """
-
-    model: PreTrainedModel
-    sites: Sequence[Site]
-    timing: Timing
-    dense_versions: tuple[Version, Version, Version]
+    model: PreTrainedModel  # on the device; with ``split``, this process's shard
+    sites: Sequence[Site]  # of its family
+    timing: Timing  # of the versions' table latencies
+    dense_versions: tuple[Version, Version, Version]  # as ``Planner.dense_versions`` gives them
     timer: Timer[Any]
-    memory_bytes: int | None = None
-    split: SplitShapes | None = None
-    _rounded: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict, init=False, repr=False)
+    memory_bytes: int | None = None  # of the device, which limits the versions in memory; None means no limit
+    split: SplitShapes | None = None  # builds this process's shard of each version, if they are split
+    _quantized_ends: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict, init=False, repr=False)
 
     def run(self, versions: Sequence[Version], workload: Workload) -> Iterator[Result]:
-        """Time the dense models, and beside them the versions, as many at once as there is room for."""
-        sizes = [one.bytes // self._gpus for one in versions]
-        parts = _parts_gone(versions)
-        dense, heads = len(self.dense_versions), len(_heads(versions))
-        beside = dense + heads + len(parts)  # the dense models, and those without GEMMs
-        for first, group in enumerate(in_groups(versions, sizes, self._room(workload), BATCH - beside)):
-            results = self._group(group, workload, parts)
+        """Time the dense models and the versions, as many at once as fit in memory."""
+        sizes = [version.bytes // self._gpus for version in versions]
+        kept = [shares(version.choices) for version in versions]
+        parts = [part for part in PARTS if any(each[part] < 1 for each in kept)]
+        dense = len(self.dense_versions)
+        count = BATCH - dense - len(_heads(versions)) - len(parts)  # besides the dense models and those without GEMMs
+        for number, group in enumerate(in_groups(versions, sizes, self._room(workload), count)):
+            results = self._time_group(group, workload, parts)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            yield from results[dense if first else 0 :]
+            yield from results[dense if number else 0 :]
 
     def _room(self, workload: Workload) -> float:
-        """Bytes for versions: what the dense model, its fused copy, the KV cache and workspaces leave."""
+        """Bytes for versions, besides the dense model, its fused copy, the KV cache and workspaces."""
         if self.memory_bytes is None:
             return inf
         weights = [weight for site in self.sites for weight in site.weights]
         copied = sum(weight.params for weight in weights if weight.reads is not None)
         cached = sum(weight.kept for weight in weights) * workload.batch * workload.tokens
-        taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize // self._gpus
-        return _USABLE * self.memory_bytes - taken - _WORKSPACE
+        used = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize // self._gpus
+        return _USABLE * self.memory_bytes - used - _WORKSPACE
 
     @property
     def _gpus(self) -> int:
-        """Over which each version is split."""
         return self.split.ranks.size if self.split else 1
 
-    def _group(self, group: Sequence[Version], workload: Workload, gone: Sequence[str]) -> list[Result]:
-        versions = [*self.dense_versions, *group]
-        entries = [Entry(one.name, partial(self._built, one), one.compiled) for one in versions]
-        less = {part: without(self.sites, part) for part in gone}
-        heads = _heads(versions)
-        hollow = [(without(self.sites), head) for head in heads] + [(choices, None) for choices in less.values()]
-        entries += [Entry("rest", partial(self._hollow, *one)) for one in hollow]
+    def _time_group(self, group: Sequence[Version], workload: Workload, parts: Sequence[str]) -> list[Result]:
+        versions, sites = [*self.dense_versions, *group], self.sites
+        heads, reduced = _heads(versions), {part: without(sites, part) for part in parts}
+        entries = [Entry(version.name, partial(self._build, version), version.compiled) for version in versions]
+        entries += [Entry("rest", partial(self._build_rest, without(sites), head)) for head in heads]
+        entries += [Entry("rest", partial(self._build_rest, choices, None)) for choices in reduced.values()]
         timed = time_in_turns(entries, workload, self.timer)
-        latencies = [one.latency for one in timed[len(versions) :]]
+        latencies = [each.latency for each in timed[len(versions) :]]
         rests = dict(zip(heads, latencies, strict=False))
-        dense = {one.fused is True: each for one, each in zip(self.dense_versions, timed, strict=False)}
-        parts = {part: (shares(less[part])[part], one) for part, one in zip(less, latencies[len(heads) :], strict=True)}
-        return [self._result(one, of_one, dense, rests, parts) for one, of_one in zip(versions, timed, strict=False)]
+        dense = {version.fused is True: each for version, each in zip(self.dense_versions, timed, strict=False)}
+        less = {
+            part: (shares(reduced[part])[part], latency)
+            for part, latency in zip(reduced, latencies[len(heads) :], strict=True)
+        }
+        pairs = zip(versions, timed, strict=False)
+        return [self._result(version, each, dense, rests, less) for version, each in pairs]
 
-    def _built(self, one: Version) -> PreTrainedModel:
-        fused = run_together(self.sites) if one.fused is True else one.fused or ()
+    def _build(self, version: Version) -> PreTrainedModel:
+        fused = run_together(self.sites) if version.fused is True else version.fused or ()
         if self.split:
-            return self.split.variant(one.choices, fused, one.plain)
-        return variant(self.model, one.choices, fused, one.plain, self._ends(one.head))
+            return self.split.variant(version.choices, fused, version.plain)
+        return variant(self.model, version.choices, fused, version.plain, self._ends(version.head))
 
-    def _hollow(self, choices: Sequence[WeightChoice], head: RoundedHead | None) -> PreTrainedModel:
+    def _build_rest(self, choices: Sequence[WeightChoice], head: RoundedHead | None) -> PreTrainedModel:
         return self.split.without_gemms(choices) if self.split else without_gemms(self.model, choices, self._ends(head))
 
     def _ends(self, head: RoundedHead | None) -> Mapping[str, nn.Module]:
-        """Embedding and head, rounded once for all versions that have them so."""
         if head is None:
             return {}
-        if head.scheme not in self._rounded:
-            self._rounded[head.scheme] = quantised_embeddings(self.model, scheme_named(head.scheme))
-        return self._rounded[head.scheme]
+        if head.scheme not in self._quantized_ends:
+            self._quantized_ends[head.scheme] = quantised_embeddings(self.model, scheme_named(head.scheme))
+        return self._quantized_ends[head.scheme]
 
     def _result(
         self,
-        one: Version,
+        version: Version,
         timed: Timed,
         dense: Mapping[bool, Timed],
         rests: Mapping[RoundedHead | None, Spread],
-        less: Mapping[str, tuple[float, Spread]],
+        reduced: Mapping[str, tuple[float, Spread]],
     ) -> Result:
-        """Beside the prediction, where the table has what it needs; ``dense`` is by whether weights are fused."""
-        rest = rests[None]
-        _, own, fused = self.dense_versions
-        own, beside = fused if one.fused is True else own, dense[one.fused is True]
-        planned = beside.memory_bytes + self._held(one, timed.workload) - self._held(own, timed.workload)
-        found = Result(one.params, one.loss, timed, dense[False].latency, dense[True].latency, rest, planned)
-        dense_ns, ours = own.table_ns.get(timed.workload), one.table_ns.get(timed.workload)
-        if dense_ns is None or ours is None or one.compiled or one.plain or one.gpus != self._gpus:
-            return found
-        of_dense, of_ours, moved = self._attention(own, one, timed.workload)
-        reference = Reference(beside.latency, dense_ns - of_dense, rest, less)
-        other_head = rests[one.head].median_ns - rest.median_ns
-        predicted = reference.predict(ours - of_ours, shares(one.choices)) + moved + other_head
-        return replace(found, predicted_ns=predicted, sum_ns=reference.predict_by_sum(ours - of_dense))
+        """The result, with a prediction if the table has what it needs; ``dense`` is by fusing."""
+        rest, fused, workload = rests[None], version.fused is True, timed.workload
+        dense_version, dense_timed = self.dense_versions[2 if fused else 1], dense[fused]
+        planned = dense_timed.memory_bytes + self._bytes(version, workload) - self._bytes(dense_version, workload)
+        spreads = dense[False].latency, dense[True].latency, rest
+        result = Result(version.params, version.loss, timed, *spreads, planned)
+        dense_ns, table_ns = dense_version.table_ns.get(workload), version.table_ns.get(workload)
+        other_run = version.compiled or version.plain or version.gpus != self._gpus
+        if dense_ns is None or table_ns is None or other_run:
+            return result
+        # The model without GEMMs has dense attention, and reduced models show the effect of other forms. So attention
+        # is subtracted from the sums, and the difference that latents make is added.
+        latent = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in version.choices]
+        before, after = ([*compress(each.choices, latent)] for each in (dense_version, version))
+        sums = [
+            counted(self.timing, each, workload) for each in (dense_version.choices, version.choices, before, after)
+        ]
+        reference = Reference(dense_timed.latency, dense_ns - sums[0], rest, reduced)
+        head_ns = rests[version.head].median_ns - rest.median_ns
+        predicted = reference.predict(table_ns - sums[1], shares(version.choices)) + sums[3] - sums[2] + head_ns
+        return replace(result, predicted_ns=predicted, sum_ns=reference.predict_by_sum(table_ns - sums[0]))
 
-    def _held(self, one: Version, workload: str) -> int:
-        """Bytes of a GPU's part of the targeted weights and, where tokens are decoded, of the KV cache.
-
-        A rounded head counts with what it is smaller by.
-        """
-        asked = Workload.parse(workload)
-        tokens = asked.batch * asked.tokens if asked.phase == "decode" else 0
-        head = one.head.bytes - one.head.dense_bytes if one.head else 0
-        return (one.bytes + head + one.kv_numbers * tokens * self.model.dtype.itemsize) // self._gpus
-
-    def _attention(self, dense: Version, one: Version, workload: str) -> tuple[int, int, int]:
-        """What sums of the table hold of attention, of the dense model and of a version; how much latents add to it.
-
-        The model without GEMMs has dense attention, and models with less of a part tell what other forms change.
-        """
-        over = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in one.choices]
-        before = [choice for choice, latents in zip(dense.choices, over, strict=True) if latents]
-        after = [choice for choice, latents in zip(one.choices, over, strict=True) if latents]
-        found = [counted(self.timing, choices, workload) for choices in (dense.choices, one.choices, before, after)]
-        return found[0], found[1], found[3] - found[2]
+    def _bytes(self, version: Version, workload: str) -> int:
+        parsed = Workload.parse(workload)
+        tokens = parsed.batch * parsed.tokens if parsed.phase == "decode" else 0
+        head = version.head.bytes - version.head.dense_bytes if version.head else 0
+        return (version.bytes + head + version.kv_numbers * tokens * self.model.dtype.itemsize) // self._gpus
 
 
 def _heads(versions: Sequence[Version]) -> tuple[RoundedHead | None, ...]:
-    """Those that the versions have, the dense model's first."""
-    return tuple(dict.fromkeys((None, *(one.head for one in versions))))
+    return tuple(dict.fromkeys((None, *(version.head for version in versions))))
 
 
-def _parts_gone(versions: Sequence[Version]) -> list[str]:
-    """The parts of which one of them has less than the dense model."""
-    found = [shares(one.choices) for one in versions]
-    return [part for part in PARTS if any(one[part] < 1 for one in found)]
-
-
-def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float, most: int) -> list[list[Version]]:
-    """Neighbours together, as many as fit into the room, from one to ``most``; one empty group where none is.
-
-    Args:
-        sizes: in bytes, of each version.
-    """
+def in_groups(versions: Sequence[Version], sizes: Sequence[int], room: float, count: int) -> list[list[Version]]:
+    """Split versions into groups of up to ``count`` whose ``sizes`` in bytes fit; without versions, one empty group."""
     groups: list[list[Version]] = [[]]
-    left = room
-    for one, size in zip(versions, sizes, strict=True):
-        if groups[-1] and (size > left or len(groups[-1]) == most):
+    free = room
+    for version, size in zip(versions, sizes, strict=True):
+        if groups[-1] and (size > free or len(groups[-1]) == count):
             groups.append([])
-            left = room
-        groups[-1].append(one)
-        left -= size
+            free = room
+        groups[-1].append(version)
+        free -= size
     return groups

@@ -10,31 +10,28 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.checkpoint.load import load
 from gac.core.arguments import Count, CountOrZero, checked
-from gac.core.errors import GacError, ModelError
+from gac.core.errors import GacError
+from gac.evaluation.models import ModelOrName, open_model, shared_tokenizer
 from gac.evaluation.perplexity import compare_models, perplexity_on
 from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
-from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
+from gac.models.loading import Loaded, is_checkpoint, load_config, model_digest
 from gac.models.packaged import PACKAGED
 from gac.models.threads import one_call_at_a_time
 from gac.runtime.stored import count_parameters
 
 logger = logging.getLogger("gac")
 
-Given = PreTrainedModel | str | Path
-"""A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
-
 
 @checked
 @one_call_at_a_time
 def evaluate(
-    models: Given | Sequence[Given],
+    models: ModelOrName | Sequence[ModelOrName],
     *,
-    against: Given | None = None,
+    against: ModelOrName | None = None,
     text: Text | None = "wiki-sample",
     also: Text | Sequence[Text] = (),
     windows: Count | None = None,
@@ -53,22 +50,22 @@ def evaluate(
     Args:
         models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
         against: the model that the others are compared with, the dense one.
-        text: what perplexity is measured on, as for ``gac.perplexity``; None measures none.
-        also: another text, or several, each measured as ``text`` is.
+        text: the text of perplexity, as for ``gac.perplexity``; None measures none.
+        also: another text, or several, measured like ``text``.
         windows, length, bos: as for ``gac.perplexity``.
         tasks: one or more names of lm-evaluation-harness's tasks, or paths of task files
             (``gac.evaluation.tasks.open_suite``).
         num_fewshot, limit: examples before every item, and items, of each task.
         batch: windows, and requests of a task, that run at once.
-        kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are in memory then,
+        kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are then in memory,
             else one at a time is.
-        tokenizer: of all models; None takes the first's, and refuses models of other tokens.
+        tokenizer: of all models; None takes the first's, and refuses models of another vocabulary.
         progress: show bars on a terminal.
 
     Raises:
-        GacError: nothing is asked for, a model, text or task cannot be read, or what is measured is not finite.
+        GacError: there is nothing to measure, a model, text or task cannot be read, or a result is not finite.
     """
-    named = [models] if isinstance(models, PreTrainedModel | str | Path) else list(models)
+    named = [models] if isinstance(models, ModelOrName) else list(models)
     if not named:
         raise GacError("no model", "at least one", "Name a model.")
     tasks = (tasks,) if isinstance(tasks, str) else tasks
@@ -77,41 +74,40 @@ def evaluate(
     if not texts and not tasks:
         raise GacError("no text and no tasks", "something to measure", "Name a text, or tasks.")
     if not tasks and (num_fewshot is not None or limit is not None):
-        asked = f"num_fewshot={num_fewshot} and limit={limit} without tasks"
-        raise GacError(asked, "tasks, whose examples and items these count", "Name tasks, or leave them out.")
+        problem = f"num_fewshot={num_fewshot} and limit={limit} without tasks"
+        raise GacError(problem, "tasks, whose examples and items these count", "Name tasks, or leave them out.")
     everyone = named if against is None else [*named, against]
-    for given in everyone:
-        if isinstance(given, str | Path):
-            load_config(str(given))  # a name of nothing is refused before anything takes long
+    for model in everyone:
+        if isinstance(model, str | Path):
+            load_config(str(model))  # fails early if there is no such model
     reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
-    samples = [take_sample(reader, one, windows, length, bos) for one in texts]
-    measure = partial(_evaluated, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
-    dtype = _widest(everyone)
+    samples = [take_sample(reader, each, windows, length, bos) for each in texts]
+    measure = partial(_measure, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
+    dtype = _common_dtype(everyone)
     reference = _open(against) if against is not None and kl and samples else None
-    measured = [measure(_open(given, dtype), reference) for given in named]
+    measured = [measure(_open(model, dtype), reference) for model in named]
     if against is None:
-        return Evaluation(tuple(found for found, _ in measured))
+        return Evaluation(tuple(result for result, _ in measured))
     dense = reference or _open(against)
-    found = tuple(replace(found, predicted=_prediction(found, dense)) for found, _ in measured)
-    return Evaluation(found, measure(dense, known=measured[0][1])[0])
+    results = tuple(replace(result, predicted=_prediction(result, dense)) for result, _ in measured)
+    return Evaluation(results, measure(dense, known=measured[0][1])[0])
 
 
-def _widest(models: Sequence[Given]) -> torch.dtype | None:
-    """float32 where a packaged or loaded model runs in it, so that all models compared round activations alike."""
-    wide = (one.dtype == torch.float32 if isinstance(one, PreTrainedModel) else str(one) in PACKAGED for one in models)
+def _common_dtype(models: Sequence[ModelOrName]) -> torch.dtype | None:
+    """float32 if a packaged or loaded model runs in it, so that all models round activations alike."""
+    wide = (m.dtype == torch.float32 if isinstance(m, PreTrainedModel) else str(m) in PACKAGED for m in models)
     return torch.float32 if any(wide) else None
 
 
-def _open(given: Given, dtype: torch.dtype | None = None) -> Loaded:
-    """A model; a compressed checkpoint in this dtype, if one is given."""
-    if not isinstance(given, str | Path):
-        return open_model(given)
-    logger.info("loading %s", given)
-    return open_model(given, dtype=dtype if is_checkpoint(given) else None)
+def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:
+    if not isinstance(model, str | Path):
+        return open_model(model)
+    logger.info("loading %s", model)
+    return open_model(model, dtype=dtype if is_checkpoint(model) else None)
 
 
-def _evaluated(
+def _measure(
     loaded: Loaded,
     reference: Loaded | None = None,
     known: Sequence[OnText] = (),
@@ -122,34 +118,29 @@ def _evaluated(
     batch: int,
     progress: bool,
 ) -> tuple[Evaluated, list[OnText]]:
-    """Everything of one model, and the reference's perplexities out of the same passes.
-
-    Args:
-        known: the model's, where they are known already.
-    """
-    model, found, others = loaded.model, list(known), []
-    plan = getattr(model, "gac_plan", None)  # one that cannot be read is refused before anything is measured
+    """The results of a model (``known`` on texts, if they are), and of the reference from the same passes."""
+    model, on_texts, of_reference = loaded.model, list(known), []
+    plan = getattr(model, "gac_plan", None)  # a damaged one fails before anything is measured
     for sample in () if known else samples:
         if reference is not None:
             perplexity, other, divergence = compare_models(model, reference.model, sample, batch, progress)
-            found.append(OnText(perplexity, divergence))
-            others.append(OnText(other))
+            on_texts.append(OnText(perplexity, divergence))
+            of_reference.append(OnText(other))
         else:
-            found.append(OnText(perplexity_on(model, sample, batch, progress)))
-    for one in found:
-        logger.info("%s: %s", loaded.name, one.perplexity)
+            on_texts.append(OnText(perplexity_on(model, sample, batch, progress)))
+    for result in on_texts:
+        logger.info("%s: %s", loaded.name, result.perplexity)
     scores = suite.run(model, tokenizer, batch, progress) if suite else ()
-    parameters = count_parameters(model)
-    evaluated = Evaluated(loaded.name, parameters, dtype_of(model), scores=scores, plan=plan, also=tuple(found[1:]))
-    if found:
-        evaluated = replace(evaluated, perplexity=found[0].perplexity, divergence=found[0].divergence)
-    return evaluated, others
+    parameters, dtype = count_parameters(model), dtype_of(model)
+    evaluated = Evaluated(loaded.name, parameters, dtype, scores=scores, plan=plan, also=tuple(on_texts[1:]))
+    if on_texts:
+        evaluated = replace(evaluated, perplexity=on_texts[0].perplexity, divergence=on_texts[0].divergence)
+    return evaluated, of_reference
 
 
-def _prediction(found: Evaluated, dense: Loaded) -> float | None:
-    """What the plan promised for ln(perplexity / dense), where ``dense`` is the model it was made for."""
-    plan = found.plan
-    if plan is None or found.perplexity is None or plan.healed:  # what healing gives, no plan has predicted
+def _prediction(result: Evaluated, dense: Loaded) -> float | None:
+    plan = result.plan
+    if plan is None or result.perplexity is None or plan.healed:  # plans do not predict the gain of healing
         return None
     names = [weight.name for weight in plan.weights]
     parameters = {name for name, _ in dense.model.named_parameters()}
@@ -157,45 +148,6 @@ def _prediction(found: Evaluated, dense: Loaded) -> float | None:
         model_digest(dense.model, names) == plan.measured.digest
     ):
         return plan.prediction.loss
-    logger.info(
-        "%s is not the model that the plan was made for (%s): its prediction is left out",
-        dense.name,
-        plan.measured.model,
-    )
+    message = "%s is not the model that the plan was made for (%s): its prediction is left out"
+    logger.info(message, dense.name, plan.measured.model)
     return None
-
-
-def open_model(given: Given, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Loaded:
-    """A dense model, or a compressed one with its plan as ``gac_plan``; a loaded one is taken as it is.
-
-    Raises:
-        GacError: it cannot be read.
-    """
-    if isinstance(given, str | Path) and is_checkpoint(given):
-        name = str(given)
-        return Loaded(load(name, device, dtype), name, name)
-    return load_model(given, device=device, dtype=dtype)
-
-
-def shared_tokenizer(models: Sequence[Given]) -> Any:
-    """The first model's tokenizer, where all models have the same tokens.
-
-    Raises:
-        ModelError: a model without a tokenizer, or two of different vocabularies.
-    """
-    (first, shared), *others = map(_name_and_tokenizer, models)
-    for name, tokenizer in others:
-        if tokenizer.get_vocab() != shared.get_vocab():
-            raise ModelError(
-                f"{first} and {name} have different vocabularies",
-                "models of the same tokens: perplexities by the token compare nothing else",
-                "Evaluate each on its own.",
-            )
-    return shared
-
-
-def _name_and_tokenizer(given: Given) -> tuple[str, Any]:
-    if isinstance(given, str | Path):
-        return str(given), load_tokenizer(str(given))
-    loaded = load_model(given)
-    return loaded.name, loaded.tokenizer

@@ -17,10 +17,10 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from gac.core.errors import ModelError
-from gac.evaluation.evaluate import open_model
+from gac.evaluation.models import open_model
 from gac.models.loading import load_tokenizer
 
-# Its constructor warns of models that are loaded already; here they always are.
+# Its constructor warns about models that are loaded already; here they always are.
 logging.getLogger(HFLM.__module__).addFilter(lambda record: record.funcName != "__init__")
 
 
@@ -31,9 +31,9 @@ class GacLM(HFLM):  # type: ignore[misc]
     Args:
         pretrained: a directory that ``gac.save`` wrote, any other name that ``gac.allocate`` takes, or a loaded model.
         tokenizer: a tokenizer, or the name of one; None takes the model's own.
-        device: where to load it; None takes the GPU if there is one.
-        dtype: to load it in, as in ``bfloat16``; ``auto`` takes the checkpoint's own.
-        options: what else the harness's Hugging Face model takes (``batch_size``, ``max_length``, ``add_bos_token``).
+        device: None takes the GPU if there is one.
+        dtype: such as ``bfloat16``; ``auto`` takes the checkpoint's own.
+        options: other options of the harness's Hugging Face model (``batch_size``, ``max_length``, ``add_bos_token``).
 
     Raises:
         GacError: the model or its tokenizer cannot be read.
@@ -61,18 +61,18 @@ class GacLM(HFLM):  # type: ignore[misc]
         return answers
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Log-likelihoods of whole texts after BOS, which the harness puts first; the tokenizer adds none to it.
+        """Log-likelihoods of full texts after the BOS that the harness adds.
 
-        (The harness's Hugging Face model predicts a second BOS, where the tokenizer adds one.)
+        The tokenizer adds none here: the harness's Hugging Face model would predict a second BOS.
 
         Raises:
             ModelError: one is NaN or infinite.
         """
-        asked, self.add_bos_token = self.add_bos_token, False
+        before, self.add_bos_token = self.add_bos_token, False
         try:
             answers = super().loglikelihood_rolling(requests, disable_tqdm)
         finally:
-            self.add_bos_token = asked
+            self.add_bos_token = before
         _check_finite(answers)
         return answers
 
@@ -87,22 +87,15 @@ def _dtype(name: str) -> torch.dtype | None:
 def _check_finite(values: Any) -> None:
     for number, value in enumerate(values):
         if not isfinite(value):
-            raise ModelError(
-                f"the log-likelihood of request {number} is {value}",
-                "a finite log-likelihood",
-                "Check the weights, or run the model in bfloat16 or float32.",
-            )
+            problem, remedy = f"the log-likelihood of request {number} is {value}", "Check the weights and the dtype."
+            raise ModelError(problem, "a finite log-likelihood", remedy)
 
 
 def _run_command() -> None:
-    """Run the harness's own command; without ``--device`` the model takes the GPU if there is one.
-
-    The harness asks for ``cuda:0`` then, on every machine.
-    """
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    config: Any = EvaluatorConfig
+    config: Any = EvaluatorConfig  # whose default device is cuda:0, even without a GPU
     config.__init__ = partialmethod(config.__init__, device=None)
     cli_evaluate()
 

@@ -1,4 +1,4 @@
-"""Time whole models beside each other: prefill and decode under CUDA graphs, replayed in turns."""
+"""Time whole models together: prefill and decode under CUDA graphs, replayed in turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,36 +6,41 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gac.core.arrays import Floats
 from gac.core.errors import GacError
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import weight_bytes
-from gac.evaluation.steps import Contexts, Step, decode_step, prefill_step, prepare
+from gac.measurement.text import check_positions
 from gac.models.families import family_of
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, PATIENCE, Batch, half_width
 from gac.profiling.timing.stopwatch import Stopwatch
 
 PRECISION = 0.005
-LEAST_ROUNDS = 7
-MOST_ROUNDS = 31
-MOST_NS = 4e9
+MIN_ROUNDS, MAX_ROUNDS = 7, 31
+MAX_NS = 4e9
+READ = 1024  # tokens of a sequence that are read to fill a context
 _RECOMPILATIONS = 256
+_ATTENTION = "sdpa_whole"
 METHOD = (
     "one CUDA graph a model, replayed in turns between CUDA events, every round in another order, queued while a "
     "kernel holds the GPU back; 7 to 31 rounds (7 where they take 4 s), until 1.57 IQR / sqrt(n) <= 0.5 % for all; "
     "medians"
 )
 
-Held = TypeVar("Held")
+Prepared = TypeVar("Prepared")
+Step = Callable[[], Tensor]
+_Layout = tuple[tuple[tuple[int, ...], ...], ...]
 _cuda: Any = torch.cuda
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and interquartile range in ns of this many samples."""
+    """Median and interquartile range, ns, of a number of samples."""
 
     median_ns: float
     iqr_ns: float
@@ -43,24 +48,23 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Floats) -> "Spread":
-        """Of samples in ns."""
         low, median, high = (float(value) for value in np.percentile(samples, (25, 50, 75)))
         return cls(median, high - low, len(samples))
 
 
-class Timer(Protocol, Generic[Held]):
-    """Times whole models: the GPU's, or a test's."""
+class Timer(Protocol, Generic[Prepared]):
+    """Times whole models: on a GPU, or in a test."""
 
-    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Held, int]:
-        """Make a run of the workload ready, and say the bytes that the model and one run of it take."""
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Prepared, int]:
+        """Prepare a run of the workload; also returns the bytes of the model and one run."""
 
-    def round(self, held: Sequence[Held]) -> Batch:
+    def round(self, prepared: Sequence[Prepared]) -> Batch:
         """Run each once, in this order; ns of each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One model to time: its name, how to come by it, and whether its layers are compiled."""
+    """A model to benchmark: name, builder, and whether to torch.compile it."""
 
     name: str
     build: Callable[[], PreTrainedModel]
@@ -69,95 +73,76 @@ class Entry:
 
 @dataclass(frozen=True)
 class Timed:
-    """What one run of a workload takes.
-
-    Attributes:
-        latency: of the run.
-        tokens_per_second: read (prefill) or written (decode), of all sequences together.
-        memory_bytes: weights, KV cache and the most that a run allocates.
-    """
+    """The latency of one run of a workload."""
 
     name: str
     workload: str
     latency: Spread
-    tokens_per_second: float
-    memory_bytes: int
+    tokens_per_second: float  # read (prefill) or written (decode), of all sequences
+    memory_bytes: int  # weights, KV cache and the peak allocation of a run
 
 
 def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
     """Time models in turns; all of them are in memory at once.
 
     Raises:
-        GacError: more than ten, they do not fit, or the workload is longer than a model's positions.
+        GacError: there are more than ten, they do not fit, or the workload is longer than a model's positions.
     """
     if len(entries) > BATCH:
         raise GacError(f"{len(entries)} models at once", f"at most {BATCH}", "Time them in several runs.")
-    held = [timer.hold(entry.build(), workload, entry.compiled) for entry in entries]
-    samples = interleaved(lambda order: timer.round([held[at][0] for at in order]), len(held))
+    prepared = [timer.hold(entry.build(), workload, entry.compiled) for entry in entries]
+    samples = interleaved(lambda order: timer.round([prepared[entry][0] for entry in order]), len(prepared))
     return [
-        Timed(entry.name, str(workload), spread, 1e9 * workload.rows / spread.median_ns, taken)
-        for entry, spread, (_, taken) in zip(entries, map(Spread.of, samples.T), held, strict=True)
+        Timed(entry.name, str(workload), spread, 1e9 * workload.rows / spread.median_ns, size)
+        for entry, spread, (_, size) in zip(entries, map(Spread.of, samples.T), prepared, strict=True)
     ]
 
 
-def interleaved(round_of: Callable[[Sequence[int]], Batch], count: int) -> Floats:
-    """Samples in ns, shape ``(rounds, count)``: every version once a round, in an order drawn anew (seed 0).
+def interleaved(run_round: Callable[[Sequence[int]], Batch], count: int) -> Floats:
+    """Samples in ns, ``(rounds, count)``: every version once a round, in random order (seed 0).
 
-    A GPU at its power limit is faster after a run that took little power, so none may always follow the same one.
+    A GPU at its power limit is faster after a run that took little power, so the order varies. Rounds are taken until
+    every median is known to 0.5 %: 7 to 31, or only 7 if these take 4 seconds. The first round is dropped. One that was
+    queued too late, and includes launch overhead, is repeated, up to 16 times.
 
-    Rounds are taken until every median is known to within 0.5 %, at least 7 and at most 31 of them; only 7 where they
-    take 4 seconds. A first round does not count. One that was queued too late, so that launch overhead is in it, is
-    taken again, 16 times at most.
-
-    Args:
-        round_of: runs the versions in the order that it is told.
     """
     rows: list[Floats] = []
     spent, discarded = 0.0, 0
-    dice = np.random.default_rng(0)
-    round_of(range(count))
-    while len(rows) < MOST_ROUNDS:
-        order = dice.permutation(count).tolist()
-        batch = round_of(order)
+    generator = np.random.default_rng(0)
+    run_round(range(count))
+    while len(rows) < MAX_ROUNDS:
+        order = generator.permutation(count).tolist()
+        batch = run_round(order)
         if batch.late and discarded < PATIENCE:
             discarded += 1
             continue
         rows.append(np.array(batch.ns)[np.argsort(order)])
         spent += float(rows[-1].sum())
-        known = (half_width(column) <= PRECISION * float(np.median(column)) for column in np.stack(rows).T)
-        if len(rows) >= LEAST_ROUNDS and (spent >= MOST_NS or all(known)):
+        precise = (half_width(column) <= PRECISION * float(np.median(column)) for column in np.stack(rows).T)
+        if len(rows) >= MIN_ROUNDS and (spent >= MAX_NS or all(precise)):
             break
     return np.stack(rows)
 
 
-Captured = tuple[torch.cuda.CUDAGraph, Step]
-"""A run as a graph, and what it reads and writes: a graph alone keeps none of its memory."""
+Captured = tuple[torch.cuda.CUDAGraph, Step]  # A graph, and the step that owns its inputs and outputs
 
 
 class GraphTimer:
-    """Times models on the current CUDA device.
-
-    Raises:
-        ProfileError: there is none.
-    """
+    """Times models on the current CUDA device; a ProfileError if there is none."""
 
     def __init__(self) -> None:
         header = fingerprint()
         self.memory_bytes = header.memory_bytes
-        self._watch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
+        self._stopwatch = Stopwatch(header.l2_bytes, header.sm_clock_max_mhz)
         self._contexts = Contexts()
 
     def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Captured, int]:
-        """Capture one run; bytes of the weights, the cache, and the most that a run allocates beside them.
-
-        Raises:
-            GacError: it does not fit in the GPU's memory.
-        """
+        """Capture one run; also returns the bytes of weights, cache and peak allocation."""
         try:
             ids = prepare(model, workload)
             cached, step = 0, prefill_step(model, ids)
             if workload.phase == "decode":
-                context = self._contexts.of(model, workload, ids)
+                context = self._contexts.get(model, workload, ids)
                 cached, step = context.nbytes, decode_step(model, context)
             if compiled:
                 compile_layers(model)
@@ -165,23 +150,121 @@ class GraphTimer:
             before = _cuda.memory_allocated()
             _cuda.reset_peak_memory_stats()
             step()
-            taken = _cuda.max_memory_allocated() - before
-            return (self._watch.graph_of(step), step), weight_bytes(model) + cached + taken
+            peak = _cuda.max_memory_allocated() - before
+            return (self._stopwatch.graph_of(step), step), weight_bytes(model) + cached + peak
         except torch.OutOfMemoryError as failure:
             raise GacError(
-                f"{workload} does not fit in the GPU's memory beside the models that are timed with it",
+                f"{workload} does not fit in the GPU's memory with the models that are timed with it",
                 "a smaller batch or context",
                 "Make it smaller, or time fewer models at once.",
             ) from failure
 
-    def round(self, held: Sequence[Captured]) -> Batch:
-        """Replay each once."""
-        return self._watch.round([graph for graph, _ in held])
+    def round(self, prepared: Sequence[Captured]) -> Batch:
+        return self._stopwatch.round([graph for graph, _ in prepared])
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Let each decoder layer run through ``torch.compile`` with ``shape_padding``; layers alike share their code."""
+    """Compile each decoder layer with ``shape_padding``; equal layers share their code."""
     dynamo: Any = torch._dynamo
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _RECOMPILATIONS)
     for layer in model.get_submodule(family_of(model.config).layers).children():
         layer.compile(dynamic=False, options={"shape_padding": True})
+
+
+class Context:
+    """A static cache that is full but for the last token, for all models with keys and values of the same shape.
+
+    It repeats what the given model wrote for the first ``READ`` tokens, because a long prompt of many sequences would
+    take more memory than a step. The contents do not affect the time. ``ids`` are int64 ``(batch, tokens)``.
+    """
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self.length = ids.shape[1] - 1
+        self.token = ids[:, -1:].contiguous()
+        self.position = torch.full((1, 1), self.length, device=ids.device)
+        self.cache = StaticCache(config=model.config, max_cache_len=ids.shape[1])
+        with torch.no_grad():
+            read = min(self.length, READ)
+            model(input_ids=ids[:, :read], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        layers: Any = self.cache.layers
+        for states in (states for layer in layers if layer.is_initialized for states in (layer.keys, layer.values)):
+            for start in range(read, states.shape[2], read):
+                states[:, :, start : start + read] = states[:, :, : min(read, states.shape[2] - start)]
+        # All layers' lengths in one tensor: a graph then resets them with one kernel.
+        self.lengths = torch.full((len(layers),), self.length, device=ids.device)
+        for layer, length in zip(layers, self.lengths.unbind(), strict=True):
+            layer.cumulative_length = length
+
+    @property
+    def nbytes(self) -> int:
+        layers: Any = self.cache.layers
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers if layer.is_initialized)
+
+
+class Contexts:
+    """The contexts of one workload. Models with keys and values of the same shape share one, to save memory."""
+
+    def __init__(self) -> None:
+        self._workload: Workload | None = None
+        self._contexts: dict[_Layout, Context] = {}
+
+    def get(self, model: Any, workload: Workload, ids: Tensor) -> Context:
+        if workload != self._workload:
+            self._workload, self._contexts = workload, {}
+        layout = _layout(model, ids[:1, :1])
+        if layout not in self._contexts:
+            self._contexts[layout] = Context(model, ids)
+        return self._contexts[layout]
+
+
+@torch.no_grad()
+def _layout(model: Any, ids: Tensor) -> _Layout:
+    """The shapes of keys and values in every layer that has any; plans can shorten values."""
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    layers: Any = cache.layers
+    pairs = ((layer.keys, layer.values) if layer.is_initialized else () for layer in layers)
+    return tuple(tuple(tuple(states.shape) for states in pair) for pair in pairs)
+
+
+def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:
+    """Random token ids for the workload, int64 ``(batch, tokens)`` on the model's device.
+
+    The model's attention then runs without a mask, in PyTorch's fused kernels with shared key-value heads.
+
+    Raises:
+        GacError: the context is longer than the model's positions, or has one token.
+    """
+    check_positions(model, workload.tokens, f"sequences in {workload}")
+    if workload.phase == "decode" and workload.tokens < 2:
+        raise GacError(f"workload {workload}", "a context of 2 tokens or more", "Use decode:1@1024.")
+    AttentionInterface.register(_ATTENTION, sdpa_attention_forward)  # a name without a mask function makes no mask
+    model.set_attn_implementation(_ATTENTION)
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return torch.randint(0, vocabulary, (workload.batch, workload.tokens), generator=generator).to(model.device)
+
+
+def prefill_step(model: Any, ids: Tensor) -> Step:
+    """A step that reads all tokens into a new cache and returns the last logits; sliding windows are ignored."""
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        cache = DynamicCache(config=model.config)
+        logits: Tensor = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits
+
+    return step
+
+
+def decode_step(model: Any, context: Context) -> Step:
+    """A step that reads the last token of each sequence after the context, as often as it is called."""
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        context.lengths.fill_(context.length)
+        inputs = {"input_ids": context.token, "position_ids": context.position, "past_key_values": context.cache}
+        logits: Tensor = model(**inputs, use_cache=True, logits_to_keep=1).logits
+        return logits
+
+    return step

@@ -1,4 +1,4 @@
-"""What runs in a model beside the GEMMs, in parts that forms take away: neurons, heads, whole attentions and MLPs."""
+"""Non-GEMM time by component (attention, MLP, heads, neurons)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,15 @@ from gac.plan.plan import WeightChoice
 
 @dataclass(frozen=True)
 class Part:
-    """What a form takes away, told by the weights that write from an attention (``values``) or an MLP (``neurons``)."""
+    """A component that a form removes from attentions, or else MLPs."""
 
     form: Form
     attention: bool
 
-    def has(self, weight: Weight) -> bool:
-        """Whether it is the weight that writes from such a block."""
+    def is_output(self, weight: Weight) -> bool:
         return (weight.values if self.attention else weight.neurons) == "in"
 
-    def kept(self, choice: WeightChoice) -> float:
-        """Of what the block has; 1 where the choice is of another form."""
+    def share(self, choice: WeightChoice) -> float:
         form, dim = form_named(choice.form).shortening(choice.dim)
         return dim / form.full(choice.weight) if form == self.form else 1.0
 
@@ -35,26 +33,20 @@ PARTS: Mapping[str, Part] = {
 
 
 def shares(choices: Sequence[WeightChoice]) -> dict[str, float]:
-    """The fraction of each part that there is, between 0 and 1."""
-    kept = {name: [part.kept(one) for one in choices if part.has(one.weight)] for name, part in PARTS.items()}
-    return {name: sum(found) / len(found) if found else 1.0 for name, found in kept.items()}
+    """The fraction of each component that the choices keep, from 0 to 1."""
+    kept = {name: [part.share(each) for each in choices if part.is_output(each.weight)] for name, part in PARTS.items()}
+    return {name: sum(values) / len(values) if values else 1.0 for name, values in kept.items()}
 
 
 def without(sites: Sequence[Site], part: str | None = None) -> tuple[WeightChoice, ...]:
-    """Every weight dense but for one part, of which half is gone: half of each block's, or of the blocks.
-
-    Args:
-        part: None: nothing is gone.
-    """
+    """Dense choices without half of one component: half of each block's, or half of the blocks."""
     weights = [weight for site in sites for weight in site.weights]
     dense = {weight.name: _choice(form_named("dense"), weight) for weight in weights}
     if part is None:
         return tuple(dense.values())
     form = PARTS[part].form
     planned = as_planned(sites, (form.name,), False)
-    blocks = [
-        site for site in planned if any(PARTS[part].has(weight) for weight in site.weights) and site.taken_by(form)
-    ]
+    blocks = [each for each in planned if any(map(PARTS[part].is_output, each.weights)) and each.taken_by(form)]
     for site in blocks[::2] if form.runs else blocks:
         dense |= {weight.name: _choice(form, weight, 2) for weight in site.weights if form.takes(weight)}
     return tuple(dense.values())

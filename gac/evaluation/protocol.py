@@ -1,4 +1,4 @@
-"""Which tokens models are evaluated on, and the words for it that every number carries."""
+"""The evaluation protocol: which tokens models are evaluated on, and its description for every result."""
 
 import os
 from dataclasses import dataclass
@@ -22,29 +22,28 @@ from gac.plan.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Windows of a text that do not overlap, and the documents that they were cut from, where there are any."""
+    """Windows of a text that do not overlap, and their documents, if any."""
 
     cut: Windows
     documents: Documents | None = None
 
     @property
     def tokens(self) -> int:
-        """How many are predicted: all but the first of each window, which is BOS where that is in every window."""
+        """The number of predicted tokens: all but the first of each window."""
         return len(self.cut) * (self.cut.length - 1)
 
     @property
     def protocol(self) -> str:
-        """What a number measured on this sample has to say of it."""
         cut = self.cut
         size = f"{len(cut)} windows x {cut.length}{'' if cut.whole else ' in even steps'}"
         return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse a model that the sample cannot be, or must not be, measured on.
+        """Check that the model can be evaluated on the sample.
 
         Raises:
-            TextError: its plan was calibrated on one of the documents, or it has no such tokens.
-            ModelError: it has fewer positions than a window has tokens.
+            TextError: its plan was calibrated on one of the documents, or it lacks a token.
+            ModelError: a window has more tokens than the model has positions.
         """
         check_positions(model, self.cut.length, "windows")
         if self.documents is not None:
@@ -54,32 +53,25 @@ class Sample:
 
 
 def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None = None) -> Sample:
-    """Cut a text into windows.
-
-    Args:
-        text: a named source (its evaluation part), a path to a UTF-8 file, the text itself, or documents.
-        windows: how many, in even steps through the text; None takes every whole window.
-        length: tokens of a window; None takes the text's own.
-        bos: whether every window begins with BOS; None as in ``gac.perplexity``.
+    """Cut a text into windows; arguments as for ``gac.perplexity``.
 
     Raises:
-        TextError: unknown or too short a text, or no BOS.
+        TextError: the text is unknown or too short, or there is no BOS.
     """
-    given = _given(text)
-    length = window_length(given) if length is None else length
+    source = _source(text)
+    length = window_length(source) if length is None else length
     if length < 2:
         raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
-    documents = given if isinstance(given, Documents) else None
-    return Sample(evaluation_windows(given, tokenizer, windows, length, bos), documents)
+    documents = source if isinstance(source, Documents) else None
+    return Sample(evaluation_windows(source, tokenizer, windows, length, bos), documents)
 
 
 def dtype_of(model: PreTrainedModel) -> str:
-    """The dtype of a model's weights: ``bfloat16``."""
     return str(model.dtype).removeprefix("torch.")
 
 
-def _given(text: Text) -> str | Documents:
-    """A name or path, or else documents; a string with white space in it that is neither is one document."""
+def _source(text: Text) -> str | Documents:
+    """A name or path, or documents; a string with white space that is neither is one document."""
     if not isinstance(text, str):
         return Documents.of(text)
     is_text = any(character.isspace() for character in text) and not os.path.isfile(text)
@@ -89,7 +81,7 @@ def _given(text: Text) -> str | Documents:
 def _check_unseen(documents: Documents, model: nn.Module) -> None:
     plan = getattr(model, "gac_plan", None)
     known = set(plan.documents) if isinstance(plan, Plan) else set()
-    seen = [at for at, digest in enumerate(documents.digests) if digest in known]
+    seen = [position for position, digest in enumerate(documents.digests) if digest in known]
     if seen:
         raise TextError(
             f"{len(seen)} of {documents.name}, the first at position {seen[0]}, are among the plan's calibration text",

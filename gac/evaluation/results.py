@@ -1,4 +1,4 @@
-"""What an evaluation found: every number with its protocol. Loads no torch."""
+"""Results of an evaluation, each with its protocol. Loads no torch."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,21 +10,13 @@ from gac.plan.plan import Plan
 
 @dataclass(frozen=True, repr=False)
 class Perplexity(Shown):
-    """A perplexity and how it was measured.
+    """A perplexity and how it was measured."""
 
-    Attributes:
-        value: exp of the mean negative log-likelihood.
-        tokens: how many tokens were predicted.
-        protocol: text, windows, length, where they begin, overlap, BOS.
-        dtype: of the model's weights.
-        text: its name or path.
-    """
-
-    value: float
-    tokens: int
-    protocol: str
-    dtype: str
-    text: str = ""
+    value: float  # exp of the mean negative log-likelihood
+    tokens: int  # the number of predicted tokens
+    protocol: str  # text, windows, length, first token, overlap, BOS
+    dtype: str  # of the model's weights
+    text: str = ""  # its name or path
 
     def tables(self) -> Sequence[Table | str]:
         columns = [("perplexity", ">"), ("tokens predicted", ">"), ("dtype", "<")]
@@ -39,21 +31,16 @@ class Perplexity(Shown):
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far a model's next-token distributions are from a reference model's on the same tokens.
+    """Divergence of a model's next-token distributions from a reference model's on the same tokens.
 
     Attributes:
-        kl: mean of KL(reference || model), nats a token.
-        top1: fraction of the tokens at which both models' most probable token is the same.
-        tokens: at how many tokens.
-        protocol: as a perplexity's.
-        dtype: of the model's weights.
-        reference_dtype: of the reference's.
+        dtype, reference_dtype: of the models' weights.
     """
 
-    kl: float
-    top1: float
-    tokens: int
-    protocol: str
+    kl: float  # mean of KL(reference || model), nats a token
+    top1: float  # fraction of tokens at which both models have the same most probable token
+    tokens: int  # the number of tokens
+    protocol: str  # as for a perplexity
     dtype: str
     reference_dtype: str
 
@@ -64,36 +51,23 @@ class Divergence:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One metric of one task of lm-evaluation-harness.
+    """One metric of one task of lm-evaluation-harness."""
 
-    Attributes:
-        task: the task's or group's name.
-        metric: ``acc``, ``acc_norm``, ...; with its filter after a comma where it has one.
-        value: as the harness gives it, a fraction for accuracies.
-        stderr: its standard error, where the harness knows one.
-        items: on how many items, from the first on.
-        total: how many the task has.
-        num_fewshot: examples before every item; None for a group of tasks that differ.
-        version: of the task.
-        harness: the name and version of what ran it.
-        dtype: of the model's weights.
-    """
-
-    task: str
-    metric: str
-    value: float
-    stderr: float | None
-    items: int
-    total: int
-    num_fewshot: int | None
-    version: str
-    harness: str
-    dtype: str
+    task: str  # the name of the task or group
+    metric: str  # ``acc``, ``acc_norm``, ...; with its filter, if any, after a comma
+    value: float  # as the harness gives it, a fraction for accuracies
+    stderr: float | None  # the standard error, if the harness gives one
+    items: int  # the number of items, from the first on
+    total: int  # the number of items of the task
+    num_fewshot: int | None  # examples before every item; None for a group of tasks that differ
+    version: str  # of the task
+    harness: str  # name and version of the harness
+    dtype: str  # of the model's weights
 
 
 @dataclass(frozen=True)
 class OnText:
-    """What was measured of a model on one text."""
+    """Results of a model on one text."""
 
     perplexity: Perplexity
     divergence: Divergence | None = None
@@ -101,52 +75,43 @@ class OnText:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Everything that was measured of one model; what was not asked for is None or empty.
+    """All results of one model; those not asked for are None or empty.
 
     Attributes:
-        name: the directory, hub id or name it was opened by.
-        parameters: how many it has, tied ones counted once.
-        dtype: of its weights.
-        plan: the one that it was compressed by.
-        predicted: what the plan promised for ln(perplexity / dense), where it was compared with that dense model.
-        also: the same perplexity and divergence on each further text.
+        predicted: the plan's prediction of ln(perplexity / dense), if it was compared with its dense model.
     """
 
-    name: str
-    parameters: int
-    dtype: str
+    name: str  # the directory, hub id or name of the model
+    parameters: int  # their number, tied ones counted once
+    dtype: str  # of its weights
     perplexity: Perplexity | None = None
     divergence: Divergence | None = None
     scores: tuple[TaskScore, ...] = ()
-    plan: Plan | None = None
+    plan: Plan | None = None  # its compression plan
     predicted: float | None = None
-    also: tuple[OnText, ...] = ()
+    also: tuple[OnText, ...] = ()  # perplexity and divergence on further texts
 
     @property
     def texts(self) -> tuple[OnText, ...]:
-        """What was measured on each text, the first one included."""
+        """The results on each text, the first one included."""
         return () if self.perplexity is None else (OnText(self.perplexity, self.divergence), *self.also)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Models measured alike, and where there is one the model they are compared with."""
+    """Models measured alike, and the model they are compared with, if any."""
 
     models: tuple[Evaluated, ...]
     against: Evaluated | None = None
 
     def log_ratio(self, model: Evaluated, text: int = 0) -> float | None:
-        """ln(perplexity / that of ``against``), what is lost in nats a token; None where either was not measured.
-
-        Args:
-            text: the number of the text.
-        """
+        """The loss ln(perplexity / that of ``against``) on a text, nats a token; None if either is missing."""
         if self.against is None or not self.against.texts or not model.texts:
             return None
         return log(model.texts[text].perplexity.value / self.against.texts[text].perplexity.value)
 
     def predicted_perplexity(self, model: Evaluated, text: int = 0) -> float | None:
-        """The plan's prediction on this text: the other model's perplexity here, times exp of the predicted loss."""
+        """The perplexity that the plan predicts on a text: that of ``against`` times exp(predicted loss)."""
         if self.against is None or not self.against.texts or model.predicted is None:
             return None
         return self.against.texts[text].perplexity.value * exp(model.predicted)

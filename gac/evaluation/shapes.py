@@ -35,8 +35,7 @@ from gac.schemes import scheme_named
 _AutoConfig: Any = transformers.AutoConfig
 _AutoModel: Any = transformers.AutoModelForCausalLM
 _POSITIONS = 131_072
-SCALE = 0.02
-"""The standard deviation of random weights."""
+SCALE = 0.02  # standard deviation of random weights
 
 
 def planner_of_shapes(
@@ -48,28 +47,27 @@ def planner_of_shapes(
     schemes: Sequence[str] = (),
     gpus: int = 1,
 ) -> Planner:
-    """What plans for these shapes are made from; curves are SmolLM2's, see ``CurveLibrary``.
+    """A planner for these shapes, with the loss curves of SmolLM2 (``CurveLibrary``).
 
     Args:
-        name: in ``gac.models.shapes.SHAPES``, or shapes of one's own.
-        layers: fewer than the model has.
-        schemes: in which plans may round.
-        gpus: over how many weights are split.
+        name: a name in ``gac.models.shapes.SHAPES``, or shapes.
+        layers: to plan fewer layers than the model has.
+        schemes: the schemes that plans may use.
+        gpus: the number of GPUs that weights are split over.
 
     Raises:
-        ModelError: the shapes are unknown, their weights have names of their own, or no price of rounding to a scheme
-            is known.
+        ModelError: the shapes are unknown, or the loss of a scheme is.
         ProfileError: as for ``gac.allocate``.
     """
-    shapes, called = _shapes(name, layers), name if isinstance(name, str) else name.model_type
+    shapes, label = _shapes(name, layers), name if isinstance(name, str) else name.model_type
     sites = family_of(shapes).sites(shapes)
     library = library or CurveLibrary.load()
     curves = library.curves_of(sites, schemes)
     table, used = select_profile(profile)
     head = 2 * shapes.vocab_size * shapes.hidden_size
     measured = Measured(
-        model=f"{called} (random weights)",
-        digest=f"shapes of {called}",
+        model=f"{label} (random weights)",
+        digest=f"shapes of {label}",
         params=sum(site.params for site in sites) + head,
         family=shapes.model_type,
         calibration=library.calibration,
@@ -83,7 +81,7 @@ def planner_of_shapes(
 def model_of_shapes(
     name: str, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, layers: int | None = None
 ) -> PreTrainedModel:
-    """A dense model of these shapes, with the random weights that transformers gives it, made on the device.
+    """A dense model of these shapes on the device, with the random weights of transformers.
 
     Raises:
         ModelError: the shapes are unknown.
@@ -97,8 +95,8 @@ def model_of_shapes(
 
 
 def _shapes(name: str | Shapes, layers: int | None) -> Shapes:
-    found: Shapes = shapes_of(name)
-    return replace(found, num_hidden_layers=layers or found.num_hidden_layers)
+    shapes: Shapes = shapes_of(name)
+    return replace(shapes, num_hidden_layers=layers or shapes.num_hidden_layers)
 
 
 def variant(
@@ -108,26 +106,23 @@ def variant(
     plain: bool = False,
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> PreTrainedModel:
-    """The model with these forms, dims and schemes: random weights where one changes, the model's own elsewhere.
-
-    What does not change is shared with the model, and takes no memory again.
+    """The model with these choices: random weights where one changes; the others are shared with the model.
 
     Args:
-        choices: of every weight.
-        fused: sites whose marked weights run their first GEMMs as one.
-        plain: whether norms, activations and rotary embeddings run as in transformers.
-        ends: what stands in the place of embedding and head, by name.
+        fused: sites whose marked weights share their first GEMM.
+        plain: run norms, activations and rotary embeddings as transformers does.
+        ends: replacements of embedding and LM head, by name.
     """
-    found = sharing(model)
-    replace_embeddings(found, ends)
-    swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
-    return running(found, choices, fused, plain)
+    copied = sharing(model)
+    replace_embeddings(copied, ends)
+    swap_in(copied, {each.name: _random(model, each) for each in choices if each.form != "dense" or is_stored(each)})
+    return running(copied, choices, fused, plain)
 
 
 def running(
     model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], plain: bool
 ) -> PreTrainedModel:
-    """The same model, which has these weights, as a compressed one runs; arguments as for ``variant``."""
+    """Finish a model that has these choices, in place; arguments as for ``variant``."""
     share_gemms(model, where_they_run(fused, choices))
     skip_absent(model, choices)
     if not plain:
@@ -139,32 +134,21 @@ def running(
 def without_gemms(
     model: PreTrainedModel, choices: Sequence[WeightChoice], ends: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> PreTrainedModel:
-    """The model with these choices and without their GEMMs: each weight hands out a buffer of its outputs instead.
-
-    What is left is attention, norms, activations, embedding and head, and all launches but those of the GEMMs.
-
-    Args:
-        ends: as for ``variant``.
-    """
-    found = sharing(model)
-    replace_embeddings(found, ends)
+    """The model with these choices, each GEMM replaced by a buffer of its outputs; ``ends`` as for ``variant``."""
+    copied = sharing(model)
+    replace_embeddings(copied, ends)
     outputs: dict[tuple[int, int], Tensor] = {}
     for choice in choices:
         module: Any = empty_module(choice, bias=False, device="meta", dtype=model.dtype)
         runs = not isinstance(module, Absent | Constant)
-        found.set_submodule(choice.name, StandIn(module.out_features, outputs) if runs else _random(model, choice))
-    skip_absent(found, choices)
-    make_quick(found, ())
-    return found
+        copied.set_submodule(choice.name, StandIn(module.out_features, outputs) if runs else _random(model, choice))
+    skip_absent(copied, choices)
+    make_quick(copied, ())
+    return copied
 
 
 class StandIn(nn.Module):
-    """Stands for a linear weight: outputs of its shape, always the same random ones, at no cost.
-
-    Args:
-        features: of the output.
-        outputs: by rows and features, shared by weights alike.
-    """
+    """Replaces a linear weight: returns a random output of its shape at no cost, from the shared ``outputs``."""
 
     def __init__(self, features: int, outputs: dict[tuple[int, int], Tensor]) -> None:
         super().__init__()
@@ -179,14 +163,14 @@ class StandIn(nn.Module):
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters, each counted once, and of what holds its matrices."""
-    stored = [held for one in stored_modules(model).values() for held in one.counted.values()]
+    """Bytes of a model's parameters, each counted once, and of its stored matrices."""
+    stored = [tensor for module in stored_modules(model).values() for tensor in module.counted.values()]
     return sum(values.nbytes for values in (*model.parameters(), *stored))
 
 
 def sharing(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules that shares every parameter and buffer."""
-    shared: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    """Copy the modules of a model, but share every parameter and buffer."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
 
 
@@ -200,5 +184,4 @@ def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
 
 
 def is_stored(choice: WeightChoice) -> bool:
-    """Whether the weight's scheme has a storage."""
     return scheme_named(choice.scheme).storage is not None

@@ -1,4 +1,4 @@
-"""Models to time that are split over GPUs: each process makes its own parts, and never a whole model."""
+"""Models to time that are split over GPUs: each process makes its own shards, and never a full model."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from gac.compression.apply import empty_stored, make_quick, skip_absent
 from gac.core.distributed import launch
 from gac.core.errors import ModelError
 from gac.core.workloads import Workload
-from gac.evaluation.latency import Held, Timer
+from gac.evaluation.latency import Prepared, Timer
 from gac.evaluation.shapes import SCALE, StandIn, is_stored, model_of_shapes, running, sharing
 from gac.models.linears import linear_at
 from gac.models.loading import is_checkpoint, load_model
@@ -32,14 +32,9 @@ from gac.schemes import scheme_named
 
 @dataclass(frozen=True, eq=False)
 class SplitShapes:
-    """This process's part of a model of known shapes, and of what is made of it, with random weights.
+    """This process's shard of a model on the meta device, ``dense``, and shards of variants; weights are random."""
 
-    Attributes:
-        whole: the dense model on the meta device, which holds nothing.
-        dense: the part of it that this process has.
-    """
-
-    whole: PreTrainedModel
+    meta: PreTrainedModel
     ranks: Ranks
     dense: PreTrainedModel = field(init=False)
 
@@ -48,98 +43,87 @@ class SplitShapes:
 
     @staticmethod
     def of(name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> "SplitShapes":
-        """Of these shapes.
-
-        Raises:
-            ModelError: the shapes are unknown, or nothing of them can be divided.
-        """
+        """For named shapes; a ModelError if they are unknown or cannot be split."""
         with _as_model_error():
             return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
 
     def variant(
         self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), plain: bool = False
     ) -> PreTrainedModel:
-        """As ``gac.evaluation.shapes.variant``, split: what does not change is shared with the dense part."""
-        changed = [one for one in choices if one.form != "dense" or is_stored(one)]
-        found = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
-        return running(found, choices, fused, plain)
+        """As ``gac.evaluation.shapes.variant``, split; unchanged weights are shared with the dense shard."""
+        changed = [choice for choice in choices if choice.form != "dense" or is_stored(choice)]
+        model = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
+        return running(model, choices, fused, plain)
 
     def without_gemms(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
-        """As ``gac.evaluation.shapes.without_gemms``, split, without the collectives of the weights too."""
-        found = self._split([one for one in choices if one.form != "dense"])
+        """As ``gac.evaluation.shapes.without_gemms``, split, and without the collectives of the weights."""
+        model = self._split([choice for choice in choices if choice.form != "dense"])
         outputs: dict[tuple[int, int], Tensor] = {}
         for choice in choices:
-            module: Any = found.get_submodule(choice.name)
+            module: Any = model.get_submodule(choice.name)
             if not isinstance(module, Absent):
-                found.set_submodule(choice.name, StandIn(module.out_features, outputs))
-        hollow: PreTrainedModel = self._filled(found, dict(self.dense.named_parameters()), ())
-        skip_absent(hollow, choices)
-        make_quick(hollow, ())
-        return hollow
+                model.set_submodule(choice.name, StandIn(module.out_features, outputs))
+        filled: PreTrainedModel = self._filled(model, dict(self.dense.named_parameters()), ())
+        skip_absent(filled, choices)
+        make_quick(filled, ())
+        return filled
 
     def _split(self, changed: Sequence[WeightChoice]) -> Any:
-        """The model with these choices, split; all on the meta device."""
-        found = sharing(self.whole)
-        dtype = self.whole.dtype
-        biased = {one.name: linear_at(self.whole, one.name).bias is not None for one in changed}
-        swap_in(found, {one.name: empty_stored(one, biased[one.name], "meta", dtype).eval() for one in changed})
-        split(found, replace(self.ranks, device=torch.device("meta")))
-        return found
+        model, dtype = sharing(self.meta), self.meta.dtype
+        biased = {choice.name: linear_at(self.meta, choice.name).bias is not None for choice in changed}
+        swap_in(model, {each.name: empty_stored(each, biased[each.name], "meta", dtype).eval() for each in changed})
+        split(model, replace(self.ranks, device=torch.device("meta")))
+        return model
 
     @torch.no_grad()
-    def _filled(self, found: Any, known: dict[str, nn.Parameter], changed: Sequence[WeightChoice]) -> Any:
-        """The model on the device: parameters that are known, and random ones where they are not."""
-        names = tuple(f"{one.name}." for one in changed)
-        shared = {name: one for name, one in known.items() if not name.startswith(names or "\0")}
-        for module in found.modules():
+    def _filled(self, model: Any, known: dict[str, nn.Parameter], changed: Sequence[WeightChoice]) -> Any:
+        """Move the model to the device, with known parameters, and random ones for the rest."""
+        names, device = tuple(f"{choice.name}." for choice in changed), self.ranks.device
+        shared = {name: parameter for name, parameter in known.items() if not name.startswith(names or "\0")}
+        for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, torch.zeros_like(buffer, device=self.ranks.device))
-        for name, empty in list(found.named_parameters()):
+                setattr(module, name, torch.zeros_like(buffer, device=device))
+        for name, empty in list(model.named_parameters()):
             owner, _, leaf = name.rpartition(".")
-            own = shared.get(name)
-            if own is None or own.shape != empty.shape:  # an attention or MLP that stays whole
-                own = nn.Parameter(torch.empty_like(empty, device=self.ranks.device), requires_grad=False)
-                nn.init.normal_(own, std=SCALE)
-            setattr(found.get_submodule(owner), leaf, own)
-        for module in found.modules():  # norms, and the frequencies of rotary embeddings
+            parameter = shared.get(name)
+            if parameter is None or parameter.shape != empty.shape:  # an attention or MLP that is not split
+                parameter = nn.Parameter(torch.empty_like(empty, device=device), requires_grad=False)
+                nn.init.normal_(parameter, std=SCALE)
+            setattr(model.get_submodule(owner), leaf, parameter)
+        for module in model.modules():  # norms, and the frequencies of rotary embeddings
             if not isinstance(module, nn.Linear | nn.Embedding | Stored):
-                found._init_weights(module)
-        schemes = {one.name: one.scheme for one in changed}
-        for name, one in stored_modules(found).items():
+                model._init_weights(module)
+        schemes = {choice.name: choice.scheme for choice in changed}
+        for name, stored in stored_modules(model).items():
             scheme = next(scheme for weight, scheme in schemes.items() if f"{name}.".startswith(f"{weight}."))
-            matrix = SCALE * torch.randn(one.matrix, dtype=torch.float32, device=self.ranks.device)
-            one.fill(scheme_named(scheme).stored(matrix.to(self.whole.dtype)))
-        return found
+            matrix = SCALE * torch.randn(stored.matrix, dtype=torch.float32, device=device)
+            stored.fill(scheme_named(scheme).stored(matrix.to(self.meta.dtype)))
+        return model
 
 
-class SlowestTimer(Generic[Held]):
-    """Times models in every process, each round as the slowest saw it: all take as many rounds, in the same order.
+class SlowestTimer(Generic[Prepared]):
+    """Times models in every process; each round counts as the slowest process saw it, so that all take equally many."""
 
-    Args:
-        timer: of one process.
-    """
-
-    def __init__(self, timer: Timer[Held], ranks: Ranks) -> None:
+    def __init__(self, timer: Timer[Prepared], ranks: Ranks) -> None:
         self._timer, self._ranks = timer, ranks
 
-    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Held, int]:
-        """As the timer does."""
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Prepared, int]:
         return self._timer.hold(model, workload, compiled)
 
-    def round(self, held: Sequence[Held]) -> Batch:
+    def round(self, prepared: Sequence[Prepared]) -> Batch:
         """Run each once, in this order, in all processes at once; ns of each."""
-        found: list[Any] = [None] * self._ranks.size
-        torch.distributed.all_gather_object(found, self._timer.round(held), group=self._ranks.group)
-        return slowest(found)
+        rounds: list[Any] = [None] * self._ranks.size
+        torch.distributed.all_gather_object(rounds, self._timer.round(prepared), group=self._ranks.group)
+        return slowest(rounds)
 
 
 def ranks_of_torchrun() -> Ranks | None:
-    """The processes that torchrun has started; None: this one is alone."""
+    """The processes that torchrun started; None for a single process."""
     return started() if launch.processes() > 1 else None
 
 
 def end_together(ranks: Ranks) -> None:
-    """End the run of all processes. Graphs that hold collectives are freed first, for NCCL would wait for them."""
+    """End the run of all processes, after graphs with collectives are freed, for which NCCL would wait."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -148,11 +132,7 @@ def end_together(ranks: Ranks) -> None:
 
 
 def open_split(name: str, ranks: Ranks) -> PreTrainedModel:
-    """This process's part of a model: a dense one, or a directory that GAC wrote.
-
-    Raises:
-        GacError: it cannot be read, or nothing of it can be divided.
-    """
+    """Load this process's shard of a dense model or of a directory that GAC wrote."""
     if is_checkpoint(name):
         return load(name, tp_plan="auto")
     model = load_model(name, device="cpu").model

@@ -25,31 +25,26 @@ from gac.models.modules import frozen
 
 logger = logging.getLogger("gac")
 
-_FILES = (".yaml", ".yml")  # what tells a path from a name of the harness's own
-_SEED = 1234  # the harness's own, for the draw of few-shot examples
+_FILES = (".yaml", ".yml")
+_SEED = 1234  # the harness's own seed of few-shot examples
 
 
 @dataclass(frozen=True, eq=False)
 class Suite:
-    """Tasks with their data, to be run on one model after the other.
+    """Tasks with their data, for one model after the other.
 
     Attributes:
-        asked: for each task, tag, group or file that was asked for, the harness's groups and tasks by name.
-        num_fewshot: examples before every item; None takes each task's own number.
-        limit: items of each task, from the first on; None takes all.
+        requested: the harness's groups and tasks by name, for each requested task, tag, group or file.
     """
 
-    asked: Mapping[str, Mapping[str, Any]]
-    num_fewshot: int | None = None
-    limit: int | None = None
+    requested: Mapping[str, Mapping[str, Any]]
+    num_fewshot: int | None = None  # examples before every item; None takes each task's default
+    limit: int | None = None  # items of each task, from the first on; None takes all
 
     def run(
         self, model: PreTrainedModel, tokenizer: Any, batch: int = 1, progress: bool = True
     ) -> tuple[TaskScore, ...]:
-        """Score a model, where it is and as it is.
-
-        Args:
-            batch: requests that run at once.
+        """Score a model, on its device and in its dtype, ``batch`` requests at a time.
 
         Raises:
             TaskError: the data does not fit the task.
@@ -61,32 +56,31 @@ class Suite:
 
         tasks, groups = self._merged("tasks"), self._merged("groups")
         self._prepare(tasks.values())
-        with _quiet(progress), frozen(model), _reading(f"tasks {', '.join(self.asked)} cannot be run"):
-            # The harness gives a tokenizer without a padding token one.
-            runner = GacLM(model, deepcopy(tokenizer), batch_size=batch)
+        with _quiet(progress), frozen(model), _task_errors(f"tasks {', '.join(self.requested)} cannot be run"):
+            runner = GacLM(model, deepcopy(tokenizer), batch_size=batch)  # which may set a padding token
             results = evaluate(runner, {"tasks": tasks, "groups": groups}, limit=self.limit, log_samples=False)
         return tuple(self._scores(results, dtype_of(model)))
 
     def _merged(self, kind: str) -> dict[str, Any]:
-        return {name: found for one in self.asked.values() for name, found in one.get(kind, {}).items()}
+        return {name: item for request in self.requested.values() for name, item in request.get(kind, {}).items()}
 
     def _prepare(self, tasks: Iterable[Any]) -> None:
-        """Set the number of examples as the harness's own command does, and draw the same ones for every model."""
+        # As the harness's own command does, with the same examples for every model.
         for task in tasks:
-            own = task.get_config("num_fewshot")
-            if own is None or (self.num_fewshot is not None and own != 0):
+            default = task.get_config("num_fewshot")
+            if default is None or (self.num_fewshot is not None and default != 0):
                 task.set_config(key="num_fewshot", value=self.num_fewshot or 0)
             task.set_fewshot_seed(seed=_SEED)
 
     def _scores(self, results: Any, dtype: str) -> Iterator[TaskScore]:
-        for one in self.asked.values():
-            whole = [name for name in one.get("groups", {}) if _metrics(results["results"].get(name, {}))][:1]
-            for name in whole or one["tasks"]:
-                counts = [results["n-samples"][task] for task in (one["tasks"] if whole else [name])]
+        for request in self.requested.values():
+            group = [name for name in request.get("groups", {}) if _metrics(results["results"].get(name, {}))][:1]
+            for name in group or request["tasks"]:
+                counts = [results["n-samples"][task] for task in (request["tasks"] if group else [name])]
                 for metric, value, stderr in _metrics(results["results"][name]):
                     if not math.isfinite(value):
-                        given = f"{metric} of {name} is {value}"
-                        raise ModelError(given, "a finite score", "Check the weights and the task.")
+                        problem = f"{metric} of {name} is {value}"
+                        raise ModelError(problem, "a finite score", "Check the weights and the task.")
                     yield TaskScore(
                         name,
                         metric,
@@ -105,13 +99,15 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
     """Find tasks and fetch their data.
 
     Args:
-        tasks: names of the harness's tasks, tags or groups (``hellaswag``), or paths of task files
-            (``read_task_file``).
+        tasks: names of tasks, tags or groups of the harness (``hellaswag``), or paths for ``read_task_file``.
 
     Raises:
-        TaskError: the harness is not installed, there is no such task, it is malformed, or its data cannot be had.
+        TaskError: the harness is not installed, there is no such task, it is malformed, or its data is missing.
     """
-    _check_installed()
+    for package in ("lm_eval", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            problem = f"tasks need {package}, which is not installed"
+            raise TaskError(problem, "the extra evaluation", "In GAC's checkout, run pip install '.[evaluation]'.")
     from lm_eval.tasks import TaskManager
 
     named = [task for task in tasks if not task.endswith(_FILES)]
@@ -123,25 +119,24 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
                 "a task, tag or group of lm-eval, or the path of a YAML file",
                 did_you_mean(task, manager.all_tasks, "Run lm-eval ls tasks for the list."),
             )
-    asked: dict[str, Mapping[str, Any]] = {}
+    requested: dict[str, Mapping[str, Any]] = {}
     for task in dict.fromkeys(tasks):
-        with _quiet(True), _reading(f"task {task} cannot be loaded"):
-            found = manager.load([read_task_file(Path(task)) if task.endswith(_FILES) else task])
-        for earlier, others in asked.items():
-            for again in found["tasks"].keys() & others["tasks"].keys():
-                given = f"the task {again} a second time, {earlier} has it already"
-                raise TaskError(given, "every task once", "Leave one out.")
-        asked[task] = found
-    return Suite(asked, num_fewshot, limit)
+        with _quiet(True), _task_errors(f"task {task} cannot be loaded"):
+            loaded = manager.load([read_task_file(Path(task)) if task.endswith(_FILES) else task])
+        for earlier, others in requested.items():
+            for twice in loaded["tasks"].keys() & others["tasks"].keys():
+                raise TaskError(f"the task {twice} in {earlier} and {task}", "every task once", "Leave one out.")
+        requested[task] = loaded
+    return Suite(requested, num_fewshot, limit)
 
 
 def read_task_file(path: Path) -> dict[str, Any]:
-    """The harness's configuration of a task; relative paths under ``data_files`` are taken from where the file is.
+    """Read a task of the harness, without ``!function`` and ``include``, which would run code.
 
-    Nothing of it is run: ``!function`` is refused, and so is ``include``.
+    Paths under ``data_files`` are relative to the file.
 
     Raises:
-        TaskError: it cannot be read, is no YAML without code, or names no task.
+        TaskError: it cannot be read, has code, or names no task.
     """
     import yaml
 
@@ -167,27 +162,17 @@ def _absolute(files: Any, folder: Path) -> Any:
     return str(folder / files) if isinstance(files, str) and "://" not in files else files
 
 
-def _malformed(given: str) -> TaskError:
+def _malformed(problem: str) -> TaskError:
     return TaskError(
-        given,
+        problem,
         "a task of lm-eval as one YAML file without code",
         "See docs/evaluate.md for one, or use python -m gac.evaluation.harness, which runs all that lm-eval does.",
     )
 
 
-def _check_installed() -> None:
-    for package in ("lm_eval", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise TaskError(
-                f"tasks need {package}, which is not installed",
-                "the extra evaluation",
-                "In GAC's checkout, run pip install '.[evaluation]'.",
-            )
-
-
 @contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Turn what the harness and its data sets raise for a task that cannot be used into one TaskError."""
+def _task_errors(problem: str) -> Iterator[None]:
+    """Turn the errors of the harness and its data sets into a TaskError."""
     from datasets.exceptions import DatasetsError
     from jinja2 import TemplateError
 
@@ -196,38 +181,38 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except kinds as failure:
         raise TaskError(
-            f"{what}: {type(failure).__name__}: {first_line(failure)}",
-            "a task whose data is at hand, or can be fetched, and has the columns that it names",
-            "Check the task and the network; a task file with its data beside it needs none.",
+            f"{problem}: {type(failure).__name__}: {first_line(failure)}",
+            "a task whose data can be read and has the columns that it names",
+            "Check the task and the network; a task file with local data needs none.",
         ) from failure
 
 
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """Take the harness's warnings for GAC's own, and show its progress bars on a terminal only; they know no switch."""
-    theirs, heard = logging.getLogger("lm_eval"), BufferingHandler(sys.maxsize)
-    before = theirs.level, theirs.propagate
-    theirs.addHandler(heard)
-    theirs.setLevel(logging.WARNING)
-    theirs.propagate = False
+    """Log the harness's warnings as GAC's, and show its progress bars, which have no switch, on a terminal only."""
+    harness, records = logging.getLogger("lm_eval"), BufferingHandler(sys.maxsize)
+    before = harness.level, harness.propagate
+    harness.addHandler(records)
+    harness.setLevel(logging.WARNING)
+    harness.propagate = False
     try:
         with contextlib.nullcontext() if progress and has_bars() else contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        theirs.removeHandler(heard)
-        theirs.setLevel(before[0])
-        theirs.propagate = before[1]
-        for message in dict.fromkeys(record.getMessage() for record in heard.buffer):
+        harness.removeHandler(records)
+        harness.setLevel(before[0])
+        harness.propagate = before[1]
+        for message in dict.fromkeys(record.getMessage() for record in records.buffer):
             logger.warning("lm-eval: %s", message)
 
 
-def _metrics(found: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
+def _metrics(results: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
     """Name, value and standard error of every metric; the harness calls them ``acc,none``: metric, filter."""
     metrics = []
-    for key, value in found.items():
+    for key, value in results.items():
         metric, _, by = key.partition(",")
         if by and isinstance(value, Real) and not metric.endswith("_stderr"):
-            error = found.get(f"{metric}_stderr,{by}")  # N/A where there is none, NaN for one item
+            error = results.get(f"{metric}_stderr,{by}")  # may be N/A or NaN
             stderr = float(error) if isinstance(error, Real) and math.isfinite(error) else None
             metrics.append((metric if by == "none" else key, float(value), stderr))
     return metrics

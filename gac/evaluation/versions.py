@@ -1,4 +1,4 @@
-"""What a benchmark times: the dense model, a compressor's own dims, what is usually done about them, GAC's plans."""
+"""Versions to benchmark: the dense model, a compressor's dims, these padded and rounded, and GAC's plans."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -38,29 +38,21 @@ UNIFORM = f"uniform:nearest{COARSE}"
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One version of a model, to time.
+    """A version of a model to time.
 
     Attributes:
-        name: as tables call it.
-        choices: form and dim of every weight, in model order.
-        fused: whether weights that read the same input run their first GEMMs as one; or the sites whose weights do.
-        loss: predicted, nats a token more than dense.
-        table_ns: what the latency table sums up to, by workload; None where it lacks a shape.
-        compiled: whether the layers run through ``torch.compile`` with ``shape_padding``.
-        gpus: over how many the weights are split that the table's sums are of.
-        plain: whether norms, activations and rotary embeddings run as in transformers, not in one launch each.
-        head: embedding and head where they are rounded; None: they are as in the dense model.
+        fused: True if weights with the same input share their first GEMM; or the sites whose weights do.
     """
 
-    name: str
-    choices: tuple[WeightChoice, ...]
+    name: str  # for tables
+    choices: tuple[WeightChoice, ...]  # the choice of every weight, in model order
     fused: bool | tuple[Site, ...]
-    loss: float
-    table_ns: Mapping[str, int | None]
-    compiled: bool = False
-    gpus: int = 1
-    plain: bool = False
-    head: RoundedHead | None = None
+    loss: float  # predicted, nats a token
+    table_ns: Mapping[str, int | None]  # latency by the latency table, by workload; None if it lacks a shape
+    compiled: bool = False  # the layers run through ``torch.compile`` with ``shape_padding``
+    gpus: int = 1  # the number of GPUs of the table's latency
+    plain: bool = False  # norms, activations and rotary embeddings run as in transformers, not fused
+    head: RoundedHead | None = None  # the quantised embedding and LM head, if any
 
     @property
     def params(self) -> int:
@@ -74,7 +66,7 @@ class Version:
 
     @property
     def kv_numbers(self) -> int:
-        """Of a token, in the KV cache."""
+        """Of a token in the KV cache."""
         return self._cost(KV_NUMBERS)
 
     def _cost(self, name: str) -> int:
@@ -83,60 +75,51 @@ class Version:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """What versions are planned with.
-
-    Attributes:
-        problem: its sites and curves are those of the model's family; its recipe has the workloads, and the GPUs over
-            which weights are split.
-    """
+    """Plans versions of a model, from a problem with its family's sites, curves, workloads and number of GPUs."""
 
     problem: Problem
 
     @property
     def gpus(self) -> int:
-        """Over how many GPUs weights are split, where nothing else is said."""
+        """The default number of GPUs that weights are split over."""
         return self.problem.recipe.deployment.tensor_parallel
 
     @property
     def alone(self) -> "Planner":
-        """The same for one GPU."""
         recipe = self.problem.recipe
         recipe = replace(recipe, deployment=replace(recipe.deployment, tensor_parallel=1))
         return replace(self, problem=replace(self.problem, recipe=recipe))
 
     def problem_of(self, budget: float, **options: Any) -> Problem:
-        """The same model, with another recipe.
-
-        Args:
-            options: as for ``Recipe.of``.
-        """
+        """The problem of the same model with another recipe; options as for ``Recipe.of``."""
         base = self.problem.recipe
-        plain = {"method": base.measure.method, "workloads": base.deployment.workloads, "refit": "none"}
-        options = plain | {"fuse": False, "latency": "any", "slack": 0, "tensor_parallel": self.gpus} | options
-        recipe = Recipe.of(budget, **options)
-        forms, fuse = recipe.space.forms, recipe.deployment.fuse
-        sites = self.problem.sites
+        defaults: dict[str, Any] = {
+            "method": base.measure.method,
+            "workloads": base.deployment.workloads,
+            "refit": "none",
+        }
+        defaults |= {"fuse": False, "latency": "any", "slack": 0, "tensor_parallel": self.gpus}
+        recipe = Recipe.of(budget, **(defaults | options))
+        forms, fuse, sites = recipe.space.forms, recipe.deployment.fuse, self.problem.sites
         if not fuse and not any(site.taken_by(form_named(form)) for site in sites for form in forms):
-            # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
-            sites = _one_by_one(sites)
+            # No form takes several weights, so each is chosen by itself: the same choices, and far fewer candidates.
+            sites = [Site(each.name, site.layer, each.name, (each,)) for site in sites for each in site.weights]
         planned = as_planned(sites, forms, fuse)
-        recipe = speed_defaults(recipe, planned, self.problem.profile)
-        return replace(self.problem, sites=planned, recipe=recipe)
+        return replace(self.problem, sites=planned, recipe=speed_defaults(recipe, planned, self.problem.profile))
 
     def plan(self, budget: float, **options: Any) -> Plan:
-        """A plan limited in parameters alone."""
+        """A plan; by default only its parameters are limited."""
         problem = self.problem_of(budget, **options)
         return RULES.get(problem.recipe.rule).decide(problem).plan
 
     def plan_by_default(self, budget: float, **options: Any) -> Plan:
-        """What ``gac.allocate`` plans where nothing but a budget is asked for, and these options."""
+        """The plan of ``gac.allocate`` for this budget and these options."""
         return self.plan(budget, **({"forms": DEFAULT_FORMS, "fuse": "auto", "latency": None, "slack": None} | options))
 
     def by_default(self, budget: float, **options: Any) -> Version:
-        """That plan, to time."""
         plan = self.plan_by_default(budget, **options)
         sites = as_planned(self.problem.sites, plan.recipe.space.forms, "auto")
-        shared = tuple(site for site, one in zip(sites, plan.sites, strict=True) if one.shared)
+        shared = tuple(site for site, choice in zip(sites, plan.sites, strict=True) if choice.shared)
         return replace(version_of(DEFAULT, plan), fused=shared)
 
     def uniform(self, scheme: str) -> Version:
@@ -144,247 +127,34 @@ class Planner:
         return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), fuse=True, schemes=(scheme,)))
 
     def dense(self, fused: bool) -> Version:
-        """The dense model."""
-        plan = self.plan(1.0, forms=(), fuse=fused)
-        return version_of(FUSED if fused else DENSE, plan)
+        return version_of(FUSED if fused else DENSE, self.plan(1.0, forms=(), fuse=fused))
 
     def dense_versions(self) -> tuple[Version, Version, Version]:
-        """The dense model as transformers runs it but for shared GEMMs; as it is, and fused, as compressed ones run."""
+        """The fused dense model as transformers runs it, and as compressed models run, not fused and fused."""
         dense, fused = self.dense(fused=False), self.dense(fused=True)
         return replace(fused, name=PLAIN, plain=True), dense, fused
 
     def rounded(self, plan: Plan, rounding: Rounding, fused: bool = False) -> Version:
-        """A plan's dims rounded, a full one left as it is, with the loss that they then have.
+        """A plan with its dims rounded, except full ones; padding with zeros (``pad``) keeps the loss.
 
-        Where zeros fill them up (``pad``) the loss stays the plan's. Dims that the GPUs do not divide have no latency.
+        Dims that the GPUs do not divide have no latency.
         """
         problem = self.problem_of(plan.budget.asked, forms=plan.recipe.space.forms, align=False, fuse=fused)
         choices = {choice.name: _rounded(choice, rounding) for choice in plan.weights}
-        gpus = self.gpus if all(one.divides(self.gpus) for one in choices.values()) else 1
-        table = _summed(problem, choices) if gpus == self.gpus else {}
+        gpus = self.gpus if all(choice.divides(self.gpus) for choice in choices.values()) else 1
+        table = _table_latency(problem, choices) if gpus == self.gpus else {}
         loss = plan.prediction.loss if rounding.way == "pad" else _loss(choices.values(), problem.curves)
         name = f"{rounding.way} {rounding.step}{', fused' if fused else ''}"
         return Version(name, tuple(choices.values()), fused, loss, table, gpus=gpus)
 
 
-def _summed(problem: Problem, choices: Mapping[str, WeightChoice]) -> dict[str, int | None]:
-    """What the table sums up to for these choices, by workload."""
+def _table_latency(problem: Problem, choices: Mapping[str, WeightChoice]) -> dict[str, int | None]:
     rows = []
     for site in problem.sites:
         ours = [choices[weight.name] for weight in site.weights]
-        rows.append(candidate_at(site, [one.form for one in ours], [one.dim for one in ours], 0.0, problem.timing))
+        forms, dims = [choice.form for choice in ours], [choice.dim for choice in ours]
+        rows.append(candidate_at(site, forms, dims, 0.0, problem.timing))
     return {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
-
-
-def version_of(name: str, plan: Plan) -> Version:
-    """A plan as it is."""
-    table, run = {workload.workload: workload.plan_ns for workload in plan.workloads}, plan.recipe.deployment
-    loss = plan.prediction.loss
-    return Version(name, plan.weights, run.fuse is True, loss, table, gpus=plan.gpus)
-
-
-def versions_at(planner: Planner, budget: float) -> list[Version]:
-    """The versions at a budget that are the same for every workload.
-
-    The compressor's own dims are the exact choice of ranks, of which any integer will do, without fusing. Padding to
-    64 is there with fusing too, so that what fusing wins is not counted as what alignment does. Over several GPUs a
-    compressor's dims are those for one, and GAC's plan for one is there too.
-    """
-    ranks: dict[str, Any] = {"forms": DEFAULT_FORMS[:1], "align": False}
-    own = planner.alone.plan(budget, **ranks)
-    found = [version_of(UNALIGNED, own), version_of("uniform", planner.alone.plan(budget, rule="uniform", **ranks))]
-    found += [planner.rounded(own, Rounding("pad", step)) for step in PADS]
-    found.append(planner.rounded(own, Rounding("pad", 64), fused=True))
-    found += [planner.rounded(own, Rounding("nearest", step)) for step in NEAREST]
-    found.append(version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)))
-    found.append(planner.by_default(budget))
-    if planner.gpus > 1:
-        found.append(replace(planner.alone.by_default(budget), name=DEFAULT + FOR_ONE))
-    return found
-
-
-def fastest_versions(planner: Planner, budget: float, workload: Workload, most_loss: float) -> list[Version]:
-    """The fastest version; over several GPUs also the fastest for one, where the table has it and it can be had.
-
-    Raises:
-        BudgetError: no aligned choice within the budget loses as little.
-    """
-    found = [fastest_version(planner, budget, workload, most_loss)]
-    if planner.gpus > 1 and planner.alone.dense(fused=True).table_ns[str(workload)] is not None:
-        with suppress(BudgetError):
-            alone = fastest_version(planner.alone, budget, workload, most_loss)
-            found.append(replace(alone, name=alone.name + FOR_ONE))
-    return found
-
-
-def fastest_version(
-    planner: Planner,
-    budget: float,
-    workload: Workload,
-    most_loss: float,
-    more_forms: Sequence[str] = (),
-    schemes: Sequence[str] = (DEFAULT_SCHEME,),
-) -> Version:
-    """GAC's plan of least latency that keeps the budget and loses at most that much, in dims that are multiples of 32.
-
-    Fused or not, as the table says is faster; where neither can be had, the error says so.
-
-    Args:
-        more_forms: beside those that compete by default.
-        schemes: that compete.
-
-    Raises:
-        BudgetError: no aligned choice within the budget loses as little.
-    """
-    race = _race(planner, budget, workload, more_forms, schemes)
-    best = _fastest(race, workload, most_loss)
-    return replace(best, name=", ".join([best.name, *more_forms]))
-
-
-@dataclass(frozen=True, eq=False)
-class _Racing:
-    """The choices of which the fastest is looked for, with shared GEMMs or without; the same for every loss."""
-
-    problem: Problem
-    workload: Workload
-    fused: bool
-
-    def fastest(self, most_loss: float) -> Version:
-        """The choice of least latency within the problem's budget and that loss."""
-        problem, column = self.problem, ns_of(self.workload)
-        limits = allowed(problem.recipe, problem.dense)
-        dense_total(problem.dense, column)
-        instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, most_loss, most_loss)
-        chosen, sites = instance.chosen(instance.solve()), problem.sites
-        choices = [choice for site, one in zip(sites, chosen, strict=True) for choice in one.choices(site.weights)]
-        [ns] = summed_latency(chosen)
-        loss = fsum(one.loss for one in chosen)
-        table, gpus = {str(self.workload): ns}, problem.recipe.deployment.tensor_parallel
-        return Version(FASTEST, tuple(choices), self.fused, loss, table, gpus=gpus)
-
-
-def _race(
-    planner: Planner, budget: float, workload: Workload, more_forms: Sequence[str], schemes: Sequence[str]
-) -> list[_Racing]:
-    options = {"workloads": [str(workload)], "align": COARSE}
-    options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
-    return [_Racing(planner.problem_of(budget, fuse=fused, **options), workload, fused) for fused in (True, False)]
-
-
-def _fastest(race: Sequence[_Racing], workload: Workload, most_loss: float) -> Version:
-    found: list[Version] = []
-    failures: list[BudgetError] = []
-    for one in race:
-        try:
-            found.append(one.fastest(most_loss))
-        except BudgetError as failure:
-            failures.append(failure)
-    if not found:
-        raise failures[0]
-    return min(found, key=lambda version: version.table_ns[str(workload)] or 0)
-
-
-def scheme_versions(planner: Planner, budget: float, schemes: Sequence[str]) -> list[Version]:
-    """Each scheme in all weights, and GAC's plans for the budget in 16 bits and in it: the same for every workload.
-
-    Args:
-        budget: kept fraction of the parameters; with 1 there is nothing to plan.
-    """
-    found = [planner.uniform(scheme) for scheme in schemes]
-    if budget < 1:
-        found.append(planner.by_default(budget))
-        found += [
-            replace(planner.by_default(budget, schemes=(scheme,)), name=f"{DEFAULT}, in {scheme}") for scheme in schemes
-        ]
-    return found
-
-
-def fastest_in_schemes(
-    planner: Planner, workload: Workload, schemes: Sequence[str], bars: Sequence[Version]
-) -> tuple[list[Version], list[str]]:
-    """The fastest that lose no more than each of the bars, where every weight has the scheme that is best for it.
-
-    Returns:
-        The versions, and a line for each that cannot be had, with the reason.
-    """
-    found, missing = list[Version](), list[str]()
-    race = _race(planner, 1.0, workload, (), (DEFAULT_SCHEME, *schemes))
-    for bar in bars:
-        name = f"{FASTEST_IN_SCHEMES} {bar.name}"
-        try:
-            one = _fastest(race, workload, bar.loss)
-        except BudgetError as failure:
-            missing.append(f"{name}: {failure}")
-        else:
-            found.append(replace(one, name=name))
-    return found, missing
-
-
-def with_head(
-    planner: Planner, workload: Workload, schemes: Sequence[str], bars: Sequence[Version], head: RoundedHead
-) -> tuple[list[Version], list[str]]:
-    """Every weight in each scheme, and the fastest that lose no more than the bars, with embedding and head rounded.
-
-    Args:
-        bars: whose own heads are not rounded.
-
-    Returns:
-        As ``fastest_in_schemes``.
-    """
-    said = f", head in {head.scheme}"
-    left = [replace(bar, loss=bar.loss - head.loss) for bar in bars if bar.loss >= head.loss]
-    found, missing = fastest_in_schemes(planner, workload, schemes, left)
-    missing += [f"{FASTEST_IN_SCHEMES} {bar.name}: the head alone loses more" for bar in bars if bar.loss < head.loss]
-    found = [*map(planner.uniform, schemes), *found]
-    rounded = [replace(one, name=one.name + said, loss=one.loss + head.loss, head=head) for one in found]
-    return rounded, [one + said for one in missing]
-
-
-def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> None:
-    """Refuse what ``cache_versions`` cannot plan, as far as that is known before anything is planned.
-
-    Raises:
-        ModelError: nobody knows what a form loses.
-        GacError: a form is unknown, or a limit is none.
-    """
-    known = {form for form, *_ in planner.problem.curves.by_key}
-    if unknown := [form for form in forms if form_named(form).name not in known]:
-        raise ModelError(
-            f"no loss curve of the form {unknown[0]} is known",
-            f"one of {', '.join(sorted(known))}",
-            "Take another form.",
-        )
-    planner.problem_of(budget, forms=forms, kv_cache=kv_cache, align=COARSE)
-
-
-def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> list[Version]:
-    """With a share of the KV cache: equal ranks in all layers, and GAC's plans of least loss, also with shared GEMMs.
-
-    Dims are multiples of 32, so that layers have few kernels between them.
-
-    Args:
-        forms: that compete with staying dense; equal ranks have the first.
-
-    Raises:
-        BudgetError: the forms cannot reach the share, or not within the budget.
-        ModelError: nobody knows what a form loses.
-    """
-    check_cached(planner, budget, kv_cache, forms)
-    name, limits = f"{kv_cache:g} of the cache", {"kv_cache": kv_cache, "align": COARSE}
-    asked: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
-    if form_named(forms[0]).counts:
-        asked = {f"uniform {forms[0]}, {name}": {"rule": UNIFORM, "forms": forms[:1]}} | asked
-    return [version_of(one, planner.plan(budget, **{"forms": forms} | limits | how)) for one, how in asked.items()]
-
-
-def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:
-    """The dense model, the unaligned one and the fastest, their layers through ``torch.compile``."""
-    chosen = [planner.dense(fused=True), *(one for one in versions if one.name in (UNALIGNED, FASTEST))]
-    return [replace(one, name=f"{one.name}, compiled", compiled=True) for one in chosen]
-
-
-def _one_by_one(sites: Sequence[Site]) -> list[Site]:
-    return [Site(weight.name, site.layer, weight.name, (weight,)) for site in sites for weight in site.weights]
 
 
 def _rounded(choice: WeightChoice, rounding: Rounding) -> WeightChoice:
@@ -393,6 +163,190 @@ def _rounded(choice: WeightChoice, rounding: Rounding) -> WeightChoice:
 
 
 def _loss(choices: Iterable[WeightChoice], curves: LossCurves) -> float:
-    """What these ranks lose; dense weights nothing."""
-    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in choices if one.form != "dense"]
-    return sum(float(curve.loss[one.dim]) for one, curve in changed if curve)
+    changed = [(each, curves.of(form_named(each.form), each.weight)) for each in choices if each.form != "dense"]
+    return sum(float(curve.loss[choice.dim]) for choice, curve in changed if curve)
+
+
+def version_of(name: str, plan: Plan) -> Version:
+    table = {workload.workload: workload.plan_ns for workload in plan.workloads}
+    fused = plan.recipe.deployment.fuse is True
+    return Version(name, plan.weights, fused, plan.prediction.loss, table, gpus=plan.gpus)
+
+
+def versions_at(planner: Planner, budget: float) -> list[Version]:
+    """The versions at a budget that are the same for every workload.
+
+    The compressor's dims are the exact choice of ranks with any integer allowed, not fused. Padding to 64 is also timed
+    fused, to separate the gain of fusing from that of alignment. With several GPUs the compressor's dims are those for
+    one, and GAC's plan for one is also timed.
+    """
+    ranks: dict[str, Any] = {"forms": DEFAULT_FORMS[:1], "align": False}
+    unaligned = planner.alone.plan(budget, **ranks)
+    versions = [
+        version_of(UNALIGNED, unaligned),
+        version_of("uniform", planner.alone.plan(budget, rule="uniform", **ranks)),
+        *(planner.rounded(unaligned, Rounding("pad", step)) for step in PADS),
+        planner.rounded(unaligned, Rounding("pad", 64), fused=True),
+        *(planner.rounded(unaligned, Rounding("nearest", step)) for step in NEAREST),
+        version_of("GAC, parameters", planner.plan(budget, forms=DEFAULT_FORMS, fuse=True)),
+        planner.by_default(budget),
+    ]
+    if planner.gpus > 1:
+        versions.append(replace(planner.alone.by_default(budget), name=DEFAULT + FOR_ONE))
+    return versions
+
+
+def fastest_versions(planner: Planner, budget: float, workload: Workload, max_loss: float) -> list[Version]:
+    """The fastest version; with several GPUs also the fastest for one, if the table has it and it exists.
+
+    Raises:
+        BudgetError: no aligned choice within the budget loses as little.
+    """
+    versions = [fastest_version(planner, budget, workload, max_loss)]
+    if planner.gpus > 1 and planner.alone.dense(fused=True).table_ns[str(workload)] is not None:
+        with suppress(BudgetError):
+            alone = fastest_version(planner.alone, budget, workload, max_loss)
+            versions.append(replace(alone, name=alone.name + FOR_ONE))
+    return versions
+
+
+def fastest_version(
+    planner: Planner,
+    budget: float,
+    workload: Workload,
+    max_loss: float,
+    more_forms: Sequence[str] = (),
+    schemes: Sequence[str] = (DEFAULT_SCHEME,),
+) -> Version:
+    """GAC's plan of least latency within the budget and the loss, with dims that are multiples of 32, fused or not.
+
+    Args:
+        more_forms: allowed besides the default ones.
+        schemes: allowed.
+
+    Raises:
+        BudgetError: no aligned choice within the budget loses as little.
+    """
+    best = _fastest(_problems(planner, budget, workload, more_forms, schemes), workload, max_loss)
+    return replace(best, name=", ".join([best.name, *more_forms]))
+
+
+def _problems(
+    planner: Planner, budget: float, workload: Workload, more_forms: Sequence[str], schemes: Sequence[str]
+) -> list[Problem]:
+    """The problems of the fastest choice, fused and not."""
+    options = {"workloads": [str(workload)], "align": COARSE}
+    options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
+    return [planner.problem_of(budget, fuse=fused, **options) for fused in (True, False)]
+
+
+def _fastest(problems: Sequence[Problem], workload: Workload, max_loss: float) -> Version:
+    versions, failures, column = list[Version](), list[BudgetError](), ns_of(workload)
+    for problem in problems:
+        deployment = problem.recipe.deployment
+        try:
+            limits = allowed(problem.recipe, problem.dense)
+            dense_total(problem.dense, column)
+            instance, _ = fastest(problem.candidates([*limits, column]), limits, {column: 1.0}, max_loss, max_loss)
+            chosen = instance.chosen(instance.solve())
+        except BudgetError as failure:
+            failures.append(failure)
+            continue
+        pairs = zip(problem.sites, chosen, strict=True)
+        choices = tuple(choice for site, candidate in pairs for choice in candidate.choices(site.weights))
+        [ns] = summed_latency(chosen)
+        loss, table = fsum(candidate.loss for candidate in chosen), {str(workload): ns}
+        fused = deployment.fuse is True
+        versions.append(Version(FASTEST, choices, fused, loss, table, gpus=deployment.tensor_parallel))
+    if not versions:
+        raise failures[0]
+    return min(versions, key=lambda version: version.table_ns[str(workload)] or 0)
+
+
+def scheme_versions(planner: Planner, budget: float, schemes: Sequence[str]) -> list[Version]:
+    """All weights in each scheme, and unless the budget is 1 GAC's plans for it in 16 bits and in each scheme."""
+    versions = [planner.uniform(scheme) for scheme in schemes]
+    if budget < 1:
+        versions.append(planner.by_default(budget))
+        versions += [
+            replace(planner.by_default(budget, schemes=(each,)), name=f"{DEFAULT}, in {each}") for each in schemes
+        ]
+    return versions
+
+
+def fastest_in_schemes(
+    planner: Planner, workload: Workload, schemes: Sequence[str], references: Sequence[Version]
+) -> tuple[list[Version], list[str]]:
+    """The fastest versions that lose no more than each of the references, with the best scheme for every weight.
+
+    Returns:
+        The versions, and a line with the reason for each that does not exist.
+    """
+    versions, missing = list[Version](), list[str]()
+    problems = _problems(planner, 1.0, workload, (), (DEFAULT_SCHEME, *schemes))
+    for reference in references:
+        name = f"{FASTEST_IN_SCHEMES} {reference.name}"
+        try:
+            versions.append(replace(_fastest(problems, workload, reference.loss), name=name))
+        except BudgetError as failure:
+            missing.append(f"{name}: {failure}")
+    return versions, missing
+
+
+def with_head(
+    planner: Planner, workload: Workload, schemes: Sequence[str], references: Sequence[Version], head: RoundedHead
+) -> tuple[list[Version], list[str]]:
+    """As ``fastest_in_schemes``, with embedding and LM head quantised (not of the references), and all weights in each.
+
+    Returns:
+        As ``fastest_in_schemes``.
+    """
+    suffix = f", head in {head.scheme}"
+    possible = [replace(each, loss=each.loss - head.loss) for each in references if each.loss >= head.loss]
+    versions, missing = fastest_in_schemes(planner, workload, schemes, possible)
+    impossible = [each.name for each in references if each.loss < head.loss]
+    missing += [f"{FASTEST_IN_SCHEMES} {name}: the head alone loses more" for name in impossible]
+    versions = [*map(planner.uniform, schemes), *versions]
+    quantized = [replace(each, name=each.name + suffix, loss=each.loss + head.loss, head=head) for each in versions]
+    return quantized, [line + suffix for line in missing]
+
+
+def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> None:
+    """Check what ``cache_versions`` needs, before anything is planned.
+
+    Raises:
+        ModelError: the loss of a form is unknown.
+        GacError: a form is unknown, or a limit is out of range.
+    """
+    known = {form for form, *_ in planner.problem.curves.by_key}
+    if unknown := [form for form in forms if form_named(form).name not in known]:
+        problem, expected = f"no loss curve of the form {unknown[0]} is known", f"one of {', '.join(sorted(known))}"
+        raise ModelError(problem, expected, "Take another form.")
+    planner.problem_of(budget, forms=forms, kv_cache=kv_cache, align=COARSE)
+
+
+def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> list[Version]:
+    """Versions with a share of the KV cache: equal ranks in all layers, and GAC's plans of least loss, fused or not.
+
+    Dims are multiples of 32, so that layers share kernels.
+
+    Args:
+        forms: allowed besides dense; equal ranks use the first.
+
+    Raises:
+        BudgetError: the forms cannot reach the share, or not within the budget.
+        ModelError: the loss of a form is unknown.
+    """
+    check_cached(planner, budget, kv_cache, forms)
+    name = f"{kv_cache:g} of the cache"
+    options: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
+    if form_named(forms[0]).counts:
+        options = {f"uniform {forms[0]}, {name}": {"rule": UNIFORM, "forms": forms[:1]}} | options
+    common = {"forms": forms, "kv_cache": kv_cache, "align": COARSE}
+    return [version_of(label, planner.plan(budget, **(common | extra))) for label, extra in options.items()]
+
+
+def compiled_versions(planner: Planner, versions: Sequence[Version]) -> list[Version]:
+    """The dense model, the unaligned one and the fastest, with layers compiled by ``torch.compile``."""
+    chosen = [planner.dense(fused=True), *(each for each in versions if each.name in (UNALIGNED, FASTEST))]
+    return [replace(each, name=f"{each.name}, compiled", compiled=True) for each in chosen]

@@ -1,10 +1,10 @@
-"""A compressed model and the dense one it came from: checked, trained, and said to be healed."""
+"""Distil a compressed model from the dense one: layers one at a time, then the whole model."""
 
 import logging
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ from gac.checkpoint.attach import PlannedModel, attach_plan
 from gac.compression.apply import changed_sites
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import HealingError
-from gac.healing.course import Ended, run, run_in_parts
-from gac.healing.healing import Healing
-from gac.healing.logits import mean_loss, windows_at_once
-from gac.healing.own_text import own_windows
-from gac.healing.shards import wanted
-from gac.healing.state import StateFile, key_of
+from gac.healing.checkpoint import CheckpointFile, key_of
+from gac.healing.layerwise import train_layers
+from gac.healing.losses import mean_loss, windows_per_pass
+from gac.healing.records import Result, TrainingBudget
+from gac.healing.run import DistillationRun, trainables_of
+from gac.healing.sampling import sampled_windows
+from gac.healing.sharding import needs_sharding, offloaded
 from gac.healing.text import HealingText, healing_text
-from gac.healing.work import Work
-from gac.measurement.session import planned_digest, rotated_model
+from gac.healing.training_mode import training_mode
+from gac.healing.whole_model import train_whole_model
+from gac.measurement.session import planned_digest
 from gac.measurement.text import Windows
 from gac.measurement.texts import CalibrationText
 from gac.models.families import family_of
@@ -31,12 +33,73 @@ from gac.plan.plan import Healed, Plan
 logger = logging.getLogger(__name__)
 
 
-def origin_digest(plan: Plan, loaded: Loaded) -> str:
-    """The digest of a dense model, which has to be the one that the plan was made for.
+def heal_model(
+    model: Any,
+    plan: Plan,
+    loaded: Loaded,
+    against: Any,
+    text: CalibrationText | None,
+    budget: TrainingBudget,
+    ranks: Ranks,
+    start: float,
+    show_progress: bool,
+) -> tuple[PlannedModel, Result]:
+    """Train the compressed model in place, record it in its plan, and return it.
+
+    Args:
+        model: the compressed model, with its ``plan``.
+        loaded: the dense model, which the caller gave as ``against``.
+        start: the start of the work by ``time.monotonic``.
 
     Raises:
-        PlanError: it is another one.
+        HealingError: the held-out loss did not fall and the model is unchanged, or a loss was not finite and the model
+            has its best snapshot.
+        GacError: the models do not belong together, or the text cannot be used.
     """
+    digest = checked_digest(plan, loaded)
+    windows = healing_windows(text, plan, loaded, digest, budget.seed, ranks, show_progress, budget.labels > 0)
+    with rotated_model(plan.recipe, loaded, owned=isinstance(against, (str, Path))):
+        dense = loaded.model
+        before = _divergence(model, dense, windows, ranks)
+        file = CheckpointFile(key_of(model, digest, windows.tensors, budget))
+        settings = plan, windows, budget, file, ranks, start, show_progress
+        numbers = sum(choice.params for choice in plan.weights if budget.dense or choice.changed)
+        with frozen(dense), frozen(model):
+            if needs_sharding(model, numbers, ranks):
+                result = _run_sharded(model, dense, *settings)
+            else:
+                result = run_in_place(DistillationRun(model, dense, *settings))
+        improved = result.progress.improved
+        after = _divergence(model, dense, windows, ranks) if improved else before
+        file.remove()  # only now: a run that is killed before resumes here
+        if not improved:
+            raise result.failure or _no_improvement(result, budget)
+    healed = Healed(
+        texts=windows.names,
+        windows=len(windows.train),
+        window_tokens=int(windows.train.shape[1]),
+        held=len(windows.heldout),
+        tokens=result.progress.tokens,
+        learning_rate=budget.learning_rate,
+        seed=budget.seed,
+        before=before,
+        after=after,
+        blocks=budget.blocks,
+        dense=budget.dense,
+        labels=budget.labels,
+        asked=budget.tokens or 0,
+        documents=windows.documents,
+        bos=windows.bos,
+    )
+    change = f"held-out divergence {before:.4f} -> {after:.4f} nats a token"
+    logger.info("healed in %.1f minutes: %s", (time.monotonic() - start) / 60, change)
+    if budget.labels and after > before:
+        logger.warning("the model drifts from the dense model: labels=%g made it learn the text", budget.labels)
+    return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), result
+
+
+def checked_digest(plan: Plan, loaded: Loaded) -> str:
+    """The digest of the dense model; a PlanError if the plan was made for another one."""
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     changed_sites(plan, sites)
     return planned_digest(plan, loaded, sites)
@@ -49,106 +112,77 @@ def healing_windows(
     digest: str,
     seed: int,
     ranks: Ranks = ALONE,
-    progress: bool = True,
+    show_progress: bool = True,
     labels: bool = False,
 ) -> HealingText:
-    """What is healed on, written by the dense model where that is asked for.
+    """As ``healing_text``, with text sampled from the dense model, whose digest is given."""
 
-    Args:
-        digest: of the dense model.
-        labels: whether the text's own tokens are learned.
+    def sample(windows: int, length: int, prompts: Sequence[Windows]) -> Windows:
+        settings = digest, windows, length, seed, prompts, ranks, show_progress
+        return sampled_windows(loaded.model, loaded.tokenizer, *settings)
 
-    Raises:
-        GacError: the text cannot be used.
-    """
-
-    def written(windows: int, length: int, beside: Sequence[Windows]) -> Windows:
-        return own_windows(loaded.model, loaded.tokenizer, digest, windows, length, seed, beside, ranks, progress)
-
-    return healing_text(text, plan, loaded, written, labels)
+    return healing_text(text, plan, loaded, sample, labels)
 
 
-def heal_model(
-    model: Any,
-    plan: Plan,
-    loaded: Loaded,
-    given: Any,
-    text: CalibrationText | None,
-    work: Work,
-    ranks: Ranks,
-    begun: float,
-    progress: bool,
-) -> tuple[PlannedModel, Ended]:
-    """The healed model, its plan saying so, and how that went; the model is changed in place.
+def run_in_place(run: DistillationRun) -> Result:
+    """Train; the model ends with its best snapshot in its own dtype and storages, and unchanged if this raises."""
+    improved = False
+    try:
+        result = train(run)
+        improved = result.progress.improved
+    finally:
+        run.trainables.restore(run.best if improved else run.initial)
+        run.free_snapshots()
+        run.trainables.close(changed=improved)
+    return result
 
-    Args:
-        model: the compressed one, and ``plan`` what it carries.
-        loaded: the dense one, as ``given`` by the caller.
-        begun: when the work started, by ``time.monotonic``.
 
-    Raises:
-        HealingError: nothing was won, and the model is as it was; or a loss was not finite, and it is as it was best.
-        GacError: the models do not belong together, or the text cannot be used.
-    """
-    digest = origin_digest(plan, loaded)
-    found = healing_windows(text, plan, loaded, digest, work.seed, ranks, progress, work.labels > 0)
-    with rotated_model(plan.recipe, loaded, owned=isinstance(given, (str, Path))):
-        dense = loaded.model
-        before = _divergence(model, dense, found, ranks)
-        ids = {name: getattr(found, name) for name in ("train", "read", "held", "given", "held_given")}
-        state = StateFile(key_of(model, digest, ids, work))
-        fixed: dict[str, Any] = {"state": state, "ranks": ranks, "begun": begun, "progress": progress}
-        healing = partial(Healing, plan=plan, text=found, work=work, **fixed)
-        numbers = sum(one.params for one in plan.weights if work.dense or one.changed)
-        with frozen(dense), frozen(model):
-            in_parts = wanted(model, numbers, ranks)
-            ended = run_in_parts(healing, model, dense) if in_parts else run(healing(model=model, dense=dense))
-        after = _divergence(model, dense, found, ranks) if ended.won else before
-        state.remove()  # a run that is killed before this goes on
-        if not ended.won:
-            raise ended.failure or _nothing_won(ended, work)
-    healed = Healed(
-        texts=found.names,
-        windows=len(found.train),
-        window_tokens=int(found.train.shape[1]),
-        held=len(found.held),
-        tokens=ended.tokens,
-        learning_rate=work.learning_rate,
-        seed=work.seed,
-        before=before,
-        after=after,
-        blocks=work.blocks,
-        dense=work.dense,
-        labels=work.labels,
-        asked=work.tokens or 0,
-        documents=found.documents,
-        bos=found.bos,
-    )
-    minutes, lost = (time.monotonic() - begun) / 60, f"divergence {before:.4f} -> {after:.4f} nats a token"
-    logger.info("healed in %.1f minutes: %s, on text held out", minutes, lost)
-    if work.labels and after > before:
-        less = "the model is less like the dense one than before"
-        logger.warning("%s: labels=%g made it learn the text", less, work.labels)
-    return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), ended
+def _run_sharded(model: Any, dense: Any, *settings: Any) -> Result:
+    """The same with sharded copies of both models, which wait in host memory meanwhile."""
+    device = model.device
+    with offloaded(model, dense):
+        run = DistillationRun(deepcopy(model), deepcopy(dense), *settings)
+        run.shard(run.ranks.mesh(device.type))
+        result = train(run)
+        if result.progress.improved:
+            trainables = trainables_of(model, run.plan, run.budget)
+            for name, value in run.trainables.gather(run.best):
+                trainables.restore({name: value})
+        del run  # which frees the memory for the full models
+    if result.progress.improved:
+        trainables.close(changed=True)
+    return result
+
+
+def train(run: DistillationRun) -> Result:
+    """Train, or resume; the state in which this leaves the model is undefined."""
+    failure = None
+    with training_mode(run.model, run.dense):
+        run.start_or_resume()
+        try:
+            train_layers(run)
+            train_whole_model(run)
+        except HealingError as error:
+            failure = error
+    return Result(run.progress, failure)
 
 
 def _divergence(model: Any, dense: Any, text: HealingText, ranks: Ranks) -> float:
     with frozen(model), frozen(dense):
-        return mean_loss(model, dense, text.held, windows_at_once(model, text.held.shape[1], ranks), ranks=ranks)
+        batch = windows_per_pass(model, text.heldout.shape[1], ranks)
+        return mean_loss(model, dense, text.heldout, batch, ranks=ranks)
 
 
-def _nothing_won(ended: Ended, work: Work) -> HealingError:
-    looked = [one.held for one in ended.curve if one.phase == "model"]
-    if not looked:
-        length = f"{work.tokens:,} tokens" if work.minutes is None else f"{work.minutes:g} minutes"
-        return HealingError(
-            f"{length} with blocks={work.blocks:g}: no step of the whole model, and layers by themselves won nothing",
-            "a loss on text held out that falls",
-            "Heal for longer, or with a smaller part for single layers.",
-        )
-    least, rate = f"{min(looked):.4f} nats a token at the least", work.learning_rate
+def _no_improvement(result: Result, budget: TrainingBudget) -> HealingError:
+    expected = "a decreasing held-out loss"
+    losses = [point.heldout_loss for point in result.progress.curve if point.phase == "model"]
+    if not losses:
+        length = f"{budget.tokens:,} tokens" if budget.minutes is None else f"{budget.minutes:g} minutes"
+        problem = f"{length} with blocks={budget.blocks:g}: no step of the whole model, and no gain by single layers"
+        return HealingError(problem, expected, "Heal for longer, or with a smaller blocks.")
+    rate, start = budget.learning_rate, result.progress.start_loss
     return HealingError(
-        f"loss on text held out that went from {ended.start:.4f} to {least}, with learning_rate={rate:g}",
-        "one that falls",
+        f"a held-out loss of {start:.4f}, and of {min(losses):.4f} nats a token at best, with learning_rate={rate:g}",
+        expected,
         f"Heal with learning_rate={rate / 4:.2g}, for longer, or on more text.",
     )

@@ -1,9 +1,8 @@
-"""Stored matrices while they are trained: rounded as they are stored, with gradients as if they were not.
+"""Quantised matrices in training: quantised as they are stored, with straight-through gradients.
 
-A float32 master stands for every number of a stored matrix. What runs is the nearest number of the grid that the scheme
-has, with the scales of its groups; gradients pass through the rounding to the master (straight-through estimation,
-arXiv 1308.3432), but where the master lies beyond the largest number, and to the scales (LSQ, arXiv 1902.08153). So
-what is trained is what is stored in the end, to the bit.
+Every number of a stored matrix has a float32 master. The nearest level of the scheme's grid is what runs, so that what
+is trained is bit for bit what is stored. Gradients pass the rounding to masters inside the range of the levels (arXiv
+1308.3432) and to the scales (LSQ, arXiv 1902.08153).
 """
 
 from typing import Any
@@ -19,13 +18,101 @@ from gac.runtime.packed import in_parts
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.stored import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
+from gac.schemes.feedback.levels import Levels
 from gac.schemes.grid import Grid
 from gac.schemes.integers.grids import in_16_bits
 
 
-class _Passed(torch.autograd.Function):
-    """The second tensor, whose gradient is the first one's."""
+class StraightThrough(nn.Module):
+    """The trainable replacement of a stored matrix.
 
+    ``weight`` ``(rows, columns)`` holds the masters; ``factor`` ``(rows, groups)`` multiplies the scales if these are
+    trained.
+
+    The stored matrix does not change before ``store``; ``grid`` is the scheme's grid for it.
+    """
+
+    scale: Tensor
+    zero: Tensor
+
+    def __init__(self, stored: StoredLinear, scheme: Scheme, grid: Grid) -> None:
+        super().__init__()
+        self._stored = (stored,)  # not a submodule: its tensors are not trained
+        self._scheme, self._grid = scheme, grid
+        self.in_features, self.out_features = stored.in_features, stored.out_features
+        self.weight = nn.Parameter(grid.values())
+        self.factor = nn.Parameter(torch.ones_like(grid.scale)) if grid.rescales else None
+        self.bias = stored.bias
+        self.register_buffer("scale", grid.scale.contiguous(), persistent=False)
+        self.register_buffer("zero", grid.zero.contiguous(), persistent=False)
+        self.train(stored.training)
+
+    def forward(self, x: Tensor) -> Any:
+        (stored,) = self._stored
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        weight = self.quantized_weight(x.dtype).view(stored.shape)
+        if isinstance(stored, StoredBlocks):
+            return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
+        y = _linear(self._scheme.reads, x, weight, self.bias)
+        return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
+
+    def quantized_weight(self, dtype: torch.dtype) -> Tensor:
+        """The matrix as it is stored, ``(rows, columns)``."""
+        grid = self._grid
+        return fake_quantize(self.weight, self._scales(), self.zero, grid.size, grid.levels, dtype)
+
+    @torch.no_grad()
+    def store(self) -> StoredLinear:
+        """Write the trained numbers and scales into the stored matrix, and return it."""
+        (stored,), grid, scales = self._stored, self._grid, self._scales()
+        numbers = quantize(self.weight, scales, self.zero, grid.size, grid.levels).flatten(1)
+        trained = Grid(numbers[:, : self.weight.shape[1]], scales, self.zero, grid.size, grid.levels)
+        stored.fill({name: values.contiguous() for name, values in self._scheme.on_grid(trained).items()})
+        return stored
+
+    def _scales(self) -> Tensor:
+        if self.factor is None:
+            return self.scale
+        exact = self.scale * self.factor
+        return straight_through(exact, in_16_bits(exact.detach()))
+
+
+def _linear(reader: str | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product, with inputs quantised too if the scheme has a reader."""
+    if reader is None:
+        return functional.linear(x, weight, bias)
+    with torch.no_grad():
+        numbers, scale = READERS[reader](x)
+    y = (functional.linear(straight_through((x / scale).to(x.dtype), numbers), weight) * scale).to(x.dtype)
+    return y if bias is None else y + bias
+
+
+def fake_quantize(
+    master: Tensor, scale: Tensor, zero: Tensor, group_size: int, levels: Levels, dtype: torch.dtype
+) -> Tensor:
+    """Quantise and dequantise a matrix ``(rows, columns)``, with straight-through gradients.
+
+    ``master`` is float32 ``(rows, columns)``, ``scale`` and ``zero`` are float32 ``(rows, groups)``; gradients reach
+    master and scale. The last group may have fewer columns.
+    """
+    if kernels_run_on(master.device) and not levels.floating:
+        from gac.healing.triton_kernels import FakeQuantize
+
+        values: Tensor = FakeQuantize.apply(master, scale, zero, group_size, levels.least, levels.most, dtype)  # type: ignore[no-untyped-call]
+        return values
+    numbers = quantize(master, scale, zero, group_size, levels)
+    return ((numbers - zero[..., None]) * scale[..., None]).flatten(1)[:, : master.shape[1]].to(dtype)
+
+
+def quantize(master: Tensor, scale: Tensor, zero: Tensor, group_size: int, levels: Levels) -> Tensor:
+    """The nearest levels ``(rows, groups, group_size)`` of master / scale + zero; they pass gradients to both."""
+    units = in_parts(master, group_size) / scale[..., None] + zero[..., None]
+    clamped = units.clamp(levels.least, levels.most)
+    return straight_through(clamped, levels.nearest_(clamped.detach().clone()))
+
+
+class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, _exact: Tensor, rounded: Tensor) -> Tensor:
         return rounded
@@ -35,91 +122,7 @@ class _Passed(torch.autograd.Function):
         return gradients[0], None
 
 
-def _passed(exact: Tensor, rounded: Tensor) -> Tensor:
-    found: Tensor = _Passed.apply(exact, rounded)  # type: ignore[no-untyped-call]
-    return found
-
-
-class StraightThrough(nn.Module):
-    """What stands for a stored matrix while it is trained.
-
-    ``weight`` ``(rows, columns)`` has the masters; ``factor`` ``(rows, groups)`` what the scales are multiplied by, if
-    they are trained.
-
-    Args:
-        stored: the matrix, which is left alone until ``store``.
-        scheme: what it is stored in.
-        grid: what the scheme says of it.
-    """
-
-    scale: Tensor
-    zero: Tensor
-
-    def __init__(self, stored: StoredLinear, scheme: Scheme, grid: Grid) -> None:
-        super().__init__()
-        self._stored = (stored,)  # no submodule: its tensors are not trained
-        self._scheme, self._grid = scheme, grid
-        self.in_features, self.out_features = stored.in_features, stored.out_features
-        self.weight = nn.Parameter(grid.values())
-        self.factor = nn.Parameter(torch.ones_like(grid.scale)) if grid.rescales else None
-        self.bias = stored.bias
-        self.register_buffer("scale", grid.scale.contiguous(), persistent=False)  # goes where the model goes
-        self.register_buffer("zero", grid.zero.contiguous(), persistent=False)
-        self.train(stored.training)
-
-    def forward(self, x: Tensor) -> Any:
-        (stored,) = self._stored
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        weight = self._values(x.dtype).view(stored.shape)
-        if isinstance(stored, StoredBlocks):
-            return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
-        y = _read(self._scheme.reads, x, weight, self.bias)
-        return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
-
-    @torch.no_grad()
-    def store(self) -> StoredLinear:
-        """The stored matrix, with what was trained in it."""
-        (stored,) = self._stored
-        numbers, scale = self._numbers()
-        columns = self.weight.shape[1]
-        found = Grid(numbers.flatten(1)[:, :columns], scale, self.zero, self._grid.size, self._grid.levels)
-        stored.fill({name: one.contiguous() for name, one in self._scheme.on_grid(found).items()})
-        return stored
-
-    def _values(self, dtype: torch.dtype) -> Tensor:
-        """What the matrix is as it is stored, ``(rows, columns)``."""
-        levels, size = self._grid.levels, self._grid.size
-        if kernels_run_on(self.weight.device) and not levels.floating:
-            from gac.healing.rounding_kernel import Rounded
-
-            grid = self._scale(), self.zero, size, levels.least, levels.most
-            found: Tensor = Rounded.apply(self.weight, *grid, dtype)  # type: ignore[no-untyped-call]
-            return found
-        numbers, scale = self._numbers()
-        values = (numbers - self.zero[..., None]) * scale[..., None]
-        return values.flatten(1)[:, : self.weight.shape[1]].to(dtype)
-
-    def _scale(self) -> Tensor:
-        """The scales ``(rows, groups)``."""
-        if self.factor is None:
-            return self.scale
-        exact = self.scale * self.factor
-        return _passed(exact, in_16_bits(exact.detach()))
-
-    def _numbers(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the grid ``(rows, groups, size)``, and the scales ``(rows, groups)``."""
-        levels, scale = self._grid.levels, self._scale()
-        units = in_parts(self.weight, self._grid.size) / scale[..., None] + self.zero[..., None]
-        within = units.clamp(levels.least, levels.most)
-        return _passed(within, levels.nearest_(within.detach().clone())), scale
-
-
-def _read(reader: str | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product as it runs, with inputs that are rounded too where the scheme has a reader."""
-    if reader is None:
-        return functional.linear(x, weight, bias)
-    with torch.no_grad():
-        numbers, scale = READERS[reader](x)
-    y = (functional.linear(_passed((x / scale).to(x.dtype), numbers), weight) * scale).to(x.dtype)
-    return y if bias is None else y + bias
+def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
+    """The rounded values, with the gradient of the exact ones (straight-through estimation, arXiv 1308.3432)."""
+    values: Tensor = _StraightThrough.apply(exact, rounded)  # type: ignore[no-untyped-call]
+    return values

@@ -1,4 +1,4 @@
-"""What of a compressed model is trained: the parameters of its changed weights, its norms, and stored numbers."""
+"""The trainable parameters of a compressed model: those of its changed weights and its norms, and quantised numbers."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.healing.shards import own_part, part_like, whole_like
+from gac.healing.sharding import gather_like, local_part, shard_like
 from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.models.modules import last_norm_of
@@ -19,120 +19,100 @@ from gac.schemes import scheme_named
 
 logger = logging.getLogger(__name__)
 
-Values = dict[str, Tensor]
-"""Of parameters, by name: whole, or of a divided model what this process has of each."""
+Snapshot = dict[str, Tensor]  # values of parameters by name; of a sharded model, this process's shards
 
 
 class Trainables:
-    """The parameters that are trained, float32, by their names in the model; all others need no gradient.
+    """The trainable parameters in float32, by their names in the model, in its order; no others need gradients."""
 
-    Args:
-        weights: what every targeted weight has become.
-        taken: names of those that are trained.
-
-    Attributes:
-        parameters: in model order.
-    """
-
-    def __init__(self, model: Any, weights: Sequence[WeightChoice], taken: Collection[str]) -> None:
+    def __init__(self, model: Any, weights: Sequence[WeightChoice], trained: Collection[str]) -> None:
         self._model = model
-        self._inside = _straight_through(model, [choice for choice in weights if choice.name in taken])
-        names = {id(one): name for name, one in model.named_parameters()}
-        found = [one for choice in weights if choice.name in taken for one in _of_weight(model, choice)]
-        found += _norms(model, weights)
-        trained = {names[id(one)]: one for one in found if one.is_floating_point() and one.numel()}
-        self.parameters: dict[str, nn.Parameter] = {name: trained[name] for name in names.values() if name in trained}
-        self._dtypes = {name: one.dtype for name, one in self.parameters.items()}
-        for one in self.parameters.values():
-            one.data = one.data.float()
-            one.requires_grad_(False)
+        chosen = [choice for choice in weights if choice.name in trained]
+        self._quantized = _replace_stored(model, chosen)
+        candidates = [parameter for choice in chosen for parameter in _parameters_of(model, choice)]
+        candidates += _norm_parameters(model, weights)
+        ids = {id(each) for each in candidates if each.is_floating_point() and each.numel()}
+        self.parameters: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in model.named_parameters() if id(parameter) in ids
+        }
+        self._dtypes = {name: parameter.dtype for name, parameter in self.parameters.items()}
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(False)
 
     @property
     def count(self) -> int:
-        """How many numbers are trained."""
-        return sum(one.numel() for one in self.parameters.values())
+        return sum(parameter.numel() for parameter in self.parameters.values())
 
-    def found_again(self) -> None:
-        """Take the parameters as the model has them now: in parts, where it was divided."""
-        now = dict(self._model.named_parameters())
-        self.parameters = {name: now[name] for name in self.parameters}
+    def rebind(self) -> None:
+        current = dict(self._model.named_parameters())
+        self.parameters = {name: current[name] for name in self.parameters}
 
-    def within(self, layer: str) -> dict[str, nn.Parameter]:
-        """Those of a decoder layer, given by its name."""
-        return {name: one for name, one in self.parameters.items() if name.startswith(f"{layer}.")}
+    def of_layer(self, layer: str) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self.parameters.items() if name.startswith(f"{layer}.")}
 
-    def sizes(self) -> dict[str, float]:
-        """The root mean square of each, by name; asked for while they are whole."""
-        return {name: float(one.detach().square().mean().sqrt()) for name, one in self.parameters.items()}
+    def rms(self) -> dict[str, float]:
+        """The root mean square of each, by name; only before sharding."""
+        return {name: float(each.detach().square().mean().sqrt()) for name, each in self.parameters.items()}
 
-    def values(self, over: Values | None = None, near: bool = False) -> Values:
-        """What they are now.
+    def snapshot(self, reuse: Snapshot | None = None, on_device: bool = False) -> Snapshot:
+        return snapshot(self.parameters, reuse, on_device)
 
-        Args:
-            over: values that are needed no more, in whose memory these are then, which is faster than new memory.
-            near: new memory is on the device of each, which is faster still, and not on the host.
-        """
-        return values_of(self.parameters, over, near)
+    def gather(self, values: Snapshot | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield full tensors of a snapshot, or of the current values; every process has to iterate."""
+        for name, value in (_local(self.parameters) if values is None else values).items():
+            yield name, gather_like(self.parameters[name], value)
 
-    def gathered(self, values: Values | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Such values whole, or what they are now, one after the other; all processes ask for each."""
-        for name, value in (_now(self.parameters) if values is None else values).items():
-            yield name, whole_like(self.parameters[name], value)
-
-    def divided(self, values: Values) -> Values:
-        """What this process has of whole values."""
-        return {name: part_like(self.parameters[name], value) for name, value in values.items()}
+    def shard(self, values: Snapshot) -> Snapshot:
+        return {name: shard_like(self.parameters[name], value) for name, value in values.items()}
 
     @torch.no_grad()
-    def restore(self, values: Values) -> None:
-        """Make them what they were; some of them, or all."""
+    def restore(self, values: Snapshot) -> None:
         for name, value in values.items():
-            own_part(self.parameters[name]).copy_(value)
+            local_part(self.parameters[name]).copy_(value)
 
     def close(self, changed: bool) -> None:
-        """Put the model back into its dtype and its storages.
-
-        Args:
-            changed: False leaves stored matrices as they were before.
-        """
-        for name, one in self.parameters.items():
-            one.data = one.data.to(self._dtypes[name])
-        for name, (module, stored) in self._inside.items():
+        """Restore the dtype and the storages of the model; ``changed=False`` drops changes to stored matrices."""
+        for name, parameter in self.parameters.items():
+            parameter.data = parameter.data.to(self._dtypes[name])
+        for name, (module, stored) in self._quantized.items():
             self._model.set_submodule(name, module.store() if changed else stored)
 
 
-def values_of(parameters: Mapping[str, Tensor], over: Values | None = None, near: bool = False) -> Values:
-    """What parameters are now, as ``Trainables.values`` gives them."""
-    return {name: _kept(value, (over or {}).get(name), near) for name, value in _now(parameters).items()}
+def snapshot(parameters: Mapping[str, Tensor], reuse: Snapshot | None = None, on_device: bool = False) -> Snapshot:
+    """Copy the values of parameters.
+
+    Args:
+        reuse: an old snapshot whose memory is overwritten, which is faster than new memory.
+        on_device: keep the copy on the device of each parameter, which is faster still, and not on the host.
+    """
+    copies = {}
+    for name, value in _local(parameters).items():
+        device, old = value.device if on_device else torch.device("cpu"), (reuse or {}).get(name)
+        copies[name] = value.to(device, copy=True) if old is None or old.device != device else old.copy_(value)
+    return copies
 
 
-def _now(parameters: Mapping[str, Tensor]) -> Values:
-    return {name: own_part(one.detach()) for name, one in parameters.items()}
-
-
-def _kept(now: Tensor, over: Tensor | None, near: bool) -> Tensor:
-    place = now.device if near else torch.device("cpu")
-    if over is None or over.device != place:
-        return now.to(place, copy=True)
-    return over.copy_(now)
+def _local(parameters: Mapping[str, Tensor]) -> Snapshot:
+    return {name: local_part(parameter.detach()) for name, parameter in parameters.items()}
 
 
 @contextmanager
-def learning(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """With gradients for these parameters alone, which have none on exit."""
+def gradients_of(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Enable gradients of these parameters; they are cleared on exit."""
     try:
-        for one in parameters.values():
-            one.requires_grad_(True)
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
         yield
     finally:
-        for one in parameters.values():
-            one.grad = None
-            one.requires_grad_(False)
+        for parameter in parameters.values():
+            parameter.grad = None
+            parameter.requires_grad_(False)
 
 
-def _straight_through(model: Any, weights: Sequence[WeightChoice]) -> dict[str, tuple[StraightThrough, StoredLinear]]:
-    """The stored matrices of the weights, each replaced by what is trained in its place."""
-    found, left = {}, set()
+def _replace_stored(model: Any, weights: Sequence[WeightChoice]) -> dict[str, tuple[StraightThrough, StoredLinear]]:
+    """Replace the stored matrices of weights by trainable ones; returns both by name."""
+    replaced, untrained = {}, set()
     for choice in weights:
         scheme = scheme_named(choice.scheme)
         inside = stored_modules(model.get_submodule(choice.name)) if scheme.lossy else {}
@@ -140,33 +120,33 @@ def _straight_through(model: Any, weights: Sequence[WeightChoice]) -> dict[str, 
             assert isinstance(stored, StoredLinear)
             grid = scheme.grid(stored.held, *stored.matrix)
             if grid is None or not grid.numbers.numel():
-                left.add(choice.scheme)
+                untrained.add(choice.scheme)
                 continue
-            name = f"{choice.name}.{path}".rstrip(".")
-            found[name] = StraightThrough(stored, scheme, grid), stored
-    for name, (module, _) in found.items():
+            replaced[f"{choice.name}.{path}".rstrip(".")] = StraightThrough(stored, scheme, grid), stored
+    for name, (module, _) in replaced.items():
         model.set_submodule(name, module)
-    for name in sorted(left):
+    for name in sorted(untrained):
         logger.warning("weights in %s stay as they are: the scheme does not say how they are trained", name)
-    return found
+    return replaced
 
 
-def _of_weight(model: Any, choice: WeightChoice) -> list[nn.Parameter]:
-    """The parameters of a weight's module, and those of the GEMM that it shares; none that a scheme has rounded."""
+def _parameters_of(model: Any, choice: WeightChoice) -> list[nn.Parameter]:
+    """The parameters of a weight, including those of its fused GEMM, but not those that a scheme has quantised."""
     module = model.get_submodule(choice.name)
-    found = list(module.parameters())
+    parameters = list(module.parameters())
     if isinstance(module, FusedMember):
-        found += module.fused_parameters()
+        parameters += module.fused_parameters()
     if not scheme_named(choice.scheme).lossy:
-        return found
-    masters = {id(one) for part in module.modules() if isinstance(part, StraightThrough) for one in part.parameters()}
-    return [one for one in found if id(one) in masters]
+        return parameters
+    trainable = (part for part in module.modules() if isinstance(part, StraightThrough))
+    masters = {id(parameter) for part in trainable for parameter in part.parameters()}
+    return [parameter for parameter in parameters if id(parameter) in masters]
 
 
-def _norms(model: Any, weights: Sequence[WeightChoice]) -> list[nn.Parameter]:
-    """Those of the decoder layers and the last one: vectors that belong to no weight."""
+def _norm_parameters(model: Any, weights: Sequence[WeightChoice]) -> list[nn.Parameter]:
+    """The vectors of the decoder layers that belong to no weight, and the last norm."""
     layers, last = family_of(model.config).layers, last_norm_of(model)
     inside = tuple(f"{choice.name}." for choice in weights)
     named = model.get_submodule(layers).named_parameters(prefix=layers)
-    found = [one for name, one in named if one.dim() == 1 and not name.startswith(inside)]
-    return found if last is None else [*found, *model.get_submodule(last).parameters()]
+    vectors = [parameter for name, parameter in named if parameter.dim() == 1 and not name.startswith(inside)]
+    return vectors if last is None else [*vectors, *model.get_submodule(last).parameters()]

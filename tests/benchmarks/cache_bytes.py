@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from gac.core.workloads import Workload
+from gac.evaluation.latency import Context, prepare
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
-from gac.evaluation.steps import Context, prepare
 from gac.evaluation.versions import Planner
 from gac.plan.plan import Plan
 from tests.benchmarks.harness import machine, markdown, options, write

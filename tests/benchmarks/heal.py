@@ -34,11 +34,10 @@ import torch
 
 import gac
 from gac.core.io import atomic_path
-from gac.healing.heal import healing_windows, origin_digest
+from gac.healing.heal import checked_digest, healing_windows
+from gac.healing.records import BLOCKS, LossPoint
 from gac.healing.text import HealingText
-from gac.healing.work import BLOCKS
 from gac.plan.plan import Plan
-from gac.reporting.figures.healing import LossPoint
 from tests.benchmarks.harness import BASIS, LEAST_LOSS, OF_A_STUDY, Study, news, options, write
 
 WAYS = ("refitted", "healed", "lora")
@@ -108,7 +107,7 @@ class Healings(Study):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         curve = _Curve(lambda points: self._under_way(case | {"curve": points}))
-        healing = logging.getLogger("gac.healing.healing")
+        healing = logging.getLogger("gac.healing.run")
         healing.addHandler(curve)
         healing.setLevel(logging.DEBUG)
         model, what = getattr(self, f"_{case['way']}")(model, case)
@@ -137,7 +136,7 @@ class Healings(Study):
         return model, {f"healing_{name}": getattr(record, name) for name in named}
 
     def _lora(self, model: Any, _case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        digest = origin_digest(model.gac_plan, self.loaded)
+        digest = checked_digest(model.gac_plan, self.loaded)
         text = healing_windows(self._asked.healing_text, model.gac_plan, self.loaded, digest, 0)
         return trained_adapters(model, text, 60 * self._asked.minutes, self._asked.tokens)
 
@@ -218,7 +217,7 @@ def trained_adapters(model: Any, text: HealingText, seconds: float, tokens: int 
         done = read / tokens if tokens else (time.monotonic() - begun) / seconds
         if done >= 1:
             break
-        ids = text.train[text.drawn(step * LORA_WINDOWS, LORA_WINDOWS, seed=0)].to(model.device)
+        ids = text.train[text.batch(step * LORA_WINDOWS, LORA_WINDOWS, seed=0)].to(model.device)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
             loss = adapted(input_ids=ids, labels=ids).loss
         loss.backward()

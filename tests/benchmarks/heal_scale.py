@@ -14,7 +14,6 @@ import copy
 import math
 import time
 from argparse import Namespace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +21,11 @@ import torch
 from gac.core.distributed.launch import local_rank
 from gac.core.distributed.run import on_every_rank, this_run
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
-from gac.healing import state, whole
-from gac.healing.course import trained
-from gac.healing.healing import Healing
-from gac.healing.shards import wanted
+from gac.healing import checkpoint, whole_model
+from gac.healing.records import TrainingBudget, default_rate
+from gac.healing.run import DistillationRun
+from gac.healing.sharding import needs_sharding
 from gac.healing.text import HealingText, held_out
-from gac.healing.work import Work
 from gac.models.modules import frozen
 from tests.benchmarks.harness import options, write
 
@@ -41,10 +39,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.8)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=400_000)
-    parser.add_argument("--steps", type=int, default=whole.STEPS, help="at least so many, by smaller batches")
+    parser.add_argument("--steps", type=int, default=whole_model.STEPS, help="at least so many, by smaller batches")
     parser.add_argument("--parts", action="store_true")
     asked = parser.parse_args()
-    whole.STEPS = asked.steps
+    whole_model.STEPS = asked.steps
     found = measured(asked)
     if this_run().leads:
         print(" ".join(f"{name}={value}" for name, value in found.items()))
@@ -61,31 +59,30 @@ def measured(asked: Namespace) -> dict[str, Any]:
     small: Any = copy.deepcopy(variant(dense, plan.weights))
     ids = torch.randint(dense.config.vocab_size, (WINDOWS, asked.length), generator=torch.Generator().manual_seed(0))
     out = held_out("random tokens", [len(ids)], asked.length)
-    train, held = ids[~out], ids[out]
+    train, heldout = ids[~out], ids[out]
     text = HealingText(
         ("random",),
         train,
         torch.arange(len(train)),
-        held,
-        *(torch.ones(len(one)) for one in (train, held)),
+        heldout,
+        *(torch.ones(len(each)) for each in (train, heldout)),
         bos=False,
     )
     numbers = sum(one.params for one in plan.weights if one.changed)
-    parts = ranks.count > 1 and (asked.parts or wanted(small, numbers, ranks))
-    state.EVERY = math.inf
-    work = Work.of(None, asked.tokens, None, 0.0, False, 0.0, 0, plan.measured.params)
-    fixed: dict[str, Any] = {"state": state.StateFile("scale"), "ranks": ranks, "begun": time.monotonic()}
-    healing_of = partial(Healing, plan=plan, text=text, work=work, progress=False, **fixed)
+    parts = ranks.count > 1 and (asked.parts or needs_sharding(small, numbers, ranks))
+    checkpoint.INTERVAL = math.inf
+    budget = TrainingBudget(None, asked.tokens, default_rate(plan.measured.params), 0.0, False, 0.0, 0)
+    settings = plan, text, budget, checkpoint.CheckpointFile("scale"), ranks, time.monotonic(), False
     with frozen(dense), frozen(small):
         if parts:
-            healing = healing_of(model=small.to("cpu"), dense=dense.to("cpu"))
-            healing.divide(ranks.mesh(asked.device))
+            run = DistillationRun(small.to("cpu"), dense.to("cpu"), *settings)
+            run.shard(ranks.mesh(asked.device))
         else:
-            healing = healing_of(model=small, dense=dense)
-        ended = trained(healing)
-    if ended.failure is not None:
-        raise ended.failure
-    points = [one for one in ended.curve if one.phase == "model"]
+            run = DistillationRun(small, dense, *settings)
+        result = train(run)
+    if result.failure is not None:
+        raise result.failure
+    points = [one for one in result.progress.curve if one.phase == "model"]
     read, seconds = (getattr(points[-1], name) - getattr(points[0], name) for name in ("tokens", "seconds"))
     peak = torch.cuda.max_memory_allocated() / 1e9 if asked.device == "cuda" else None
     return {
@@ -93,7 +90,7 @@ def measured(asked: Namespace) -> dict[str, Any]:
         "in_parts": parts,
         "length": asked.length,
         "kept": plan.budget.kept,
-        "trained": healing.trained.count,
+        "trained": run.trainables.count,
         "tokens_a_second": read / seconds,
         "peak_gb": ranks.gathered(peak),
     }

@@ -60,8 +60,8 @@ PHASES = (
     Phase("backward, moments", ("allocate",), "gac.measurement.layerwise", "LayerwiseBackward.through", 1, True),
     Phase("decompositions", ("allocate",), "gac.measurement.curves", "fit_layer", 2),
     Phase("refitting", ("allocate", "compress"), "gac.compression.refit", "_LayerFit.run", 3),
-    Phase("healing, layers", ("compress", "heal"), "gac.healing.descent", "Descent.step", 4),
-    Phase("healing, the whole model", ("heal",), "gac.healing.whole", "_Steps._add_gradients", 6),
+    Phase("healing, layers", ("compress", "heal"), "gac.healing.optimizer", "RelativeAdamW.step", 4),
+    Phase("healing, the whole model", ("heal",), "gac.healing.whole_model", "_Steps._add_gradients", 6),
 )
 """In the order in which a run comes to them."""
 REST = ("heal",)
@@ -197,13 +197,13 @@ def work(asked: str) -> None:
     """What each process does."""
     from gac.cli import main as program
     from gac.core.distributed.run import this_run
-    from gac.healing import state
+    from gac.healing import checkpoint
     from gac.measurement import calibration
 
     given = json.loads(asked)
     tqdm.set_lock(threading.RLock())  # its own would be a semaphore that a killed process leaves behind
-    calibration.SNAPSHOT_SECONDS = state.EVERY = 0.0
-    state.SHARE = 1e9
+    calibration.SNAPSHOT_SECONDS = checkpoint.INTERVAL = 0.0
+    checkpoint.TIME_SHARE = 1e9
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if given["phase"] is not None and rank == count - 1:
         fatal(PHASES[given["phase"]], count, Path(given["folder"]) / "killed-at")

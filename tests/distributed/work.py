@@ -15,8 +15,8 @@ import gac
 from gac.core.distributed import launch
 from gac.core.errors import ModelError
 from gac.forms.latent.spec import Latent
+from gac.healing import checkpoint, run
 from gac.healing import heal as of_healing
-from gac.healing import healing, state
 from gac.measurement import calibration, curves
 from gac.models.loading import bytes_of
 from tests.distributed.herd import llama, options
@@ -56,35 +56,36 @@ def heal(text: Path, folder: Path) -> None:
     """A model that has learned something is compressed, and healed on the text; then in parts, up to a fifth state."""
     found, small, folder = _to_be_healed(text, folder)
     _healed(found, copy.deepcopy(small), folder / "whole.pt")
-    keep, left = healing.Healing.keep, [5]
+    write, left = run.DistillationRun.checkpoint, [5]
 
     def then_gone(self: Any, *given: Any) -> None:
-        keep(self, *given)
-        for values in (self.given, self.best):  # what is kept of them is in parts, too
-            assert sum(one.numel() for one in values.values()) < 0.6 * self.trained.count
+        write(self, *given)
+        for values in (self.initial, self.best):  # what is kept of them is in parts, too
+            assert sum(one.numel() for one in values.values()) < 0.6 * self.trainables.count
         left[0] -= 1
         if not left[0]:
             os._exit(3)
 
-    with patch.multiple(state, EVERY=0.0, SHARE=1e9), patch.object(healing.Healing, "keep", then_gone):
+    often = patch.multiple(checkpoint, INTERVAL=0.0, TIME_SHARE=1e9)
+    with often, patch.object(run.DistillationRun, "checkpoint", then_gone):
         _heal_in_parts(found, small, folder)
 
 
 def go_on_healing(text: Path, folder: Path) -> None:
     """The same again, in parts alone, from there to the end."""
-    resume = healing.Healing.resume_or_start
+    resume = run.DistillationRun.start_or_resume
 
     def further_on(self: Any) -> None:
         resume(self)
-        assert self.reached.layers
-        assert self.reached.steps
+        assert self.progress.layers
+        assert self.progress.steps
 
-    with patch.object(healing.Healing, "resume_or_start", further_on):
+    with patch.object(run.DistillationRun, "start_or_resume", further_on):
         _heal_in_parts(*_to_be_healed(text, folder))
 
 
 def _heal_in_parts(found: Trained, small: Any, folder: Path) -> None:
-    with patch.object(of_healing, "wanted", return_value=True):
+    with patch.object(of_healing, "needs_sharding", return_value=True):
         _healed(found, small, folder / "parts.pt")
 
 

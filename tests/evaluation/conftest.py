@@ -6,5 +6,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _own_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read for tasks is not kept among the user's data sets."""
+    # Tests do not write to the cache of the user.
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")

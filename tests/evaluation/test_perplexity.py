@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gac.core.errors import ModelError, TextError
 from gac.evaluation.perplexity import compare_models, divergence, perplexity
 from gac.evaluation.protocol import take_sample
-from gac.evaluation.results import Divergence, Perplexity
 
 
 @pytest.fixture
@@ -26,8 +25,8 @@ def other_model(tiny_config: LlamaConfig) -> LlamaForCausalLM:
 def headed(tokenizer: Any, text: str, windows: int, length: int) -> torch.Tensor:
     """Windows of BOS and ``length - 1`` tokens of text, in even steps."""
     ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
-    whole = ids.unfold(0, length - 1, length - 1)
-    taken = whole[[at * len(whole) // windows for at in range(windows)]]
+    full = ids.unfold(0, length - 1, length - 1)
+    taken = full[[i * len(full) // windows for i in range(windows)]]
     return torch.nn.functional.pad(taken, (1, 0), value=tokenizer.bos_token_id)
 
 
@@ -55,18 +54,20 @@ def test_perplexity_is_the_mean_over_the_predicted_tokens(
 
 @pytest.mark.parametrize("batch", [2, 3, 8])
 def test_the_batch_does_not_matter(batch: int, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    one, many = (perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size) for size in (1, batch))
-    assert many.value == pytest.approx(one.value, rel=1e-6)
-    assert (many.tokens, many.protocol) == (one.tokens, one.protocol)
+    single, many = (
+        perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size) for size in (1, batch)
+    )
+    assert many.value == pytest.approx(single.value, rel=1e-6)
+    assert (many.tokens, many.protocol) == (single.tokens, single.protocol)
 
 
 def test_the_protocol_says_it_all(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, text_file: Path) -> None:
     measured = perplexity(tiny_model.bfloat16(), tiny_tokenizer, str(text_file), windows=2, length=16)
-    said = f"{text_file}, 2 windows x 16 in even steps from token 0, non-overlapping"
-    assert measured.protocol == f"{said}, BOS at the head of every window"
+    protocol = f"{text_file}, 2 windows x 16 in even steps from token 0, non-overlapping"
+    assert measured.protocol == f"{protocol}, BOS at the head of every window"
     assert measured.dtype == "bfloat16"
     without = perplexity(tiny_model, tiny_tokenizer, str(text_file), windows=2, length=16, bos=False)
-    assert without.protocol == f"{said}, no BOS"
+    assert without.protocol == f"{protocol}, no BOS"
     assert without.value != measured.value
     assert without.tokens == measured.tokens == 30
 
@@ -81,13 +82,6 @@ def test_the_first_token_of_the_text_is_predicted_after_bos(tiny_model: LlamaFor
     assert measured.value == pytest.approx(math.exp(-logits.log_softmax(-1)[first[1]]), rel=1e-5)
 
 
-def test_figures_read_as_a_sentence() -> None:
-    found = str(Perplexity(17.5432, 40920, "wiki-sample, no BOS", "float32"))
-    assert found == "17.543 (wiki-sample, no BOS; 40,920 tokens predicted, float32)"
-    found = str(Divergence(0.2468, 0.8125, 288627, "wikitext2, no BOS", "bfloat16", "float32"))
-    assert found == "KL 0.2468 nats, top-1 81.2% (wikitext2, no BOS; 288,627 tokens, bfloat16 against float32)"
-
-
 def test_every_module_gets_its_own_mode_back(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
     tiny_model.train()
     tiny_model.model.layers[0].eval()
@@ -100,12 +94,8 @@ def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, ti
     rare = tiny_tokenizer("z", add_special_tokens=False)["input_ids"][0]
     with torch.no_grad():
         tiny_model.model.embed_tokens.weight[rare] = float("nan")
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match="the loss of window 3 is nan"):
         perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=5, batch=3)
-    assert str(caught.value) == (
-        "the loss of window 3 is nan; expected a finite loss. "
-        "Check the weights, or run the model in bfloat16 or float32."
-    )
 
 
 def test_a_window_needs_two_tokens(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
@@ -114,12 +104,8 @@ def test_a_window_needs_two_tokens(tiny_model: LlamaForCausalLM, tiny_tokenizer:
 
 
 def test_a_window_longer_than_the_model_can_read(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match="windows of 1,024 tokens for a model of 512 positions"):
         perplexity(tiny_model, tiny_tokenizer, prose)
-    assert str(caught.value) == (
-        "windows of 1,024 tokens for a model of 512 positions; expected windows that the model can read. "
-        "Ask for a length of at most 512."
-    )
 
 
 def test_a_perplexity_that_no_float_can_hold(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
@@ -138,15 +124,15 @@ def test_published_perplexities_have_a_bos_at_the_head_of_the_text(
     tiny_config.max_position_embeddings = 2048
     model = LlamaForCausalLM(tiny_config).eval()
     measured = perplexity(model, tiny_tokenizer, "wikitext2", windows=2)
-    whole = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][0].unfold(0, 2048, 2048)
-    ids = whole[[0, len(whole) // 2]]
+    full = tiny_tokenizer(f"{prose}\n\n{prose}", return_tensors="pt")["input_ids"][0].unfold(0, 2048, 2048)
+    ids = full[[0, len(full) // 2]]
     with torch.no_grad():
         losses = [model(input_ids=row[None], labels=row[None]).loss.double() for row in ids]
     assert measured.value == pytest.approx(math.exp(sum(losses) / 2), rel=1e-5)
-    said = "wikitext2, 2 windows x 2048 in even steps from token 0, non-overlapping, BOS at the head of"
-    assert measured.protocol == f"{said} the text"
+    protocol = "wikitext2, 2 windows x 2048 in even steps from token 0, non-overlapping, BOS at the head of"
+    assert measured.protocol == f"{protocol} the text"
     every = perplexity(model, tiny_tokenizer, "wikitext2", windows=2, bos=True)
-    assert every.protocol == f"{said} every window"
+    assert every.protocol == f"{protocol} every window"
 
 
 def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str) -> None:
@@ -157,8 +143,8 @@ def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_toke
 
 
 def test_a_model_does_not_diverge_from_itself(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    found = divergence(tiny_model, copy.deepcopy(tiny_model), tiny_tokenizer, prose, windows=2, length=32)
-    assert (found.kl, found.top1, found.tokens) == (0.0, 1.0, 62)
+    result = divergence(tiny_model, copy.deepcopy(tiny_model), tiny_tokenizer, prose, windows=2, length=32)
+    assert (result.kl, result.top1, result.tokens) == (0.0, 1.0, 62)
 
 
 # Batches of 1 to 3 windows; windows so long that they are compared in parts.
@@ -171,20 +157,20 @@ def test_divergence_is_the_mean_over_the_tokens(
     for seed in range(2):
         torch.manual_seed(seed)
         models.append(LlamaForCausalLM(tiny_config).eval())
-    found = divergence(*models, tiny_tokenizer, prose, windows=windows, length=length, batch=batch)
+    result = divergence(*models, tiny_tokenizer, prose, windows=windows, length=length, batch=batch)
     shaped = headed(tiny_tokenizer, prose, windows, length)
     with torch.no_grad():
         log_q, log_p = (model(input_ids=shaped).logits[:, :-1].double().log_softmax(-1) for model in models)
-    assert found.kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-4)
-    assert found.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))
+    assert result.kl == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-4)
+    assert result.top1 == pytest.approx(float((log_p.argmax(-1) == log_q.argmax(-1)).double().mean()))
 
 
 def test_both_perplexities_come_out_of_the_same_pass(
     tiny_model: LlamaForCausalLM, other_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str
 ) -> None:
     sample = take_sample(tiny_tokenizer, prose, 2, 32)
-    own, reference, _ = compare_models(tiny_model, other_model, sample)
-    assert own == perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
+    ours, reference, _ = compare_models(tiny_model, other_model, sample)
+    assert ours == perplexity(tiny_model, tiny_tokenizer, prose, windows=2, length=32)
     assert reference == perplexity(other_model, tiny_tokenizer, prose, windows=2, length=32)
 
 
@@ -193,13 +179,9 @@ def test_models_of_other_tokens_are_refused(
 ) -> None:
     tiny_config = copy.deepcopy(tiny_config)
     tiny_config.vocab_size = 300
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match="models of 258 and 300 tokens"):
         divergence(tiny_model, LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, windows=1, length=16)
-    assert str(caught.value) == (
-        "a model of 258 tokens beside one of 300; expected two models of one vocabulary. "
-        "Compare a compressed model with the one it was made of."
-    )
     wide = copy.deepcopy(tiny_model)
     wide.lm_head = torch.nn.Linear(wide.config.hidden_size, 264, bias=False)  # its config says 258
-    with pytest.raises(ModelError, match=r"a model of 264 tokens beside one of 258"):
+    with pytest.raises(ModelError, match="models of 264 and 258 tokens"):
         divergence(wide, tiny_model, tiny_tokenizer, prose, windows=1, length=16)

@@ -20,8 +20,8 @@ KNOWLEDGE = Path(__file__).parent / "data" / "general_knowledge.yaml"
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A task that asks for the letter after another, in a file with its data beside it."""
-    items = [{"given": letter, "choices": ["b", "c", "d"], "next": at} for at, letter in enumerate("abc")]
+    """A task that asks for the letter after another, in a file with local data."""
+    items = [{"given": letter, "choices": ["b", "c", "d"], "next": i} for i, letter in enumerate("abc")]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     return write(tmp_path)
 
@@ -53,27 +53,27 @@ def test_a_task_file_is_scored(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any
 
 def test_the_likeliest_ending_is_the_answer(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     [score] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
-    ids = tiny_tokenizer([f"{given} {choice}" for given in "abc" for choice in "bcd"], return_tensors="pt")["input_ids"]
+    ids = tiny_tokenizer([f"{letter} {choice}" for letter in "abc" for choice in "bcd"], return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.no_grad():
         likely = tiny_model(input_ids=ids).logits.log_softmax(-1)
     ending = ids.shape[1] - 2
-    sums = [sum(likely[row, at, ids[row, at + 1]] for at in range(ending - 1, ending + 1)) for row in range(9)]
+    sums = [sum(likely[row, i, ids[row, i + 1]] for i in (ending - 1, ending)) for row in range(9)]
     chosen = torch.tensor(sums).reshape(3, 3).argmax(1)
     assert score.value == pytest.approx(float((chosen == torch.arange(3)).double().mean()))
 
 
-def test_models_are_scored_alike_one_after_the_other(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path
-) -> None:
+def test_the_batch_does_not_change_scores(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     suite = open_suite([str(written)])
     assert suite.run(tiny_model, tiny_tokenizer) == suite.run(tiny_model, tiny_tokenizer, batch=4)
 
 
 def test_examples_before_every_item(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path) -> None:
     suite = open_suite([str(write(written.parent, fewshot_split="test"))], num_fewshot=2)
-    first, again = suite.run(tiny_model, tiny_tokenizer), suite.run(tiny_model, tiny_tokenizer)
-    assert first == again
-    assert first[0].num_fewshot == 2
+    scores = suite.run(tiny_model, tiny_tokenizer)
+    assert suite.run(tiny_model, tiny_tokenizer) == scores
+    assert scores[0].num_fewshot == 2
 
 
 def test_the_model_and_the_tokenizer_are_left_as_they_were(
@@ -102,13 +102,13 @@ def test_a_group_has_one_score(
     members = [read_task_file(written) | {"task": name} for name in ("letters 0", "letters 1")]
     for number, config in enumerate([group, *members]):
         (folder / f"{number}.yaml").write_text(json.dumps(config))
-    found = TaskManager(include_path=folder, include_defaults=False).load(["twice"])
-    [score] = Suite({"twice": found}).run(tiny_model, tiny_tokenizer)
+    loaded = TaskManager(include_path=folder, include_defaults=False).load(["twice"])
+    [score] = Suite({"twice": loaded}).run(tiny_model, tiny_tokenizer)
     [alone] = open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
     assert (score.task, score.value, score.items, score.total) == ("twice", alone.value, 6, 6)
 
 
-def test_what_the_harness_warns_of_is_passed_on(
+def test_warnings_of_the_harness_are_logged(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(written.parent, doc_to_text="'" + 600 * "long " + "{{given}}'")
@@ -118,11 +118,7 @@ def test_what_the_harness_warns_of_is_passed_on(
 
 
 def test_nothing_is_printed(
-    tiny_model: LlamaForCausalLM,
-    tiny_tokenizer: Any,
-    written: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, written: Path, capfd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_suite([str(written)]).run(tiny_model, tiny_tokenizer)
     assert (*capfd.readouterr(), caplog.messages) == ("", "", [])
@@ -138,22 +134,14 @@ class OneTask(TaskManager):
 
 def test_an_unknown_task_has_a_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.tasks.TaskManager", OneTask)
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(TaskError, match=r"task 'helaswag' is unknown.*Did you mean 'hellaswag'"):
         open_suite(["helaswag"])
-    assert str(caught.value) == (
-        "task 'helaswag' is unknown; expected a task, tag or group of lm-eval, or the path of a YAML file. "
-        "Did you mean 'hellaswag'?"
-    )
 
 
 def test_the_harness_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(TaskError, match="tasks need lm_eval, which is not installed"):
         open_suite(["piqa"])
-    assert str(caught.value) == (
-        "tasks need lm_eval, which is not installed; expected the extra evaluation. "
-        "In GAC's checkout, run pip install '.[evaluation]'."
-    )
 
 
 @pytest.mark.parametrize(
@@ -186,6 +174,5 @@ def test_a_data_file_that_is_no_data(written: Path) -> None:
 
 def test_one_task_by_two_names(written: Path) -> None:
     copy = shutil.copy(written, written.with_name("copy.yaml"))
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(TaskError, match="the task letters in"):
         open_suite([str(written), str(copy)])
-    assert caught.value.given == f"the task letters a second time, {written} has it already"

@@ -1,4 +1,4 @@
-"""What each process of a run of several does, where gradients are averaged over them."""
+"""The work of each process in tests of averaged gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -9,62 +9,62 @@ from torch import nn
 
 from gac.core.distributed import ranks
 from gac.core.distributed.run import this_run
-from gac.healing import gradients
-from gac.healing.gradients import Captures, Gradients
-from gac.healing.logits import mean_loss
+from gac.healing import gradients as module
+from gac.healing.gradients import Capturing, Gradients
+from gac.healing.losses import mean_loss
 from gac.testing.models import tiny_model
 
 
 def average(folder: Path) -> None:
-    """Gradients of two parts of a batch that every process has its own share of, and means of tensors of two types."""
+    """Gradients of two parts of a batch, and means of tensors of two dtypes."""
     ours = this_run()
     weight, bias = (nn.Parameter(torch.zeros(size)) for size in ((4, 3), (4,)))
-    found = Gradients(lambda ids: (ids @ weight.T + bias).sum(), [weight, bias], Captures(False), ours)
+    gradients = Gradients(lambda ids: (ids @ weight.T + bias).sum(), [weight, bias], Capturing(False), ours)
     parts = [torch.full((2, 3), 1.0 + ours.own), torch.full((1, 3), 10.0 * ours.own)]
-    losses = [float(found.add(one, last=one is parts[-1]).detach()) for one in parts]
+    losses = [float(gradients.add(part, last=part is parts[-1]).detach()) for part in parts]
     assert losses == [0, 0]
     ranks.TOGETHER = 24
-    mixed = [torch.full(size, float(ours.own), dtype=one) for size, one in SIZES]
+    mixed = [torch.full(size, float(ours.own), dtype=dtype) for size, dtype in SIZES]
     ours.average(mixed)
-    assert [one.shape for one in mixed] == [torch.Size(size) for size, _ in SIZES]
+    assert [tensor.shape for tensor in mixed] == [torch.Size(size) for size, _ in SIZES]
     torch.save([weight.grad, bias.grad, *mixed], folder / f"{ours.own}.pt")
 
 
 def capture(folder: Path) -> None:
-    """Runs that can be captured in both processes, and then others that cannot in the second one."""
-    ours, weight, captures = this_run(), nn.Parameter(torch.zeros(3)), Captures(True)
+    """Passes that both processes can capture, and then others that the second one cannot."""
+    ours, weight, capturing = this_run(), nn.Parameter(torch.zeros(3)), Capturing(True)
 
     class Captured:
-        def __init__(self, run: Any, given: Any) -> None:
-            if ours.own and len(given[0]) > 2:
+        def __init__(self, run: Any, inputs: Any) -> None:
+            if ours.own and len(inputs[0]) > 2:
                 raise RuntimeError("no room")
-            self.run = lambda given: run(*given)
+            self.run = lambda inputs: run(*inputs)
 
-    gradients._Captured = Captured  # type: ignore[assignment, misc]
-    found = Gradients(lambda rows: (rows @ weight).sum(), [weight], captures, ours)
+    module._CapturedPass = Captured  # type: ignore[assignment, misc]
+    gradients = Gradients(lambda rows: (rows @ weight).sum(), [weight], capturing, ours)
     means = []
     for rows in (2, 3, 3):
         weight.grad = None
-        found.begin()
-        found.add(torch.full((rows, 3), 1.0 + ours.own))
+        gradients.zero()
+        gradients.add(torch.full((rows, 3), 1.0 + ours.own))
         assert weight.grad is not None
         means.append(weight.grad.tolist())
-    torch.save((means, captures.on), folder / f"{ours.own}.pt")
+    torch.save((means, capturing.enabled), folder / f"{ours.own}.pt")
 
 
 def look() -> None:
-    """The loss on windows that both processes share, and how often each runs its model for it."""
+    """The loss on windows that both processes share, and the passes of each."""
     ours, dense, small = this_run(), tiny_model(), tiny_model()
     with torch.no_grad():
         small.lm_head.weight.mul_(2)
     windows = torch.randint(dense.config.vocab_size, (5, 16), generator=torch.Generator().manual_seed(0))
     labels, runs = torch.linspace(0, 1, 5), []
-    small.register_forward_hook(lambda *_given: runs.append(1))
-    for at_once, each in ((1, 3), (2, 2), (5, 1)):
-        alone = mean_loss(small, dense, windows, at_once, labels)
+    small.register_forward_hook(lambda *_arguments: runs.append(1))
+    for batch, passes in ((1, 3), (2, 2), (5, 1)):
+        alone = mean_loss(small, dense, windows, batch, labels)
         runs.clear()
-        assert mean_loss(small, dense, windows, at_once, labels, ours) == alone
-        assert len(runs) == each
+        assert mean_loss(small, dense, windows, batch, labels, ours) == alone
+        assert len(runs) == passes
 
 
 SIZES = [((2, 2), torch.float32), ((3,), torch.float64), ((2,), torch.float32), ((), torch.float32)]
@@ -72,7 +72,7 @@ SIZES += [((9,), torch.float32), ((1,), torch.float64)]
 
 
 def once_each() -> None:
-    """Nothing is left at parameters that would average them again."""
+    """No hook is left at parameters that would average them again."""
     ours, weight = this_run(), nn.Parameter(torch.zeros(2))
     for _ in range(2):
         weight.grad = None

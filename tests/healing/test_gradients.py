@@ -1,4 +1,4 @@
-"""Gradients of a loss: made with it, captured where a GPU can, and of norms that run in one kernel."""
+"""Gradients: of the distillation loss, accumulated, captured in CUDA graphs, and of fused norms."""
 
 import copy
 import logging
@@ -9,67 +9,66 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 from trained import Trained
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from gac.healing import gradients, healing, plain_divergence
-from gac.healing import logits as logits_of
-from gac.healing.gradients import Captures, Gradients, can_be_captured
-from gac.healing.launches import in_one_launch
+from gac.healing import gradients, losses, run
+from gac.healing.gradients import Capturing, Gradients, can_capture
+from gac.healing.training_mode import fused_norms
 from gac.runtime.one_launch import Norm
 from gac.testing.models import tiny_config
+from tests.models.small import small_config, small_model
 from tests.runtime.interpreted import DEVICE
 
 
 @pytest.mark.parametrize("rows", [3, 64])
-def test_the_gradient_of_a_divergence_is_its_own(rows: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(plain_divergence, "IN_FLOAT32", rows * 20)
-    found, due = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
-    exact, made = (found.clone().requires_grad_() for _ in range(2))
-    divergence = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="sum")
+def test_the_gradient_of_the_divergence(rows: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(losses, "FLOAT32_LOGITS", rows * 20)
+    logits, teacher = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
+    exact, ours = (logits.clone().requires_grad_() for _ in range(2))
+    divergence = kl_div(exact.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="sum")
     (divergence / 3).backward()
-    summed = logits_of._Loss.apply(made, due, torch.ones(8), torch.zeros(8, dtype=torch.long))
+    summed = losses.distillation_loss(ours, teacher, torch.ones(8), torch.zeros(8, dtype=torch.long))
     (summed / 3).backward()
     assert summed.item() == pytest.approx(divergence.item(), rel=1e-5)
-    torch.testing.assert_close(made.grad, exact.grad)
+    torch.testing.assert_close(ours.grad, exact.grad)
 
 
-def test_a_part_of_the_loss_is_the_next_token() -> None:
-    """But not behind a window's last token, and in no window that has no such part."""
+def test_labels_weigh_the_next_token() -> None:
+    """Except after the last token of a window."""
     dense, model = (AutoModelForCausalLM.from_config(tiny_config()).float() for _ in range(2))
     ids = torch.randint(dense.config.vocab_size, (3, 6), generator=torch.Generator().manual_seed(0))
-    parts = torch.tensor([[0.25], [0.0], [0.5]])
-    found, due = (one(input_ids=ids).logits.log_softmax(-1) for one in (model, dense))
-    divergence = kl_div(found, due, log_target=True, reduction="none").sum(-1)
-    missed = cross_entropy(found[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-    expected = divergence[:, -1].sum() + ((1 - parts) * divergence[:, :-1] + parts * missed).sum()
+    shares = torch.tensor([[0.25], [0.0], [0.5]])
+    log_q, log_p = (each(input_ids=ids).logits.log_softmax(-1) for each in (model, dense))
+    divergence = kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1)
+    missed = cross_entropy(log_q[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    expected = divergence[:, -1].sum() + ((1 - shares) * divergence[:, :-1] + shares * missed).sum()
     weights = list(model.parameters())
     exact = torch.autograd.grad(expected, weights)
-    assert logits_of.summed_loss(model, dense, ids).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
-    summed = logits_of.summed_loss(model, dense, ids, parts[:, 0])
+    assert losses.summed_loss(model, dense, ids).item() == pytest.approx(divergence.sum().item(), rel=1e-5)
+    summed = losses.summed_loss(model, dense, ids, shares[:, 0])
     assert summed.item() == pytest.approx(expected.item(), rel=1e-5)
-    for one, other in zip(torch.autograd.grad(summed, weights), exact, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.autograd.grad(summed, weights), exact, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [20, 2048, 5000])
-def test_the_kernel_of_a_divergence_finds_what_pytorch_does(size: int) -> None:
-    from gac.healing import divergence_kernel
+def test_the_kernel_of_the_divergence_equals_pytorch(size: int) -> None:
+    from gac.healing import triton_kernels
 
     draw = torch.Generator().manual_seed(0)
-    found, due = ((4 * torch.randn(3, 2 * size, generator=draw)).to(DEVICE) for _ in range(2))
-    found, due = found[:, :size], due[:, size:]  # rows lie apart
-    exact = found.clone().requires_grad_()
-    expected = kl_div(exact.log_softmax(-1), due.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+    logits, teacher = ((4 * torch.randn(3, 2 * size, generator=draw)).to(DEVICE) for _ in range(2))
+    logits, teacher = logits[:, :size], teacher[:, size:]  # rows are not adjacent
+    exact = logits.clone().requires_grad_()
+    expected = kl_div(exact.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="none").sum(-1)
     expected.sum().backward()
-    for dtype, off in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
-        given, by = (found.to(dtype), due.to(dtype)), torch.tensor(0.5, device=DEVICE)
-        sums, logs = divergence_kernel.divergences(*given)
-        torch.testing.assert_close(sums, expected.detach(), rtol=off, atol=1e-6)
-        kept, labels = torch.tensor([1.0, 0.75, 0.0], device=DEVICE), torch.tensor([7, 11, 3], device=DEVICE)
-        rest = (1 - kept)[:, None] * (found.softmax(-1) - one_hot(labels, size))
-        gradient = divergence_kernel.gradient(*given, logs, kept, labels, by)
-        wanted = (kept[:, None] * exact.grad + rest) / 2
-        torch.testing.assert_close(gradient, wanted.to(dtype), rtol=20 * off, atol=off)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
+        inputs, scale = (logits.to(dtype), teacher.to(dtype)), torch.tensor(0.5, device=DEVICE)
+        kl, log_sums = triton_kernels.kl_divergence(*inputs)
+        torch.testing.assert_close(kl, expected.detach(), rtol=tolerance, atol=1e-6)
+        weight, labels = torch.tensor([1.0, 0.75, 0.0], device=DEVICE), torch.tensor([7, 11, 3], device=DEVICE)
+        by_labels = (1 - weight)[:, None] * (logits.softmax(-1) - one_hot(labels, size))
+        gradient = triton_kernels.kl_gradient(*inputs, log_sums, weight, labels, scale)
+        wanted = ((weight[:, None] * exact.grad + by_labels) / 2).to(dtype)
+        torch.testing.assert_close(gradient, wanted, rtol=20 * tolerance, atol=tolerance)
 
 
 def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:
@@ -83,114 +82,110 @@ def weight_and_loss(device: str = "cpu") -> tuple[nn.Parameter, Any]:
 
 @pytest.mark.parametrize("captures", [False, True])
 def test_gradients_of_several_parts_add_up(captures: bool, caplog: Any, monkeypatch: Any) -> None:
-    def refused(run: Any, given: Any) -> None:
-        run(*given)
+    def refused(run: Any, inputs: Any) -> None:
+        run(*inputs)
         raise NotImplementedError
 
-    monkeypatch.setattr(gradients, "_Captured", refused)  # then they run as they are
+    monkeypatch.setattr(gradients, "_CapturedPass", refused)  # then the passes run as they are
     weight, loss = weight_and_loss()
-    found = Gradients(loss, [weight], Captures(captures))
+    accumulated = Gradients(loss, [weight], Capturing(captures))
     with caplog.at_level(logging.INFO):
         for step in (1.0, 2.0):
-            found.begin()
-            sums = sum(float(found.add(torch.full((2, 3), at), torch.tensor(4.0))) for at in (step, step + 1))
+            accumulated.zero()
+            parts = [torch.full((2, 3), value) for value in (step, step + 1)]
+            total = sum(float(accumulated.add(part, torch.tensor(4.0))) for part in parts)
             other, same = weight_and_loss()
-            due = same(torch.full((2, 3), step), 4) + same(torch.full((2, 3), step + 1), 4)
-            due.backward()
-            assert sums == pytest.approx(due.item())
+            expected = same(parts[0], 4) + same(parts[1], 4)
+            expected.backward()
+            assert total == pytest.approx(expected.item())
             torch.testing.assert_close(weight.grad, other.grad)
             weight.grad = None
     assert caplog.text.count("steps are not captured in a CUDA graph, and take longer: NotImplementedError") == captures
 
 
-def test_what_is_captured_adds_nothing_by_being_captured(monkeypatch: Any) -> None:
-    weight, loss = weight_and_loss()
-
+def test_capturing_adds_no_gradients(monkeypatch: Any) -> None:
     class Captured:
-        def __init__(self, run: Any, given: Any) -> None:
-            self.run = lambda given: run(*given)
-            run(*given)  # as the runs that warm up do
+        def __init__(self, run: Any, inputs: Any) -> None:
+            self.run = lambda inputs: run(*inputs)
+            run(*inputs)  # like the passes that warm up
 
-    monkeypatch.setattr(gradients, "_Captured", Captured)
-    found = Gradients(loss, [weight], Captures(True))
-    found.begin()
-    held = weight.grad
-    for rows in (2, 3):  # two shapes, each captured when it is met
-        found.add(torch.ones(rows, 3), torch.tensor(1.0))
+    monkeypatch.setattr(gradients, "_CapturedPass", Captured)
+    weight, loss = weight_and_loss()
+    accumulated = Gradients(loss, [weight], Capturing(True))
+    accumulated.zero()
+    buffer = weight.grad
+    for rows in (2, 3):  # two shapes, each captured when it first occurs
+        accumulated.add(torch.ones(rows, 3), torch.tensor(1.0))
     other, same = weight_and_loss()
     (same(torch.ones(2, 3), 1) + same(torch.ones(3, 3), 1)).backward()
     torch.testing.assert_close(weight.grad, other.grad)
-    assert weight.grad is held
-    found.begin()
-    assert weight.grad is held
-    assert not held.any()
+    accumulated.zero()
+    assert weight.grad is buffer
+    assert not buffer.any()
 
 
-def test_large_models_and_those_without_a_gpu_are_not_captured(tiny_model: Any, monkeypatch: Any) -> None:
-    assert not can_be_captured(tiny_model)
+def test_large_models_and_models_on_a_cpu_are_not_captured(tiny_model: Any, monkeypatch: Any) -> None:
+    assert not can_capture(tiny_model)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert can_be_captured(tiny_model, copy.deepcopy(tiny_model))
-    monkeypatch.setattr(gradients, "CHECKPOINTED", 1000)
-    assert not can_be_captured(tiny_model)
+    assert can_capture(tiny_model, copy.deepcopy(tiny_model))
+    monkeypatch.setattr(gradients, "LARGE", 1000)
+    assert not can_capture(tiny_model)
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @on_gpu
-def test_a_healing_is_the_same_whether_its_steps_are_captured(learned: Trained, monkeypatch: Any) -> None:
+def test_capturing_does_not_change_the_result(learned: Trained, monkeypatch: Any) -> None:
     states = []
     for captured in (True, True, False):
-        monkeypatch.setattr(healing, "can_be_captured", can_be_captured if captured else lambda *_models: False)
+        monkeypatch.setattr(run, "can_capture", can_capture if captured else lambda *_models: False)
         small = learned.heal(learned.compressed().cuda(), against=copy.deepcopy(learned.model).cuda())
-        states.append({name: one.cpu() for name, one in small.state_dict().items()})
+        states.append({name: values.cpu() for name, values in small.state_dict().items()})
     for other in states[1:]:
-        assert [name for name, one in states[0].items() if not torch.equal(one, other[name])] == []
+        assert [name for name, values in states[0].items() if not torch.equal(values, other[name])] == []
 
 
 @on_gpu
 @pytest.mark.parametrize("device", range(torch.cuda.device_count()))
-def test_a_run_that_waits_for_its_gpu_is_not_captured_and_goes_on(device: int) -> None:
+def test_a_pass_that_waits_for_its_gpu_is_not_captured(device: int) -> None:
     weight, loss = weight_and_loss(f"cuda:{device}")
-    given = torch.ones(2, 3, device=weight.device), torch.tensor(2.0)
-    found, waits = [], Captures(True)
-    for run, captures in ((loss, Captures(True)), (lambda *one: loss(*one) * float(weight.sum() + 1), waits)):
-        made = Gradients(run, [weight], captures)
-        made.begin()
-        found.append((float(made.add(*given)), weight.grad.clone()))
+    inputs = torch.ones(2, 3, device=weight.device), torch.tensor(2.0)
+    results, waiting = [], Capturing(True)
+    passes = ((loss, Capturing(True)), (lambda *tensors: loss(*tensors) * float(weight.sum() + 1), waiting))
+    for function, capturing in passes:
+        accumulated = Gradients(function, [weight], capturing)
+        accumulated.zero()
+        results.append((float(accumulated.add(*inputs)), weight.grad.clone()))
         weight.grad = None
-    loss(*given).backward()
-    assert not waits.on
-    assert found[0][0] > 0
-    assert torch.equal(found[0][1], weight.grad)
-    torch.testing.assert_close(found[1][1], weight.grad)
+    loss(*inputs).backward()
+    assert not waiting.enabled
+    assert results[0][0] > 0
+    assert torch.equal(results[0][1], weight.grad)
+    torch.testing.assert_close(results[1][1], weight.grad)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
-def test_norms_in_one_kernel_find_what_they_find_and_are_put_back(model_type: str) -> None:
-    sizes = tiny_config().to_dict() | {"head_dim": 16, "layer_types": None, "rope_parameters": None}
-    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    named = {name: sizes[name] for name in (*kept, "num_key_value_heads", "head_dim")}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **named)).eval()
-    for one in model.parameters():
-        if one.dim() == 1:
-            nn.init.normal_(one, 1.0, 0.3)
-    norms = [one for name, one in model.named_modules() if name.endswith("norm")]
-    norms[0].forward = own = Norm(norms[0], model_type.partition("3")[0])
-    norms[1].forward = others = norms[1].forward  # as a hook of accelerate
+def test_fused_norms_compute_the_same_and_are_removed(model_type: str) -> None:
+    model = small_model(small_config(model_type)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0, 0.3)
+    norms = [module for name, module in model.named_modules() if name.endswith("norm")]
+    norms[0].forward = ours = Norm(norms[0], model_type.partition("3")[0])
+    norms[1].forward = hook = norms[1].forward  # like a hook of accelerate
     ids = torch.arange(12).view(1, 12)
-    due = model(ids).logits
-    with in_one_launch(model, model):  # each is met twice
-        assert all("forward" in vars(one) for one in norms)
-        assert norms[0].forward is not own
-        assert norms[1].forward is others
-        found = model(ids).logits
-        found.sum().backward()
+    expected = model(ids).logits
+    with fused_norms(model, model):  # each is replaced once
+        assert all("forward" in vars(module) for module in norms)
+        assert norms[0].forward is not ours
+        assert norms[1].forward is hook
+        logits = model(ids).logits
+        logits.sum().backward()
         states = torch.randn(2, norms[0].weight.numel()).bfloat16()
-        assert torch.equal(norms[0].forward(states), own(states))
-    torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-5)
-    assert all(one.weight.grad is not None for one in norms)
-    assert norms[0].forward is own
-    assert norms[1].forward is others
-    assert not any("forward" in vars(one) for one in norms[2:])
-    assert not any("forward" in vars(one) for one in model.modules() if one not in norms)
+        assert torch.equal(norms[0].forward(states), ours(states))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    assert all(norm.weight.grad is not None for norm in norms)
+    assert norms[0].forward is ours
+    assert norms[1].forward is hook
+    assert not any("forward" in vars(module) for module in model.modules() if module not in norms[:2])

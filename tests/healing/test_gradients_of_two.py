@@ -10,25 +10,25 @@ from tests.healing import gradients_work as work
 WELL = Ended([0, 0], ["", ""], ["", ""])
 
 
-def test_gradients_become_means_over_processes_with_the_last_part_of_a_batch(tmp_path: Path) -> None:
+def test_gradients_are_averaged_with_the_last_part_of_a_batch(tmp_path: Path) -> None:
     assert together(2, work.average, tmp_path / "home", tmp_path) == WELL
     for rank in range(2):
         weight, bias, *mixed = torch.load(tmp_path / f"{rank}.pt")
         assert weight.unique().tolist() == [((2 * 1 + 0) + (2 * 2 + 10)) / 2]
         assert bias.unique().tolist() == [3]
-        assert [one.unique().tolist() for one in mixed] == [[0.5]] * len(mixed)
-        assert [one.dtype for one in mixed] == [dtype for _, dtype in work.SIZES]
+        assert [tensor.unique().tolist() for tensor in mixed] == [[0.5]] * len(mixed)
+        assert [tensor.dtype for tensor in mixed] == [dtype for _, dtype in work.SIZES]
 
 
-def test_where_one_process_cannot_capture_none_does(tmp_path: Path) -> None:
+def test_no_process_captures_if_one_cannot(tmp_path: Path) -> None:
     assert together(2, work.capture, tmp_path / "home", tmp_path) == WELL
     for rank in range(2):
         assert torch.load(tmp_path / f"{rank}.pt") == ([[3.0] * 3, [4.5] * 3, [4.5] * 3], False)
 
 
-def test_gradients_of_a_later_pass_stay_those_of_one_process(tmp_path: Path) -> None:
+def test_a_later_pass_is_not_averaged(tmp_path: Path) -> None:
     assert together(2, work.once_each, tmp_path / "home") == WELL
 
 
-def test_windows_that_are_held_out_are_shared_by_processes(tmp_path: Path) -> None:
+def test_processes_share_heldout_windows(tmp_path: Path) -> None:
     assert together(2, work.look, tmp_path / "home") == WELL

@@ -1,4 +1,4 @@
-"""A run that is killed goes on: the same losses, the same bits."""
+"""A run that is killed resumes, with the same losses and bits."""
 
 import os
 import signal
@@ -14,70 +14,76 @@ from trained import TOKENS, Trained
 
 import gac
 from gac.core.io import home
-from gac.healing import heal, state
-from gac.healing.healing import Healing
-from gac.healing.state import Reached, StateFile, key_of
-from gac.healing.work import Work
+from gac.healing import checkpoint, heal
+from gac.healing.checkpoint import CheckpointFile, key_of
+from gac.healing.records import Progress, TrainingBudget
+from gac.healing.run import DistillationRun
 from tests.compression.applying import logits
 
 KILLED = """
 import os, signal, sys
-from gac.healing import state
+from gac.healing import checkpoint
 
-state.EVERY = 0.0
-state.SHARE = 1e9
-write, left = state.StateFile.write, [int(sys.argv.pop(1))]
+checkpoint.INTERVAL = 0.0
+checkpoint.TIME_SHARE = 1e9
+write, left = checkpoint.CheckpointFile.write, [int(sys.argv.pop(1))]
 
-def then_killed(self, *given):
-    write(self, *given)
+def then_killed(self, *arguments):
+    write(self, *arguments)
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-state.StateFile.write = then_killed
+checkpoint.CheckpointFile.write = then_killed
 from gac.cli import main
 main(sys.argv[1:])
 """
 
 
-def states() -> list[Path]:
+def checkpoints() -> list[Path]:
     return list((home() / "healing").glob("*/*.safetensors")) if (home() / "healing").exists() else []
 
 
-def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Keep a state whenever one can be kept, and interrupt the run behind so many."""
-    write, left = StateFile.write, [after]
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: int) -> None:
+    """Write every checkpoint, and interrupt the run after so many calls of a function."""
+    function, left = getattr(owner, name), [after]
 
-    def then_interrupted(self: Any, *given: Any) -> None:
-        write(self, *given)
+    def then_interrupted(*arguments: Any) -> Any:
+        result = function(*arguments)
         left[0] -= 1
         if not left[0]:
             raise KeyboardInterrupt
+        return result
 
-    monkeypatch.setattr(state, "EVERY", 0.0)
-    monkeypatch.setattr(state, "SHARE", 1e9)
-    monkeypatch.setattr(StateFile, "write", then_interrupted)
+    monkeypatch.setattr(checkpoint, "INTERVAL", 0.0)
+    monkeypatch.setattr(checkpoint, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(owner, name, then_interrupted)
 
 
-@pytest.mark.parametrize("after", [1, 2, 12])
-def test_an_interrupted_run_ends_as_one_that_was_not(after: int, learned: Trained, monkeypatch: Any) -> None:
-    small = learned.compressed()
-    given = logits(small)
-    whole = learned.heal(learned.compressed())
+# After 1, 2 or 12 checkpoints, and while the divergence of the result is measured.
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [*((CheckpointFile, "write", after) for after in (1, 2, 12)), (heal, "_divergence", 2)],
+)
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
+    owner: Any, name: str, after: int, learned: Trained, monkeypatch: Any
+) -> None:
+    small, complete = learned.compressed(), learned.heal(learned.compressed())
+    before = logits(small)
     with monkeypatch.context() as patch:
-        stopped(patch, after)
+        interrupt(patch, owner, name, after)
         with pytest.raises(KeyboardInterrupt):
             learned.heal(small)
-    assert torch.equal(logits(small), given)
-    assert len(states()) == 1
-    again = learned.heal(small)
-    assert torch.equal(logits(again), logits(whole))
-    one, other = again.gac_plan.healed[0], whole.gac_plan.healed[0]
-    assert (one.after, one.tokens) == (other.after, other.tokens)
-    assert states() == []
+    assert torch.equal(logits(small), before) == (owner is CheckpointFile)
+    assert len(checkpoints()) == 1
+    resumed = learned.heal(learned.compressed())
+    assert torch.equal(logits(resumed), logits(complete))
+    record, expected = resumed.gac_plan.healed[0], complete.gac_plan.healed[0]
+    assert (record.after, record.tokens) == (expected.after, expected.tokens)
+    assert checkpoints() == []
 
 
-def test_a_killed_command_ends_as_one_that_was_not(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_killed_command_ends_like_an_uninterrupted_one(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None:
     learned.model.save_pretrained(tmp_path / "dense")
     learned.tokenizer.save_pretrained(tmp_path / "dense")
     gac.save(learned.compressed(), tmp_path / "small", tokenizer=learned.tokenizer)
@@ -88,72 +94,49 @@ def test_a_killed_command_ends_as_one_that_was_not(learned: Trained, tmp_path: P
     killed = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "healed").exists()
-    [path] = states()
-    path.with_name(".half").touch()  # as where it is killed while it writes
-    again = learned.heal(tmp_path / "small", against=tmp_path / "dense", tokenizer=None)
+    [path] = checkpoints()
+    path.with_name(".half").touch()  # as if it was killed while writing
+    resumed = learned.heal(tmp_path / "small", against=tmp_path / "dense", tokenizer=None)
     assert list((home() / "healing").iterdir()) == []
-    assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))
+    assert torch.equal(logits(resumed), logits(learned.heal(learned.compressed())))
 
 
-def test_a_damaged_state_is_said_and_left(learned: Trained, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
-    small = learned.compressed()
+def test_a_damaged_checkpoint_is_ignored(learned: Trained, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
     with monkeypatch.context() as patch:
-        stopped(patch, 1)
+        interrupt(patch, CheckpointFile, "write", 1)
         with pytest.raises(KeyboardInterrupt):
-            learned.heal(small)
-    [path] = states()
+            learned.heal(learned.compressed())
+    [path] = checkpoints()
     path.write_bytes(path.read_bytes()[:100])
-    again = learned.heal(small)
-    assert f"the state of healing in {path} cannot be read, so it begins again" in caplog.text
-    assert torch.equal(logits(again), logits(learned.heal(learned.compressed())))
+    healed = learned.heal(learned.compressed())
+    assert f"the checkpoint of healing in {path} cannot be read, starting afresh" in caplog.text
+    assert torch.equal(logits(healed), logits(learned.heal(learned.compressed())))
 
 
-def test_a_run_that_is_killed_while_it_measures_what_it_gave_goes_on(learned: Trained, monkeypatch: Any) -> None:
-    whole, small, measure = learned.heal(learned.compressed()), learned.compressed(), heal._divergence
-    measured: list[float] = []
-
-    def then_interrupted(*given: Any) -> float:
-        if measured:
-            raise KeyboardInterrupt
-        measured.append(measure(*given))
-        return measured[0]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(state, "EVERY", 0.0)
-        patch.setattr(state, "SHARE", 1e9)
-        patch.setattr(heal, "_divergence", then_interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            learned.heal(small)
-    assert len(states()) == 1
-    assert torch.equal(logits(learned.heal(learned.compressed())), logits(whole))
-    assert not states()
-
-
-def test_processes_read_one_state_whatever_the_numbers_of_their_gpus() -> None:
-    work, weights = Work.of(None, 1000, None, 0.0, False, 0.0, 0, 1), {"weight": torch.ones(2)}
+def test_the_key_does_not_depend_on_the_number_of_the_gpu() -> None:
+    budget, weights = TrainingBudget(None, 1000, 1e-3, 0.0, False, 0.0, 0), {"weight": torch.ones(2)}
     models = [SimpleNamespace(device=torch.device(name), state_dict=weights.copy) for name in ("cuda:0", "cuda:1")]
-    assert len({key_of(model, "dense", {}, work) for model in models}) == 1
+    assert len({key_of(model, "dense", {}, budget) for model in models}) == 1
 
 
-@pytest.mark.parametrize(("others", "tokens"), [(5, 5), (None, 0), (4, 0)])
-def test_processes_go_on_together_or_begin_together(others: int | None, tokens: int, learned: Trained) -> None:
+@pytest.mark.parametrize(("other", "tokens"), [(5, 5), (None, 0), (4, 0)])
+def test_processes_resume_together_or_not_at_all(other: int | None, tokens: int, learned: Trained) -> None:
     values = {"weight": torch.zeros(2)}
-    found = Reached(1.0, 1.0, tokens=5), {"now": values}
-    healing = Healing.__new__(Healing)
-    healing.state = SimpleNamespace(read=lambda: found)  # type: ignore[assignment]
-    healing.ranks = SimpleNamespace(gathered=lambda own: [own, others])  # type: ignore[assignment]
+    run: Any = DistillationRun.__new__(DistillationRun)
+    run.file = SimpleNamespace(read=lambda: (Progress(1.0, 1.0, tokens=5), {"now": values}))
+    run.ranks = SimpleNamespace(gathered=lambda mine: [mine, other])
     restored: list[Any] = []
-    healing.trained = SimpleNamespace(restore=restored.append, divided=dict, values=dict, count=2)  # type: ignore[assignment]
-    healing.text = SimpleNamespace(train=[], held=[], names=["a text"])  # type: ignore[assignment]
-    healing.model, healing._begun, healing._loss = learned.model, 0.0, lambda: 2.0  # type: ignore[method-assign]
-    healing.resume_or_start()
-    assert healing.reached.tokens == tokens
+    run.trainables = SimpleNamespace(restore=restored.append, shard=dict, snapshot=dict, count=2)
+    run.text = SimpleNamespace(train=[], heldout=[], names=["a text"])
+    run.model, run.start, run._heldout_loss = learned.model, 0.0, lambda: 2.0
+    run.start_or_resume()
+    assert run.progress.tokens == tokens
     assert restored == ([values] if tokens else [])
 
 
-def test_what_was_best_is_not_held_any_longer(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    healings, run = [], heal.run
-    monkeypatch.setattr(heal, "run", lambda healing: run(healings.append(healing) or healing))
+def test_snapshots_are_freed(learned: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, run_in_place = [], heal.run_in_place
+    monkeypatch.setattr(heal, "run_in_place", lambda run: run_in_place(runs.append(run) or run))
     learned.heal(learned.compressed())
-    [healing] = healings
-    assert (healing.given, healing.best, healing.moments) == ({}, {}, {})
+    [run] = runs
+    assert (run.initial, run.best, run.optimizer_state) == ({}, {}, {})

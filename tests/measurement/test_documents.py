@@ -12,7 +12,7 @@ import pytest
 
 from gac.core.errors import TextError
 from gac.evaluation.protocol import take_sample
-from gac.healing.text import _items as healing_texts
+from gac.healing.text import split_texts as healing_texts
 from gac.measurement.documents import Documents
 from gac.measurement.text import calibration_windows
 from gac.measurement.texts import Texts

@@ -1,10 +1,10 @@
 """The loss curves of a healing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gac.healing.records import LossPoint
 from gac.reporting.page import COLOURS, page
 
 if TYPE_CHECKING:
@@ -13,28 +13,6 @@ if TYPE_CHECKING:
 
 _DASHED: Any = {"marker": "o", "ls": "--", "color": COLOURS[1], "mfc": "none", "ms": 3.5, "lw": 0.8}
 _SOLID: Any = {"marker": "s", "ls": "-", "color": COLOURS[0], "ms": 3.5, "lw": 0.8}
-
-
-@dataclass(frozen=True)
-class LossPoint:
-    """A place of a loss curve.
-
-    Attributes:
-        phase: ``blocks``, whose losses are relative errors of one layer's output, or ``model``: nats a token.
-        step: of the phase; of ``blocks`` the layer.
-        tokens: read so far, in both phases.
-        seconds: so far.
-        trained: the mean loss on what was trained on since the last point; of ``blocks`` that on what is held out
-            before the layer was trained.
-        held: the loss on what is held out.
-    """
-
-    phase: str
-    step: int
-    tokens: int
-    seconds: float
-    trained: float
-    held: float
 
 
 def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str, loss: str) -> "Figure":
@@ -76,7 +54,7 @@ def _whole(ax: "Axes", points: Sequence[LossPoint], start: float, loss: str) -> 
 
 
 def _two_curves(ax: "Axes", x: Sequence[float], points: Sequence[LossPoint], labels: tuple[str, str]) -> None:
-    ax.plot(x, [one.trained for one in points], label=labels[0], **_DASHED)
-    ax.plot(x, [one.held for one in points], label=labels[1], **_SOLID)
+    ax.plot(x, [one.train_loss for one in points], label=labels[0], **_DASHED)
+    ax.plot(x, [one.heldout_loss for one in points], label=labels[1], **_SOLID)
     ax.set_ylim(bottom=0)
     ax.legend()

@@ -1,0 +1,159 @@
+"""State of a distillation run: models, trainable parameters, held-out windows, best snapshot."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from gac.core.distributed.ranks import Ranks
+from gac.healing.checkpoint import CheckpointFile
+from gac.healing.gradients import Capturing, can_capture
+from gac.healing.losses import mean_loss, training_autocast, windows_per_pass
+from gac.healing.records import LossPoint, Progress, TrainingBudget
+from gac.healing.sharding import fits, shard
+from gac.healing.text import HealingText
+from gac.healing.trainables import Snapshot, Trainables
+from gac.models.families import family_of
+from gac.models.modules import input_device
+from gac.plan.plan import Plan
+from gac.runtime.stored import count_parameters
+
+logger = logging.getLogger(__name__)
+
+
+def trainables_of(model: Any, plan: Plan, budget: TrainingBudget) -> Trainables:
+    return Trainables(model, plan.weights, {each.name for each in plan.weights if budget.dense or each.changed})
+
+
+@dataclass(eq=False)
+class DistillationRun:
+    """A run in progress. The compressed model is trained in place, and needs no gradients otherwise.
+
+    Attributes:
+        initial, best: snapshots before training and with the least held-out loss, if that is less than the first.
+    """
+
+    model: Any
+    dense: Any  # the dense model, in the same basis
+    plan: Plan
+    text: HealingText
+    budget: TrainingBudget
+    file: CheckpointFile
+    ranks: Ranks
+    start: float  # the start of the work by ``time.monotonic``
+    show_progress: bool
+    initial: Snapshot = field(default_factory=dict, init=False)
+    best: Snapshot = field(default_factory=dict, init=False)
+    optimizer_state: Snapshot = field(default_factory=dict, init=False)  # of an interrupted run
+
+    def __post_init__(self) -> None:
+        layers, model = family_of(self.model.config).layers, self.model
+        self.layer_names = [f"{layers}.{layer}" for layer in range(model.config.num_hidden_layers)]
+        self.windows_per_pass = windows_per_pass(model, self.length, self.ranks)
+        self.trainables = trainables_of(model, self.plan, self.budget)
+        self.rms = self.trainables.rms()
+        self.progress, self.evaluation_seconds = Progress(inf, inf), 0.0
+        self.capturing = Capturing(can_capture(model, self.dense))
+        device = input_device(model)  # which holds the masters by now, and may have room for the best snapshot too
+        self._best_on_device = device.type == "cuda" and fits(self.trainables.count, device)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard both models, which are in host memory, over all processes."""
+        for model in (self.model, self.dense):
+            shard(model, self.layers(model), mesh)
+        self.trainables.rebind()
+        self.capturing.enabled = self._best_on_device = False
+
+    def start_or_resume(self) -> None:
+        """Measure the held-out loss, and load the checkpoint of an interrupted run if every process has it."""
+        self.initial, start = self.trainables.snapshot(), time.monotonic()
+        loss = self._heldout_loss()
+        self.evaluation_seconds = time.monotonic() - start
+        self.progress = Progress(loss, loss)
+        checkpoint = self.file.read()
+        positions = self.ranks.gathered(None if checkpoint is None else checkpoint[0].tokens)
+        if checkpoint is not None and len({*positions}) == 1:
+            self.progress, values = checkpoint
+            self.trainables.restore(self.trainables.shard(values["now"]))
+            self.best = self.trainables.shard(values.get("best", {}))
+            self.optimizer_state = values.get("optimizer", {})
+            self.start -= self.progress.seconds
+            logger.info("healing resumes after %d layers and %d steps", self.progress.layers, self.progress.steps)
+            return
+        logger.info(
+            "healing %s of %s parameters on %d windows of %s, %d more held out: loss %.4f nats a token",
+            f"{self.trainables.count:,}",
+            f"{count_parameters(self.model):,}",
+            len(self.text.train),
+            " and ".join(self.text.names),
+            len(self.text.heldout),
+            loss,
+        )
+
+    @property
+    def length(self) -> int:
+        return int(self.text.train.shape[1])
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds left in the budget, the same in every process; None if tokens are counted."""
+        minutes = self.budget.minutes
+        return None if minutes is None else self.ranks.once(lambda: 60 * minutes - self._elapsed)
+
+    @property
+    def rate_text(self) -> str:
+        return f" with learning_rate={self.budget.learning_rate:g}"
+
+    def layers(self, model: nn.Module) -> list[nn.Module]:
+        return [model.get_submodule(name) for name in self.layer_names]
+
+    def autocast(self) -> torch.autocast:
+        return training_autocast(self.model)
+
+    def evaluate_heldout(self) -> float:
+        """The held-out loss, nats a token; takes the best snapshot if it is the least so far."""
+        loss = self._heldout_loss()
+        if loss < self.progress.best_loss:
+            self.best = self.trainables.snapshot(self.best, self._best_on_device)
+            self.progress = replace(self.progress, best_loss=loss)
+        return loss
+
+    def free_snapshots(self) -> None:
+        self.initial, self.best, self.optimizer_state = {}, {}, {}
+
+    def record_loss(self, phase: str, step: int, train_loss: float, heldout_loss: float) -> None:
+        point = LossPoint(phase, step, self.progress.tokens, self._elapsed, train_loss, heldout_loss)
+        self.progress = replace(self.progress, curve=(*self.progress.curve, point), recent_losses=())
+        logger.debug("%s", point)
+
+    def checkpoint(self, optimizer_state: Callable[[], Iterable[tuple[str, Tensor]]], spent: float = 0.0) -> None:
+        """Write a checkpoint if one is due, with the tokens or seconds ``spent`` on the whole model."""
+        if not self.ranks.once(lambda: self.file.is_due):
+            return
+        kinds = {
+            "now": self.trainables.gather(),
+            "optimizer": optimizer_state(),
+            "best": self.trainables.gather(self.best),
+        }
+        values = {  # every process has to iterate, but rank 0 alone keeps the tensors
+            kind: {name: tensor.to("cpu", copy=True) for name, tensor in named if self.ranks.leads}
+            for kind, named in kinds.items()
+        }
+        if self.ranks.leads:
+            self.progress = replace(self.progress, seconds=self._elapsed, spent=spent)
+            self.file.write(self.progress, values)
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    def _heldout_loss(self) -> float:
+        with self.autocast():
+            labels = self.budget.labels * self.text.heldout_labelled
+            return mean_loss(self.model, self.dense, self.text.heldout, self.windows_per_pass, labels, self.ranks)

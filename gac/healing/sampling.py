@@ -1,0 +1,237 @@
+"""Distil on text sampled from the dense model: no data is needed, and no source is overfitted (arXiv 2305.17888).
+
+Windows begin with BOS. If there is a chat template, the second half of them begins with everything before a user's
+first word, and what the user says is then answered (Magpie, arXiv 2406.08464). With other texts, all windows continue
+pieces of these, so that the model is sampled on what matters. Tokens are sampled at temperature 1 from the whole
+vocabulary. Each has a random number of its own, so that the batch size does not change the text. After EOS another
+document begins in the same window. The text is kept on disk.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from gac.core.distributed.ranks import Ranks
+from gac.core.errors import StatisticsError, TextError
+from gac.core.io import home
+from gac.core.progress import progress_bar
+from gac.healing.losses import training_autocast
+from gac.measurement.store import read_tensors, write_tensors
+from gac.measurement.text import Windows, bos_of, windows_of
+from gac.models.modules import free_memory, frozen, input_device
+
+SELF = "self"  # the name of text that the dense model writes
+WINDOWS = 512  # the default number of windows
+MAX_BATCH, MAX_BATCH_GPU = 256, 4096
+CPU_BYTES = 2**33
+FREE = 0.7  # the share of a GPU's free memory that a batch may take
+LOGIT_COPIES = 3  # float32 tensors of the size of the logits in a step: these, the probabilities and their sums
+PIECES = 16  # pieces per window of another text
+VERSION = 4  # the version of the sampler: text that another version wrote is not read
+MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing
+ATTENTION = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""Not cuDNN's attention, which plans anew for every length."""
+_MARK = "0f1e2d3c"
+
+
+@dataclass(frozen=True)
+class Start:
+    """The tokens that a document begins with, and those between a user's words and the answer, if any."""
+
+    ids: tuple[int, ...]
+    reply: tuple[int, ...] = ()
+
+
+def sampled_windows(
+    model: Any,
+    tokenizer: Any,
+    digest: str,
+    windows: int,
+    length: int,
+    seed: int,
+    prompts: Sequence[Windows],
+    ranks: Ranks,
+    show_progress: bool,
+) -> Windows:
+    """Sample windows of text from the dense model, or read them from disk; they begin with BOS as those of any text.
+
+    Args:
+        digest: of the model's weights.
+        prompts: training windows of other texts.
+
+    Raises:
+        TextError: the tokenizer has nothing to begin a text with, or the model ends all documents at once.
+        StatisticsError: the text cannot be written or read.
+    """
+    bos = bos_of(tokenizer)
+    starts = pieces_of(prompts, bos) or starts_of(tokenizer)
+    settings = json.dumps([VERSION, digest, windows, length, seed, [asdict(start) for start in starts]])
+    path = home() / "own-text" / f"{hashlib.sha256(settings.encode()).hexdigest()[:40]}.safetensors"
+    if not ranks.once(path.exists) and ranks.leads:
+        write_tensors(path, {"ids": sample(model, starts, windows, length, seed, bos, show_progress)})
+    ranks.once(lambda: None)  # the others wait
+    try:
+        ids = read_tensors(path, torch.device("cpu"))["ids"]
+    except (FileNotFoundError, KeyError) as failure:
+        expected, remedy = "text that the model wrote", "Remove the file, and run the same again."
+        raise StatisticsError(f"{path} holds no text", expected, remedy) from failure
+    return windows_of(SELF, ids, tokenizer, windows, length)
+
+
+def starts_of(tokenizer: Any) -> list[Start]:
+    """One start for each kind of document: BOS, and the chat template.
+
+    Raises:
+        TextError: there is neither.
+    """
+    starts = [] if tokenizer.bos_token_id is None else [Start((int(tokenizer.bos_token_id),))]
+    if getattr(tokenizer, "chat_template", None):
+        chat = [{"role": "user", "content": _MARK}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        before, _, after = text.partition(_MARK)
+        ids, reply = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
+        starts.append(Start(tuple(ids), tuple(reply)))
+    starts = [start for start in starts if start.ids]
+    if not starts:
+        raise TextError(
+            f"text 'self' with a {type(tokenizer).__name__} that has neither BOS nor a chat template",
+            "something that a text begins with",
+            "Name a text, such as wiki-sample.",
+        )
+    return starts
+
+
+def pieces_of(texts: Sequence[Windows], bos: int | None) -> list[Start]:
+    """Starts that are pieces of the windows of texts, in order, each after ``bos`` if there is one."""
+    prefix = () if bos is None else (bos,)
+    pieces = []
+    for text in texts:
+        ids = text.ids[:, 1:] if text.bos == "windows" else text.ids
+        size = max(1, ids.shape[1] // PIECES)
+        pieces += ids[:, : ids.shape[1] // size * size].reshape(-1, size).tolist()
+    return [Start((*prefix, *piece)) for piece in pieces]
+
+
+class Writer:
+    """Writes one window of documents, which begin with ``starts`` in turn; ``documents`` counts those that ended."""
+
+    def __init__(self, starts: Iterator[Start]) -> None:
+        self._starts, self._start, self._answering, self.documents = starts, next(starts), False, 0
+        self._forced = deque(self._start.ids)
+
+    def next_token(self, sampled: int, ends: Sequence[int]) -> int:
+        """The next token after the model sampled this one: that one, unless others are forced."""
+        if not self._forced:
+            if sampled not in ends:
+                return sampled
+            self._answering = bool(self._start.reply) and not self._answering
+            if self._answering:
+                self._forced.extend(self._start.reply)
+            else:
+                self._start, self.documents = next(self._starts), self.documents + 1
+                self._forced.extend((sampled, *self._start.ids))
+        return self._forced.popleft()
+
+
+def sample(
+    model: Any, starts: Sequence[Start], windows: int, length: int, seed: int, bos: int | None, show_progress: bool
+) -> Tensor:
+    """Sample windows, one after another, int64; without the ``bos`` that is put before each of them later.
+
+    First documents of windows take ``starts`` in even steps, later ones the next.
+    """
+    bar = progress_bar("writing text", "token", total=windows * length, shown=show_progress)
+    first = [window * len(starts) // windows for window in range(windows)]
+    writers = [Writer(starts[turn % len(starts)] for turn in count(start)) for start in first]
+    uniform = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    size = batch_size(model, length)
+    with bar, frozen(model), training_autocast(model), sdpa_kernel(list(ATTENTION)):
+        batches = [slice(begin, begin + size) for begin in range(0, windows, size)]
+        ids = torch.cat([_sample_batch(model, writers[batch], uniform[batch], bar) for batch in batches])
+    if (documents := sum(writer.documents for writer in writers)) > MAX_DOCUMENTS * windows:
+        raise TextError(
+            f"a dense model whose documents have {windows * length / documents:.1f} tokens",
+            "a model that writes text by itself",
+            "Name a text, such as wiki-sample.",
+        )
+    if bos is None:
+        return ids.flatten()
+    return torch.cat([row[1:] if int(row[0]) == bos else row[:-1] for row in ids])
+
+
+@torch.no_grad()
+def _sample_batch(model: Any, writers: Sequence[Writer], uniform: Tensor, bar: Any) -> Tensor:
+    """Windows ``(windows, tokens)``, each token sampled with a number of ``uniform`` of the same shape."""
+    eos = model.generation_config.eos_token_id
+    ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    columns, sampled = list[Tensor](), [-1] * len(writers)
+    cache, device = _preallocated_cache(model.config, uniform.shape[1]), input_device(model)
+    for numbers in uniform.to(device).unbind(1):
+        pairs = zip(writers, sampled, strict=True)
+        columns.append(torch.tensor([writer.next_token(token, ends) for writer, token in pairs]))
+        ids = columns[-1][:, None].to(device)
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+        sampled = sample_tokens(logits, numbers.to(logits.device)).tolist()  # the only copy from a GPU in a step
+        bar.update(len(writers))
+    return torch.stack(columns, 1)
+
+
+class _PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    def __init__(self, tokens: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tokens = tokens
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
+        kind = key_states.device.type  # under autocast, rotated keys come in float32
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else key_states.dtype
+        new = key_states.to(dtype), value_states.to(dtype)
+        if not self.is_initialized:
+            self.lazy_initialization(*new)
+            self._buffers = [states.new_empty(*states.shape[:2], self._tokens, states.shape[3]) for states in new]
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        for buffer, states in zip(self._buffers, new, strict=True):
+            buffer[:, :, begin:end] = states
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+        return self.keys, self.values
+
+
+def _preallocated_cache(config: Any, tokens: int) -> DynamicCache:
+    cache = DynamicCache(config=config)  # layers with a sliding window keep their own
+    cache.layers = [_PreallocatedLayer(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Sample a token for each row of logits: the first at which the cumulative probability exceeds the number.
+
+    If rounded sums would give a token of probability 0, the most probable token takes its place.
+    """
+    probabilities = logits.float().softmax(-1)
+    sums = probabilities.cumsum(-1)
+    tokens = torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    possible = probabilities.gather(-1, tokens) > 0
+    return torch.where(possible, tokens, probabilities.argmax(-1, keepdim=True))[:, 0]
+
+
+def batch_size(model: Any, length: int) -> int:
+    """The number of windows of ``length`` tokens that fit in memory at a time."""
+    config, device = model.config, input_device(model)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    numbers = 2 * config.num_hidden_layers * heads * head_dim * length
+    cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``training_autocast`` has them
+    window = cached + LOGIT_COPIES * torch.float32.itemsize * config.vocab_size
+    if device.type == "cuda":
+        return int(max(1, min(MAX_BATCH_GPU, FREE * free_memory(device) // window)))
+    return int(max(1, min(MAX_BATCH, CPU_BYTES // window)))
