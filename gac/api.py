@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.frontier import Frontier, check_asked, check_limited
+from gac.allocation.frontier import Frontier, check_frontier_recipe, check_limited
 from gac.allocation.frontier import frontier as whole_range
-from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
+from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.checkpoint.attach import PlannedModel, attach_plan, planned
 from gac.checkpoint.load import load
 from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
@@ -103,7 +103,7 @@ def allocate(
     problem = measure_problem(model, asked, tokenizer, check=check, progress=progress)
 
     def decided() -> Plan:
-        decision = beside_one_gpu(problem, RULES.get(asked.recipe.rule).decide(problem))
+        decision = attach_single_gpu_comparison(problem, RULES.get(asked.recipe.rule).decide(problem))
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decided)
@@ -147,7 +147,7 @@ def frontier(
             raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
         limits = replace(limits, kv_cache=None)
     recipe = replace(asked.recipe, limits=limits)
-    check_asked(points, limit, recipe)
+    check_frontier_recipe(points, limit, recipe)
     asked = replace(asked, recipe=replace(recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0))
     if limit not in (PARAMS, BYTES):
         config = load_config(str(model)) if isinstance(model, (str, Path)) else load_model(model).model.config

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gac.allocation.decide import settled
+from gac.allocation.decide import speed_defaults
 from gac.allocation.feasibility import check_reachable, meets_without_loss
 from gac.allocation.problem import Problem
 from gac.allocation.rules import RULES
@@ -263,7 +263,7 @@ def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site
     refit = refit_named(recipe.refit, recipe.rule, method, recipe.space.forms, sites, family)
     check_shots(recipe.measure.shots, method, recipe.rule, sites, family)
     planned = as_planned(sites, recipe.space.forms, recipe.deployment.fuse)
-    recipe = settled(replace(recipe, refit=refit), planned, table)
+    recipe = speed_defaults(replace(recipe, refit=refit), planned, table)
     check_reachable(planned, recipe, table)
     space = recipe.space
     cheap = tuple(name for name in space.forms if not form_named(name).runs)

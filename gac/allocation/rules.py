@@ -1,4 +1,4 @@
-"""The seam of rules: how the choice is made. The exact choice is one; ``weight_rules`` has the base of the others."""
+"""The seam of rules: ways to decide. The exact choice is one; ``weight_rules`` has the base of the others."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Rule(ABC):
-    """A way to choose; ``gac.testing.check_rule`` checks one of your own.
+    """A way to decide; ``gac.testing.check_rule`` checks an implementation.
 
     Attributes:
-        name: as users give it, with its parameter where it has one; certificates of its plans are under it.
-        limits_cache: whether it can share out the KV cache, for forms that count it.
+        name: with its parameter if it has one; certificates of its plans state it.
+        limits_cache: true if it can share out the KV cache, for forms that count it.
     """
 
     name: str
@@ -28,24 +28,24 @@ class Rule(ABC):
 
     @abstractmethod
     def check(self, recipe: Recipe) -> None:
-        """Refuse forms and limits that the rule knows nothing of, before anything is measured.
+        """Refuse forms and limits that the rule does not support, before anything is measured.
 
         Raises:
             GacError: names the form or the limit.
         """
 
     def measure(self, run: "CalibrationRun", sites: Sequence[Site]) -> Mapping[str, Floats]:
-        """What it reads of the model besides loss curves, by weight name: ``problem.measurements``.
+        """Measure what it needs besides loss curves, by weight name: ``problem.measurements``.
 
         Args:
-            run: the model, its calibration windows, the metric that curves are measured in, and where factors are kept.
+            run: the model, its calibration windows, the metric of the curves, and where factors are stored.
             sites: all of the model, in its order.
         """
         return {}
 
     @abstractmethod
     def decide(self, problem: Problem) -> Decision:
-        """The plan that it makes, and the exact choice that it is or is set beside.
+        """Return its plan, and the exact choice that made or bounds it.
 
         Raises:
             BudgetError: the limits of the problem's recipe cannot be met.
@@ -75,6 +75,6 @@ RULES: Registry[Rule] = Registry(
         "zero-sum": "gac.baselines.rules:ZeroSum",
         "sensitivity": "gac.baselines.rules:Sensitivity",
     },
-    lambda own: check_contract("rule", own, (), Rule),
+    lambda rule: check_contract("rule", rule, (), Rule),
 )
-"""Every rule by name; those that give ranks are also rounded, as in ``uniform:down8``."""
+"""Every rule by name; those that give ranks also round them, as in ``uniform:down8``."""

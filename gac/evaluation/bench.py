@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.allocation.attention_latencies import counted
-from gac.allocation.latencies import Timing
+from gac.allocation.latencies import Timing, summed_attention
 from gac.compression.ends import rounded_ends
 from gac.core.workloads import Workload
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
@@ -226,7 +225,9 @@ class Bench:
         over = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in one.choices]
         before = [choice for choice, latents in zip(dense.choices, over, strict=True) if latents]
         after = [choice for choice, latents in zip(one.choices, over, strict=True) if latents]
-        found = [counted(self.timing, choices, workload) for choices in (dense.choices, one.choices, before, after)]
+        found = [
+            summed_attention(self.timing, choices, workload) for choices in (dense.choices, one.choices, before, after)
+        ]
         return found[0], found[1], found[3] - found[2]
 
 

@@ -7,7 +7,7 @@ from math import fsum
 from typing import Any
 
 from gac.allocation.candidates import candidate_at
-from gac.allocation.decide import fastest, settled, summed_latency
+from gac.allocation.decide import fastest, speed_defaults, summed_latency
 from gac.allocation.problem import Problem, allowed, dense_total, total
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import Rounding
@@ -121,7 +121,7 @@ class Planner:
             # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
             sites = _one_by_one(sites)
         planned = as_planned(sites, forms, fuse)
-        recipe = settled(recipe, planned, self.problem.profile)
+        recipe = speed_defaults(recipe, planned, self.problem.profile)
         return replace(self.problem, sites=planned, recipe=recipe)
 
     def plan(self, budget: float, **options: Any) -> Plan:

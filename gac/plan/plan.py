@@ -28,12 +28,12 @@ __all__ = [
     "Healed",
     "Limit",
     "Measured",
-    "OneGpu",
     "Plan",
     "PlanComparison",
     "Prediction",
     "ProfileUsed",
     "RoundedHead",
+    "SingleGpuComparison",
     "SiteChoice",
     "Speed",
     "WeightChoice",
@@ -153,7 +153,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class OneGpu:
+class SingleGpuComparison:
     """What the same curves and limits give for one GPU, beside a plan for several; by how it differs.
 
     Attributes:
@@ -198,7 +198,7 @@ class Plan(Shown, Record):
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     speed: Speed | None = None
-    one_gpu: OneGpu | None = None
+    one_gpu: SingleGpuComparison | None = None
     healed: tuple[Healed, ...] = ()
     _error = PlanError
     _taken_for = "press", "a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."

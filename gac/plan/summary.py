@@ -10,7 +10,7 @@ from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.schemes import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
-    from gac.plan.plan import Limit, OneGpu, Plan, WorkloadLatency
+    from gac.plan.plan import Limit, Plan, SingleGpuComparison, WorkloadLatency
 
 FUSED = "dense, fused"
 """What the dense model is called where all weights that read the same input share their first GEMMs."""
@@ -206,7 +206,7 @@ def split(plan: "Plan") -> list[str]:
     return found if plan.one_gpu is None else [*found, *_beside_one_gpu(plan, plan.one_gpu)]
 
 
-def _beside_one_gpu(plan: "Plan", alone: "OneGpu") -> Iterator[str]:
+def _beside_one_gpu(plan: "Plan", alone: "SingleGpuComparison") -> Iterator[str]:
     shares = Counter[str]()
     for one in plan.weights:
         shares[form_named(one.form).kind] += one.weight.params

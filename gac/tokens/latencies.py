@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Known, look_up
+from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Latencies, look_up
 from gac.core.arrays import Ints
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.workloads import Workload
@@ -32,7 +32,7 @@ class Attending:
     whole: int = 0
     window: int | None = None
 
-    def each(self, workload: Workload, tokens: Sequence[int]) -> Known:
+    def each(self, workload: Workload, tokens: Sequence[int]) -> Latencies:
         """ns of one layer with each of these numbers of cached tokens, -1 where unknown, and how they are known."""
         sizes = np.array(tokens, dtype=np.int64)
         if self.profile is None:

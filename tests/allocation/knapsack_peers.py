@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.knapsack import Solution, knapsack
-from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.instance import flatten, reduced_items, to_grains
-from gac.allocation.knapsack.work import Work
+from gac.allocation.knapsack.search import cp_sat
+from gac.allocation.knapsack.states import Work
 from gac.core.errors import BudgetError
 from tests.allocation.knapsack_instances import every_sum, fitting, within
 

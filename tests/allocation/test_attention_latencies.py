@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gac.allocation.attention_latencies import knows, of_attention
-from gac.allocation.decide import settled
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.decide import speed_defaults
+from gac.allocation.latencies import UNKNOWN, Timing, attention_latency, has_latencies
 from gac.core.errors import ProfileError
 from gac.core.operations import attend, attend_latents, batched_gemm, linear
 from gac.core.workloads import Workload
@@ -45,7 +44,7 @@ def ns(operation) -> int:
 
 
 def counted(form: str, weight: Weight, *dims: int) -> list[list[int]]:
-    return of_attention(TIMING, form_named(form), weight, np.array(dims))[0].tolist()
+    return attention_latency(TIMING, form_named(form), weight, np.array(dims))[0].tolist()
 
 
 def test_attention_is_measured_over_the_dense_cache_and_along_both_ranks() -> None:
@@ -91,12 +90,12 @@ def test_a_rank_that_is_slower_than_a_larger_one_is_not_sound() -> None:
 
 def test_a_limit_of_latency_with_latents_needs_a_table_that_has_attention() -> None:
     recipe = Recipe.of(forms=("latent:1",), workloads=[PREFILL, DECODE], latency={DECODE: 0.7}, fuse=False)
-    assert settled(recipe, SITES, table(POINTS)).limits.latency == {DECODE: 0.7}
+    assert speed_defaults(recipe, SITES, table(POINTS)).limits.latency == {DECODE: 0.7}
     for lacking in ("sdpa", "latent_attention"):
         profile = table([one for one in POINTS if one.operation.operator != lacking])
-        assert not knows(Timing(profile, WORKLOADS), LATENT, SITES)
+        assert not has_latencies(Timing(profile, WORKLOADS), LATENT, SITES)
         with pytest.raises(ProfileError, match="with form latent:1; expected forms whose latency is measured"):
-            settled(recipe, SITES, profile)
+            speed_defaults(recipe, SITES, profile)
 
 
 def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> None:
@@ -140,9 +139,9 @@ def test_rounded_latents_have_attention_of_their_own() -> None:
     assert both.operator == "latent_attention_int8"
     assert Point(both) in points
     timing = Timing(table(points), WORKLOADS)
-    assert knows(timing, form, SITES)
-    assert not knows(TIMING, form, SITES)
-    keys, values = (of_attention(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
+    assert has_latencies(timing, form, SITES)
+    assert not has_latencies(TIMING, form, SITES)
+    keys, values = (attention_latency(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
     assert abs(int(keys[1] + values[1]) - ns(both)) <= 1
     assert ns(both) < ns(HALF)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation import combining
+from gac.allocation import candidates as candidates_module
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.latencies import Timing
@@ -169,7 +169,7 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
-    monkeypatch.setattr(combining, "_BATCH", 20)
+    monkeypatch.setattr(candidates_module, "_BATCH", 20)
     parts = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
     for column in ("params", "loss", "latency"):
         assert getattr(parts, column).tolist() == getattr(whole, column).tolist()

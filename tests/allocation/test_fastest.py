@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.decide import SLACK, Decision, decide, settled
+from gac.allocation.decide import SLACK, Decision, decide, speed_defaults
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.core.errors import BudgetError
@@ -28,7 +28,7 @@ def _random(seed: int) -> Problem:
 
 def _open(of: Problem, budget: float, **options: object) -> Problem:
     asked = asking(of, budget, **options)
-    return replace(asked, recipe=settled(asked.recipe, asked.sites, asked.profile))
+    return replace(asked, recipe=speed_defaults(asked.recipe, asked.sites, asked.profile))
 
 
 def _every_choice(of: Problem) -> list[tuple[int, float, tuple[int, ...]]]:

@@ -16,11 +16,10 @@ from knapsack_instances import KINDS, curves, random_instance, within
 from knapsack_peers import brute_force_finds, cp_sat_finds, fault, highs_finds
 from ortools.sat.python.cp_model import CpSolver
 
-from gac.allocation.knapsack import Group, Solution, extension, halves, knapsack, search
-from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.cp import Answer
-from gac.allocation.knapsack.growth import Grown
-from gac.allocation.knapsack.work import STEPS, Work
+from gac.allocation.knapsack import Group, Solution, knapsack, lists, search, states
+from gac.allocation.knapsack.lists import Lists
+from gac.allocation.knapsack.search import Answer
+from gac.allocation.knapsack.states import STEPS, Core, Work
 from gac.core.errors import BudgetError, GacError
 
 SMALL = st.integers(0, 12)
@@ -142,15 +141,15 @@ def test_limits_that_cannot_bind_are_not_kept_track_of(monkeypatch: pytest.Monke
 
     groups, (most,) = curves(groups=60)
     loose = [Group(group.name, group.values, np.hstack([group.costs, group.costs // 3])) for group in groups]
-    monkeypatch.setattr(halves, "front", refuse)
-    monkeypatch.setattr(halves, "_SIFT_FROM", 1)
+    monkeypatch.setattr(lists, "nondominated", refuse)
+    monkeypatch.setattr(lists, "_SIFT_FROM", 1)
     assert knapsack(loose, [most, most]).choice == knapsack(groups, [most]).choice
 
 
 @pytest.fixture
 def lists_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handful of states is enough for every outlook, every look for dominated states, and margins that shrink."""
-    monkeypatch.setattr(halves, "_SIFT_FROM", 1)
+    monkeypatch.setattr(lists, "_SIFT_FROM", 1)
     monkeypatch.setattr(search, "_CHEAP", 1)
     monkeypatch.setattr(search, "_LONGER", 1)
 
@@ -167,7 +166,7 @@ def test_long_lists_leave_out_nothing_better(kind: str, seed: int) -> None:
 def test_margins_shrink_where_lists_grow(limits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shrunk, grown_lists = [], search.grown_lists
 
-    def watched(core: Core, work: Work) -> Grown:
+    def watched(core: Core, work: Work) -> Lists:
         grown = grown_lists(core, work)
         shrunk.append(grown.room < core.room)
         return grown
@@ -228,7 +227,7 @@ def test_the_clock_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_stops_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     groups, most = random_instance(560, groups=30, items=12, kind="correlated")
-    monkeypatch.setattr(extension, "MOST_STATES", 4)
+    monkeypatch.setattr(states, "MOST_STATES", 4)
     stopped, stop = [], CpSolver.stop_search
 
     def watched(solver: CpSolver) -> None:
@@ -247,7 +246,7 @@ def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.
     groups, most = curves(groups=60, limits=2)
     first = knapsack(groups, most, work_limit=0).certificate.value
     best, exact = knapsack(groups, most).certificate.value, search.cp_sat
-    monkeypatch.setattr(extension, "MOST_STATES", 4)
+    monkeypatch.setattr(states, "MOST_STATES", 4)
     settled = knapsack(groups, most)
     check_proved(settled, groups, most)
     assert settled.certificate.value == best

@@ -71,7 +71,7 @@ def test_a_weight_that_fills_the_gpu_runs_apart_and_adds_nothing_to_the_shared_g
     dense, gate = form_named("dense"), gated.weights[0]
     full = np.array([dense.full(gate)])
     assert timing.after_fused(dense, gate, full)[0][0, [PREFILL, DECODE]].tolist() == [1, 0]
-    assert timing.joined(dense, gate, full)[0, [PREFILL, DECODE]].tolist() == [0, gate.out_features]
+    assert timing.shared_width(dense, gate, full)[0, [PREFILL, DECODE]].tolist() == [0, gate.out_features]
 
 
 @pytest.mark.parametrize(("rows", "features"), [(1, 4_194_304), (1024, 4096), (3, 1_398_102), (8_388_608, 1)])

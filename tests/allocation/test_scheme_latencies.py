@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gac.allocation.decide import SLACK, settled
+from gac.allocation.decide import SLACK, speed_defaults
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Timing
 from gac.core.errors import BudgetError, ProfileError
@@ -168,16 +168,16 @@ BOTH = {"prefill:1x1024": 1.0, "decode:1@1024": 1.0}
 
 def test_where_the_table_has_every_scheme_no_workload_gets_slower() -> None:
     profile = table(model_points("smollm2", schemes=("w4a16", "fp8")))
-    recipe = settled(Recipe.of(memory=0.3, schemes=("w4a16", "fp8")), sites_of("smollm2"), profile)
+    recipe = speed_defaults(Recipe.of(memory=0.3, schemes=("w4a16", "fp8")), sites_of("smollm2"), profile)
     assert (recipe.limits.latency, recipe.slack) == (BOTH, SLACK)
-    other = settled(Recipe.of(memory=0.3, schemes=("w4a16", "w3a16")), sites_of("smollm2"), profile)
+    other = speed_defaults(Recipe.of(memory=0.3, schemes=("w4a16", "w3a16")), sites_of("smollm2"), profile)
     assert (other.limits.latency, other.slack) == ({}, 0.0)
 
 
 def test_a_scheme_that_was_not_measured_is_named_with_the_command_that_measures_it() -> None:
     profile, asked = table(model_points("smollm2", schemes=("w4a16",))), ("w4a16", "w8a8")
     with pytest.raises(ProfileError) as caught:
-        settled(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
+        speed_defaults(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
     assert str(caught.value) == (
         "a limit of latency for prefill:1x1024 with scheme w8a8, which the profile does not have; expected schemes "
         "that it was measured in, such as bf16. Measure it with gac profile --model NAME --scheme w8a8, or plan "
@@ -189,7 +189,7 @@ def test_weights_that_a_scheme_cannot_have_need_no_latency_in_it() -> None:
     shapes = Shapes("llama", 64, 72, 2, 2, 1, 32, 1000)  # 72 is no multiple of 16
     sites = as_planned(family_of(shapes).sites(shapes), ["low_rank"], False)
     profile = table(model_points(shapes, schemes=("fp8",)))
-    recipe = settled(Recipe.of(0.9, latency=0.9, schemes=("bf16", "fp8")), sites, profile)
+    recipe = speed_defaults(Recipe.of(0.9, latency=0.9, schemes=("bf16", "fp8")), sites, profile)
     assert recipe.limits.latency == dict.fromkeys(BOTH, 0.9)
 
 

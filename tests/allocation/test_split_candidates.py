@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import candidates
-from gac.allocation.latencies import fixed_of
+from gac.allocation.latencies import other_axes
 from gac.allocation.split_latencies import SplitTiming
 from gac.core.operations import Operation, all_gather, linear
 from gac.core.workloads import Workload
@@ -59,7 +59,9 @@ def by_hand(table: Profile, forms: list[str], dims: list[int], workload: Workloa
             numbers += sum(one.axes["n"] for one in gather)
     runs += [linear(workload.rows, READ, width)] * (width > 0)
     runs += [all_gather(GPUS, workload.rows, numbers)] * (numbers > 0)
-    found = [int(table.latency(one.operator, fixed_of(one, "n"), "n", np.array([one.axes["n"]]))[0][0]) for one in runs]
+    found = [
+        int(table.latency(one.operator, other_axes(one, "n"), "n", np.array([one.axes["n"]]))[0][0]) for one in runs
+    ]
     return -1 if min(found) < 0 else sum(found)
 
 

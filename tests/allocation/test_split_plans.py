@@ -9,7 +9,7 @@ import pytest
 
 from gac.allocation.decide import decide
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
-from gac.allocation.one_gpu import beside_one_gpu
+from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear
@@ -63,7 +63,7 @@ def planner(profile: Profile) -> Planner:
 @pytest.fixture(scope="module")
 def plan(planner: Planner) -> Plan:
     problem = planner.problem_of(0.7, forms=("low_rank", "narrow"), fuse="auto", latency=None, slack=None)
-    return beside_one_gpu(problem, decide(problem)).plan
+    return attach_single_gpu_comparison(problem, decide(problem)).plan
 
 
 def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile) -> None:
@@ -189,7 +189,7 @@ def test_the_fastest_for_one_gpu_is_beside_the_fastest_split(planner: Planner) -
 def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:
     timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
     dense, dims = form_named("dense"), np.array([512, 1024])
-    own, full = timing.joined(LOW_RANK, Q, dims), timing.joined(dense, Q, np.array([4096]))
+    own, full = timing.shared_width(LOW_RANK, Q, dims), timing.shared_width(dense, Q, np.array([4096]))
     assert own.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all
     assert full.tolist() == [[1024, 0]]
     assert timing.none_joined(2).tolist() == [[0, 0], [0, 0]]

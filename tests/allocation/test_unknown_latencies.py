@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.decide import decide, settled
-from gac.allocation.one_gpu import beside_one_gpu
+from gac.allocation.decide import decide, speed_defaults
 from gac.allocation.problem import Problem, as_knapsack
+from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.core.errors import ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
@@ -29,7 +29,7 @@ def shipped(gpus: int, schemes: tuple[str, ...], **options: Any) -> Problem:
     asked = {"budget": 0.8, "fuse": "auto", "refit": "none", "latency": "any", "align": 512} | options
     recipe = Recipe.of(schemes=schemes, workloads=map(str, workloads), tensor_parallel=gpus, **asked)
     sites = as_planned(found.sites, recipe.space.forms, recipe.deployment.fuse)
-    return replace(found, sites=sites, recipe=settled(recipe, sites, found.profile))
+    return replace(found, sites=sites, recipe=speed_defaults(recipe, sites, found.profile))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_table_without_the_schemes_latencies_gives_a_plan(
 ) -> None:
     of = shipped(gpus, schemes, **options)
     assert of.recipe.slack
-    plan = beside_one_gpu(of, decide(of)).plan
+    plan = attach_single_gpu_comparison(of, decide(of)).plan
     assert plan.speed is None
     assert plan.certificate.status == "optimal"
     assert {one.scheme for one in plan.weights} <= set(schemes)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 import gac
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
-from gac.allocation.decide import settled
+from gac.allocation.decide import speed_defaults
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
 from gac.compression.rounding import store
@@ -186,10 +186,10 @@ def test_such_schemes_are_refused_before_anything_is_measured() -> None:
 def test_latency_is_unknown_and_refused_by_name(name: str) -> None:
     config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
     sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
-    rounded = settled(gac.Recipe.of(memory=0.5, schemes=(name,)), sites, profile)
+    rounded = speed_defaults(gac.Recipe.of(memory=0.5, schemes=(name,)), sites, profile)
     assert (rounded.limits.latency, rounded.slack) == ({}, 0.0)
     with pytest.raises(ProfileError, match=rf"prefill:1x1024 with scheme {name}, which the profile does not have"):
-        settled(gac.Recipe.of(memory=0.5, latency=0.9, schemes=("bf16", name)), sites, profile)
+        speed_defaults(gac.Recipe.of(memory=0.5, latency=0.9, schemes=("bf16", name)), sites, profile)
 
 
 # --- the price of rounded inputs --------------------------------------------------------------------------------------

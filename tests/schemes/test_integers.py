@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.allocation.decide import SLACK, settled
+from gac.allocation.decide import SLACK, speed_defaults
 from gac.core.errors import BudgetError, PlanError, ProfileError
 from gac.core.linalg import damped
 from gac.forms import form_named
@@ -324,12 +324,12 @@ def test_the_summary_says_bytes_bits_and_schemes(
 def test_a_limit_of_latency_needs_a_profile_of_the_scheme() -> None:
     config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
     sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
-    rounded = settled(gac.Recipe.of(memory=0.3, schemes=("w4a16",)), sites, profile)
+    rounded = speed_defaults(gac.Recipe.of(memory=0.3, schemes=("w4a16",)), sites, profile)
     assert (rounded.limits.latency, rounded.slack) == ({}, 0.0)
-    plain = settled(gac.Recipe.of(memory=0.5), sites, profile)
+    plain = speed_defaults(gac.Recipe.of(memory=0.5), sites, profile)
     assert (plain.limits.latency, plain.slack) == ({"prefill:1x1024": 1.0, "decode:1@1024": 1.0}, SLACK)
     with pytest.raises(ProfileError, match=r"prefill:1x1024 with scheme w4a16, which the profile does not have"):
-        settled(gac.Recipe.of(memory=0.3, latency=0.9, schemes=("bf16", "w4a16")), sites, profile)
+        speed_defaults(gac.Recipe.of(memory=0.3, latency=0.9, schemes=("bf16", "w4a16")), sites, profile)
 
 
 def test_without_a_refit_weights_are_rounded_for_what_the_dense_model_gives_them(
