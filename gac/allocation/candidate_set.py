@@ -71,7 +71,6 @@ class CandidateSet:
 
     @property
     def params(self) -> Ints:
-        """Exact parameters, shape ``(n,)``."""
         return self.cost(PARAMS)
 
     @property
@@ -106,7 +105,6 @@ class CandidateSet:
 
     @classmethod
     def concatenate(cls, parts: Sequence["CandidateSet"]) -> "CandidateSet":
-        """Join several sets of candidates of one site."""
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **columns)
 
@@ -150,12 +148,10 @@ def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> Candidate
 
 
 def fused_latency(site: Site, widths: Ints, scheme: Scheme, timing: Timing) -> Latencies:
-    """Return the latency of the GEMM that weights of the site share, at each of its widths, and its source."""
     return timing.of_shared(site.weights[site.fused[0]], widths, scheme)
 
 
 def _marks(latency: Ints, source: Ints) -> dict[str, Ints]:
-    """1 where a latency was interpolated, and where it was modelled."""
     sources = {"interpolated": INTERPOLATED, "modelled": MODELLED}
     return {name: ((latency != UNKNOWN) & (source == code)).astype(np.int64) for name, code in sources.items()}
 

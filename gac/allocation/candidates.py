@@ -92,7 +92,6 @@ def candidates(
 
 
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
-    """Return the dense site as its only candidate, unfused where fusing is optional: the model before compression."""
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
     return zip_candidates(site.layouts[0], dense, dims, scheme, timing)
 
@@ -133,14 +132,7 @@ def _with_dense(rows: CandidateSet, dense: CandidateSet) -> CandidateSet:
 
 @dataclass(frozen=True, eq=False)
 class CandidateBuilder:
-    """Build all candidates of a site for one fusion choice.
-
-    Attributes:
-        site: its ``fused`` weights share their first GEMMs.
-        schemes: one where weights share a GEMM.
-        limited: the cost columns in which candidates are compared.
-        needed: those of them that must be known.
-    """
+    """Build all candidates of a site for one fusion choice; several schemes where no weights share a GEMM."""
 
     site: Site
     curves: LossCurves
@@ -170,7 +162,6 @@ class CandidateBuilder:
         return [*self._combined(separate, known), *built]
 
     def _separate(self, position: int) -> CandidateSet:
-        """The choices of one weight that bind no other weight."""
         weight, dense, options = self.site.weights[position], form_named("dense"), []
         for scheme in self.schemes:
             curve = self.curves.of(dense, weight, scheme.name)
@@ -222,7 +213,6 @@ class CandidateBuilder:
         return built
 
     def _shortened(self, form: Form, scheme: Scheme, position: int, dim: int, inside: Sequence[Form]) -> CandidateSet:
-        """One weight at the dim of a form that shortens several: as that form has it, or with a form inside it."""
         options = [weight_candidates(self.site, position, form, scheme, np.array([dim]), None, self.timing)]
         for variant in inside:
             if variant.shortening(1)[1] == dim:
@@ -230,11 +220,7 @@ class CandidateBuilder:
         return CandidateSet.concatenate(options)
 
     def _combined(self, options: Sequence[CandidateSet], known: ParetoSet, extra: float = 0.0) -> list[CandidateSet]:
-        """All combinations of the weights' choices, reduced before and after; nothing where none is left.
-
-        Args:
-            extra: loss of each combination beyond that of its parts.
-        """
+        """All Pareto-optimal combinations of choices, each with an extra loss; nothing where none is left."""
         options = [self._possible(rows) for rows in options]
         if not all(map(len, options)):
             return []
@@ -264,13 +250,7 @@ class CandidateBuilder:
 def cross_product(
     options: Sequence[CandidateSet], limited: Sequence[str], known: ParetoSet, extra: float = 0.0
 ) -> CandidateSet | None:
-    """Return the Pareto-optimal combinations of the weights' choices; None where no combination is left.
-
-    Args:
-        options: of each weight, or of some of them together, Pareto-optimal.
-        known: candidates of the site that are built already; combinations that they dominate are left out.
-        extra: loss of each combination beyond that of its parts.
-    """
+    """Return the Pareto-optimal combinations of choices, each with an extra loss; None where none is left."""
     besides = np.zeros(len(limited) + 1)
     besides[min(1, len(limited))] = extra
     picked = known.nondominated([criteria_of(rows, limited) for rows in options], besides)
@@ -315,7 +295,6 @@ def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm
 
 
 def _sums(left: Numbers, right: Numbers) -> Numbers:
-    """The sum of every left and every right row, left rows outermost."""
     sums: Numbers = (left[:, None, :] + right[None, :, :]).reshape(len(left) * len(right), left.shape[1])
     return sums
 
@@ -340,14 +319,12 @@ def _ordered(columns: Sequence[Floats], loss: Floats) -> Floats:
 
 
 def _gemm_columns(ns: Ints, rows: CandidateSet, limited: Sequence[str]) -> Iterator[Floats]:
-    """What a GEMM adds to each limited column, from its latency for all workloads."""
     for column in limited:
         workload = rows.columns.index(column) - len(COSTS)
         yield _comparable(ns[:, workload]) if workload >= 0 else np.zeros(len(ns))
 
 
 def _widths(rows: CandidateSet, limited: Sequence[str]) -> Ints:
-    """Widths of the shared GEMM for the workloads whose latency is limited."""
     workloads = [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]
     starts = range(0, rows.width.shape[1], max(1, len(rows.columns) - len(COSTS)))
     return rows.width[:, [start + workload for start in starts for workload in workloads]]

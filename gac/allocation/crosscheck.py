@@ -39,7 +39,6 @@ class CrossCheck:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words."""
         within = f"(limits within {_TOLERANCE:g})"
         if self.nodes is None:
             return "a choice that loses nothing needs no second opinion"
@@ -95,11 +94,6 @@ def _within(used: Sequence[int], limits: Sequence[int]) -> bool:
 def _by_highs(
     groups: Sequence[Group], limits: Sequence[int], loss: Fraction, nodes: int
 ) -> tuple[list[int] | None, float | None, int]:
-    """HiGHS's choice, its lower bound as a fraction of ``loss``, and its nodes.
-
-    Items that alone exceed a limit, or lose more than ``loss``, are dropped. Limits and loss are scaled to 1, so
-    that HiGHS's tolerances are relative.
-    """
     most, largest = np.array(limits, dtype=object), float(loss)
     items = [np.flatnonzero((group.costs <= most).all(axis=1) & (group.values <= largest)) for group in groups]
     values = np.concatenate([group.values[kept] for group, kept in zip(groups, items, strict=True)]) / largest

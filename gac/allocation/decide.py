@@ -105,7 +105,6 @@ def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) 
 
 
 def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
-    """Latency by workload of the dense sites that can be stored in a scheme."""
     stored, dense = scheme_named(scheme), form_named("dense")
 
     def storable(site: Site) -> bool:
@@ -164,7 +163,6 @@ def _start(instance: Instance, least: Solution, columns: Iterable[str]) -> list[
 def _faster(
     problem: Problem, instance: Instance, least: Solution, quick: Instance, unit: float, start: Sequence[int] | None
 ) -> Decision:
-    """The decision of least latency; its plan states the latency of the choice of least loss."""
     solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
@@ -204,8 +202,7 @@ def assemble(
 
     Args:
         dense: latency of the dense sites, one a workload, GEMM by GEMM and with shared ones; None where unknown.
-        alternatives: the alternatives of each site; None where they are not known.
-        speed: where the choice is the fastest that loses hardly more than the least.
+        alternatives: of each site; None where they are not known.
         beyond_sum: loss of the choices beyond the sum of their losses.
     """
     alternatives = alternatives or [()] * len(sites)

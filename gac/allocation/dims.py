@@ -18,12 +18,10 @@ from gac.schemes import Scheme, scheme_named
 
 
 def step_of(form: Form, align: bool | int) -> int:
-    """Return the number that a form's dims are multiples of without a profile."""
     return lcm(form.step, int(align)) if align and not form.pieces else 1
 
 
 def plain_dims(form: Form, align: bool | int, largest: int) -> Ints:
-    """Return the dims of a form up to the largest without a profile."""
     step = step_of(form, align)
     return np.arange(step if form.least else 0, largest + 1, step, dtype=np.int64)
 
@@ -35,11 +33,7 @@ def first_dim(form: Form, weight: Weight, scheme: Scheme, align: bool | int, gpu
 
 
 def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
-    """Refuse a form of which no dim leaves each of several GPUs an equal and aligned part of any weight.
-
-    Raises:
-        PlanError: names the form.
-    """
+    """Refuse a form of which no dim leaves each of several GPUs an equal and aligned part of any weight."""
     weights = {unnamed(weight) for site in sites for weight in site.weights}
     for name in space.forms if gpus > 1 else ():
         takers = [(form, weight) for weight in weights for form in variants_of([form_named(name)], weight)]
@@ -59,19 +53,13 @@ def _some_dim_divides(form: Form, weight: Weight, space: Space, gpus: int) -> bo
 
 
 def full_dim(weight: Weight) -> Ints:
-    """Return the only dim of a dense weight."""
     return np.array([form_named("dense").full(weight)])
 
 
 def allowed_dims(
     largest: int, site: Site, form: Form, scheme: Scheme, taken: Sequence[int], align: bool | int, timing: Timing
 ) -> Ints:
-    """Return the dims up to the largest that the scheme allows, and of those the aligned and sound ones if asked for.
-
-    Args:
-        taken: positions of the weights that take the form together.
-        align: as ``Space.align``.
-    """
+    """Return the dims, for all ``taken`` weights, that the scheme allows, aligned and sound if asked for."""
     dims = plain_dims(form, align, largest)
     for weight in (site.weights[position] for position in taken) if timing.gpus > 1 else ():
         evenly = partial(_divided, form, scheme, weight, dims, timing.gpus, align)
@@ -106,7 +94,6 @@ def _divided(
 
 
 def _even(form: Form, scheme: Scheme, weight: Weight, dim: int, gpus: int, align: bool | int) -> bool:
-    """True if each GPU has an equal part of the weight, as aligned as the dim."""
     if not divides(form, weight, dim, scheme, gpus):
         return False
     if form.pieces or align <= 1:

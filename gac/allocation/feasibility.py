@@ -90,7 +90,6 @@ def _for_each(sites: Sequence[Site], count: Callable[[Site], T]) -> list[T]:
 
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
-    """Refuse limits of latency and of parameters that no choice keeps together."""
     timing = timing_of(profile, recipe.deployment)
     dense = [dense_candidate(site, timing) for site in sites]
     columns = [column for column in recipe.fractions if column not in COSTS]
@@ -133,11 +132,7 @@ def _check_cache(sites: Sequence[Site], recipe: Recipe, dense: int) -> None:
 
 
 def check_shrinks_cache(sites: Sequence[Site], recipe: Recipe) -> None:
-    """Refuse a frontier over the KV cache with forms that leave it as it is.
-
-    Raises:
-        BudgetError: with the forms that make it smaller.
-    """
+    """Refuse a frontier over the KV cache with forms that leave it as it is."""
     dense = _smallest_cache(sites, (), recipe)
     if _smallest_cache(sites, recipe.space.forms, recipe) == dense:
         others = [form.name for form in FORMS if _smallest_cache(sites, (form.name,), recipe) < dense]
@@ -165,7 +160,6 @@ def _forms(recipe: Recipe) -> str:
 
 
 def _rounded_up(amount: int, dense: int) -> str:
-    """The fraction in millionths."""
     return f"{-(-amount * 10**6 // dense) / 10**6:g}"
 
 

@@ -76,8 +76,7 @@ def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
     """Refuse a recipe that no frontier can be computed for, before anything is measured.
 
     Raises:
-        BudgetError: fewer than 2 points, a limit that is none of ``params``, ``bytes``, ``kv_numbers`` and the
-            workloads, or a recipe with a further limit.
+        BudgetError: fewer than 2 points, an unknown limit, or a recipe with a further limit.
         GacError: a recipe whose rule is not ``loss``.
     """
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
@@ -99,12 +98,7 @@ def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
 
 
 def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:
-    """Refuse a frontier over a latency that the profile lacks, or over a cache that no form makes smaller.
-
-    Raises:
-        BudgetError: no form makes the KV cache smaller.
-        ProfileError: names the first site that lacks it, or the collectives of a split model.
-    """
+    """Refuse a frontier over a latency that the profile lacks, or over a cache that no form makes smaller."""
     if limit == KV_NUMBERS:
         check_shrinks_cache(sites, recipe)
     if limit not in COUNTED:
@@ -124,10 +118,6 @@ def _solve(
     """Each limit, as a fraction and in its integers, with its exact choice, where that loses less than those before.
 
     Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss.
-
-    Args:
-        fixed: limits that do not rise, by cost column; they come first.
-        dense: amount that the rising limit is a fraction of.
     """
     instance, start = as_knapsack(sets, {**fixed, column: dense}), None
     smallest, largest = _ends(sets, fixed, column)
@@ -143,7 +133,6 @@ def _solve(
 
 
 def _ends(sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str) -> tuple[int, int]:
-    """Costs in a column of the cheapest choice and of the one of least loss within the fixed limits."""
     costs = [rows.cost(column) for rows in sets]
     choices: Sequence[Sequence[int]]
     if fixed:

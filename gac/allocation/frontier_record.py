@@ -86,12 +86,10 @@ class Frontier(Shown, Record):
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        """The columns of every ``latency_ns``."""
         return self.recipe.deployment.workloads
 
     @property
     def dense_params(self) -> int:
-        """Parameters of the dense targeted weights."""
         return sum(options.site.params for options in self.sites)
 
     @property
@@ -130,7 +128,6 @@ class Frontier(Shown, Record):
 
     @property
     def dense_perplexity(self) -> float:
-        """On the calibration text."""
         return self.measured.perplexity(0.0)
 
     def taken(self, point: FrontierPoint) -> list[Candidate]:
@@ -214,7 +211,6 @@ def _check(frontier: Frontier) -> None:
 def _amounts(
     frontier: Frontier, params: int, size: int, cached: int, latency: Sequence[int | None]
 ) -> dict[str, int | None]:
-    """Amounts by cost column."""
     known = dict(zip(map(column_of, frontier.workloads), latency, strict=True))
     return {PARAMS: params, BYTES: size, KV_NUMBERS: cached, **known}
 

@@ -49,11 +49,7 @@ class Timing:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, weight: Weight, look_up: Callable[[], T]) -> T:
-        """Look something up for a weight, once for all that differ in their names alone.
-
-        Args:
-            key: what is looked up.
-        """
+        """Look something up for a weight, once for all that differ in their names alone."""
         full_key = key, unnamed(weight)
         if full_key not in self._cache:
             self._cache[full_key] = look_up()
@@ -61,7 +57,6 @@ class Timing:
         return result
 
     def unknown(self, count: int) -> Latencies:
-        """Return unknown latencies of so many dims."""
         latency = np.full((count, len(self.workloads)), UNKNOWN, dtype=np.int64)
         return latency, np.full_like(latency, MEASURED)
 
@@ -88,19 +83,13 @@ class Timing:
         return self._features(form, weight, dims)[1]
 
     def no_width(self, count: int) -> Ints:
-        """Return the same for so many dims of a weight that shares none."""
         return np.zeros((count, len(self.workloads)), dtype=np.int64)
 
     def of_shared(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
-        """Return the latencies of what weights share, at each sum of their ``shared_width``."""
         return self.of_fused(first, widths, scheme)
 
     def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
-        """Return the latencies of a shared GEMM at each of its output widths ``(dims, workloads)``; none for 0.
-
-        Args:
-            first: one of the weights; they read the same input.
-        """
+        """Return the latencies of a GEMM of the weight's input at output widths ``(dims, workloads)``."""
 
         def look_up(lacking: Ints) -> Latencies:
             sizes = self._for_all(lacking)
@@ -138,14 +127,12 @@ class Timing:
         return sound | nothing
 
     def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
-        """Return what runs in a scheme instead of an operation of 16-bit weights."""
         return scheme.operation(operation)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
 
     def _features(self, form: Form, weight: Weight, dims: Ints) -> tuple[Ints, Ints]:
-        """Output features of its first GEMM on a GPU where that runs apart, and where in the shared one."""
         features = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
         apart = features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
         return np.where(apart, features, 0), np.where(apart, 0, features)
@@ -183,7 +170,6 @@ class Timing:
         return latency, source
 
     def _without_quantising(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:
-        """The latencies without the quantisation of the input, where the table has that."""
         assert self.profile is not None
         if (numbers := rounded_to(scheme)) is None:
             return latency
@@ -201,11 +187,7 @@ class ByWidth:
         self._known = np.zeros((2, 0, workloads), dtype=np.int64)
 
     def latencies(self, widths: Ints, look_up: Callable[[Ints], Latencies]) -> Latencies:
-        """Return the latencies at the widths ``(n, workloads)``.
-
-        Args:
-            look_up: looks up all workloads at each of some widths ``(m,)``.
-        """
+        """Return the latencies at the widths ``(n, workloads)``; ``look_up`` takes some widths, for all workloads."""
         if (more := int(widths.max(initial=-1)) + 1 - len(self._looked_up)) > 0:
             self._looked_up = np.pad(self._looked_up, (0, more))
             self._known = np.pad(self._known, ((0, 0), (0, more), (0, 0)))
@@ -221,7 +203,6 @@ class ByWidth:
 
 @lru_cache(maxsize=4096)
 def unnamed(weight: Weight) -> Weight:
-    """Return the weight without its names: all layers have the same."""
     return replace(weight, name="", reads=None)
 
 
@@ -240,17 +221,14 @@ def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype
 
 
 def sum_of_latencies(left: Ints, right: Ints) -> Ints:
-    """Add latencies; unknown where either is."""
     return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
 
 
 def add(left: Latencies, right: Latencies) -> Latencies:
-    """Add latencies, with the less direct source of each."""
     return sum_of_latencies(left[0], right[0]), np.maximum(left[1], right[1])
 
 
 def other_axes(operation: Operation, axis: str) -> dict[str, int]:
-    """Return the sizes of the other axes."""
     return {name: size for name, size in operation.shape if name != axis}
 
 

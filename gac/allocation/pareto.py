@@ -13,12 +13,10 @@ from gac.core.arrays import Floats, Ints
 
 Mask = NDArray[np.bool_]
 Points = Floats | Ints
-Words = NDArray[np.uint64]
 
 _PAIRWISE = 1 << 15
 _MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 8, 32
 _ROUNDS = 64
-_CHUNK = 512
 _FEW, _TOO_MANY = 1 << 12, 1 << 18
 _BLOCK, _BLOCKS = 4, 1 << 11
 
@@ -152,64 +150,17 @@ def _covered_by_halves(by: Points, points: Points) -> Mask:
     return covered
 
 
-# --- dominance queries against a fixed set ---------------------------------------------------------------------------
+def dominated(points: Floats, by: Floats) -> Mask:
+    """Return the mask of the points that one of ``by`` dominates: no larger in any column, and smaller in one.
 
-
-@dataclass(frozen=True, eq=False)
-class DominanceIndex:
-    """Batched dominance queries against a fixed point set, shape ``(points, columns)``."""
-
-    points: Floats
-
-    def dominates(self, points: Floats) -> Mask:
-        """Return the mask of the points that one of these dominates: no larger in any column, smaller in one."""
-        rest = np.arange(len(points))
-        for chunk in self._chunks:
-            rest = rest[~chunk.dominates(points[rest].T)]
-        mask = np.ones(len(points), dtype=np.bool_)
-        mask[rest] = False
-        return mask
-
-    @cached_property
-    def _chunks(self) -> list["_Chunk"]:
-        return [_Chunk(self.points[start : start + _CHUNK].T) for start in range(0, len(self.points), _CHUNK)]
-
-
-class _Chunk:
-    """Bit tables of some points: for each column and each of its values, which points have no larger, or the same.
-
-    Row 0 is that of values smaller than all.
+    With the sum of a point's ranks, less 1, as a further column, what is no larger is smaller in one.
     """
-
-    def __init__(self, by: Floats) -> None:
-        ranked = [np.unique(row, return_inverse=True) for row in by]
-        self._values = [values for values, _ in ranked]
-        self._no_larger = [_packed(np.arange(len(values) + 1)[:, None] > rank) for values, rank in ranked]
-        self._same = [_packed(np.arange(len(values) + 1)[:, None] == rank + 1) for values, rank in ranked]
-
-    def dominates(self, points: Floats) -> Mask:
-        """As ``DominanceIndex.dominates``, with a row for each column."""
-        rows = [np.searchsorted(values, row, side="right") for values, row in zip(self._values, points, strict=True)]
-        no_larger = _common_bits(self._no_larger, rows)
-        mask: Mask = np.asarray(no_larger.any(axis=1))
-        alike = mask.copy()  # every column has an entry of the same value
-        for values, row, ranks in zip(self._values, points, rows, strict=True):
-            alike &= values[ranks - 1] == row
-        same = _common_bits(self._same, [ranks[alike] for ranks in rows])
-        mask[alike] = (no_larger[alike] & ~same).any(axis=1)
-        return mask
-
-
-def _packed(table: Mask) -> Words:
-    return np.packbits(np.pad(table, ((0, 0), (0, -table.shape[1] % 64))), axis=1).view(np.uint64)
-
-
-def _common_bits(tables: Sequence[Words], rows: Sequence[Ints]) -> Words:
-    """For each point, the bits that are set in its row of every table."""
-    bits: Words = tables[0][rows[0]]
-    for table, ranks in zip(tables[1:], rows[1:], strict=True):
-        bits &= table[ranks]
-    return bits
+    columns = np.concatenate([by, points]).T
+    ranks = np.stack([np.unique(column, return_inverse=True)[1] for column in columns])
+    sums = ranks.sum(axis=0)
+    sums[len(by) :] -= 1
+    ranks = np.vstack([sums, ranks]).astype(np.int32)
+    return _covered(ranks[:, : len(by)], ranks[:, len(by) :])
 
 
 # --- pruning of combinations ----------------------------------------------------------------------------------------
@@ -229,9 +180,9 @@ class ParetoSet:
         return ParetoSet((*self.parts, *parts))
 
     @cached_property
-    def _index(self) -> DominanceIndex:
+    def _front(self) -> Floats:
         rows = np.concatenate(self.parts)
-        return DominanceIndex(rows[nondominated(rows)])
+        return rows[nondominated(rows)]
 
     def nondominated(self, options: Sequence[Floats], extra: Floats) -> list[Ints] | None:
         """Return the combinations of options, one of each, that no known candidate dominates; equal ones stay.
@@ -271,12 +222,11 @@ class ParetoSet:
 
     def _pruned(self, blocks: Sequence[Ints], least: Sequence[Floats], extra: Floats) -> list[Ints]:
         bound: Floats = reduce(np.add, [rows[block] for rows, block in zip(least, blocks, strict=True)]) + extra
-        kept: Mask = ~self._index.dominates(bound)
+        kept = ~dominated(bound, self._front)
         return [block[kept] for block in blocks]
 
 
 def _first_size(options: Sequence[Floats]) -> int:
-    """Options in a block at first, so that there are not too many combinations of blocks."""
     size = _BLOCK
     while prod(-(-len(rows) // size) for rows in options) > _BLOCKS:
         size *= _BLOCK
@@ -289,7 +239,6 @@ def _block_minima(rows: Floats, size: int) -> Floats:
 
 
 def _split(blocks: Sequence[Ints], weight: int, count: int) -> list[Ints]:
-    """The same combinations, with each block of one weight in ``_BLOCK`` smaller ones, of which there are ``count``."""
     inside = (blocks[weight][:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
     exists = inside < count
     return [(inside if other == weight else np.repeat(block, _BLOCK))[exists] for other, block in enumerate(blocks)]

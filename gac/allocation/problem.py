@@ -36,7 +36,7 @@ LOSS = "loss"
 
 
 def total(sets: Sequence[CandidateSet], column: str) -> int | None:
-    """Sum a cost of one candidate a site (the only one of each set); None where it is unknown."""
+    """Sum a cost of one candidate a site; None where it is unknown."""
     costs = [int(rows.cost(column)[0]) for rows in sets]
     return None if UNKNOWN in costs else sum(costs)
 
@@ -58,16 +58,11 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
 
 
 def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
-    """Return the limit of each limited cost column, in its integers.
-
-    Raises:
-        ProfileError: a latency is limited, and the profile lacks it.
-    """
+    """Return the limit of each limited cost column, in its integers."""
     return {column: floored(fraction, dense_total(dense, column)) for column, fraction in recipe.fractions.items()}
 
 
 def name_of(column: str) -> str:
-    """Return the name of a cost column's limit in errors."""
     known = {
         PARAMS: "the parameter limit",
         BYTES: "the memory limit in bytes",
@@ -102,7 +97,6 @@ class Problem:
 
     @property
     def params(self) -> int:
-        """Parameters of all dense sites."""
         return sum(site.params for site in self.sites)
 
     @cached_property
@@ -114,17 +108,14 @@ class Problem:
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
-        """The columns of latencies."""
         return self.recipe.deployment.parsed
 
     @cached_property
     def timing(self) -> Timing:
-        """Source of latencies; it remembers what it has looked up."""
         return timing_of(self.profile, self.recipe.deployment)
 
     @cached_property
     def dense(self) -> list[CandidateSet]:
-        """Every dense site."""
         return [dense_candidate(site, self.timing) for site in self.sites]
 
     @property
@@ -134,7 +125,6 @@ class Problem:
 
     @cached_property
     def fused_ns(self) -> list[int | None]:
-        """The same where all weights that read the same input share their first GEMMs."""
         fused = [dense_candidate(site, self.timing) for site in run_together(self.sites)]
         return [total(fused, ns_of(workload)) for workload in self.workloads]
 
@@ -231,7 +221,6 @@ class Instance:
         return solve(start=start)
 
     def chosen(self, solution: Solution) -> list[Candidate]:
-        """Return the chosen candidate of each site."""
         return [rows.candidate(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
 
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
@@ -253,11 +242,7 @@ class Instance:
 
 
 def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
-    """Return the knapsack of these candidates under limits by cost column.
-
-    Raises:
-        ProfileError: a site has no candidate whose costs are known.
-    """
+    """Return the knapsack of these candidates under limits by cost column."""
     known = [with_known_costs(rows, limits) for rows in sets]
     costs = [np.column_stack([rows.cost(column) for column in limits]) for rows in known]
     groups = [Group(rows.site, rows.loss, row) for rows, row in zip(known, costs, strict=True)]

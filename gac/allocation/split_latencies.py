@@ -25,15 +25,12 @@ Lists: TypeAlias = Sequence[tuple[Operation, ...]]
 
 
 def timing_of(profile: Profile | None, deployment: Deployment) -> Timing:
-    """Return the source of latencies of a deployment."""
     kind = Timing if deployment.tensor_parallel == 1 else SplitTiming
     return kind(profile, deployment.parsed, deployment.tensor_parallel)
 
 
 def check_collectives(profile: Profile, deployment: Deployment, sites: Sequence[Site]) -> None:
-    """Refuse a table without the collectives that so many GPUs run for the workloads.
-
-    They must be as wide as the sites' outputs, and gathers as wide as weights that share a GEMM gather at most.
+    """Refuse a table without the collectives, as wide as the sites need them, of so many GPUs and the workloads.
 
     Raises:
         ProfileError: says how they are measured.
@@ -93,7 +90,6 @@ class SplitTiming(Timing):
         return add(self.of_fused(first, features, scheme), known.latencies(numbers, self._of_gathers))
 
     def _of_gathers(self, numbers: Ints) -> Latencies:
-        """Gathers of so many numbers of each token; none for 0."""
         latency, source = self.unknown(len(numbers))
         if self.profile is not None:
             for column, workload in enumerate(self.workloads):
@@ -103,16 +99,11 @@ class SplitTiming(Timing):
         return latency, source
 
     def _to_gather(self, form: Form, weight: Weight, dims: Ints) -> Ints:
-        """Numbers of a token that are gathered after the first GEMM, ``(dims, workloads)``."""
         lists = self._lists(form, weight, dims, 1)
         numbers = [operations[1].axes[_OUT] if _gather_follows(operations) else 0 for operations in lists]
         return self._for_all(np.array(numbers, dtype=np.int64))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
-        """Return the mask of the dims whose part of every GEMM is sound on each GPU.
-
-        The part that a weight with a second GEMM has in a shared one only has to be aligned.
-        """
         sound = np.ones(len(dims), dtype=np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
             lists = [split_gemms(form, weight, dim, rows, self.gpus) for dim in dims.tolist()]
@@ -126,7 +117,6 @@ class SplitTiming(Timing):
         return sound
 
     def _sound(self, gemms: Sequence[Operation], axis: str, scheme: Scheme, apart: bool) -> NDArray[np.bool_]:
-        """The sizes of an axis that are aligned, and not collapsed where the GEMM runs apart."""
         assert self.profile is not None, "soundness needs a profile"
         operator, names, sizes = _columns([self.run_as(gemm, scheme) for gemm in gemms])
         dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
@@ -140,7 +130,6 @@ class SplitTiming(Timing):
         return [split_operations(form, weight, dim, rows, self.gpus) for dim in dims.tolist()]
 
     def _summed(self, lists_for: Callable[[int], Lists], count: int, scheme: Scheme) -> Latencies:
-        """The latencies of lists of operations, for each workload; 0 where a list is empty."""
         latency, source = self.unknown(count)
         if self.profile is None or not count:
             return latency, source
@@ -154,7 +143,6 @@ class SplitTiming(Timing):
         return latency, source
 
     def _of_operations(self, operations: Sequence[Operation], scheme: Scheme) -> Latencies:
-        """Latencies of some shapes of one operator, shape ``(operations,)``."""
         assert self.profile is not None
         collective = operations[0].operator in COLLECTIVES
         operator, names, sizes = _columns(operations if collective else [self.run_as(op, scheme) for op in operations])
@@ -169,7 +157,6 @@ class SplitTiming(Timing):
 
 
 def _gather_follows(operations: Sequence[Operation]) -> bool:
-    """True if a gather follows the first GEMM."""
     return len(operations) > 1 and operations[1].operator == "all_gather"
 
 

@@ -55,13 +55,7 @@ _ROUNDING = re.compile(rf"({'|'.join(_WAYS)})([1-9][0-9]{{0,8}})")
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choice of a rule for a weight.
-
-    Attributes:
-        form: that of the rule, or ``dense``.
-        dim: the stored dim.
-        rank: the dim whose loss it has; below ``dim`` where zeros pad it.
-    """
+    """The choice of a rule for a weight: form, stored dim, and the rank whose loss it has (below ``dim`` if padded)."""
 
     form: str
     dim: int
@@ -188,22 +182,17 @@ class RankRule(WeightRule):
 
 
 def weights_of(problem: Problem) -> list[Weight]:
-    """Return all weights, in model order."""
     return [weight for site in problem.sites for weight in site.weights]
 
 
 def curves_of(problem: Problem, form: Form) -> dict[str, LossCurve]:
-    """Return the loss curves of a form, by weight name."""
     return {weight.name: curve for weight in weights_of(problem) if (curve := problem.curves.of(form, weight))}
 
 
 def at_ranks(
     weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None, form: Form
 ) -> dict[str, Chosen]:
-    """Return form and dim of every weight from its rank, by weight name, with ranks rounded if asked for.
-
-    A weight that the form would make no smaller, or that has no rank, stays dense.
-    """
+    """Return form and dim by weight name; a weight without rank, or that the form makes no smaller, stays dense."""
     dense, padded = form_named("dense"), rounding is not None and rounding.way == "pad"
     chosen = {}
     for weight in weights:
@@ -217,12 +206,10 @@ def at_ranks(
 
 
 def _resource_form(forms: Sequence[str]) -> Form | None:
-    """The first of these forms that counts something to share out."""
     return next((form for form in map(form_named, forms) if form.counts), None)
 
 
 def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
-    """The exact choice with as much as is allowed, or as the rule used where it took more."""
     most = {column: max(limit, total(chosen, column) or 0) for column, limit in limits.items()}
     sets = [CandidateSet.concatenate(pair) for pair in zip(problem.candidates(limits), chosen, strict=True)]
     return as_knapsack(sets, most)

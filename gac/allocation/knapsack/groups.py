@@ -120,11 +120,7 @@ def _costs(name: str, raw: Any, items: int) -> Ints:
 def parse_instance(
     groups: Iterable[Group], limits: Iterable[int], names: Iterable[str] | None, work_limit: float
 ) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...], float]:
-    """Return the arguments as tuples, limits as Python integers, and a name for each limit.
-
-    Raises:
-        GacError: see ``knapsack``.
-    """
+    """Return the arguments of ``knapsack`` as tuples, limits as Python integers, and a name for each limit."""
     listed = _as_tuple("groups", groups, "Pass a list of Group.")
     for group in listed:
         if not isinstance(group, Group):
@@ -144,7 +140,6 @@ def parse_instance(
 
 
 def check_start(groups: tuple[Group, ...], limits: tuple[int, ...], start: Sequence[int]) -> None:
-    """Refuse a first choice that lacks a group or exceeds a limit."""
     expected, remedy = f"an item of each of {len(groups)} groups, within {list(limits)}", "Start without one."
     if len(start) != len(groups):
         raise GacError(f"a start of {len(start)} items", expected, remedy)

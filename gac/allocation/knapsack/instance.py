@@ -47,12 +47,10 @@ class Ragged:
 
     @cached_property
     def sizes(self) -> Ints:
-        """Items in each group."""
         return np.diff(self.starts, append=len(self.values))
 
     @cached_property
     def group(self) -> Ints:
-        """Group of each item."""
         return np.repeat(np.arange(len(self.starts)), self.sizes)
 
     @cached_property
@@ -61,7 +59,6 @@ class Ragged:
         return np.minimum.reduceat(self.costs, self.starts, axis=1)
 
     def keep(self, mask: Mask) -> "Ragged":
-        """Return the items under the mask; every group keeps one at least."""
         if mask.all():
             return self
         sizes = np.add.reduceat(mask, self.starts, dtype=np.int64)
@@ -72,12 +69,10 @@ class Ragged:
         )
 
     def used(self, choice: Ints) -> Ints:
-        """Sum the costs of a choice (one item position a group) under each limit."""
         used: Ints = self.costs[:, choice].sum(axis=1)
         return used
 
     def value(self, choice: Ints) -> int:
-        """Sum the integer values of a choice."""
         return int(self.values[choice].sum())
 
     def first_minimum(self, values: Floats | Ints) -> Ints:
@@ -133,7 +128,6 @@ def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
 
 
 def flatten(groups: Sequence[Group]) -> Ragged:
-    """Concatenate the groups' items, with a slack of 0 under every limit."""
     sizes = np.array([len(group.values) for group in groups])
     starts = np.cumsum(sizes) - sizes
     values = np.concatenate([group.values for group in groups])
@@ -143,7 +137,6 @@ def flatten(groups: Sequence[Group]) -> Ragged:
 
 
 def largest_sum(costs: Floats | Ints, items: Ragged) -> int:
-    """Sum the largest integer cost of each group."""
     largest: int = sum(np.maximum.reduceat(costs, items.starts).tolist())
     return largest
 
@@ -158,10 +151,7 @@ class Rows:
     and only if ``sum(cost) <= limit``: the sum of the two inequalities is that one; conversely k = ``h - sum(high)``,
     or the largest k where that is larger, will do, since ``sum(low)`` is less than B times the number of groups.
 
-    Attributes:
-        items: costs under each row; extra groups come last.
-        limits: of each row.
-        shifts: bits that a row's costs are shifted by: 0, or 32 for high costs. The low ones are in the row before.
+    ``shifts``: bits that a row's costs are shifted by: 0, or 32 for high costs. The low ones are in the row before.
     """
 
     items: Ragged

@@ -75,7 +75,6 @@ def _join_several(left: States, right: States, core: Core, work: Work) -> Joined
 
 
 def _best_of(left: States, right: States, a: Ints, b: Ints, free: Ints, below: int) -> tuple[int, int, int] | None:
-    """The best of the pairs ``a`` (in left) and ``b`` (in right) within the limits, and its sum of values."""
     total = left.values[a] + right.values[b]
     fits = np.flatnonzero(total < below)
     a, b, total = a[fits], b[fits], total[fits]
@@ -97,7 +96,6 @@ def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[In
 
 
 def _pairs(rows: Ints, first: Ints, end: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs of a row and each position of its window, in batches."""
     ends = np.cumsum(end - first)
     start = 0
     while start < len(rows):

@@ -55,7 +55,6 @@ def grown_lists(core: Core, work: Work) -> Lists:
 
 
 def _undominated(states: States) -> States:
-    """One limit: by rising cost, only states with a smaller value than all cheaper ones."""
     order = np.lexsort((states.values, states.costs[0]))
     values = states.values[order]
     fresh = np.ones(len(order), dtype=np.bool_)
@@ -104,7 +103,6 @@ class _Half:
         return room
 
     def _bound(self, states: States) -> Ints:
-        """How far above the instance's bound every choice with these states is."""
         bound = states.reduced
         for relaxation in self._relaxations:
             bound = np.maximum(bound, states.reduced + relaxation.lower_bound(states.costs, len(self._remaining)))

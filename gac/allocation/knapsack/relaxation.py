@@ -99,7 +99,6 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
 
 
 def _first_columns(items: Ragged) -> Ints:
-    """The smallest value, the lowest cost under each limit and the lowest sum of used shares in each group."""
     shares = (items.costs / np.maximum(items.slack, 1)[:, None]).sum(axis=0)
     picks = [items.first_minimum(row) for row in (items.values, shares, *items.costs)]
     return np.unique(np.concatenate(picks))
@@ -224,7 +223,6 @@ class GroupRelaxation:
 
 
 def unused_value(unused: Floats | Ints, multiplier: float | Floats) -> Ints:
-    """Return the least value of so much unused of a limit, in whole numbers."""
     return np.asarray(np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64))
 
 
@@ -271,6 +269,5 @@ def _least_unused(rests: Ints, widths: Ints, multipliers: Floats, across: int) -
 
 
 def _cell(cells: Ints, strides: Ints, size: int) -> Ints:
-    """Table positions of cells counted under each limit."""
     positions: Ints = strides @ (cells % size) % size
     return positions

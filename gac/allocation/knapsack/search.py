@@ -36,13 +36,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Margin:
-    """How far above the bound to search.
-
-    Attributes:
-        room: choices that exceed the bound by less are searched.
-        least_room: room that is not given up, however long a list gets.
-        many: states of a list beyond which the room shrinks.
-    """
+    """Room above the bound, room that is not given up, and the length of a list beyond which the room shrinks."""
 
     room: int
     least_room: int
@@ -141,7 +135,6 @@ def _wider(searched: Searched, before: int) -> Margin:
 
 
 def _first_room(items: Ragged, bound: Bound, value: int) -> int:
-    """Room within which a few dozen items at most are no default."""
     alternatives = bound.reduced[bound.reduced > 0]
     if len(alternatives) == 0:
         return 1

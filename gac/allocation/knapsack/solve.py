@@ -107,14 +107,7 @@ def knapsack(
 
 @dataclass(frozen=True, eq=False)
 class Refined:
-    """Result of the last round.
-
-    Attributes:
-        choice: original item index of each group.
-        outcome: its value and bound, in grains.
-        grain: the power of two that losses were whole numbers of.
-        multipliers: behind the bound, in grains per unit of each limit.
-    """
+    """Result of the last round: original item indices, outcome and multipliers, all in grains."""
 
     choice: Ints
     outcome: Outcome
@@ -128,9 +121,7 @@ def refine(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
     Each round knows a better choice than the one before. It drops the items that alone lose more than that whole
     choice, and makes the grain so small that the choice has 52 bits. Where the relaxation cannot tell the choice from 0
     among items so large, or the optimum has 8 bits less than the choice had, another round follows.
-
-    Args:
-        first: finds a choice within the limits (one item position a group), where the relaxation finds none.
+    ``first`` finds a choice where the relaxation finds none.
     """
     start: Ints | None = None
     bits = bits_of(len(items.starts))
@@ -163,7 +154,6 @@ def refine(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
 def _solution(
     groups: Sequence[Group], refined: Refined, multipliers: Sequence[float], items: int, work: Work
 ) -> Solution:
-    """The choice with its proof, counted again from the groups."""
     choice = tuple(refined.choice[: len(groups)].tolist())
     chosen = list(zip(groups, choice, strict=True))
     try:
@@ -187,7 +177,6 @@ def _solution(
 
 
 def _as_float(number: Fraction) -> float:
-    """The nearest float, at most the largest."""
     return float(min(number, Fraction(sys.float_info.max)))
 
 
@@ -208,12 +197,9 @@ def feasible_choice(
 ) -> tuple[int, ...]:
     """Find a choice within all limits: one row after the other is minimised, in exact integers, under those before it.
 
-    Returns:
-        One item of each group of ``rows_of``.
-
     Raises:
-        BudgetError: there is none; names the limit that cannot be met alone or together with the earlier ones, and
-            what can be. Or the work was spent before there was a choice or a proof that there is none.
+        BudgetError: there is none; names the limit that cannot be met alone or together with the earlier ones. Or the
+            work was spent before there was a choice or a proof that there is none.
     """
     items = flatten(groups)
     for limit, most in enumerate(limits):
@@ -234,7 +220,6 @@ def feasible_choice(
 
 
 def _cheapest(items: Ragged, limit: int) -> _Least:
-    """The choice with the lowest cost under one limit, whatever it costs under the others."""
     used = sum(items.cheapest[limit].tolist())
     return _Least(tuple(items.origin[items.first_minimum(items.costs[limit])].tolist()), used, used)
 

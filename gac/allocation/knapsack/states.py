@@ -24,8 +24,7 @@ class GivenUpError(Exception):
 class Work:
     """Units of work that may be done, and the steps done: costs and pairs of states that are looked at.
 
-    Work is counted and not timed: with a clock, slow machines would choose otherwise. CP-SAT counts its own work, in
-    units of about a second.
+    Work is counted and not timed, so that slow machines choose the same.
     """
 
     limit: float
@@ -33,7 +32,6 @@ class Work:
 
     @property
     def remaining(self) -> float:
-        """Units not done yet; 0 or less where the limit is reached."""
         return self.limit - self.steps / STEPS
 
     @property
@@ -49,10 +47,9 @@ class Core:
     """Items as deviations from the default choice (in each group the item of reduced value 0), and the margin.
 
     Attributes:
-        alternatives: positions of the items that are no default, shape ``(n,)``, group after group.
+        alternatives: positions of the other items, shape ``(n,)``, group after group.
         starts: position in ``alternatives`` of each group's first, with the end appended; only groups that have one.
-        steps: what each adds to a state's costs (under the limits that can bind), value and reduced values, and a row
-            for its node, shape ``(limits + 3, n)``.
+        steps: costs (under the limits that can bind), value, reduced value and a row for the node, ``(limits + 3, n)``.
         reduced: reduced values, shape ``(n,)``.
         free: what the default choice leaves of each limit that can bind; negative where it breaks one.
         below: the deviation of a choice's value must be smaller.
@@ -97,23 +94,13 @@ class Core:
         return np.gcd.reduceat(self.steps[self.coarsest], self.starts[:-1]) if len(self.reduced) else self.reduced
 
     def within(self, room: int) -> "Core":
-        """Return the same core with so much room, and with a reach of at most ``REACH`` times that."""
         spared = max(0, self.reach - REACH * room)
         return replace(self, room=room, reach=self.reach - spared, below=self.below - spared)
 
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Partial choices, as deviations from the default choice.
-
-    One table, so that picking states is one indexing; its rows are the attributes.
-
-    Attributes:
-        costs: deviation under each limit, shape ``(limits, states)``.
-        values: deviation of the value, shape ``(states,)``.
-        reduced: sum of the reduced values, shape ``(states,)``.
-        node: node in the tree of choices, shape ``(states,)``.
-    """
+    """Deviations from the default choice, as a table whose rows are costs, value, reduced value and node."""
 
     table: Ints
 
@@ -144,11 +131,7 @@ class States:
         return States(self.table[:, index])
 
     def check_length(self) -> "States":
-        """Return the states themselves.
-
-        Raises:
-            GivenUpError: they are too many.
-        """
+        """Return the states; raise ``GivenUpError`` where they are too many."""
         if len(self) > MOST_STATES:
             raise GivenUpError
         return self
@@ -162,7 +145,6 @@ class Tree:
         self._count = 1
 
     def root(self, limits: int) -> States:
-        """Return the list of the default choice alone."""
         return States(np.zeros((limits + 3, 1), dtype=np.int64))
 
     def add(self, parents: Ints, items: Ints) -> Ints:
@@ -172,7 +154,6 @@ class Tree:
         return np.arange(self._count - len(items), self._count)
 
     def items(self, node: int) -> list[int]:
-        """Return the items by which a node deviates from the default choice."""
         parents, items = np.concatenate(self._added, axis=1)
         path = []
         while node:
@@ -182,11 +163,7 @@ class Tree:
 
 
 def extended(states: States, core: Core, group: int, tree: Tree, room: int, work: Work) -> States:
-    """Return the states (with the group's default), and each of them with each alternative that leaves room.
-
-    Raises:
-        GivenUpError: there would be too many, or the work is spent.
-    """
+    """Return the states (with the group's default), and each of them with each alternative that leaves room."""
     first, end = core.starts[group : group + 2].tolist()
     if work.spent or _children(states, core.reduced[first:end], room) > MOST_CHILDREN:
         raise GivenUpError
@@ -207,7 +184,6 @@ def extended(states: States, core: Core, group: int, tree: Tree, room: int, work
 
 
 def _children(states: States, reduced: Ints, room: int) -> int:
-    """An upper bound on the states that a group adds; exact where it could be too many."""
     if len(reduced) * len(states) <= MOST_CHILDREN:
         return len(reduced) * len(states)
     return int(np.searchsorted(np.sort(states.reduced), room - reduced).sum())
