@@ -25,11 +25,11 @@ TABLE = "nvidia-h100-80gb-hbm3"
 def shipped(gpus: int, schemes: tuple[str, ...], **options: Any) -> Problem:
     """One layer of Llama-3-8B on that table, with what is left open decided as ``gac.allocate`` does."""
     workloads = [Workload.parse("decode:1@1024")]
-    found = planner_of_shapes("llama-3-8b", workloads, TABLE, layers=1, schemes=schemes, gpus=gpus).problem
+    result = planner_of_shapes("llama-3-8b", workloads, TABLE, layers=1, schemes=schemes, gpus=gpus).problem
     asked = {"budget": 0.8, "fuse": "auto", "refit": "none", "latency": "any", "align": 512} | options
     recipe = Recipe.of(schemes=schemes, workloads=map(str, workloads), tensor_parallel=gpus, **asked)
-    sites = as_planned(found.sites, recipe.space.forms, recipe.deployment.fuse)
-    return replace(found, sites=sites, recipe=speed_defaults(recipe, sites, found.profile))
+    sites = as_planned(result.sites, recipe.space.forms, recipe.deployment.fuse)
+    return replace(result, sites=sites, recipe=speed_defaults(recipe, sites, result.profile))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_table_without_the_schemes_latencies_gives_a_plan(
     plan = attach_single_gpu_comparison(of, decide(of)).plan
     assert plan.speed is None
     assert plan.certificate.status == "optimal"
-    assert {one.scheme for one in plan.weights} <= set(schemes)
+    assert {each.scheme for each in plan.weights} <= set(schemes)
     assert (plan.one_gpu is None) == (gpus == 1)
 
 
