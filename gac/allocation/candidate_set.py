@@ -61,7 +61,6 @@ class CandidateSet:
         return len(self.loss)
 
     def cost(self, column: str) -> Ints:
-        """Return one column, shape ``(n,)``."""
         return self.costs[:, self.columns.index(column)]
 
     def known(self, columns: Iterable[str]) -> NDArray[np.bool_]:
@@ -79,7 +78,6 @@ class CandidateSet:
         return self.costs[:, len(COSTS) :]
 
     def candidate(self, row: int) -> Candidate:
-        """Return one row as plans store it."""
         return Candidate(
             forms=tuple(self.forms[row].tolist()),
             schemes=tuple(self.schemes[row].tolist()),

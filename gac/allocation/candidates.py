@@ -147,10 +147,7 @@ class CandidateBuilder:
         return [form_named(name) for name in self.space.forms]
 
     def build(self, known: ParetoSet) -> list[CandidateSet]:
-        """Return all candidates but those that known ones, or some of themselves, are bound to dominate.
-
-        The combinations of the weights' separate choices come last: they are most, and few of them are Pareto-optimal.
-        """
+        """Return all candidates but dominated ones; combinations of separate choices come last, as few of them stay."""
         separate = [self._separate(position) for position in range(len(self.site.weights))]
         built: list[CandidateSet] = []
         for form in self.forms:
@@ -300,7 +297,6 @@ def _sums(left: Numbers, right: Numbers) -> Numbers:
 
 
 def pareto_optimal(rows: CandidateSet, limited: Sequence[str]) -> CandidateSet:
-    """Drop the rows that another one dominates or equals; an unknown latency is worse than any known one."""
     return rows.pick(_front(criteria_of(rows, limited), _widths(rows, limited)))
 
 

@@ -27,8 +27,7 @@ class CrossCheck:
     """Verdict of HiGHS on a choice.
 
     Attributes:
-        least: loss of HiGHS's choice as a fraction of the checked one's, both summed exactly; None where it has none
-            within the limits.
+        least: loss of HiGHS's choice as an exact fraction of the checked one's; None where it has none.
         bound: HiGHS's lower bound, as such a fraction; None without one.
         nodes: of HiGHS's tree; None where it was not asked, since the choice loses nothing.
     """
@@ -76,8 +75,8 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
     if choice is None or not _within((sums := _sums(groups, choice))[0], limits):
         return CrossCheck(None, bound, visited)
     if 2 * (Fraction(proof.lower_bound) - sums[1]) >= unit:
-        given = f"HiGHS found a choice that loses {float(sums[1]):.17g}"
-        raise _defect(given, f"{proof.lower_bound:.17g} or more, as was proved")
+        stated = f"HiGHS found a choice that loses {float(sums[1]):.17g}"
+        raise _defect(stated, f"{proof.lower_bound:.17g} or more, as was proved")
     return CrossCheck(float(sums[1] / loss), bound, visited)
 
 
@@ -114,8 +113,8 @@ def _by_highs(
     return choice, bound, visited
 
 
-def _defect(given: str, expected: str) -> GacError:
-    return GacError(given, expected, "Report this as a defect of GAC, with the instance.")
+def _defect(stated: str, expected: str) -> GacError:
+    return GacError(stated, expected, "Report this as a defect of GAC, with the instance.")
 
 
 def verified(decision: Decision) -> Plan:

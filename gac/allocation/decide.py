@@ -256,7 +256,7 @@ def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
 def fastest(
     sets: Sequence[CandidateSet], limits: Mapping[str, int], weights: Mapping[str, float], most: float, slack: float
 ) -> tuple[Instance, float]:
-    """Return the knapsack of least latency among the choices that lose at most ``most``.
+    """Return the knapsack of least latency among the choices that lose at most ``most``, and its unit of loss in nats.
 
     Its limits are those by cost column, and last ``LOSS`` in whole units. Every candidate's loss is rounded up to
     them, so that no choice within the limits loses more.
@@ -264,10 +264,7 @@ def fastest(
     Args:
         weights: value of a ns, by latency column; candidates of which one is unknown are left out.
         most: nats a token.
-        slack: the part of ``most`` that is given for speed; the unit is a ``2**44``th of it.
-
-    Returns:
-        The instance, and the unit of loss in nats, a power of two.
+        slack: the part of ``most`` that is given for speed; the unit is about a ``2**44``th of it, a power of two.
     """
     exponent = max(frexp(slack)[1] - _SLACK_BITS, frexp(most)[1] - _LOSS_BITS)
     limit = floor(ldexp(most, -exponent))

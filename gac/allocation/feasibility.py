@@ -83,7 +83,6 @@ def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: s
 
 
 def _for_each(sites: Sequence[Site], count: Callable[[Site], T]) -> list[T]:
-    """``count`` of every site, computed once for all that differ in their names alone."""
     alike = [replace(site, name="", layer=0, weights=tuple(map(unnamed, site.weights))) for site in sites]
     counts = {key: count(site) for key, site in dict(zip(alike, sites, strict=True)).items()}
     return [counts[key] for key in alike]

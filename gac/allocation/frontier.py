@@ -91,8 +91,8 @@ def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
         )
     for name in ("memory", "kv_cache", "latency"):
         if getattr(limits, name):
-            given = f"a frontier with limits.{name}={getattr(limits, name)!r}"
-            raise BudgetError(given, "no limit but the one that rises", f"Leave {name} out, or use gac.allocate.")
+            stated = f"a frontier with limits.{name}={getattr(limits, name)!r}"
+            raise BudgetError(stated, "no limit but the one that rises", f"Leave {name} out, or use gac.allocate.")
     if recipe.rule != "loss":
         raise GacError(f"a frontier by rule {recipe.rule}", "rule loss", "Use gac.allocate for the other rules.")
 

@@ -94,7 +94,6 @@ class Frontier(Shown, Record):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the dense targeted weights in 16 bits."""
         return sum(_sizes(options.site, options.dense)[BYTES] for options in self.sites)
 
     @property
@@ -110,11 +109,9 @@ class Frontier(Shown, Record):
         return sum(sizes[option][column] for sizes, option in zip(self._option_sizes, point.choice, strict=True))
 
     def bytes(self, point: FrontierPoint) -> int:
-        """Return the bytes of a point's targeted weights, with scales and zero points."""
         return self._sum(point, BYTES)
 
     def kv_numbers(self, point: FrontierPoint) -> int:
-        """Return the numbers of 16 bits that a point's KV cache keeps of a token."""
         return self._sum(point, KV_NUMBERS)
 
     def bits(self, point: FrontierPoint) -> float:
@@ -192,20 +189,20 @@ def _check(frontier: Frontier) -> None:
     for options in frontier.sites:
         for option in (options.dense, *options.options):
             check_candidate(option, options.site.weights, len(known), f"an option of site {options.site.name}")
-    given = f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}"
-    check(1 <= targeted <= frontier.measured.params, given, "one at least, and no more than the model has")
+    stated = f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}"
+    check(1 <= targeted <= frontier.measured.params, stated, "one at least, and no more than the model has")
     dense = _amounts(frontier, targeted, frontier.dense_bytes, frontier.dense_kv_numbers, frontier.dense_ns)
     amount = dense[column_of(frontier.limit)]
-    given = f"frontier limits {frontier.limit}, whose dense latency is unknown"
-    check(amount is not None, given, "a known latency")
+    stated = f"frontier limits {frontier.limit}, whose dense latency is unknown"
+    check(amount is not None, stated, "a known latency")
     assert amount is not None
     for number, point in enumerate(frontier.points):
         _check_point(frontier, f"point {number}", point, amount)
     for before, after in pairwise(frontier.points):
         losses = [point.certificate.value for point in (before, after)]
-        given = f"points at {before.limit:,} and {after.limit:,} lose {losses[0]:g} and {losses[1]:g}"
+        stated = f"points at {before.limit:,} and {after.limit:,} lose {losses[0]:g} and {losses[1]:g}"
         falls = before.limit < after.limit and losses[0] > losses[1]
-        check(falls, given, "a larger limit, and a smaller sum of losses, from point to point")
+        check(falls, stated, "a larger limit, and a smaller sum of losses, from point to point")
 
 
 def _amounts(
@@ -221,9 +218,9 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense: int
     check(exist, f"{name} chooses options that do not exist", "one of each site's options")
     taken = frontier.taken(point)
     params, loss, latency = sums(taken, frontier.measured, point.together)
-    given = f"{name} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}"
-    stated = (point.params, point.loss, point.latency_ns)
-    check(stated == (params, loss, latency), given, f"{params}, {loss!r} and {latency}, the sums of its options")
+    stated = f"{name} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}"
+    agrees = (point.params, point.loss, point.latency_ns) == (params, loss, latency)
+    check(agrees, stated, f"{params}, {loss!r} and {latency}, the sums of its options")
     check_fraction("asked", point.asked)
     limit = floored(point.asked, dense)
     amounts = _amounts(frontier, params, frontier.bytes(point), frontier.kv_numbers(point), latency)
@@ -236,7 +233,7 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense: int
     summed = fsum(option.loss for option in taken)
     limits = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited too
     proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in limits
-    given = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
-    check(proved, given, f"{summed!r}, the sum of its options, and one for each limit")
+    stated = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
+    check(proved, stated, f"{summed!r}, the sum of its options, and one for each limit")
     fits = params <= frontier.dense_params
     check(fits, f"{name} has {params:,} parameters", f"at most {frontier.dense_params:,}")

@@ -18,14 +18,7 @@ _PROGRAM, _ANSWER = "program.npz", "answer.npz"
 def minimise(
     values: NDArray[np.float64], group: NDArray[np.int64], costs: NDArray[np.float64], nodes: int, gap: float
 ) -> tuple[NDArray[np.float64] | None, float | None, int]:
-    """Minimise a sum of values with one item a group, within limits of 1.
-
-    Args:
-        values: of each item, shape ``(items,)``.
-        group: of each item, ascending, shape ``(items,)``.
-        costs: shape ``(limits, items)``.
-        nodes: HiGHS stops after so many nodes of its tree.
-        gap: between choice and bound at which it stops.
+    """Minimise a sum of values with one item a group (ascending), within limits of 1; costs are by limit and item.
 
     Returns:
         Each item's share (None without a choice), a lower bound (None without one), and the number of nodes.

@@ -79,7 +79,6 @@ class Timing:
         return add(apart, self._second_gemm(form, weight, dims, scheme))
 
     def shared_width(self, form: Form, weight: Weight, dims: Ints) -> Ints:
-        """Return the output features that it adds to the shared GEMM, ``(dims, workloads)``: 0 where it is apart."""
         return self._features(form, weight, dims)[1]
 
     def no_width(self, count: int) -> Ints:

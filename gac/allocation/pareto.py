@@ -44,13 +44,10 @@ def nondominated(points: Points) -> Mask:
 
 
 def nondominated_by_kind(points: Points, kinds: Ints) -> Mask:
-    """Return ``nondominated`` of the points of each kind, for all kinds at once.
+    """Return ``nondominated`` of the points of each kind, shape ``(points, columns)``, for all kinds at once.
 
     In each kind the first point in lexicographic order is dominated by none. It strikes out what it dominates, and of
     the rest the first one is the next. Kinds that are not done after some rounds have long fronts, and go one by one.
-
-    Args:
-        kinds: shape ``(points, columns)``.
     """
     mask = np.zeros(len(points), dtype=np.bool_)
     rest = np.lexsort((*points.T[::-1], *kinds.T))
@@ -168,11 +165,7 @@ def dominated(points: Floats, by: Floats) -> Mask:
 
 @dataclass(frozen=True, eq=False)
 class ParetoSet:
-    """Known candidates of a site, which prune new ones before they are built.
-
-    Attributes:
-        parts: criteria (loss and limited costs) of each set of candidates, shape ``(rows, criteria)``.
-    """
+    """Criteria ``(rows, criteria)`` of known candidates of a site, which prune new ones before they are built."""
 
     parts: tuple[Floats, ...] = ()
 
@@ -188,17 +181,15 @@ class ParetoSet:
         """Return the combinations of options, one of each, that no known candidate dominates; equal ones stay.
 
         Branch and bound over blocks of options of similar loss. Where a known candidate dominates the least
-        of each block in every criterion, it dominates every combination of theirs. The rest goes on
-        in smaller blocks. Sums are taken in the order in which those of candidates are, so that no bound is larger in
-        floats either.
+        of each block in every criterion, it dominates every combination of theirs. Sums are taken in the order in which
+        those of candidates are, so that no bound is larger in floats either.
 
         Args:
             options: criteria of each weight's options.
             extra: added to the criteria of each combination.
 
         Returns:
-            Positions in each of the options, in lexicographic order; or None where no candidate is known, or where the
-            combinations are so few, or so many stay, that building them one by one is faster.
+            Positions in each of the options, in lexicographic order; None where building all combinations is faster.
         """
         if not self.parts or prod(map(len, options)) < _FEW:
             return None

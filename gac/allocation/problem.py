@@ -42,11 +42,7 @@ def total(sets: Sequence[CandidateSet], column: str) -> int | None:
 
 
 def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
-    """Sum a cost of the dense sites, of which a limit is a fraction.
-
-    Raises:
-        ProfileError: it is a latency that the profile lacks.
-    """
+    """Sum a cost of the dense sites; raise ``ProfileError`` where it is a latency that the profile lacks."""
     if (summed := total(dense, column)) is None:
         site = next(rows.site for rows in dense if rows.cost(column)[0] == UNKNOWN)
         raise ProfileError(
@@ -74,12 +70,9 @@ def name_of(column: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The sites of a model, the loss of their dims, and the latencies of a GPU.
+    """The sites of a model (in its order), the loss of their dims, and the latencies of a GPU.
 
     Attributes:
-        sites: in model order.
-        curves: of the model.
-        profile: the latency table.
         recipe: the limits and options.
         measured: the evidence that plans state.
         measurements: of the rule, besides the curves, by weight name.
@@ -188,25 +181,14 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """Candidates as a knapsack.
-
-    Attributes:
-        sets: for each site the candidates whose limited costs are known.
-        groups: the same, with what is minimised and the cost under each limit.
-        limits: by cost column, in the order of the groups' costs.
-    """
+    """Candidates of known costs as a knapsack; limits by cost column, in the order of the groups' costs."""
 
     sets: tuple[CandidateSet, ...]
     groups: tuple[Group, ...]
     limits: Mapping[str, int]
 
     def solve(self, start: Sequence[int] | None = None) -> Solution:
-        """Return the choice of the smallest value, with its proof.
-
-        After ``PATIENCE`` units of work, a choice that is proved to be ``CLOSE`` to it is accepted.
-
-        Args:
-            start: a choice within the limits, if one is known.
+        """Return the choice of the smallest value, with its proof; after ``PATIENCE`` of work, one ``CLOSE`` to it.
 
         Raises:
             BudgetError: the limits cannot be met; states what can be.
@@ -224,11 +206,9 @@ class Instance:
         return [rows.candidate(item) for rows, item in zip(self.sets, solution.choice, strict=True)]
 
     def alternatives(self, solution: Solution) -> list[tuple[Candidate, ...]]:
-        """Return for each site the best candidate with fewer parameters than the chosen one, and the best with more.
+        """Return for each site the best candidates with fewer and with more parameters (or limited bytes) than its own.
 
-        Where bytes are limited, these count instead of parameters.
-        Best is the smallest Lagrangian value: the value plus all costs at the multipliers of the certificate. So a
-        reason against these two holds all the more against every other candidate of the site.
+        Best is the smallest Lagrangian value: the value plus all costs at the multipliers of the certificate.
         """
         prices, alternatives = np.array(solution.certificate.multipliers), []
         column = BYTES if BYTES in self.limits else PARAMS
@@ -250,11 +230,7 @@ def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Inst
 
 
 def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet:
-    """Return the candidates of a site whose costs in these columns are known.
-
-    Raises:
-        ProfileError: there is none.
-    """
+    """Return the candidates whose costs in these columns are known; raise ``ProfileError`` where there is none."""
     known = rows.known(columns)
     if not known.any():
         column = next((column for column in columns if not rows.known([column]).any()), next(iter(columns)))

@@ -68,7 +68,6 @@ def _sound(choice: WeightChoice, site: SiteChoice, timing: Timing) -> bool:
 
 
 def _split(site: Site, choice: SiteChoice, timing: Timing) -> CandidateSet | None:
-    """A site of the single-GPU plan on several GPUs; None where its dims cannot be padded to equal parts."""
     layout = site.run(choice.shared) if site.either else site
     rows = []
     for position, weight in enumerate(choice.weights):

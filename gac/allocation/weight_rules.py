@@ -92,8 +92,8 @@ class WeightRule(Rule):
         for refusal in self._refusals(recipe.space, recipe.limits):
             raise GacError(*refusal)
         if recipe.slack:
-            given = f"rule {self.name} with slack {recipe.slack:g}"
-            raise GacError(given, "no slack, which needs latencies", "Leave it out, or use the rule loss.")
+            stated = f"rule {self.name} with slack {recipe.slack:g}"
+            raise GacError(stated, "no slack, which needs latencies", "Leave it out, or use the rule loss.")
 
     def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
         form, rule, listed = _resource_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
@@ -110,11 +110,11 @@ class WeightRule(Rule):
             expected = "one form of groups of heads, which is all that the rule gives"
             yield f"{rule} with forms {listed}", expected, "Use the rule loss, or the method palu."
         if space.schemes != (DEFAULT_SCHEME,):
-            given, remedy = (
+            stated, remedy = (
                 f"{rule} with schemes {', '.join(space.schemes)}",
                 "Leave the schemes out, or use rule loss.",
             )
-            yield given, f"{DEFAULT_SCHEME} alone", remedy
+            yield stated, f"{DEFAULT_SCHEME} alone", remedy
         others = {"latency": limits.latency, "memory": limits.memory, "KV-cache": None if cached else limits.kv_cache}
         for name in (name for name, limit in others.items() if limit):
             remedy = f"Drop the {name} limit, or use the rule loss."

@@ -195,7 +195,7 @@ def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profil
     single, full = timing.shared_width(LOW_RANK, Q, dims), timing.shared_width(dense, Q, np.array([4096]))
     assert single.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all
     assert full.tolist() == [[1024, 0]]
-    assert timing.none_joined(2).tolist() == [[0, 0], [0, 0]]
+    assert timing.no_width(2).tolist() == [[0, 0], [0, 0]]
     latency, how = timing.of_shared(Q, single[:1] + single[1:] + full)
     runs = linear(1, 4096, 128 + 256 + 1024), all_gather(GPUS, 1, 512 + 1024)
     assert latency[0, 0] == pytest.approx(sum(ns_of(Point(each_of)) for each_of in runs), abs=2)

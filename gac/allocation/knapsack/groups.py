@@ -44,12 +44,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Solution:
-    """A choice and its proof.
+    """A choice (an item a group), its cost under each limit, and its proof.
 
     Attributes:
-        choice: the item chosen in each group.
-        used: cost of the choice under each limit.
-        certificate: value, bound and gap.
         unit: the certificate holds within half of this power of two, see ``knapsack``.
         grain: the smaller power of two that losses were counted in.
     """
@@ -130,8 +127,8 @@ def parse_instance(
     several = (names,) if isinstance(names, str) else names
     labels = () if several is None else _as_tuple("names", several, "Name every limit, or none.")
     if labels and len(labels) != len(bounds):
-        given = f"{len(labels)} names for {len(bounds)} limits"
-        raise GacError(given, "one name a limit", "Name every limit, or none.")
+        stated = f"{len(labels)} names for {len(bounds)} limits"
+        raise GacError(stated, "one name a limit", "Name every limit, or none.")
     if isinstance(work_limit, str | bool) or not _as_number(work_limit) >= 0:
         remedy = "Give the number of units of work that may be done."
         raise GacError(f"a work limit of {work_limit!r}", "a number of 0 or more", remedy)
@@ -165,8 +162,8 @@ def _as_number(raw: Any) -> float:
 
 def _limits(groups: tuple[Group, ...], limits: tuple[Any, ...]) -> tuple[int, ...]:
     if not groups or not limits:
-        given = f"{len(groups)} groups and {len(limits)} limits"
-        raise GacError(given, "one of each at least", "Give a group and a limit.")
+        stated = f"{len(groups)} groups and {len(limits)} limits"
+        raise GacError(stated, "one of each at least", "Give a group and a limit.")
     for group in groups:
         if group.costs.shape[1] != len(limits):
             raise GacError(

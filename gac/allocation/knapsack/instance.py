@@ -201,7 +201,6 @@ def _split_row(items: Ragged, row: int) -> Ragged:
 
 
 def bits_of(groups: int) -> int:
-    """Bits of the largest value, so that the sum over all groups stays below ``2**62``."""
     return min(VALUE_BITS, COST_BITS - groups.bit_length())
 
 

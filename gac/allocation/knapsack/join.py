@@ -31,7 +31,6 @@ def join(left: States, right: States, core: Core, work: Work) -> Joined:
 
 
 def _join_single(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
-    """One limit: the partner of each left state is the smallest value among the right ones that still fit."""
     order = np.argsort(right.costs[0], kind="stable")
     values = right.values[order]
     lowest = np.minimum.accumulate(values)

@@ -82,11 +82,7 @@ class _Half:
         return len(self.states)
 
     def take(self, room: int, work: Work) -> int:
-        """Extend the list by its next group, less the states whose remaining groups exceed the room.
-
-        Returns:
-            The room; where the list has more than ``many`` states, only as much as keeps so many of them.
-        """
+        """Extend the list by its next group; return the room, less where the list has more than ``many`` states."""
         core = self._core
         grown = extended(self.states, core, self._remaining.pop(0), self._tree, room, work)
         grown = grown.pick(self._bound(grown) < room)
@@ -109,7 +105,6 @@ class _Half:
         return bound
 
     def _sifted(self, states: States, work: Work) -> States:
-        """The states that no other of the same block (half a second's work) dominates."""
         points = np.vstack([states.costs, states.values]).T
         work.steps += points.size
         size = max(_BLOCK >> 2 * (points.shape[1] - 3), _SIFT_FROM)

@@ -20,10 +20,7 @@ _CELL_BITS, _MEMORY_BITS, _WORK_BITS = 14, 22, 24
 
 
 def relax(items: Ragged) -> tuple[Floats, Ints | None]:
-    """Solve the linear relaxation in floats, which steers the search and proves nothing.
-
-    Args:
-        items: costs start at 0; sums of values are far from a float's largest.
+    """Solve the linear relaxation in floats, which steers the search and proves nothing; costs start at 0.
 
     Returns:
         The multipliers (loss per unit of each limit), and a choice within the limits or None.
@@ -64,7 +61,6 @@ def _relax_single(items: Ragged) -> tuple[Floats, Ints]:
 
 
 def _lexicographic_minimum(items: Ragged, first: Floats | Ints, second: Floats | Ints, above: float) -> Ints:
-    """Position of each group's minimum; all of ``second`` is less than ``above``."""
     smallest = first == np.minimum.reduceat(first, items.starts)[items.group]
     return items.first_minimum(np.where(smallest, second, above))
 
@@ -107,7 +103,6 @@ def _first_columns(items: Ragged) -> Ints:
 def _restricted_program(
     items: Ragged, columns: Ints, scale: Floats, unit: float
 ) -> tuple[float, Floats, Floats] | None:
-    """The program's objective, weight of each column, multiplier of each limit; None if HiGHS gives up."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
@@ -259,7 +254,6 @@ def group_relaxation(
 
 
 def _least_unused(rests: Ints, widths: Ints, multipliers: Floats, across: int) -> Ints:
-    """The least value of the unused budget by its cell; at most that of ``across`` cells of some limit."""
     least = np.zeros(1, dtype=np.int64)
     most = int(min(unused_value(across * widths.astype(np.float64), multipliers)))
     for rest, width, multiplier in zip(rests.tolist(), widths.tolist(), multipliers.tolist(), strict=True):

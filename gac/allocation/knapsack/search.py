@@ -195,7 +195,6 @@ def _core(items: Ragged, bound: Bound, default: Ints, value: int, margin: Margin
 
 
 def _limits_that_can_bind(costs: Ints, starts: Ints, free: Ints) -> Ints:
-    """The limits that some choice of the alternatives breaks; others need not be tracked. One at least."""
     if len(starts) == 0:
         return np.arange(len(free))
     most = np.maximum(np.maximum.reduceat(costs, starts, axis=1), 0).sum(axis=1)
@@ -247,7 +246,6 @@ def cp_sat(items: Ragged, work: Work, hint: Mask | None = None) -> Answer:
 
 
 def _interruptible(call: Callable[[], T], stop: Callable[[], None]) -> T:
-    """The result of a call in a thread; Ctrl-C stops it, since Python gets no signal while C++ runs in its own."""
     result = Future[T]()
 
     def run() -> None:

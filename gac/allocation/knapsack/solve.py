@@ -185,8 +185,6 @@ def _as_float(number: Fraction) -> float:
 
 @dataclass(frozen=True)
 class _Least:
-    """A choice (original item indices), its cost under a limit, and a proved lower bound of that."""
-
     choice: tuple[int, ...]
     used: int
     lower: int

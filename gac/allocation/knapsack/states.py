@@ -22,10 +22,7 @@ class GivenUpError(Exception):
 
 @dataclass
 class Work:
-    """Units of work that may be done, and the steps done: costs and pairs of states that are looked at.
-
-    Work is counted and not timed, so that slow machines choose the same.
-    """
+    """Units of work that may be done, and the steps done: counted, not timed, so that slow machines choose the same."""
 
     limit: float
     steps: int = 0
@@ -138,7 +135,7 @@ class States:
 
 
 class Tree:
-    """Which item each state added to which other state; node 0 is the default choice."""
+    """The item that each state added to another one; node 0 is the default choice."""
 
     def __init__(self) -> None:
         self._added = [np.zeros((2, 1), dtype=np.int64)]
@@ -148,7 +145,6 @@ class Tree:
         return States(np.zeros((limits + 3, 1), dtype=np.int64))
 
     def add(self, parents: Ints, items: Ints) -> Ints:
-        """Add nodes, each of one item added to a parent, and return them."""
         self._added.append(np.stack([parents, items]))
         self._count += len(items)
         return np.arange(self._count - len(items), self._count)
