@@ -112,14 +112,14 @@ def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> No
 
 def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
     """GEMMs are scaled as the dense model's; attention of the dense one lies in what is timed without GEMMs."""
-    full_value = [WeightChoice(weight, "dense", DENSE.full(weight)) for site in SITES for weight in site.weights]
-    latents = [each if each.weight not in (K, V) else WeightChoice(each.weight, LATENT.name, 64) for each in full_value]
+    plain = [WeightChoice(weight, "dense", DENSE.full(weight)) for site in SITES for weight in site.weights]
+    latents = [each if each.weight not in (K, V) else WeightChoice(each.weight, LATENT.name, 64) for each in plain]
     all_of_it = sum(counted("dense", weight, 1024)[0][1] for weight in (K, V)) * 32
     gemms, fewer = 10**7, 9 * 10**6
     changed = all_of_it + 2 * (counted("latent:1", K, 64)[0][1] - counted("dense", K, 1024)[0][1])
     versions = [
         Version(name, tuple(choices), True, 0.0, {DECODE: table_ns})
-        for name, choices, table_ns in (("dense", full_value, gemms + all_of_it), ("ours", latents, fewer + changed))
+        for name, choices, table_ns in (("dense", plain, gemms + all_of_it), ("ours", latents, fewer + changed))
     ]
     dense, rest = Timed("dense", DECODE, Spread(5e7, 0.0, 9), 1.0, 10**9), Spread(3e7, 0.0, 9)
     bench = Bench(cast(Any, SimpleNamespace(dtype=torch.bfloat16)), SITES, TIMING, (versions[0],) * 3, cast(Any, None))
@@ -127,7 +127,7 @@ def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
     assert result[0].predicted_ns == result[0].sum_ns == 5e7
     assert result[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
     assert result[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it
-    weights, cached = (sum(of(latents)) - sum(of(full_value)) for of in (_params, _cached))
+    weights, cached = (sum(of(latents)) - sum(of(plain)) for of in (_params, _cached))
     assert result[0].planned_bytes == 10**9
     assert result[1].planned_bytes == 10**9 + 2 * (weights + cached * 32768)
 

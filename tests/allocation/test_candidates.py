@@ -172,11 +172,11 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
 
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    full_value = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
+    unbatched = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
     monkeypatch.setattr(candidates_module, "_BATCH", 20)
     parts = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
     for column in ("params", "loss", "latency"):
-        assert getattr(parts, column).tolist() == getattr(full_value, column).tolist()
+        assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
 
 
 def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:

@@ -41,7 +41,7 @@ def first_layer(name: str) -> tuple[Site, ...]:
 def test_every_fused_width_has_a_latency(name: str) -> None:
     timing = flat((*model_points(name), *fused_points(name)))
     for site in (site for site in first_layer(name) if site.fused):
-        weights = [site.weights[index_of] for index_of in site.fused]
+        weights = [site.weights[position] for position in site.fused]
         widths = np.arange(8, sum(weight.out_features for weight in weights) + 1, 8)
         for_all = np.repeat(widths[:, None], len(WORKLOADS), axis=1)
         assert (timing.of_fused(weights[0], for_all)[0] == 1).all()
@@ -50,10 +50,10 @@ def test_every_fused_width_has_a_latency(name: str) -> None:
 def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
     timing = flat((*model_points(name), *fused_points(name)))
     for site in first_layer(name):
-        for index_of, weight in enumerate(site.weights):
+        for position, weight in enumerate(site.weights):
             ranks = np.arange(8, LOW_RANK.largest_useful(weight) + 1, 8)
             assert (timing.of_weight(LOW_RANK, weight, ranks)[0] == 1).all()
-            if index_of in site.fused:
+            if position in site.fused:
                 apart = ranks >= apart_from(1024)
                 assert timing.after_fused(LOW_RANK, weight, ranks)[0][:, PREFILL].tolist() == (1 + apart).tolist()
                 assert (timing.after_fused(LOW_RANK, weight, ranks)[0][:, DECODE] == 1).all()

@@ -103,7 +103,7 @@ def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it()
 def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: list[int]) -> None:
     """By the norm before the weight; what else reads 16 bits rounds them, as behind a gated MLP."""
     profile = table(model_points("smollm2", schemes=("fp8", "w4a16")))
-    timing, form, index_of = Timing(profile, WORKLOADS), form_named(name), np.array(dims)
+    timing, form, dim_array = Timing(profile, WORKLOADS), form_named(name), np.array(dims)
     weight, down = (
         next(each.weights[-1] for each in sites_of("smollm2") if each.kind == kind) for kind in ("q_proj", "mlp")
     )
@@ -111,16 +111,16 @@ def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: 
     assert not down.made
     apart = replace(weight, made=False)
     rounding = [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
-    saved = timing.of_weight(form, apart, index_of, FP8)[0] - timing.of_weight(form, weight, index_of, FP8)[0]
+    saved = timing.of_weight(form, apart, dim_array, FP8)[0] - timing.of_weight(form, weight, dim_array, FP8)[0]
     assert saved.tolist() == [rounding] * len(dims)
     for scheme in (W4A16, scheme_named("bf16")):
-        same = (timing.of_weight(form, each, index_of, scheme)[0].tolist() for each in (apart, weight))
+        same = (timing.of_weight(form, each, dim_array, scheme)[0].tolist() for each in (apart, weight))
         assert next(same) == next(same)
     other = Timing(
         table([each for each in model_points("smollm2", schemes=("fp8",)) if "round" not in each.operation.operator]),
         WORKLOADS,
     )
-    assert (other.of_weight(form, weight, index_of, FP8)[0] == other.of_weight(form, apart, index_of, FP8)[0]).all()
+    assert (other.of_weight(form, weight, dim_array, FP8)[0] == other.of_weight(form, apart, dim_array, FP8)[0]).all()
 
 
 def test_a_shared_gemm_reads_what_was_rounded_once() -> None:
@@ -210,7 +210,7 @@ def test_a_plan_keeps_a_limit_of_latency_with_schemes_and_counts_what_is_known(s
     asked = {"schemes": ("bf16", "w4a16:32"), "profile": profile, "refit": "none", "fuse": False}
     plan = small.allocate(1.0, latency={"decode:1@1024": 0.9}, **asked)
     (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
-    dense, runs = (sum(ns_of(profile, each, full_value) for each in plan.weights) for full_value in (True, False))
+    dense, runs = (sum(ns_of(profile, each, as_dense) for each in plan.weights) for as_dense in (True, False))
     assert (decode.dense_ns, decode.plan_ns) == (dense, runs)
     assert runs <= 0.9 * dense
     assert "w4a16:32" in {each.scheme for each in plan.weights}

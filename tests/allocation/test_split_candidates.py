@@ -52,12 +52,11 @@ def by_hand(table: Profile, forms: list[str], dims: list[int], workload: Workloa
             runs += [first, *gather]
         else:
             width += first.axes["n"]
-            numbers += sum(each_of.axes["n"] for each_of in gather)
+            numbers += sum(item.axes["n"] for item in gather)
     runs += [linear(workload.rows, READ, width)] * (width > 0)
     runs += [all_gather(GPUS, workload.rows, numbers)] * (numbers > 0)
     result = [
-        int(table.latency(each_of.operator, other_axes(each_of, "n"), "n", np.array([each_of.axes["n"]]))[0][0])
-        for each_of in runs
+        int(table.latency(item.operator, other_axes(item, "n"), "n", np.array([item.axes["n"]]))[0][0]) for item in runs
     ]
     return -1 if min(result) < 0 else sum(result)
 
@@ -67,25 +66,23 @@ def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
     enough: int, table: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contract, "_ENOUGH_OUTPUTS", enough)
-    curves = curves_by(
-        low_rank={each_of.name: curve(each_of.out_features, index) for index, each_of in enumerate(WEIGHTS)}
-    )
+    curves = curves_by(low_rank={item.name: curve(item.out_features, index) for index, item in enumerate(WEIGHTS)})
     columns = [PARAMS, *map(ns_of, WORKLOADS)]
     timing = SplitTiming(table, WORKLOADS, False, GPUS)
     result = candidates(SITE, curves, Space(("low_rank",), align=False), timing, columns)
     for forms, dims, latency in zip(result.forms.tolist(), result.dims.tolist(), result.latency.tolist(), strict=True):
-        assert latency == [by_hand(table, forms, dims, each_of) for each_of in WORKLOADS]
+        assert latency == [by_hand(table, forms, dims, item) for item in WORKLOADS]
     choices = []
-    for each_of in WEIGHTS:
-        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(each_of) + 1) if rank % GPUS == 0]
-        choices.append([("dense", DENSE.full(each_of)), *(("low_rank", rank) for rank in ranks)])
+    for item in WEIGHTS:
+        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(item) + 1) if rank % GPUS == 0]
+        choices.append([("dense", DENSE.full(item)), *(("low_rank", rank) for rank in ranks)])
     for combination in product(*choices):
         forms, dims = [form for form, _ in combination], [dim for _, dim in combination]
-        latency = [by_hand(table, forms, dims, each_of) for each_of in WORKLOADS]
+        latency = [by_hand(table, forms, dims, item) for item in WORKLOADS]
         if min(latency) < 0:
             continue
         each = list(zip(WEIGHTS, forms, dims, strict=True))
-        params = sum(form_named(form).params(each_of, dim) for each_of, form, dim in each)
-        loss = sum(float(curves.of(LOW_RANK, each_of).loss[dim]) for each_of, form, dim in each if form != "dense")
+        params = sum(form_named(form).params(item, dim) for item, form, dim in each)
+        loss = sum(float(curves.of(LOW_RANK, item).loss[dim]) for item, form, dim in each if form != "dense")
         no_worse = (result.params <= params) & (result.loss <= loss + 1e-12) & (result.latency <= latency).all(1)
         assert no_worse.any(), combination

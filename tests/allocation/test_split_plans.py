@@ -47,9 +47,7 @@ def table(collectives: bool = True) -> Profile:
     points = [*model_points("llama-3-8b", [DECODE]), *model_points("llama-3-8b", [DECODE], gpus=GPUS)]
     points += fused_points("llama-3-8b", [DECODE], gpus=GPUS)
     points += collective_points(GPUS, [DECODE]) if collectives else ()
-    return make_profile(
-        [Measurement.of(each_of, ns_of(each_of), 0.0, 10, 1980, True) for each_of in dict.fromkeys(points)]
-    )
+    return make_profile([Measurement.of(item, ns_of(item), 0.0, 10, 1980, True) for item in dict.fromkeys(points)])
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,7 @@ def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile
         (O, [linear(1, 1024, 512), all_reduce(GPUS, 1, 512), linear(1, 512, 1024), all_gather(GPUS, 1, 4096)]),
     ):
         latency, how = timing.of_weight(LOW_RANK, weight, np.array([512]))
-        assert latency[0, 0] == sum(ceil(ns_of(Point(each_of))) for each_of in runs)
+        assert latency[0, 0] == sum(ceil(ns_of(Point(item))) for item in runs)
         assert how[0, 0] == MEASURED
 
 
@@ -84,20 +82,20 @@ def test_between_measured_collectives_latency_is_read_off_the_line(profile: Prof
     rank = 64 * 23
     assert profile.point(all_gather(GPUS, 1, rank)) is None
     latency, how = timing.of_weight(LOW_RANK, Q, np.array([rank]))
-    expected = sum(ns_of(Point(each_of)) for each_of in (linear(1, 4096, rank // GPUS), linear(1, rank, 1024)))
+    expected = sum(ns_of(Point(item)) for item in (linear(1, 4096, rank // GPUS), linear(1, rank, 1024)))
     assert latency[0, 0] == pytest.approx(expected + ns_of(Point(all_gather(GPUS, 1, rank))), rel=0.02)
     assert how[0, 0] == INTERPOLATED
     latency, _ = profile.latency("all_gather", {"gpus": GPUS, "m": 1}, "n", np.array([16, 40, 2**16]))
     assert latency.tolist() == [UNKNOWN, ceil(ns_of(Point(all_gather(GPUS, 1, 40)))), UNKNOWN]
-    assert not any(each_of.operator.startswith("all_") for each_of in profile.sweeps())
+    assert not any(item.operator.startswith("all_") for item in profile.sweeps())
 
 
 def test_every_gpu_has_equal_sound_parts_and_the_plan_says_what_else_one_gpu_would_have(plan: Plan) -> None:
     assert plan.gpus == GPUS
-    for each_of in plan.weights:
-        assert each_of.divides(GPUS)
-        divided = GPUS if each_of.form == "narrow" or (each_of.form, each_of.weight.split) == ("low_rank", "out") else 1
-        assert each_of.form == "dense" or each_of.dim % (8 * divided) == 0
+    for item in plan.weights:
+        assert item.divides(GPUS)
+        divided = GPUS if item.form == "narrow" or (item.form, item.weight.split) == ("low_rank", "out") else 1
+        assert item.form == "dense" or item.dim % (8 * divided) == 0
     assert plan.aligned_fraction == 1
     (run,) = plan.workloads
     assert (run.unknown, run.modelled) == (0, 0)
@@ -155,9 +153,7 @@ def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> 
 
 
 def test_a_table_has_what_pairs_gather_together(planner: Planner) -> None:
-    known = [
-        each_of for each_of in table().measurements if each_of.operator != "all_gather" or each_of.shape["n"] <= 4096
-    ]
+    known = [item for item in table().measurements if item.operator != "all_gather" or item.shape["n"] <= 4096]
     narrow = replace(planner, problem=replace(planner.problem, profile=make_profile(known)))
     with pytest.raises(ProfileError, match=r"without all_gather of 8,192 columns on 4 GPUs"):
         narrow.plan_by_default(0.7)
@@ -165,18 +161,16 @@ def test_a_table_has_what_pairs_gather_together(planner: Planner) -> None:
 
 def test_parts_are_as_aligned_as_is_asked_for(planner: Planner) -> None:
     result = planner.plan_by_default(0.7, align=128, latency="any", slack=0)
-    ranks = {(each_of.weight.split, each_of.dim) for each_of in result.weights if each_of.form == "low_rank"}
-    widths = {each_of.dim for each_of in result.weights if each_of.form == "narrow"}
+    ranks = {(item.weight.split, item.dim) for item in result.weights if item.form == "low_rank"}
+    widths = {item.dim for item in result.weights if item.form == "narrow"}
     assert ranks or widths
     assert all(dim % (512 if side == "out" else 128) == 0 for side, dim in ranks)
     assert all(width % 512 == 0 for width in widths)
 
 
 def test_a_bench_predicts_what_was_planned_for_its_gpus(planner: Planner) -> None:
-    versions = {each_of.name: each_of for each_of in versions_at(planner, 0.7)}
-    assert {
-        each_of.gpus for name, each_of in versions.items() if name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)
-    } == {1}
+    versions = {item.name: item for item in versions_at(planner, 0.7)}
+    assert {item.gpus for name, item in versions.items() if name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}
     assert versions[DEFAULT].gpus == versions["pad 64"].gpus == planner.dense(fused=True).gpus == GPUS
     assert versions[DEFAULT].table_ns[str(DECODE)] < versions["pad 64"].table_ns[str(DECODE)]
 
@@ -198,7 +192,7 @@ def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profil
     assert timing.no_width(2).tolist() == [[0, 0], [0, 0]]
     latency, how = timing.of_shared(Q, single[:1] + single[1:] + full)
     runs = linear(1, 4096, 128 + 256 + 1024), all_gather(GPUS, 1, 512 + 1024)
-    assert latency[0, 0] == pytest.approx(sum(ns_of(Point(each_of)) for each_of in runs), abs=2)
+    assert latency[0, 0] == pytest.approx(sum(ns_of(Point(item)) for item in runs), abs=2)
     assert how[0, 0] == MEASURED
     after, _ = timing.after_fused(LOW_RANK, Q, dims)
     assert after[:, 0].tolist() == [ceil(ns_of(Point(linear(1, dim, 1024)))) for dim in dims.tolist()]
