@@ -68,8 +68,8 @@ def test_the_summary_and_the_page_set_a_plan_beside_both() -> None:
         "prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)",
     ]
     assert "latency      prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)" in plan.summary().splitlines()
-    sentence = "at prefill:1x8 is 9.0 µs, 0.750 of the dense time and 1.286 of that with shared GEMMs (7.0 µs)."
-    assert any(sentence in sentence for sentence in summary(plan))
+    expected = "at prefill:1x8 is 9.0 µs, 0.750 of the dense time and 1.286 of that with shared GEMMs (7.0 µs)."
+    assert any(expected in sentence for sentence in summary(plan))
     tile = next(near for name, _, near in tiles(plan) if name == PREFILL)
     assert tile == "12.0 µs dense; 1.286x of 7.0 µs dense, fused"
     marks = charts(Sources(plan, "plan", {}, None, None, None))[-1].marks
