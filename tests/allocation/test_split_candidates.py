@@ -68,7 +68,7 @@ def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
     monkeypatch.setattr(contract, "_ENOUGH_OUTPUTS", enough)
     curves = curves_by(low_rank={item.name: curve(item.out_features, index) for index, item in enumerate(WEIGHTS)})
     columns = [PARAMS, *map(ns_of, WORKLOADS)]
-    timing = SplitTiming(table, WORKLOADS, False, GPUS)
+    timing = SplitTiming(table, WORKLOADS, GPUS)
     result = candidates(SITE, curves, Space(("low_rank",), align=False), timing, columns)
     for forms, dims, latency in zip(result.forms.tolist(), result.dims.tolist(), result.latency.tolist(), strict=True):
         assert latency == [by_hand(table, forms, dims, item) for item in WORKLOADS]

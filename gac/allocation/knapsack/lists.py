@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
-from gac.allocation.knapsack.relaxation import GroupRelaxation, group_relaxation
+from gac.allocation.knapsack.relaxation import GroupRelaxation, group_relaxation, unused_value
 from gac.allocation.knapsack.states import MOST_STATES, Core, States, Tree, Work, extended
 from gac.allocation.pareto import nondominated
 from gac.core.arrays import Ints
 
 _SIFT_FROM = 1 << 11
+_APART = 1 << 12
+_MOST_KINDS = 8
 _BLOCK = 1 << 17
 _LARGEST = 2.0**61
 
@@ -38,12 +41,7 @@ def grown_lists(core: Core, work: Work) -> Lists:
     """
     tree, room, longest = Tree(), core.room, 0
     if len(core.free) == 1:
-        left, right = tree.root(1), tree.root(1)
-        for group in np.argsort(-core.least, kind="stable").tolist():
-            if len(left) <= len(right):
-                left = _undominated(extended(left, core, group, tree, room, work))
-            else:
-                right = _undominated(extended(right, core, group, tree, room, work))
+        left, right = _single_limit_lists(core, tree, work)
         return Lists(left, right, tree, room, max(len(left), len(right)))
     order = np.lexsort((-core.least, core.divisors)).tolist()
     halves = _Half(core, order, tree), _Half(core, order[::-1], tree)
@@ -52,6 +50,75 @@ def grown_lists(core: Core, work: Work) -> Lists:
         room = half.take(room, work)
         longest = max(longest, len(half))
     return Lists(halves[0].states, halves[1].states, tree, room, longest)
+
+
+def _single_limit_lists(core: Core, tree: Tree, work: Work) -> tuple[States, States]:
+    """The shorter list takes the next group; but groups that hide a large common divisor go to the left one.
+
+    From then on each of its states tells how much of the limit a choice with it leaves unused at least. That counts as
+    part of its reduced value, and the least of them is room that the right list has not either.
+    """
+    room = core.room
+    order, gcds = divisor_order(core.divisors, core.least)
+    divisors, least = core.divisors.tolist(), core.least.tolist()
+    # Most partial choices leave more unused than the room allows where the step is so wide.
+    wide = (place for place, step in enumerate(gcds[: len(gcds) // 2]) if step * core.multipliers[0] >= 2 * room)
+    apart = next(wide, 0)
+    step, right_step = gcds[0], 0
+    left, right = _with_waste(tree.root(1), core, 1, step), tree.root(1)
+    spare = room - int(left.reduced.min(initial=room))
+    for place, group in enumerate(order):
+        if least[group] >= spare:
+            continue
+        if len(left) <= len(right) or (place < apart and len(left) < _APART):
+            left, before = _undominated(extended(left, core, group, tree, room, work)), step
+            step = gcd(right_step, gcds[place + 1])
+            left = _with_waste(left, core, before, step)
+            spare = room - int(left.reduced.min(initial=room))
+        else:
+            right = _undominated(extended(right, core, group, tree, spare, work))
+            right_step = gcd(right_step, divisors[group])
+    return left, right
+
+
+def _with_waste(states: States, core: Core, before: int, step: int) -> States:
+    """The states within the room once their reduced values have the waste of ``step``, not of the step before."""
+    if step in (before, 0):
+        return states
+    unused, multiplier, table = core.free[0] - states.costs[0], float(core.multipliers[0]), states.table.copy()
+    table[-2] += least_waste(unused, step, multiplier) - least_waste(unused, before, multiplier)
+    return States(table[:, table[-2] < core.room])
+
+
+def least_waste(unused: Ints, step: int, multiplier: float) -> Ints:
+    """Return the least loss of partial choices that leave so much unused, if all costs to come are multiples of step.
+
+    In the end they leave what they leave now, modulo ``step``, or more.
+    """
+    return unused_value(unused % step, multiplier)
+
+
+def divisor_order(divisors: Ints, hardness: Ints) -> tuple[list[int], list[int]]:
+    """Order the groups so that the greatest common divisor of those still to come is soon a large one.
+
+    From the end: the commonest divisor, before it the one that has most in common with it, and so on through the few
+    commonest, then the others; among equals those with the largest ``hardness`` first.
+
+    Returns:
+        The order, and the greatest common divisor of the groups from each place on (0 past the end).
+    """
+    kinds, counts = np.unique(divisors, return_counts=True)
+    common = np.argsort(-counts, kind="stable")[:_MOST_KINDS]
+    remaining = dict(zip(kinds[common].tolist(), counts[common].tolist(), strict=True))
+    place, shared = np.zeros(len(divisors), dtype=np.int64), 0
+    while remaining:
+        kind = max(remaining, key=lambda other: (gcd(shared, other) if shared else 0, remaining[other]))
+        shared = gcd(shared, kind)
+        place[divisors == kind] = len(remaining)
+        del remaining[kind]
+    order = np.lexsort((-hardness, place))
+    gcds = np.gcd.accumulate(divisors[order][::-1])[::-1]
+    return order.tolist(), [*gcds.tolist(), 0]
 
 
 def _undominated(states: States) -> States:
