@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.frontier import Frontier, check_asked, check_limited
+from gac.allocation.frontier import Frontier, check_frontier_recipe, check_limited
 from gac.allocation.frontier import frontier as solve_frontier
-from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import check_shots, resolve
 from gac.allocation.rules import RULES, Rule
+from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.checkpoint.attach import PlannedModel, attach_plan, planned
 from gac.checkpoint.load import load
 from gac.compression.apply import changed_sites, make_quick, planned_sites, share_gemms, skip_absent
@@ -178,7 +178,7 @@ def allocate(
     problem = Problem(resolved.sites, measured.curves, profile, measured.recipe, measured.evidence, measured.by_weight)
 
     def decide() -> Plan:
-        decision = beside_one_gpu(problem, rule.decide(problem))
+        decision = attach_single_gpu_comparison(problem, rule.decide(problem))
         return verified(decision) if verify else decision.plan
 
     return this_run().once(decide)
@@ -219,7 +219,7 @@ def frontier(
     if method.forms and limit != KV_NUMBERS:
         given = f"a frontier of method {method.name} over {limit!r}"
         raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
-    check_asked(points, limit, request.recipe)
+    check_frontier_recipe(points, limit, request.recipe)
     unlimited = replace(request.recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0)
     profile, profile_used = select_profile(request.profile)
     resolved = resolve(unlimited, config_of(model), profile, profile_used)

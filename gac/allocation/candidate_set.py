@@ -1,21 +1,34 @@
-"""Candidates as columns: the choices of one site, or of some of its weights, one a row."""
+"""Candidates as columns: forms, dims, schemes, losses and costs of a site, or of some of its weights."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import UNKNOWN, sum_of_latencies
+from gac.allocation.latencies import (
+    INTERPOLATED,
+    MODELLED,
+    UNKNOWN,
+    Latencies,
+    Timing,
+    attention_latency,
+    sum_of_latencies,
+)
 from gac.core.arrays import Floats, Ints
-from gac.plan.costs import COSTS, PARAMS
+from gac.forms import Form
+from gac.forms.loss_curves import LossCurve
+from gac.models.sites import Site, Weight
+from gac.plan.costs import COSTS, PARAMS, columns_of
 from gac.plan.plan import Candidate
+from gac.schemes import Scheme, scheme_named
 
 
 @dataclass(frozen=True, eq=False)
 class CandidateSet:
-    """Candidates of one site, or of some of its weights, one a row.
+    """Candidates of a site, or of some of its weights, one a row.
 
     Attributes:
         site: the site's name.
@@ -28,8 +41,8 @@ class CandidateSet:
         interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
         modelled: how many were modelled, likewise.
         width: output features of the GEMM that weights share, as long as its latency is not in ``costs``,
-            ``(n, workloads)``; over several GPUs the numbers that are gathered after it stand beside them.
-        shared: whether the first GEMMs of its fused weights run as one, shape ``(n,)``.
+            ``(n, workloads)``; over several GPUs followed by the numbers that are gathered after it.
+        shared: true where the first GEMMs of its fused weights run as one, shape ``(n,)``.
     """
 
     site: str
@@ -48,17 +61,15 @@ class CandidateSet:
         return len(self.loss)
 
     def cost(self, column: str) -> Ints:
-        """One column, shape ``(n,)``."""
         return self.costs[:, self.columns.index(column)]
 
     def known(self, columns: Iterable[str]) -> NDArray[np.bool_]:
-        """Which of them have all of these costs, shape ``(n,)``."""
-        found: NDArray[np.bool_] = np.all([self.cost(column) != UNKNOWN for column in columns], axis=0)
-        return found
+        """Return the mask of the candidates that have all of these costs, shape ``(n,)``."""
+        mask: NDArray[np.bool_] = np.all([self.cost(column) != UNKNOWN for column in columns], axis=0)
+        return mask
 
     @property
     def params(self) -> Ints:
-        """Exact parameters, shape ``(n,)``."""
         return self.cost(PARAMS)
 
     @property
@@ -67,7 +78,6 @@ class CandidateSet:
         return self.costs[:, len(COSTS) :]
 
     def candidate(self, row: int) -> Candidate:
-        """One of them as plans have it."""
         return Candidate(
             forms=tuple(self.forms[row].tolist()),
             schemes=tuple(self.schemes[row].tolist()),
@@ -80,23 +90,85 @@ class CandidateSet:
             modelled=tuple(self.modelled[row].tolist()),
         )
 
-    def at(self, cut: slice | Ints | NDArray[np.bool_]) -> "CandidateSet":
-        """Some of the candidates."""
-        columns: dict[str, Any] = {name: getattr(self, name)[cut] for name in _ARRAYS}
+    def pick(self, rows: slice | Ints | NDArray[np.bool_]) -> "CandidateSet":
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _ARRAYS}
         return replace(self, **columns)
 
-    def beside(self, other: "CandidateSet") -> "CandidateSet":
-        """Row by row, the choices of these weights with those of the other ones."""
+    def paired(self, other: "CandidateSet") -> "CandidateSet":
+        """Combine the choices of these weights, row by row, with those of other weights."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _ARRAYS}
         columns: dict[str, Any] = {name: np.concatenate(pairs[name], axis=1) for name in ("forms", "schemes", "dims")}
         columns |= {name: np.add(*pairs[name]) for name in ("loss", "interpolated", "modelled", "width")}
         return replace(self, **columns, costs=sum_of_latencies(*pairs["costs"]), shared=self.shared | other.shared)
 
     @classmethod
-    def joined(cls, parts: Sequence["CandidateSet"]) -> "CandidateSet":
-        """The candidates of one site, from several sets, one after the other."""
+    def concatenate(cls, parts: Sequence["CandidateSet"]) -> "CandidateSet":
         columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return replace(parts[0], **columns)
 
 
 _ARRAYS = tuple(field.name for field in fields(CandidateSet))[2:]
+
+
+def weight_candidates(
+    site: Site, position: int, form: Form, scheme: Scheme, dims: Ints, curve: LossCurve | None, timing: Timing
+) -> CandidateSet:
+    """Return one weight of a site in one form and scheme at each of the dims, without loss where there is no curve."""
+    weight, fused = site.weights[position], position in site.fused
+    rows = timing.once(
+        (form.name, scheme.name, fused, dims.tobytes()),
+        weight,
+        partial(_without_loss, weight, fused, form, scheme, dims, timing),
+    )
+    return replace(rows, site=site.name, loss=rows.loss if curve is None else curve.loss[dims])
+
+
+def zip_candidates(
+    site: Site, forms: Sequence[Form], dims: Sequence[Ints], scheme: Scheme, timing: Timing
+) -> CandidateSet:
+    """Return every weight in its form, each at its dims, row by row, without losses."""
+    weights = enumerate(zip(forms, dims, strict=True))
+    rows = reduce(
+        CandidateSet.paired,
+        [weight_candidates(site, position, form, scheme, its, None, timing) for position, (form, its) in weights],
+    )
+    return with_fused_gemm(rows, site, timing) if site.fused else rows
+
+
+def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
+    """Add the latency of the GEMM that the site's fused weights share."""
+    scheme, costs = scheme_named(str(rows.schemes[0, site.fused[0]])), rows.costs.copy()
+    latency, source = fused_latency(site, rows.width, scheme, timing)
+    costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
+    uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
+    counts = {name: getattr(rows, name) + marks * uncounted for name, marks in _marks(latency, source).items()}
+    return replace(rows, costs=costs, **counts, width=np.zeros_like(rows.width))
+
+
+def fused_latency(site: Site, widths: Ints, scheme: Scheme, timing: Timing) -> Latencies:
+    return timing.of_shared(site.weights[site.fused[0]], widths, scheme)
+
+
+def _marks(latency: Ints, source: Ints) -> dict[str, Ints]:
+    sources = {"interpolated": INTERPOLATED, "modelled": MODELLED}
+    return {name: ((latency != UNKNOWN) & (source == code)).astype(np.int64) for name, code in sources.items()}
+
+
+def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims: Ints, timing: Timing) -> CandidateSet:
+    count = len(dims)
+    latency, source = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+    attention, its_source = attention_latency(timing, form, weight, dims)
+    latency, source = sum_of_latencies(latency, attention), np.maximum(source, its_source)
+    costs = [[cost.of_choice(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
+    return CandidateSet(
+        weight.name,
+        columns_of(timing.workloads),
+        forms=np.full((count, 1), form.name),
+        schemes=np.full((count, 1), scheme.name),
+        dims=dims[:, None],
+        loss=np.zeros(count),
+        costs=np.concatenate([np.array(costs, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
+        **_marks(latency, source),
+        width=timing.shared_width(form, weight, dims) if fused else timing.no_width(count),
+        shared=np.full(count, fused),
+    )

@@ -1,53 +1,55 @@
-"""From loss curves and a latency table to the candidates of a site."""
+"""From loss curves and a latency table to the Pareto-optimal candidates of a site."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.combining import criteria_of, reduced
-from gac.allocation.dims import full_dim
+from gac.allocation.candidate_set import CandidateSet, fused_latency, weight_candidates, with_fused_gemm, zip_candidates
+from gac.allocation.dims import allowed_dims, full_dim, runnable_dims
 from gac.allocation.latencies import BF16, UNKNOWN, Timing
-from gac.allocation.making import Making
-from gac.allocation.options import side_by_side
-from gac.allocation.rivals import Rivals
+from gac.allocation.pareto import ParetoSet, nondominated, nondominated_by_kind
+from gac.core.arrays import Floats, Ints
 from gac.core.errors import PlanError, ProfileError
-from gac.forms import form_named
-from gac.forms.loss_curves import LossCurves
+from gac.forms import Form, form_named, variants_of
+from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
-from gac.plan.costs import columns_of
+from gac.plan.costs import COSTS, columns_of
 from gac.plan.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
 
+Numbers = TypeVar("Numbers", Floats, Ints)
+Gemm = Callable[[Ints], Ints]
+"""Latency of a shared GEMM at each of its widths, both of shape ``(n, workloads)``; -1 where unknown."""
+
+_BATCH = 1 << 20
+
 
 def candidates(
-    site: Site,
-    curves: LossCurves,
-    space: Space,
-    timing: Timing,
-    limited: Collection[str],
-    needed: Collection[str] = (),
+    site: Site, curves: LossCurves, space: Space, timing: Timing, limited: Collection[str], needed: Collection[str] = ()
 ) -> CandidateSet:
-    """Every form, scheme and dim worth choosing for a site, sorted by parameters and then loss.
+    """Return the Pareto-optimal forms, schemes and dims of a site, sorted by parameters and then loss.
 
-    Each weight may stay dense or take a form of its own at one of its dims; those that a form shortens together
-    (``narrow``, ``head_dim``) may instead take one of its dims, the same for all, and some of them there a form that
-    lies inside it (``narrow_pair``), at one of that form's dims. Where first GEMMs are fused, the
-    latency is that of the one GEMM, at its own width, and of what is left of each weight; where they may be, candidates
-    of both kinds compete. The combinations of several weights are reduced to those that no other one beats or equals in
-    loss and in all that is limited, which loses no optimum as long as nothing else is; of two that are equal and run
-    differently, the faster stays. The dense site always stays, where it may be stored as it was loaded.
+    Each weight may stay dense or take a form at one of its dims; the weights that a form shortens together
+    (``narrow``, ``head_dim``) may instead take one of its dims, the same for all, and some of them there a form
+    inside it (``narrow_pair``), at one of that form's dims. Where first GEMMs are fused, the
+    latency is that of the one GEMM, at its width, and of the rest of each weight; where fusing is optional, candidates
+    of both kinds compete. Combinations of several weights are reduced to those that no other one dominates or equals in
+    loss and in the limited columns, which loses no optimum as long as nothing else is limited; of two that are equal
+    and run differently, the faster stays. The dense site always stays, where it may be stored as it was loaded.
 
     Args:
         curves: of the model.
         space: the forms besides dense, and the schemes; weights that share a GEMM have one scheme, and so do those that
-            a form takes together. ``align`` keeps to dims that the profile shows to be sound for all workloads, and of
-            those to the multiples of the number that is given (all of its multiples where there is no profile). Dims at
+            a form shortens together. ``align`` keeps to dims that the profile shows to be sound for all workloads, and
+            of those to the multiples of the number (all of its multiples where there is no profile). Dims at
             which a scheme has no operator for a GEMM are left out.
-        timing: where latencies are looked up.
-        limited: the cost columns in which choices will be limited, or that are to be small.
-        needed: those of them of which an unknown one rules a candidate out. These are left out before they are
+        timing: source of latencies.
+        limited: the cost columns that will be limited or minimised.
+        needed: those of them that must be known. Candidates of unknown cost are dropped before they are
             combined; the dense site stays, and all stay where nothing else does.
 
     Raises:
@@ -61,72 +63,272 @@ def candidates(
             "Name a profile, a number to align to, or align=False.",
         )
     columns = tuple(column for column in columns_of(timing.workloads) if column in limited)
-    schemes, known = [scheme_named(name) for name in space.schemes], tuple(one for one in columns if one in needed)
-    makings = [
-        Making(layout, curves, space, together, timing, columns, known)
+    schemes, required = (
+        [scheme_named(name) for name in space.schemes],
+        tuple(name for name in columns if name in needed),
+    )
+    builders = [
+        CandidateBuilder(layout, curves, space, group, timing, columns, required)
         for layout in site.layouts
-        for together in ([[one] for one in schemes] if layout.fused else [schemes])
+        for group in ([[scheme] for scheme in schemes] if layout.fused else [schemes])
     ]
-    parts, rivals = list[CandidateSet](), Rivals()
-    for making in reversed(makings):  # those that share a GEMM are few, and beat most of the others
-        found = making.all(rivals)
-        parts = [*found, *parts]
-        rivals = rivals.joined_by(*(criteria_of(rows, columns) for rows in found))
-    if not parts and known:
+    parts, known = list[CandidateSet](), ParetoSet()
+    for builder in reversed(builders):  # those that share a GEMM are few, and dominate most of the others
+        built = builder.build(known)
+        parts = [*built, *parts]
+        known = known.extend(*(criteria_of(rows, columns) for rows in built))
+    if not parts and required:
         return candidates(site, curves, space, timing, limited)
     if not parts:
         raise _nothing_allowed(site, space)
-    rows = CandidateSet.joined(parts)
+    rows = CandidateSet.concatenate(parts)
     if site.either:
         rows = _fastest_first(rows, site, timing)
     if len(parts) > 1:
-        rows = reduced(rows, columns)
+        rows = pareto_optimal(rows, columns)
     if DEFAULT_SCHEME in space.schemes:
         rows = _with_dense(rows, dense_candidate(site, timing))
-    return rows.at(np.lexsort((rows.loss, rows.params)))
+    return rows.pick(np.lexsort((rows.loss, rows.params)))
 
 
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
-    """The dense site as its only candidate: what a plan's costs are set beside.
-
-    Where its weights may be fused or not, they are not: so the model runs that is compressed.
-    """
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
-    return side_by_side(site.layouts[0], dense, dims, scheme, timing)
+    return zip_candidates(site.layouts[0], dense, dims, scheme, timing)
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
-    """One form and dim a weight as the site's only candidate, with a loss that is known already.
-
-    Where its weights may be fused or not, they are as is faster.
-    """
+    """Return one form and dim a weight as the site's only candidate, fused where that is optional and faster."""
     as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
     scheme = scheme_named(DEFAULT_SCHEME)
-    rows = CandidateSet.joined([side_by_side(layout, as_forms, as_dims, scheme, timing) for layout in site.layouts])
-    return replace(_fastest_first(rows, site, timing).at(slice(1)), loss=np.array([loss]))
+    layouts = [zip_candidates(layout, as_forms, as_dims, scheme, timing) for layout in site.layouts]
+    fastest = _fastest_first(CandidateSet.concatenate(layouts), site, timing).pick(slice(1))
+    return replace(fastest, loss=np.array([loss]))
 
 
 def _nothing_allowed(site: Site, space: Space) -> PlanError:
-    """What is said where the schemes that are asked for leave a weight of a site no dim."""
     forms = ", ".join(("dense", *space.forms))
-    shapes = ", ".join(f"{one.out_features} x {one.in_features}" for one in site.weights)
+    shapes = ", ".join(f"{weight.out_features} x {weight.in_features}" for weight in site.weights)
     needs = {name: scheme.needs for name in space.schemes if (scheme := scheme_named(name)).needs}
-    able = [one.name for one in SCHEMES if one.needs is None and all(map(one.takes, site.weights))]
+    able = [scheme.name for scheme in SCHEMES if scheme.needs is None and all(map(scheme.takes, site.weights))]
     return PlanError(
-        f"{site.kind} ({shapes}) in schemes {', '.join(space.schemes)}, which allow it no dim of {forms}",
-        "; ".join(f"{wanted} for {name}" for name, wanted in needs.items()) or "schemes that take these weights",
+        f"no allowed dim of {forms} for {site.kind} ({shapes}) in schemes {', '.join(space.schemes)}",
+        "; ".join(f"{shape} for {name}" for name, shape in needs.items()) or "schemes that take these weights",
         f"Add a scheme that takes any dim, such as {', '.join(able)}.",
     )
 
 
 def _fastest_first(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
-    """By the sum over the workloads of the latency over the dense site's, unknown ones last; else as they were."""
+    """Stably sorted by the sum over the workloads of the latency over the dense site's, unknown ones last."""
     dense = dense_candidate(site, timing).latency
     known = ((rows.latency != UNKNOWN) & (dense != UNKNOWN)).all(axis=1)
-    return rows.at(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
+    return rows.pick(np.argsort(np.where(known, (rows.latency / np.abs(dense)).sum(axis=1), np.inf), kind="stable"))
 
 
 def _with_dense(rows: CandidateSet, dense: CandidateSet) -> CandidateSet:
     same = [(getattr(rows, name) == getattr(dense, name)).all(axis=1) for name in ("forms", "schemes", "dims")]
-    found = np.logical_and.reduce([*same, rows.shared == dense.shared])
-    return rows if found.any() else CandidateSet.joined([rows, dense])
+    present = np.logical_and.reduce([*same, rows.shared == dense.shared])
+    return rows if present.any() else CandidateSet.concatenate([rows, dense])
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateBuilder:
+    """Build all candidates of a site for one fusion choice; several schemes where no weights share a GEMM."""
+
+    site: Site
+    curves: LossCurves
+    space: Space
+    schemes: Sequence[Scheme]
+    timing: Timing
+    limited: tuple[str, ...]
+    needed: tuple[str, ...] = ()
+
+    @property
+    def forms(self) -> list[Form]:
+        return [form_named(name) for name in self.space.forms]
+
+    def build(self, known: ParetoSet) -> list[CandidateSet]:
+        """Return all candidates but dominated ones; combinations of separate choices come last, as few of them stay."""
+        separate = [self._separate(position) for position in range(len(self.site.weights))]
+        built: list[CandidateSet] = []
+        for form in self.forms:
+            for scheme in self.schemes if (taken := self.site.taken_by(form)) else ():
+                (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
+                if curve := self.curves.of(form, key, scheme.name):
+                    built += self._shortened_together(form, scheme, taken, curve, separate, known)
+        known = known.extend(*(criteria_of(rows, self.limited) for rows in built))
+        return [*self._combined(separate, known), *built]
+
+    def _separate(self, position: int) -> CandidateSet:
+        weight, dense, options = self.site.weights[position], form_named("dense"), []
+        for scheme in self.schemes:
+            curve = self.curves.of(dense, weight, scheme.name)
+            dims = runnable_dims(dense, scheme, weight, full_dim(weight), self.timing.gpus)
+            options.append(weight_candidates(self.site, position, dense, scheme, dims, curve, self.timing))
+            for form in (form for form in self.forms if form.takes(weight)):
+                if not form.inside and not form.shortens(weight):
+                    options += self._in_form(form, scheme, position)
+        return CandidateSet.concatenate(options)
+
+    def _in_form(self, form: Form, scheme: Scheme, position: int) -> list[CandidateSet]:
+        """One weight at all dims of a form; nothing where that was not measured."""
+        weight = self.site.weights[position]
+        if (curve := self.curves.of(form, weight, scheme.name)) is None:
+            return []
+        dims = self._dims(form, scheme, [position], form.largest_useful(weight))
+        return [weight_candidates(self.site, position, form, scheme, dims, curve, self.timing)]
+
+    def _shortened_together(
+        self,
+        form: Form,
+        scheme: Scheme,
+        taken: Sequence[int],
+        curve: LossCurve,
+        separate: Sequence[CandidateSet],
+        known: ParetoSet,
+    ) -> list[CandidateSet]:
+        """One dim, below the full one, for all weights that a form shortens, with the other weights' choices."""
+        dims, built = self._dims(form, scheme, taken, curve.full - 1), []
+        inside = {
+            position: list(
+                variants_of((other for other in self.forms if other.inside == form.name), self.site.weights[position])
+            )
+            for position in taken
+        }
+        if len(taken) == len(separate):  # at dims without a form inside there is nothing to combine
+            split = [variant.shortening(1)[1] for variants in inside.values() for variant in variants]
+            plain, dims = dims[~np.isin(dims, split)], dims[np.isin(dims, split)]
+            if len(plain):
+                count = len(separate)
+                rows = zip_candidates(self.site, [form] * count, [plain] * count, scheme, self.timing)
+                rows = self._possible(replace(rows, loss=curve.loss[plain]))
+                built += [rows] if len(rows) else []
+        for dim in dims.tolist():
+            options = list(separate)
+            for position in taken:
+                options[position] = self._shortened(form, scheme, position, dim, inside[position])
+            built += self._combined(options, known, float(curve.loss[dim]))
+        return built
+
+    def _shortened(self, form: Form, scheme: Scheme, position: int, dim: int, inside: Sequence[Form]) -> CandidateSet:
+        options = [weight_candidates(self.site, position, form, scheme, np.array([dim]), None, self.timing)]
+        for variant in inside:
+            if variant.shortening(1)[1] == dim:
+                options += self._in_form(variant, scheme, position)
+        return CandidateSet.concatenate(options)
+
+    def _combined(self, options: Sequence[CandidateSet], known: ParetoSet, extra: float = 0.0) -> list[CandidateSet]:
+        """All Pareto-optimal combinations of choices, each with an extra loss; nothing where none is left."""
+        options = [self._possible(rows) for rows in options]
+        if not all(map(len, options)):
+            return []
+        if len(options) > 1:
+            options = [pareto_optimal(rows, self.limited) for rows in options]
+        if count := len(self.site.fused):
+            fused = cross_product_fused(options[:count], self.limited, self._fused_ns)
+            fused = self._possible(with_fused_gemm(fused, self.site, self.timing))
+            options = [pareto_optimal(fused, self.limited), *options[count:]]
+        rows = cross_product(options, self.limited, known, extra) if len(options[0]) else None
+        return [] if rows is None else [rows]
+
+    def _fused_ns(self, widths: Ints) -> Ints:
+        (scheme,) = self.schemes
+        return fused_latency(self.site, widths, scheme, self.timing)[0]
+
+    def _possible(self, rows: CandidateSet) -> CandidateSet:
+        return rows.pick(rows.known(self.needed)) if self.needed else rows
+
+    def _dims(self, form: Form, scheme: Scheme, taken: Sequence[int], largest: int) -> Ints:
+        return allowed_dims(largest, self.site, form, scheme, taken, self.space.align, self.timing)
+
+
+# --- combinations of several weights --------------------------------------------------------------------------------
+
+
+def cross_product(
+    options: Sequence[CandidateSet], limited: Sequence[str], known: ParetoSet, extra: float = 0.0
+) -> CandidateSet | None:
+    """Return the Pareto-optimal combinations of choices, each with an extra loss; None where none is left."""
+    besides = np.zeros(len(limited) + 1)
+    besides[min(1, len(limited))] = extra
+    picked = known.nondominated([criteria_of(rows, limited) for rows in options], besides)
+    if picked is None:
+        rows = reduce(partial(_pairs, limited=limited), options)
+    elif len(picked[0]):
+        rows = pareto_optimal(reduce(CandidateSet.paired, map(CandidateSet.pick, options, picked)), limited)
+    else:
+        return None
+    return replace(rows, loss=rows.loss + extra)
+
+
+def cross_product_fused(options: Sequence[CandidateSet], limited: Sequence[str], gemm: Gemm) -> CandidateSet:
+    """Return the combinations of weights that share a GEMM which are Pareto-optimal with the GEMM's latency.
+
+    Its width is known with the last weight. So there the latency counts at once: rows of all widths are
+    compared, which leaves far fewer than those of each width by themselves, and no other rows in the end.
+    """
+    *before, last = options
+    if all(column in COSTS for column in limited):
+        return reduce(partial(_pairs, limited=limited), options)
+    if not before:
+        return last
+    return _pairs(reduce(partial(_pairs, limited=limited), before), last, limited, gemm)
+
+
+def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm: Gemm | None = None) -> CandidateSet:
+    """The Pareto-optimal pairs of a left and a right row; in batches of left rows, so that memory stays bounded."""
+    batch = max(1, _BATCH // len(right))
+    parts = []
+    for start in range(0, len(left), batch):
+        part = left.pick(slice(start, start + batch))
+        criteria = _sums(criteria_of(part, limited), criteria_of(right, limited))
+        if gemm is None:
+            mask = _front(criteria, _sums(_widths(part, limited), _widths(right, limited)))
+        else:
+            ns = gemm(_sums(part.width, right.width))
+            mask = nondominated(criteria + _ordered(list(_gemm_columns(ns, part, limited)), np.zeros(len(ns))))
+        from_left, from_right = np.divmod(np.flatnonzero(mask), len(right))
+        parts.append(part.pick(from_left).paired(right.pick(from_right)))
+    return parts[0] if len(parts) == 1 else pareto_optimal(CandidateSet.concatenate(parts), limited)
+
+
+def _sums(left: Numbers, right: Numbers) -> Numbers:
+    sums: Numbers = (left[:, None, :] + right[None, :, :]).reshape(len(left) * len(right), left.shape[1])
+    return sums
+
+
+def pareto_optimal(rows: CandidateSet, limited: Sequence[str]) -> CandidateSet:
+    return rows.pick(_front(criteria_of(rows, limited), _widths(rows, limited)))
+
+
+def criteria_of(rows: CandidateSet, limited: Sequence[str]) -> Floats:
+    """Return loss and limited costs; a latency is infinite where unknown (exact integers below 2**53)."""
+    return _ordered([_comparable(rows.cost(column)) for column in limited], rows.loss)
+
+
+def _comparable(costs: Ints) -> Floats:
+    return np.where(costs == UNKNOWN, np.inf, costs)
+
+
+def _ordered(columns: Sequence[Floats], loss: Floats) -> Floats:
+    """The loss after the first column."""
+    return np.stack([*columns[:1], loss, *columns[1:]], axis=1).astype(np.float64)
+
+
+def _gemm_columns(ns: Ints, rows: CandidateSet, limited: Sequence[str]) -> Iterator[Floats]:
+    for column in limited:
+        workload = rows.columns.index(column) - len(COSTS)
+        yield _comparable(ns[:, workload]) if workload >= 0 else np.zeros(len(ns))
+
+
+def _widths(rows: CandidateSet, limited: Sequence[str]) -> Ints:
+    workloads = [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]
+    starts = range(0, rows.width.shape[1], max(1, len(rows.columns) - len(COSTS)))
+    return rows.width[:, [start + workload for start in starts for workload in workloads]]
+
+
+def _front(criteria: Floats, widths: Ints) -> NDArray[np.bool_]:
+    """The Pareto-optimal rows.
+
+    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
+    """
+    return nondominated_by_kind(criteria, widths) if widths.any() else nondominated(criteria)

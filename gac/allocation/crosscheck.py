@@ -1,4 +1,4 @@
-"""The same instance through HiGHS: a second opinion that shares nothing with the search but the groups and limits."""
+"""Cross-check of a choice with HiGHS, which shares nothing with the search but the groups and limits."""
 
 import logging
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from subprocess import CalledProcessError
 import numpy as np
 
 from gac.allocation.decide import Decision
-from gac.allocation.highs import minimised
+from gac.allocation.highs import minimise
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.problem import Instance
-from gac.core.arrays import Ints
 from gac.core.errors import GacError
 from gac.plan.plan import Certificate, Plan
 
@@ -20,17 +19,16 @@ logger = logging.getLogger("gac")
 
 _NODES = 2_000
 _TOLERANCE = 1e-6
-"""HiGHS's own, of limits that are scaled to 1 and of an objective that is."""
+"""Of HiGHS, for limits and an objective that are scaled to 1."""
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """What HiGHS says of a choice.
+    """Verdict of HiGHS on a choice.
 
     Attributes:
-        least: what HiGHS's own choice loses, as a fraction of what the checked one loses, both summed exactly; None
-            where it has none within the limits.
-        bound: HiGHS's proof that no choice loses less, as such a fraction; None without one.
+        least: loss of HiGHS's choice as an exact fraction of the checked one's; None where it has none.
+        bound: HiGHS's lower bound, as such a fraction; None without one.
         nodes: of HiGHS's tree; None where it was not asked, since the choice loses nothing.
     """
 
@@ -40,7 +38,6 @@ class CrossCheck:
 
     @property
     def verdict(self) -> str:
-        """In words, with what was proved and how exactly."""
         within = f"(limits within {_TOLERANCE:g})"
         if self.nodes is None:
             return "a choice that loses nothing needs no second opinion"
@@ -54,9 +51,9 @@ class CrossCheck:
 
 
 def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solution, nodes: int = _NODES) -> CrossCheck:
-    """Count a choice again, and look for a better one with HiGHS.
+    """Sum a choice again, and search a better one with HiGHS.
 
-    HiGHS computes in float64. What it finds counts only if its costs, summed in integers, keep the limits, and its
+    HiGHS computes in float64. Its choice counts only if its costs, summed in integers, keep the limits, and its
     losses, summed exactly, are less.
 
     Args:
@@ -66,7 +63,7 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
         GacError: the choice exceeds a limit, its loss is not the certificate's, or HiGHS found one that loses less than
             the certificate allows.
     """
-    used, loss = _counted(groups, solution.choice)
+    used, loss = _sums(groups, solution.choice)
     proof, unit = solution.certificate, Fraction(solution.unit)
     if not _within(used, limits):
         raise _defect(f"the checked choice uses {used}", f"at most {tuple(limits)}")
@@ -75,18 +72,15 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
     if loss == 0:
         return CrossCheck(1.0, 1.0, None)
     choice, bound, visited = _by_highs(groups, limits, loss, nodes)
-    if choice is None or not _within((found := _counted(groups, choice))[0], limits):
+    if choice is None or not _within((sums := _sums(groups, choice))[0], limits):
         return CrossCheck(None, bound, visited)
-    if 2 * (Fraction(proof.lower_bound) - found[1]) >= unit:
-        raise _defect(
-            f"HiGHS found a choice that loses {float(found[1]):.17g}",
-            f"{proof.lower_bound:.17g} or more, as was proved",
-        )
-    return CrossCheck(float(found[1] / loss), bound, visited)
+    if 2 * (Fraction(proof.lower_bound) - sums[1]) >= unit:
+        stated = f"HiGHS found a choice that loses {float(sums[1]):.17g}"
+        raise _defect(stated, f"{proof.lower_bound:.17g} or more, as was proved")
+    return CrossCheck(float(sums[1] / loss), bound, visited)
 
 
-def _counted(groups: Sequence[Group], choice: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
-    """What a choice costs under each limit and what it loses, exactly."""
+def _sums(groups: Sequence[Group], choice: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
     chosen = list(zip(groups, choice, strict=True))
     costs = zip(*(group.costs[item].tolist() for group, item in chosen), strict=True)
     return tuple(map(sum, costs)), sum((Fraction(group.values[item]) for group, item in chosen), Fraction())
@@ -99,47 +93,37 @@ def _within(used: Sequence[int], limits: Sequence[int]) -> bool:
 def _by_highs(
     groups: Sequence[Group], limits: Sequence[int], loss: Fraction, nodes: int
 ) -> tuple[list[int] | None, float | None, int]:
-    """HiGHS's choice, its lower bound as a fraction of ``loss``, and the nodes that it took.
-
-    No item is passed on that alone exceeds a limit, or loses more than ``loss``. Limits and loss are scaled to 1, so
-    that HiGHS's tolerances are relative ones.
-
-    Raises:
-        GacError: HiGHS broke off.
-    """
     most, largest = np.array(limits, dtype=object), float(loss)
-    kept: list[Ints] = [
-        np.flatnonzero((group.costs <= most).all(axis=1) & (group.values <= largest)) for group in groups
-    ]
-    values = np.concatenate([group.values[items] for group, items in zip(groups, kept, strict=True)]) / largest
-    costs = np.concatenate([group.costs[items] for group, items in zip(groups, kept, strict=True)])
-    group = np.repeat(np.arange(len(groups)), list(map(len, kept)))
+    items = [np.flatnonzero((group.costs <= most).all(axis=1) & (group.values <= largest)) for group in groups]
+    values = np.concatenate([group.values[kept] for group, kept in zip(groups, items, strict=True)]) / largest
+    costs = np.concatenate([group.costs[kept] for group, kept in zip(groups, items, strict=True)])
+    group = np.repeat(np.arange(len(groups)), list(map(len, items)))
     scaled = costs.T / np.array([float(max(limit, 1)) for limit in limits])[:, None]
     try:
-        taken, bound, visited = minimised(values, group, scaled, nodes, _TOLERANCE)
+        taken, bound, visited = minimise(values, group, scaled, nodes, _TOLERANCE)
     except CalledProcessError as failure:
         words = (failure.stderr.strip().splitlines() or [f"exit status {failure.returncode}"])[-1]
         raise GacError(f"HiGHS broke off: {words}", "an answer", "Free memory, or do not ask to verify.") from None
     choice = None
     if taken is not None:
         parts = np.split(taken, np.flatnonzero(np.diff(group)) + 1)
-        choice = [int(items[part.argmax()]) for items, part in zip(kept, parts, strict=True)]
+        choice = [int(kept[part.argmax()]) for kept, part in zip(items, parts, strict=True)]
     if bound is not None:
         bound = None if bound > 1 + _TOLERANCE else min(bound, 1.0)  # the checked choice refutes a higher one
     return choice, bound, visited
 
 
-def _defect(given: str, expected: str) -> GacError:
-    return GacError(given, expected, "Report this as a defect of GAC, with the instance.")
+def _defect(stated: str, expected: str) -> GacError:
+    return GacError(stated, expected, "Report this as a defect of GAC, with the instance.")
 
 
 def verified(decision: Decision) -> Plan:
-    """The decision's plan after a cross-check of its instances; verdicts are logged, and kept in the certificates.
+    """Return the decision's plan after a cross-check of its instances; verdicts are logged and stored in it.
 
-    For a plan that a rule made, it is the exact choice behind its bound that is checked.
+    For a plan of a rule, the exact choice behind its bound is checked.
 
     Raises:
-        GacError: as for ``crosscheck``.
+        GacError: see ``crosscheck``.
     """
     plan = decision.plan
     of_bound = plan.certificate is not decision.solution.certificate
@@ -151,9 +135,9 @@ def verified(decision: Decision) -> Plan:
     return replace(plan, certificate=proof, speed=replace(plan.speed, certificate=quick))
 
 
-def _checked(proof: Certificate, instance: Instance, solution: Solution, what: str) -> Certificate:
+def _checked(proof: Certificate, instance: Instance, solution: Solution, subject: str) -> Certificate:
     logger.info("solving the same instance with HiGHS, in %s nodes at most", f"{_NODES:,}")
     record = crosscheck(instance.groups, list(instance.limits.values()), solution)
-    verdict = f"{what}{record.verdict}"
+    verdict = f"{subject}{record.verdict}"
     logger.info("%s (%s nodes)", verdict, f"{record.nodes or 0:,}")
     return replace(proof, method=f"{proof.method}; {verdict}")

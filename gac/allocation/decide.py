@@ -1,4 +1,4 @@
-"""The decision: the plan that loses least, or the fastest of those that lose hardly more."""
+"""The decision: the plan of least loss, or the fastest of those that lose hardly more."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -7,12 +7,11 @@ from math import floor, frexp, ldexp
 
 import numpy as np
 
-from gac.allocation.attention_latencies import knows
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
-from gac.allocation.dims import check_forms_divide, full_dim, that_run
+from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.latencies import Timing
+from gac.allocation.latencies import Timing, has_latencies
 from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, ProfileError
@@ -39,9 +38,80 @@ from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 SLACK = 0.003
-"""How much more than the least loss may be lost for speed, where nothing is said."""
+"""Default fraction of the least loss that may be lost more for speed."""
 
 _SLACK_BITS, _LOSS_BITS = 44, 60
+
+
+def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
+    """Return the recipe with its latency limits and slack decided, see ``Recipe.slack`` and ``Limits.latency``.
+
+    Where the profile lacks one of the schemes or has no latency of a form (``Form.timed``), no latency is limited, and
+    no loss is given for speed. It has a scheme where it has the latency of all dense weights that can be stored in it.
+
+    Raises:
+        GacError: the GPUs do not divide every weight, see ``gac.forms.tensor_parallel.check_splits``, or no dim of a
+            form.
+        ProfileError: a latency is limited that the profile has in 16 bits and lacks in a scheme, or that no
+            profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
+    """
+    exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
+    check_splits(sites, run.tensor_parallel)
+    check_forms_divide(sites, recipe.space, run.tensor_parallel)
+    if limits.latency != {}:
+        check_collectives(profile, run, sites)
+    latency, slack = limits.latency, recipe.slack
+    timing = timing_of(profile, run)
+    known = {
+        name: [
+            workload
+            for workload, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True)
+            if ns is not None
+        ]
+        for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
+    }
+    limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (latency or ())]
+    for name, in_scheme in known.items():
+        if lacking := [workload for workload in limited if workload not in in_scheme]:
+            raise ProfileError(
+                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
+                f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
+                f"Measure it with gac profile --model NAME --scheme {name}, or plan without the limit or the scheme.",
+            )
+    untimed = [name for name in recipe.space.forms if not has_latencies(timing, form_named(name), sites)]
+    if untimed and (latency or slack):
+        raise ProfileError(
+            f"a limit of latency, or loss for speed, with form {untimed[0]}",
+            "forms whose latency is measured",
+            _untimed_remedy(untimed[0], sites, run.workloads),
+        )
+    timed = not untimed and all(in_scheme == known[DEFAULT_SCHEME] for in_scheme in known.values())
+    if slack is None:
+        slack = SLACK if exact and not latency and timed else 0.0
+    if latency is None:
+        latency = dict.fromkeys(known[DEFAULT_SCHEME] if exact and timed else (), 1.0)
+    return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
+
+
+def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) -> str:
+    """Tables can have the latency of a form that attention reads; of others they cannot."""
+    weights = [weight for site in sites for weight in site.weights]
+    variants = [(variant, weight) for weight in weights for variant in form_named(name).variants(weight)]
+    measurable = any(variant.takes(weight) and variant.cache_axis(weight) for variant, weight in variants)
+    decoding = " ".join(f"--workload {workload}" for workload in workloads if workload.startswith("decode"))
+    if not (measurable and decoding):
+        return "Leave the form out, or plan without the limit."
+    return f"Measure it with gac profile --model NAME --form {name} {decoding}, or leave the form or the limit out."
+
+
+def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
+    stored, dense = scheme_named(scheme), form_named("dense")
+
+    def storable(site: Site) -> bool:
+        return all(len(runnable_dims(dense, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
+
+    sets = [dense_candidate(site, timing, stored) for site in sites if storable(site)]
+    return tuple(total(sets, ns_of(workload)) for workload in timing.workloads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,80 +128,11 @@ class Decision:
     faster: tuple[Instance, Solution] | None = None
 
 
-def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> Recipe:
-    """The recipe with what it leaves open of speed decided, see ``Recipe.slack`` and ``Limits.latency``.
-
-    Where the profile lacks one of the schemes or has no latency of a form (``Form.timed``), no latency is limited, and
-    no loss is given for speed. It has a scheme where it knows what all dense weights take in it, of those that can be
-    stored so.
-
-    Raises:
-        GacError: the GPUs do not divide every weight, see ``gac.forms.tensor_parallel.check_splits``, or no dim of a
-            form.
-        ProfileError: a latency is limited that the profile has of 16-bit numbers and lacks of a scheme, or that no
-            profile has of a form; or it lacks the collectives of a split model, and not every latency is allowed.
-    """
-    exact, limits, run = recipe.rule == "loss", recipe.limits, recipe.deployment
-    check_splits(sites, run.tensor_parallel)
-    check_forms_divide(sites, recipe.space, run.tensor_parallel)
-    if limits.latency != {}:
-        check_collectives(profile, run, sites)
-    latency, slack = limits.latency, recipe.slack
-    timing = timing_of(profile, run)
-    known = {
-        name: [one for one, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True) if ns is not None]
-        for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
-    }
-    for name, of_scheme in known.items():
-        lacking = [one for one in known[DEFAULT_SCHEME] if one in (latency or ()) and one not in of_scheme]
-        if lacking:
-            raise ProfileError(
-                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
-                f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                f"Measure it with gac profile --model NAME --scheme {name}, or plan without the limit or the scheme.",
-            )
-    untimed = [name for name in recipe.space.forms if not knows(timing, form_named(name), sites)]
-    if untimed and (latency or slack):
-        raise ProfileError(
-            f"a limit of latency, or loss for speed, with form {untimed[0]}",
-            "forms whose latency is measured",
-            _untimed_remedy(untimed[0], sites, run.workloads),
-        )
-    timed = not untimed and all(of_scheme == known[DEFAULT_SCHEME] for of_scheme in known.values())
-    if slack is None:
-        slack = SLACK if exact and not latency and timed else 0.0
-    if latency is None:
-        latency = dict.fromkeys(known[DEFAULT_SCHEME] if exact and timed else (), 1.0)
-    return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
-
-
-def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) -> str:
-    """What to do about a form of unknown latency: of one that attention reads, tables can have what that takes."""
-    weights = [weight for site in sites for weight in site.weights]
-    variants = [(one, weight) for weight in weights for one in form_named(name).variants(weight)]
-    measured = any(one.takes(weight) and one.cache_axis(weight) for one, weight in variants)
-    decoding = " ".join(f"--workload {one}" for one in workloads if one.startswith("decode"))
-    if not (measured and decoding):
-        return "Leave the form out, or plan without the limit."
-    return f"Measure it with gac profile --model NAME --form {name} {decoding}, or leave the form or the limit out."
-
-
-def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
-    """What the dense sites whose weights it runs take in a scheme, by workload."""
-    stored, whole = scheme_named(scheme), form_named("dense")
-
-    def runs(site: Site) -> bool:
-        return all(len(that_run(whole, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
-
-    dense = [dense_candidate(site, timing, stored) for site in sites if runs(site)]
-    return tuple(total(dense, ns_of(workload)) for workload in timing.workloads)
-
-
 def decide(problem: Problem) -> Decision:
-    """The plan that loses least within the recipe's limits, with its certificate.
+    """Return the plan of least loss within the recipe's limits, with its certificate.
 
     Where the recipe has a slack, and the profile holds a latency, it is the fastest of the plans that lose at most that
-    much more, with a certificate of its own. Where the latency of none is known, it is the one that loses least.
+    much more, with a certificate of its own. Where the latency of none is known, it is the plan of least loss.
 
     Raises:
         BudgetError: a limit cannot be met.
@@ -140,8 +141,7 @@ def decide(problem: Problem) -> Decision:
     slack, limits = problem.recipe.slack, allowed(problem.recipe, problem.dense)
     known = zip(problem.workloads, problem.dense_ns, strict=True)
     weights = {ns_of(workload): 1 / ns for workload, ns in known if ns and slack}
-    sets = problem.candidates(limits, besides=weights)
-    instance = as_knapsack(sets, limits)
+    instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
     solution = instance.solve()
     if slack and weights and all(rows.known(weights).any() for rows in instance.sets):
         value, start = solution.certificate.value, _start(instance, solution, weights)
@@ -153,24 +153,23 @@ def decide(problem: Problem) -> Decision:
 
 
 def _start(instance: Instance, least: Solution, columns: Iterable[str]) -> list[int] | None:
-    """The choice of least loss among the candidates whose latency is known; None where it is not among them."""
+    """The choice of least loss among the candidates of known latency; None where it is not among them."""
     known = [rows.known(columns) for rows in instance.sets]
-    if all(one[item] for one, item in zip(known, least.choice, strict=True)):
-        return [int(one[:item].sum()) for one, item in zip(known, least.choice, strict=True)]
+    if all(mask[item] for mask, item in zip(known, least.choice, strict=True)):
+        return [int(mask[:item].sum()) for mask, item in zip(known, least.choice, strict=True)]
     return None
 
 
 def _faster(
     problem: Problem, instance: Instance, least: Solution, quick: Instance, unit: float, start: Sequence[int] | None
 ) -> Decision:
-    """The decision of least latency, whose plan says what the choice of least loss would have taken."""
     solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
     speed = Speed(least.certificate.value, summed_latency(instance.chosen(least)), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
-    others = quick.alternatives(solution) if priced else None
-    plan = _plan(problem, quick.chosen(solution), least.certificate, others, speed)
+    alternatives = quick.alternatives(solution) if priced else None
+    plan = _plan(problem, quick.chosen(solution), least.certificate, alternatives, speed)
     return Decision(plan, instance, least, (quick, solution))
 
 
@@ -181,10 +180,9 @@ def _plan(
     alternatives: Sequence[tuple[Candidate, ...]] | None,
     speed: Speed | None = None,
 ) -> Plan:
-    """The plan of a choice that keeps every limit."""
     sites, recipe, dense = problem.sites, problem.recipe, (problem.dense_ns, problem.fused_ns)
-    measured, together = problem.evidence(chosen), problem.together(chosen)
-    plan = assemble(sites, chosen, dense, recipe, measured, certificate, alternatives, speed, together)
+    measured, beyond = problem.evidence(chosen), problem.loss_beyond_sum(chosen)
+    plan = assemble(sites, chosen, dense, recipe, measured, certificate, alternatives, speed, beyond)
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return plan
 
@@ -198,29 +196,28 @@ def assemble(
     certificate: Certificate,
     alternatives: Sequence[tuple[Candidate, ...]] | None = None,
     speed: Speed | None = None,
-    together: float = 0.0,
+    beyond_sum: float = 0.0,
 ) -> Plan:
     """Write down one chosen candidate a site.
 
     Args:
         dense: latency of the dense sites, one a workload, GEMM by GEMM and with shared ones; None where unknown.
-        alternatives: for each site what it could have had instead; None where that is not known.
-        speed: where the choice is the fastest that loses hardly more than the least.
-        together: what the choices lose beyond the sum of their losses.
+        alternatives: of each site; None where they are not known.
+        beyond_sum: loss of the choices beyond the sum of their losses.
     """
-    others = alternatives or [()] * len(sites)
-    choices = tuple(SiteChoice.of(*one) for one in zip(sites, chosen, others, strict=True))
+    alternatives = alternatives or [()] * len(sites)
+    choices = tuple(SiteChoice.of(*choice) for choice in zip(sites, chosen, alternatives, strict=True))
     weights = [weight for choice in choices for weight in choice.weights]
     workloads = _workloads(recipe.deployment.workloads, chosen, *dense)
     limits = []
     for column, fraction in recipe.fractions.items():
-        found = amounts(weights, workloads, column)
-        assert found is not None, f"{column} of a chosen candidate is unknown"
-        used, whole = found
-        limit = floored(fraction, whole)
-        limits.append(Limit(column, fraction, limit, used, whole, max(0, used - limit)))
+        counted = amounts(weights, workloads, column)
+        assert counted is not None, f"{column} of a chosen candidate is unknown"
+        used, dense_amount = counted
+        limit = floored(fraction, dense_amount)
+        limits.append(Limit(column, fraction, limit, used, dense_amount, max(0, used - limit)))
     head = measured.lost_by_head
-    loss = float(sum(choice.loss for choice in choices)) + together + head
+    loss = float(sum(choice.loss for choice in choices)) + beyond_sum + head
     return Plan(
         schema_version=SCHEMA,
         gac_version=__version__,
@@ -228,7 +225,7 @@ def assemble(
         measured=measured,
         limits=tuple(limits),
         workloads=workloads,
-        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss), together, head),
+        prediction=Prediction(loss, measured.perplexity(0.0), measured.perplexity(loss), beyond_sum, head),
         certificate=certificate,
         sites=choices,
         speed=speed,
@@ -236,50 +233,42 @@ def assemble(
 
 
 def _workloads(
-    names: Sequence[str],
-    chosen: Sequence[Candidate],
-    dense_ns: Sequence[int | None],
-    fused_ns: Sequence[int | None],
+    names: Sequence[str], chosen: Sequence[Candidate], dense_ns: Sequence[int | None], fused_ns: Sequence[int | None]
 ) -> tuple[WorkloadLatency, ...]:
-    found = []
-    planned = summed_latency(chosen)
-    for at, (name, dense, fused, ns) in enumerate(zip(names, dense_ns, fused_ns, planned, strict=True)):
-        weights = sum(len(one.dims) for one in chosen)
-        known = [one for one in chosen if one.latency_ns[at] is not None]
-        unknown = weights - sum(len(one.dims) for one in known)
-        interpolated = sum(one.interpolated[at] for one in known)
-        modelled = sum(one.modelled[at] for one in known if one.modelled)
+    columns = zip(names, dense_ns, fused_ns, summed_latency(chosen), strict=True)
+    weights, rows = sum(len(candidate.dims) for candidate in chosen), []
+    for column, (name, dense, fused, ns) in enumerate(columns):
+        known = [candidate for candidate in chosen if candidate.latency_ns[column] is not None]
+        unknown = weights - sum(len(candidate.dims) for candidate in known)
+        interpolated = sum(candidate.interpolated[column] for candidate in known)
+        modelled = sum(candidate.modelled[column] for candidate in known if candidate.modelled)
         measured = weights - unknown - interpolated - modelled
-        found.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, fused))
-    return tuple(found)
+        rows.append(WorkloadLatency(name, dense, ns, measured, interpolated, unknown, modelled, fused))
+    return tuple(rows)
 
 
 def summed_latency(candidates: Sequence[Candidate]) -> tuple[int | None, ...]:
-    """Summed ns for each workload; None where one is unknown."""
-    columns = zip(*(one.latency_ns for one in candidates), strict=True)
+    """Sum the ns for each workload; None where a candidate's is unknown."""
+    columns = zip(*(candidate.latency_ns for candidate in candidates), strict=True)
     return tuple(None if None in column else sum(ns for ns in column if ns is not None) for column in columns)
 
 
 def fastest(
     sets: Sequence[CandidateSet], limits: Mapping[str, int], weights: Mapping[str, float], most: float, slack: float
 ) -> tuple[Instance, float]:
-    """The knapsack of least latency among the choices that lose at most ``most``.
+    """Return the knapsack of least latency among the choices that lose at most ``most``, and its unit of loss in nats.
 
-    Its limits are those given, and last ``LOSS`` in whole units. Every candidate's loss is rounded up to them, so that
-    no choice within the limits loses more.
+    Its limits are those by cost column, and last ``LOSS`` in whole units. Every candidate's loss is rounded up to
+    them, so that no choice within the limits loses more.
 
     Args:
-        limits: by cost column.
-        weights: how much a ns counts, by latency column; candidates of which one is unknown are left out.
+        weights: value of a ns, by latency column; candidates of which one is unknown are left out.
         most: nats a token.
-        slack: the part of ``most`` that is given for speed; the unit is a ``2**44``th of it.
-
-    Returns:
-        The instance, and the unit of loss in nats, a power of two.
+        slack: the part of ``most`` that is given for speed; the unit is about a ``2**44``th of it, a power of two.
     """
     exponent = max(frexp(slack)[1] - _SLACK_BITS, frexp(most)[1] - _LOSS_BITS)
     limit = floor(ldexp(most, -exponent))
-    within = as_knapsack([rows.at(rows.known(weights)) for rows in sets], limits)
+    within = as_knapsack([rows.pick(rows.known(weights)) for rows in sets], limits)
     groups = []
     for rows, group in zip(within.sets, within.groups, strict=True):
         ns = np.sum([weight * rows.cost(column) for column, weight in weights.items()], axis=0)

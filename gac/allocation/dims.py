@@ -1,14 +1,13 @@
-"""The dims that a form may take of a weight: aligned, sound and run by the scheme's operators."""
+"""The dims that a form may take of a weight: aligned, sound, evenly divided and run by the scheme's operators."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import Timing
+from gac.allocation.latencies import Timing, unnamed
 from gac.core.arrays import Ints
 from gac.core.errors import PlanError
 from gac.forms import Form, form_named, variants_of
@@ -19,96 +18,78 @@ from gac.schemes import Scheme, scheme_named
 
 
 def step_of(form: Form, align: bool | int) -> int:
-    """What the dims of a form are multiples of, whatever the profile says of them."""
     return lcm(form.step, int(align)) if align and not form.pieces else 1
 
 
 def plain_dims(form: Form, align: bool | int, largest: int) -> Ints:
-    """The dims of a form up to the largest, whatever the profile says of them."""
     step = step_of(form, align)
     return np.arange(step if form.least else 0, largest + 1, step, dtype=np.int64)
 
 
 def first_dim(form: Form, weight: Weight, scheme: Scheme, align: bool | int, gpus: int) -> int | None:
-    """The smallest of them of a weight over so many GPUs; None where no dim leaves each of these an equal part."""
+    """Return the smallest of them that leaves each GPU an equal part of a weight; None if none does."""
     dims = plain_dims(form, align, form.full(weight)).tolist()
     return next((dim for dim in dims if divides(form, weight, dim, scheme, gpus)), None)
 
 
 def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
-    """Refuse a form of which no dim leaves each of several GPUs an equal and aligned part of any weight.
-
-    Raises:
-        PlanError: names the form.
-    """
-    weights = {replace(weight, name="", reads=None) for site in sites for weight in site.weights}
+    """Refuse a form of which no dim leaves each of several GPUs an equal and aligned part of any weight."""
+    weights = {unnamed(weight) for site in sites for weight in site.weights}
     for name in space.forms if gpus > 1 else ():
         takers = [(form, weight) for weight in weights for form in variants_of([form_named(name)], weight)]
-        if not any(_is_left(form, weight, space, gpus) for form, weight in takers if form.takes(weight)):
+        if not any(_some_dim_divides(form, weight, space, gpus) for form, weight in takers if form.takes(weight)):
             aligned = f", aligned to {int(space.align)}" if space.align > 1 else ""
             raise PlanError(
                 f"form {name} of weights that are split over {gpus} GPUs{aligned}",
-                "a form of which some dim leaves each GPU an equal part, as aligned as the whole",
+                "a form of which some dim leaves each GPU an equal and equally aligned part",
                 "Leave the form out, align to a smaller number, or split over fewer GPUs.",
             )
 
 
-def _is_left(form: Form, weight: Weight, space: Space, gpus: int) -> bool:
+def _some_dim_divides(form: Form, weight: Weight, space: Space, gpus: int) -> bool:
     dims = plain_dims(form, space.align, form.full(weight) - 1)
     schemes = filter(lambda scheme: scheme.takes(weight), map(scheme_named, space.schemes))
     return any(_even(form, scheme, weight, dim, gpus, space.align) for scheme in schemes for dim in dims.tolist())
 
 
 def full_dim(weight: Weight) -> Ints:
-    """The only dim of a dense weight."""
     return np.array([form_named("dense").full(weight)])
 
 
-def dims_up_to(
+def allowed_dims(
     largest: int, site: Site, form: Form, scheme: Scheme, taken: Sequence[int], align: bool | int, timing: Timing
 ) -> Ints:
-    """The dims up to the largest that the scheme allows; of those the aligned and sound ones where asked for.
-
-    Args:
-        taken: positions of the weights that take the form together.
-        align: as ``Space.align`` has it.
-    """
+    """Return the dims, for all ``taken`` weights, that the scheme allows, aligned and sound if asked for."""
     dims = plain_dims(form, align, largest)
-    for weight in (site.weights[at] for at in taken) if timing.gpus > 1 else ():
-        evenly = partial(_that_divide, form, scheme, weight, dims, timing.gpus, align)
+    for weight in (site.weights[position] for position in taken) if timing.gpus > 1 else ():
+        evenly = partial(_divided, form, scheme, weight, dims, timing.gpus, align)
         dims = dims[timing.once(("divided", form.name, scheme.name, dims.tobytes()), weight, evenly)]
     if align and timing.profile is not None:
-        for at in taken:
-            weight, fused = site.weights[at], at in site.fused
+        for position in taken:
+            weight, fused = site.weights[position], position in site.fused
             sound = partial(timing.sound, form, weight, dims, fused, scheme)
             dims = dims[timing.once(("sound", form.name, scheme.name, fused, dims.tobytes()), weight, sound)]
-    for weight in (site.weights[at] for at in taken):
-        run = partial(_that_run, form, scheme, weight, dims)
+    for weight in (site.weights[position] for position in taken):
+        run = partial(_runnable, form, scheme, weight, dims)
         dims = dims[timing.once(("run", form.name, scheme.name, dims.tobytes()), weight, run)]
     return dims
 
 
-def that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int = 1) -> Ints:
-    """Those of the dims at which the scheme takes the weight, and has an operator for each of its GEMMs.
-
-    Args:
-        gpus: over how many the weight is split; of several each has to have an equal part.
-    """
-    dims = dims[_that_run(form, scheme, weight, dims)]
-    return dims[_that_divide(form, scheme, weight, dims, gpus)] if gpus > 1 else dims
+def runnable_dims(form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int = 1) -> Ints:
+    """Return the dims at which the scheme takes the weight, has an operator for each GEMM, and GPUs equal parts."""
+    dims = dims[_runnable(form, scheme, weight, dims)]
+    return dims[_divided(form, scheme, weight, dims, gpus)] if gpus > 1 else dims
 
 
-def _that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:
-    """At which dims the scheme takes the weight, and has an operator for each of its GEMMs."""
+def _runnable(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:
     if scheme.needs is None or not scheme.takes(weight):
         return np.full(len(dims), scheme.takes(weight))
     return np.array([all(map(scheme.runs, form.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_)
 
 
-def _that_divide(
+def _divided(
     form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int, align: bool | int = False
 ) -> NDArray[np.bool_]:
-    """At which dims each of several GPUs has an equal part of the weight, as aligned as the dim has to be."""
     return np.array([_even(form, scheme, weight, dim, gpus, align) for dim in dims.tolist()], dtype=np.bool_)
 
 

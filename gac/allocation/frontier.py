@@ -1,6 +1,6 @@
-"""The frontier: for the whole range of budgets at once, the choice that loses least, each with its own proof.
+"""The frontier: the choice of least loss for the whole range of limits, each with its proof.
 
-What is least is the sum of the losses, as in a plan. What choices lose together is in the prediction of each.
+The sum of the losses is minimised, as in a plan; the loss beyond the sum is in the prediction of each point.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from gac.allocation.candidates import dense_candidate
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.pareto import front
+from gac.allocation.pareto import nondominated
 from gac.allocation.problem import Problem, as_knapsack, dense_total
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, GacError
@@ -23,7 +23,7 @@ from gac.plan.costs import COSTS, KV_NUMBERS, PARAMS, column_of, floored, ns_of
 from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
 
-__all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_asked", "check_limited", "frontier"]
+__all__ = ["PARAMS", "Frontier", "FrontierPoint", "check_frontier_recipe", "check_limited", "frontier"]
 
 _STEPS = 10**6
 _COLUMNS = {"budget": PARAMS, **{cost.limit: cost.name for cost in COSTS.values()}}
@@ -31,15 +31,15 @@ _COLUMNS = {"budget": PARAMS, **{cost.limit: cost.name for cost in COSTS.values(
 
 
 def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Frontier:
-    """The least loss within each of ``points`` limits, from the smallest that can be met up.
+    """Find the least loss within each of ``points`` limits, from the smallest that can be met up.
 
     The steps are even, and end at the smallest limit beyond which nothing is gained (normally everything dense). The
-    candidates are made once, and reduced to those that matter under this one limit. A limit whose best choice loses no
-    less than that of a smaller limit gets no point: the earlier choice is as good there. So there may be fewer points
+    candidates are built once, and reduced to the Pareto-optimal ones under this one limit. A limit whose best choice
+    loses no less than that of a smaller limit gets no point. So there may be fewer points
     than asked for, and the sum of losses falls strictly from point to point.
 
     Args:
-        points: how many limits, at least 2; each is a whole number of millionths of the dense amount.
+        points: number of limits, at least 2; each is a whole number of millionths of the dense amount.
         limit: ``params``, ``bytes``, ``kv_numbers`` (some form has to make it smaller, see ``check_limited``), or
             the workload whose latency is limited. A choice never has more parameters than the dense model.
 
@@ -47,38 +47,37 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         BudgetError: fewer than 2 points, or a limit on something that is none of the workloads.
         ProfileError: a latency is limited, and the profile lacks it.
     """
-    check_asked(points, limit, problem.recipe)
+    check_frontier_recipe(points, limit, problem.recipe)
     column = column_of(limit)
     dense = dense_total(problem.dense, column)
-    besides = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
-    columns = [*besides, column]
-    sets = [_that_matter(rows, columns) for rows in problem.candidates(columns)]
-    solved = list(_solve(sets, besides, column, dense, points))
+    fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
+    columns = [*fixed, column]
+    sets = [_pareto_optimal(rows, columns) for rows in problem.candidates(columns)]
+    solved = list(_solve(sets, fixed, column, dense, points))
     sites, options = [], []
-    for at, (site, whole, rows) in enumerate(zip(problem.sites, problem.dense, sets, strict=True)):
-        picked = [solution.choice[at] for _, _, solution in solved]
+    for position, (site, whole_site, rows) in enumerate(zip(problem.sites, problem.dense, sets, strict=True)):
+        picked = [solution.choice[position] for _, _, solution in solved]
         used = sorted(set(picked))
-        sites.append(SiteOptions(site, whole.candidate(0), tuple(map(rows.candidate, used))))
+        sites.append(SiteOptions(site, whole_site.candidate(0), tuple(map(rows.candidate, used))))
         options.append([used.index(row) for row in picked])
-    made = []
+    frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
-        taken = [site.options[at] for site, at in zip(sites, choice, strict=True)]
-        together = problem.together(taken)
-        params, loss, latency = sums(taken, problem.measured, together)
+        chosen = [site.options[option] for site, option in zip(sites, choice, strict=True)]
+        beyond = problem.loss_beyond_sum(chosen)
+        params, loss, latency = sums(chosen, problem.measured, beyond)
         perplexity = problem.measured.perplexity(loss)
         proof = solution.certificate
-        made.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, proof, together))
+        frontier_points.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, proof, beyond))
     measured = problem.evidence([option for site in sites for option in site.options])
     fused = tuple(problem.fused_ns)
-    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(made), fused)
+    return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(frontier_points), fused)
 
 
-def check_asked(points: int, limit: str, recipe: Recipe) -> None:
-    """Refuse what no frontier can be made for, before anything is measured.
+def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
+    """Refuse a recipe that no frontier can be computed for, before anything is measured.
 
     Raises:
-        BudgetError: fewer than 2 points, a limit that is none of ``params``, ``bytes``, ``kv_numbers`` and the
-            workloads, or a recipe that limits something else besides.
+        BudgetError: fewer than 2 points, an unknown limit, or a recipe with a further limit.
         GacError: a recipe whose rule is not ``loss``.
     """
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
@@ -94,19 +93,14 @@ def check_asked(points: int, limit: str, recipe: Recipe) -> None:
         )
     for name in (*(cost.limit for cost in COSTS.values() if cost.name != PARAMS), "latency"):
         if getattr(limits, name):
-            given = f"a frontier with limits.{name}={getattr(limits, name)!r}"
-            raise BudgetError(given, "one limit, which is gone through", f"Leave {name} out, or use gac.allocate.")
+            stated = f"a frontier with limits.{name}={getattr(limits, name)!r}"
+            raise BudgetError(stated, "no limit but the one that rises", f"Leave {name} out, or use gac.allocate.")
     if recipe.rule != "loss":
         raise GacError(f"a frontier by rule {recipe.rule}", "rule loss", "Use gac.allocate for the other rules.")
 
 
 def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit: str) -> None:
-    """Refuse a frontier over a latency that the profile does not know, or over a cache that no form makes smaller.
-
-    Raises:
-        BudgetError: no form makes the KV cache smaller.
-        ProfileError: names the first site that lacks it, or the collectives of a split model.
-    """
+    """Refuse a frontier over a latency that the profile lacks, or over a cache that no form makes smaller."""
     if limit == KV_NUMBERS:
         check_shrinks_cache(sites, recipe)
     if limit not in COSTS:
@@ -115,48 +109,42 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 
 
-def _that_matter(rows: CandidateSet, columns: Sequence[str]) -> CandidateSet:
-    """The candidates that no other one beats or equals in costs and loss; of equals the first."""
-    known = rows.at(rows.known(columns))
-    return known.at(front(np.column_stack([*map(known.cost, columns), known.loss])))
+def _pareto_optimal(rows: CandidateSet, columns: Sequence[str]) -> CandidateSet:
+    known = rows.pick(rows.known(columns))
+    return known.pick(nondominated(np.column_stack([*map(known.cost, columns), known.loss])))
 
 
 def _solve(
-    sets: Sequence[CandidateSet], besides: Mapping[str, int], column: str, dense: int, points: int
+    sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str, dense: int, points: int
 ) -> Iterator[tuple[float, int, Solution]]:
-    """Each limit, as a fraction and as it is, with its exact choice, where that loses less than those before.
+    """Each limit, as a fraction and in its integers, with its exact choice, where that loses less than those before.
 
     Limits rise by even steps, in millionths, from the smallest sum of costs to that of the choice of least loss.
-
-    Args:
-        besides: limits that are always there, by cost column; they come before the one that rises.
-        dense: what the rising limit is a fraction of.
     """
-    instance, start = as_knapsack(sets, {**besides, column: dense}), None
-    smallest, largest = _ends(sets, besides, column)
+    instance, start = as_knapsack(sets, {**fixed, column: dense}), None
+    smallest, largest = _ends(sets, fixed, column)
     first, last = (-(-cost * _STEPS // dense) for cost in (smallest, largest))
     before = np.inf
-    for step in dict.fromkeys(first + (last - first) * at // (points - 1) for at in range(points)):
+    for step in dict.fromkeys(first + (last - first) * number // (points - 1) for number in range(points)):
         limit = floored(step / _STEPS, dense)
-        solution = replace(instance, limits={**besides, column: limit}).solve(start)
+        solution = replace(instance, limits={**fixed, column: limit}).solve(start)
         start = solution.choice
         if solution.certificate.value < before:
             before = solution.certificate.value
             yield step / _STEPS, limit, solution
 
 
-def _ends(sets: Sequence[CandidateSet], besides: Mapping[str, int], column: str) -> tuple[int, int]:
-    """What the cheapest choice takes of a cost column, and the one of least loss; both keep the limits besides."""
+def _ends(sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str) -> tuple[int, int]:
     costs = [rows.cost(column) for rows in sets]
     choices: Sequence[Sequence[int]]
-    if besides:
-        instance = as_knapsack(sets, besides)
+    if fixed:
+        instance = as_knapsack(sets, fixed)
         cheap = [
-            Group(one.name, cost.astype(np.float64), one.costs)
-            for cost, one in zip(costs, instance.groups, strict=True)
+            Group(group.name, cost.astype(np.float64), group.costs)
+            for cost, group in zip(costs, instance.groups, strict=True)
         ]
         choices = [replace(instance, groups=tuple(groups)).solve().choice for groups in (cheap, instance.groups)]
     else:
         choices = [[int(cost.argmin()) for cost in costs], [int(rows.loss.argmin()) for rows in sets]]
-    smallest, largest = (sum(int(cost[at]) for cost, at in zip(costs, one, strict=True)) for one in choices)
+    smallest, largest = (sum(int(cost[row]) for cost, row in zip(costs, choice, strict=True)) for choice in choices)
     return smallest, largest

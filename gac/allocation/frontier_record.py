@@ -181,7 +181,7 @@ class Frontier(Shown, Record):
             replace(self.recipe, limits=limits),
             self.measured,
             proof,
-            together=point.together,
+            beyond_sum=point.together,
         )
 
     @property

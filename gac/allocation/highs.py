@@ -1,36 +1,27 @@
-"""HiGHS on a mixed-integer program, in a process of its own: it prints to standard output, and Ctrl-C cannot end it.
+"""HiGHS on a mixed-integer program, in a process of its own: it prints to standard output and ignores Ctrl-C.
 
-Run as a script, it reads ``program.npz`` in the directory that it is given, and leaves ``answer.npz`` there.
+Run as a script, it reads ``program.npz`` in the directory of its argument, and writes ``answer.npz`` there.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:  # run as a script, it has no package
-    from gac.core.arrays import Floats, Ints
+from numpy.typing import NDArray
 
 _PROGRAM, _ANSWER = "program.npz", "answer.npz"
 
 
-def minimised(
-    values: "Floats", group: "Ints", costs: "Floats", nodes: int, gap: float
-) -> "tuple[Floats | None, float | None, int]":
-    """Minimise a sum of values with one item a group, within limits of 1.
-
-    Args:
-        values: of each item, shape ``(items,)``.
-        group: of each item, ascending, shape ``(items,)``.
-        costs: shape ``(limits, items)``.
-        nodes: after so many of its tree HiGHS stops.
-        gap: between choice and bound at which it stops.
+def minimise(
+    values: NDArray[np.float64], group: NDArray[np.int64], costs: NDArray[np.float64], nodes: int, gap: float
+) -> tuple[NDArray[np.float64] | None, float | None, int]:
+    """Minimise a sum of values with one item a group (ascending), within limits of 1; costs are by limit and item.
 
     Returns:
-        Each item's share (None without a choice), a lower bound (None without one), and the nodes that it took.
+        Each item's share (None without a choice), a lower bound (None without one), and the number of nodes.
 
     Raises:
         subprocess.CalledProcessError: HiGHS broke off; its last words are in ``stderr``.
@@ -51,14 +42,10 @@ def _solve(directory: Path) -> None:
     with np.load(directory / _PROGRAM) as program:
         values, group, costs = program["values"], program["group"], program["costs"]
         options: Any = {"node_limit": int(program["nodes"]), "mip_rel_gap": float(program["gap"])}
-    exactly = LinearConstraint(csr_array((np.ones(len(group)), (group, np.arange(len(group))))), 1, 1)
-    answer: Any = milp(
-        values,
-        constraints=[exactly, LinearConstraint(costs, -np.inf, 1)],
-        integrality=np.ones(len(values), dtype=np.int64),
-        bounds=Bounds(0, 1),
-        options=options,
-    )
+    exactly_one = LinearConstraint(csr_array((np.ones(len(group)), (group, np.arange(len(group))))), 1, 1)
+    constraints = [exactly_one, LinearConstraint(costs, -np.inf, 1)]
+    integers = np.ones(len(values), dtype=np.int64)
+    answer: Any = milp(values, constraints=constraints, integrality=integers, bounds=Bounds(0, 1), options=options)
     taken = [] if answer.x is None else answer.x
     bound = np.nan if answer.mip_dual_bound is None else answer.mip_dual_bound
     np.savez(directory / _ANSWER, taken=taken, bound=bound, nodes=answer.mip_node_count or 0)

@@ -1,6 +1,6 @@
-"""What a form takes at each dim, looked up in a latency table."""
+"""Latencies of forms at each dim, looked up in a latency table: GEMMs, and attention of models that decode."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from gac.core.arrays import Ints
 from gac.core.operations import Operation, linear, round_inputs
 from gac.core.workloads import Workload
-from gac.forms import Form
+from gac.forms import Form, form_named
 from gac.forms.tensor_parallel import split_fused
-from gac.models.sites import Weight
+from gac.models.sites import Site, Weight
+from gac.plan.plan import WeightChoice
 from gac.profiling.cliffs import operator_period, sound_dims
 from gac.profiling.operators import rounded_to
 from gac.profiling.table import Profile
@@ -26,165 +27,148 @@ UNKNOWN = -1
 _IN, _OUT = "k", "n"
 BF16 = scheme_named(DEFAULT_SCHEME)
 DTYPE = BF16.dtype
-"""What latencies are looked up in where nothing else is said."""
+"""Default dtype of look-ups."""
 
 MEASURED, INTERPOLATED, MODELLED = 0, 1, 2
-"""How a latency was obtained; the larger, the less directly."""
+"""Sources of a latency, from the most direct one."""
 
-Known = tuple[Ints, Ints]
-"""Latency in ns (-1 where unknown) and how each known one was obtained, both of shape ``(dims, workloads)``."""
+Latencies = tuple[Ints, Ints]
+"""Latencies in ns (-1 where unknown) and their sources, both of shape ``(dims, workloads)``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Where latencies come from: a profile (or None: all unknown), and the workloads.
+    """Source of latencies: a profile (None: all are unknown), and the workloads.
 
-    ``gpus``: over how many every weight is split; ``gac.allocation.split_latencies`` has the latencies of several.
+    ``gpus``: over how many every weight is split, see ``gac.allocation.split_latencies`` for several.
     """
 
     profile: Profile | None
     workloads: tuple[Workload, ...]
     gpus: int = 1
-    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, weight: Weight, look_up: Callable[[], T]) -> T:
-        """What is looked up for a weight, once for all that differ in their names alone.
+        """Look something up for a weight, once for all that differ in their names alone."""
+        full_key = key, unnamed(weight)
+        if full_key not in self._cache:
+            self._cache[full_key] = look_up()
+        result: T = self._cache[full_key]
+        return result
 
-        Args:
-            key: what is looked up of it.
-        """
-        asked = key, _unnamed(weight)
-        if asked not in self._known:
-            self._known[asked] = look_up()
-        found: T = self._known[asked]
-        return found
+    def unknown(self, count: int) -> Latencies:
+        latency = np.full((count, len(self.workloads)), UNKNOWN, dtype=np.int64)
+        return latency, np.full_like(latency, MEASURED)
 
-    def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
-        """One weight in one form at each of the dims."""
-        if not form.timed and form.after(weight, 1, 1) is not None:
-            return self._one_by_one(form, weight, dims, scheme)
-        sizes, axis = self._for_all(_each(form.size, weight, dims)), form.axis(weight)
+    def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
+        """Return the latencies of a weight in a form at each of the dims."""
+        if not form.timed and form.after(weight, 1, 1) is not None:  # no table has it as one operation
+            widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
+            return add(self.of_fused(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
+        sizes, axis = self._for_all(_at_each(form.size, weight, dims)), form.axis(weight)
         return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.made)
 
-    def _one_by_one(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Known:
-        """Its first GEMM and what follows it, of a form whose operation no table holds."""
-        widths = self._for_all(_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
-        first, after = self.of_fused(weight, widths, scheme), self._second(form, weight, dims, scheme)
-        return sum_of_latencies(first[0], after[0]), np.maximum(first[1], after[1])
+    def _second_gemm(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Latencies:
+        return self._along(lambda rows: _after(form, weight, int(dims[0]), rows), _IN, self._for_all(dims), scheme)
 
-    def _second(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Known:
-        return self._along(lambda rows: _after(form, weight, int(dims[0]), rows), "k", self._for_all(dims), scheme)
-
-    def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
-        """What such a weight takes beside the GEMM that it shares, and in its place where it runs apart."""
-        after = None
-        if form.after(weight, 1, 1) is not None:
-            after = self._second(form, weight, dims, scheme)
+    def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
+        """Return the latencies of a weight less the GEMM that it shares; with its first GEMM where that runs apart."""
         apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
-        return apart if after is None else (sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1]))
+        if form.after(weight, 1, 1) is None:
+            return apart
+        return add(apart, self._second_gemm(form, weight, dims, scheme))
 
-    def joined(self, form: Form, weight: Weight, dims: Ints) -> Ints:
-        """Output features that it adds to the GEMM that it shares, ``(dims, workloads)``: 0 where it runs apart."""
+    def shared_width(self, form: Form, weight: Weight, dims: Ints) -> Ints:
         return self._features(form, weight, dims)[1]
 
-    def none_joined(self, count: int) -> Ints:
-        """The same of so many dims of a weight that shares none."""
+    def no_width(self, count: int) -> Ints:
         return np.zeros((count, len(self.workloads)), dtype=np.int64)
 
-    def of_shared(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Known:
-        """What weights run together, at each of the sums of what they have ``joined``."""
+    def of_shared(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
         return self.of_fused(first, widths, scheme)
 
-    def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Known:
-        """The GEMM that several weights share, at each of its output widths ``(dims, workloads)``; none for 0.
+    def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
+        """Return the latencies of a GEMM of the weight's input at output widths ``(dims, workloads)``."""
 
-        Args:
-            first: one of them; they read the same input.
-        """
-        along = partial(
-            self._along, lambda rows: linear(rows, first.in_features, 1), "n", scheme=scheme, made=first.made
+        def look_up(lacking: Ints) -> Latencies:
+            sizes = self._for_all(lacking)
+            return self._along(lambda rows: linear(rows, first.in_features, 1), _OUT, sizes, scheme, first.made)
+
+        return self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads))).latencies(
+            widths, look_up
         )
-        known = self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads)))
-        return known.at(widths, lambda lacking: along(self._for_all(lacking)))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
-        """Which dims the profile shows to be sound for all workloads (for a single row where there is none).
+        """Return the mask of the dims that the profile shows to be sound for all workloads (one row without any).
 
-        A dim that is moved by the shared GEMM alone is judged by the weight's own. A scheme is judged by its own rows
-        where the profile has any, else by those of 16 bits, and dims are aligned for these in any case: so inputs come.
+        A dim that changes the shared GEMM alone is judged by the weight's second one. A scheme is judged by its own
+        rows where the profile has any, else by those of 16 bits, and dims are aligned for 16 bits in any case, as
+        inputs are.
         """
         assert self.profile is not None, "soundness needs a profile"
         after = fused and form.after(weight, 1, 1) is not None
-        axis = "k" if after else form.axis(weight)
+        axis = _IN if after else form.axis(weight)
         assert axis is not None
-        sizes = dims if after else _each(form.size, weight, dims)
+        sizes = dims if after else _at_each(form.size, weight, dims)
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
             operation = self.run_as(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
-            operator, fixed = operation.operator, [fixed_of(operation, axis)]
+            operator, fixed = operation.operator, [other_axes(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
             sound &= sizes % operator_period(self.profile, operator, DTYPE) == 0
-        for attention in self._attentions(form, weight):
-            cached = form.cache_axis(weight)
-            assert cached is not None
-            sound &= sound_dims(self.profile, attention.operator, [fixed_of(attention, cached)], cached, dims)
+        if weight.asked and (cached := form.cache_axis(weight)) is not None:
+            for workload in (workload for workload in self.workloads if workload.phase == "decode"):
+                attention = form.attention(weight, 1, workload.batch, workload.tokens)
+                fixed = [other_axes(attention, cached)]
+                sound &= sound_dims(self.profile, attention.operator, fixed, cached, dims)
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
 
-    def _attentions(self, form: Form, weight: Weight) -> list[Operation]:
-        """What attends over a cache that the form makes smaller, for each workload that decodes."""
-        moved = weight.asked and form.cache_axis(weight) is not None
-        decoding = [one for one in self.workloads if one.phase == "decode" and moved]
-        return [form.attention(weight, 1, one.batch, one.tokens) for one in decoding]
-
     def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
-        """What runs instead of this operation of 16-bit weights."""
         return scheme.operation(operation)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
 
     def _features(self, form: Form, weight: Weight, dims: Ints) -> tuple[Ints, Ints]:
-        """Of its first GEMM on a GPU, ``(dims, workloads)``: where it runs apart, and where in the shared one."""
-        features = self._for_all(_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
+        features = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
         apart = features >= np.array([apart_from(workload.rows) for workload in self.workloads], dtype=np.int64)
         return np.where(apart, features, 0), np.where(apart, 0, features)
 
     def _along(
         self,
-        operation_at: Callable[[int], Operation],
+        operation_of: Callable[[int], Operation],
         axis: str | None,
         sizes: Ints,
         scheme: Scheme,
-        made: bool = False,
-    ) -> Known:
-        """What runs for a number of rows, with an axis of each of the sizes ``(dims, workloads)``; nothing for 0.
+        from_norm: bool = False,
+    ) -> Latencies:
+        """Latencies of an operation (by rows) with an axis of each of the sizes ``(dims, workloads)``; none for 0.
 
-        Without an axis it runs as it is. What makes the input (``made``) rounds it for schemes that read it rounded.
+        Without an axis it runs as it is. A norm that makes the input quantises it too, for schemes that need that.
         """
-        latency, how = np.full(sizes.shape, UNKNOWN, dtype=np.int64), np.full(sizes.shape, MEASURED, dtype=np.int64)
+        latency, source = self.unknown(len(sizes))
         if self.profile is None or len(sizes) == 0:
-            return latency, how
+            return latency, source
         for column, workload in enumerate(self.workloads):
-            operation = self.run_as(operation_at(workload.rows), scheme)
+            operation = self.run_as(operation_of(workload.rows), scheme)
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0
-                latency[runs, column], how[runs, column] = look_up(
+                latency[runs, column], source[runs, column] = look_up(
                     self.profile, operation, axis, sizes[runs, column], scheme.dtype
                 )
             elif (point := self.profile.point(operation, scheme.dtype)) is not None:
                 latency[:, column] = point
             elif _OUT in operation.axes:
                 size = np.array([operation.axes[_OUT]])
-                latency[:, column], how[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
-            if made:
-                latency[:, column] = self._rounded_before(latency[:, column], operation, scheme)
-        return latency, how
+                latency[:, column], source[:, column] = look_up(self.profile, operation, _OUT, size, scheme.dtype)
+            if from_norm:
+                latency[:, column] = self._without_quantising(latency[:, column], operation, scheme)
+        return latency, source
 
-    def _rounded_before(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:
-        """The latencies of GEMMs with the inputs of one, without their rounding where the table has it."""
+    def _without_quantising(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:
         assert self.profile is not None
         if (numbers := rounded_to(scheme)) is None:
             return latency
@@ -195,57 +179,59 @@ class Timing:
 
 
 class ByWidth:
-    """What weights run together takes at each of its widths, each looked up once: combinations share few widths."""
+    """Latencies of an operation at each of its widths, each looked up once: combinations share few widths."""
 
     def __init__(self, workloads: int) -> None:
         self._looked_up = np.zeros(0, dtype=np.bool_)
         self._known = np.zeros((2, 0, workloads), dtype=np.int64)
 
-    def at(self, widths: Ints, look_up: Callable[[Ints], Known]) -> Known:
-        """At the widths ``(n, workloads)``.
-
-        Args:
-            look_up: finds it for all workloads at each of some widths ``(m,)``.
-        """
+    def latencies(self, widths: Ints, look_up: Callable[[Ints], Latencies]) -> Latencies:
+        """Return the latencies at the widths ``(n, workloads)``; ``look_up`` takes some widths, for all workloads."""
         if (more := int(widths.max(initial=-1)) + 1 - len(self._looked_up)) > 0:
             self._looked_up = np.pad(self._looked_up, (0, more))
             self._known = np.pad(self._known, ((0, 0), (0, more), (0, 0)))
-        asked = np.zeros_like(self._looked_up)
-        asked[widths] = True
-        lacking = np.flatnonzero(asked & ~self._looked_up)
+        wanted = np.zeros_like(self._looked_up)
+        wanted[widths] = True
+        lacking = np.flatnonzero(wanted & ~self._looked_up)
         if len(lacking):
             self._known[:, lacking] = look_up(lacking)
             self._looked_up[lacking] = True
-        latency, how = self._known[:, widths, np.arange(widths.shape[1])]
-        return latency, how
+        latency, source = self._known[:, widths, np.arange(widths.shape[1])]
+        return latency, source
 
 
 @lru_cache(maxsize=4096)
-def _unnamed(weight: Weight) -> Weight:
+def unnamed(weight: Weight) -> Weight:
     return replace(weight, name="", reads=None)
 
 
-def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> tuple[Ints, Ints]:
-    """Latency of an operation at each of the dims along an axis, and how it was obtained; -1 where unknown.
+def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> Latencies:
+    """Look up the latencies of an operation at each of the dims along an axis, and their sources; -1 where unknown.
 
-    What is measured or interpolated wins over what is modelled.
+    What is measured or interpolated has precedence over what is modelled.
     """
-    fixed = fixed_of(operation, axis)
+    fixed = other_axes(operation, axis)
     ns, measured = profile.latency(operation.operator, fixed, axis, dims, dtype)
-    how = np.where(measured, MEASURED, INTERPOLATED)
+    source = np.where(measured, MEASURED, INTERPOLATED)
     if (lacking := ns == UNKNOWN).any():
         ns[lacking] = profile.modelled(operation.operator, fixed, axis, dims[lacking], dtype)
-        how[lacking] = MODELLED
-    return ns, how
+        source[lacking] = MODELLED
+    return ns, source
 
 
 def sum_of_latencies(left: Ints, right: Ints) -> Ints:
-    """The sum, unknown where either is."""
     return np.where((left == UNKNOWN) | (right == UNKNOWN), UNKNOWN, left + right)
 
 
-def _each(count: Callable[[Weight, int], int], weight: Weight, dims: Ints) -> Ints:
-    """What a form counts at each dim: how long the axis is that it moves, or the features of its first GEMM."""
+def add(left: Latencies, right: Latencies) -> Latencies:
+    return sum_of_latencies(left[0], right[0]), np.maximum(left[1], right[1])
+
+
+def other_axes(operation: Operation, axis: str) -> dict[str, int]:
+    return {name: size for name, size in operation.shape if name != axis}
+
+
+def _at_each(count: Callable[[Weight, int], int], weight: Weight, dims: Ints) -> Ints:
     return np.array([count(weight, dim) for dim in dims.tolist()], dtype=np.int64)
 
 
@@ -255,6 +241,68 @@ def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:
     return operation
 
 
-def fixed_of(operation: Operation, axis: str) -> dict[str, int]:
-    """The sizes of the other axes."""
-    return {name: size for name, size in operation.shape if name != axis}
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+def attention_latency(timing: Timing, form: Form, weight: Weight, dims: Ints) -> Latencies:
+    """Return the share of a k_proj or v_proj in the latency of attention, at each of the dims.
+
+    Each of the two has half of it. Over latents a table has attention along the rank of either, with a fixed partner
+    rank for the other: the share is that, less half of the latency with two such ranks. A dim that makes the cache
+    smaller without an operation of its own takes the fraction that is left.
+
+    0 where the table lacks attention over a dense cache of that context, for forms that leave it dense; for
+    prefill, whose attention no form changes; and on several GPUs.
+    """
+    latency = np.zeros((len(dims), len(timing.workloads)), dtype=np.int64)
+    source = np.full(latency.shape, MEASURED, dtype=np.int64)
+    if timing.profile is None or not weight.asked or timing.gpus > 1 or len(dims) == 0:
+        return latency, source
+    for column, workload in enumerate(timing.workloads):
+        if workload.phase == "prefill":
+            continue
+        if (axis := form.cache_axis(weight)) is not None:
+            operation = form.attention(weight, int(dims[0]), workload.batch, workload.tokens)
+            both = operation.axes | {axis: form.beside(weight)}
+            ns, source[:, column] = look_up(timing.profile, operation, axis, dims, DTYPE)
+            partners = timing.profile.point(replace(operation, shape=tuple(both.items())), DTYPE)
+            known = np.where(ns == UNKNOWN, UNKNOWN, np.maximum(ns - (partners or 0) // 2, 1))
+            latency[:, column] = UNKNOWN if partners is None else known
+        elif (dense := _dense_attention(timing.profile, weight, workload)) is not None:
+            kept = np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+            latency[:, column] = -(-dense * kept // (2 * weight.kept))
+    return latency, source
+
+
+def summed_attention(timing: Timing, choices: Iterable[WeightChoice], workload: str) -> int:
+    """Sum the latency of attention, in ns, over all of these choices at a workload."""
+    column = [str(other) for other in timing.workloads].index(workload)
+    rows = (
+        attention_latency(timing, form_named(choice.form), choice.weight, np.array([choice.dim]))[0]
+        for choice in choices
+    )
+    return sum(int(latency[0, column]) for latency in rows)
+
+
+def has_latencies(timing: Timing, form: Form, sites: Iterable[Site]) -> bool:
+    """True if latencies of a form can be known: the table has its operation, or its attention and the dense one."""
+    weights = (weight for site in sites for weight in site.weights)
+    return form.timed or all(
+        timing.once((variant.name, "attention"), weight, partial(_has_attention, timing, variant, weight))
+        for weight in weights
+        for variant in form.variants(weight)
+        if variant.takes(weight)
+    )
+
+
+def _has_attention(timing: Timing, form: Form, weight: Weight) -> bool:
+    if form.cache_axis(weight) is None or timing.profile is None or not weight.asked or timing.gpus > 1:
+        return False
+    decoding = [workload for workload in timing.workloads if workload.phase == "decode"]
+    known = attention_latency(timing, form, weight, np.array([form.beside(weight)]))[0] != UNKNOWN
+    dense = (_dense_attention(timing.profile, weight, workload) for workload in decoding)
+    return bool(known.all()) and None not in dense
+
+
+def _dense_attention(profile: Profile, weight: Weight, workload: Workload) -> int | None:
+    return profile.point(form_named("dense").attention(weight, 1, workload.batch, workload.tokens), DTYPE)

@@ -1,5 +1,9 @@
-"""Non-dominated points, exactly, in a few vectorised sweeps."""
+"""Pareto-optimal points, exactly: fronts, dominance queries, and the pruning of combinations by known points."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,64 +17,60 @@ Points = Floats | Ints
 _PAIRWISE = 1 << 15
 _MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 8, 32
 _ROUNDS = 64
+_FEW, _TOO_MANY = 1 << 12, 1 << 18
+_BLOCK, _BLOCKS = 4, 1 << 11
 
 
-def front(points: Points) -> Mask:
-    """Which points no other point beats or equals in every column (smaller is better); of equal points the first stays.
+def nondominated(points: Points) -> Mask:
+    """Return the mask of the points that no other point beats or equals in every column; of equal ones the first stays.
 
     Kung, Luccio and Preparata, On finding the maxima of a set of vectors (1975): sort, split, and let the
     better half strike out of the worse one, with one column less.
 
     Args:
-        points: shape ``(points, columns)``, one column at least.
-
-    Returns:
-        Mask of shape ``(points,)``.
+        points: shape ``(points, columns)``, one column at least; smaller is better.
     """
     mask = np.zeros(len(points), dtype=np.bool_)
-    left = _rarely_beaten(points.T) if len(points) > _MANY else np.arange(len(points))
-    columns: NDArray[Any] = points[left].T
-    if len(columns) > 2 and len(left) ** 2 > _PAIRWISE:
+    rest = _rarely_dominated(points.T) if len(points) > _MANY else np.arange(len(points))
+    columns: NDArray[Any] = points[rest].T
+    if len(columns) > 2 and len(rest) ** 2 > _PAIRWISE:
         columns = np.stack([np.unique(column, return_inverse=True)[1].astype(np.int32) for column in columns])
     order = np.lexsort(columns[::-1])
     columns = columns[:, order]
     fresh = np.ones(len(order), dtype=np.bool_)
     fresh[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-    mask[left[order[fresh][_front(columns[:, fresh])]]] = True
+    mask[rest[order[fresh][_front(columns[:, fresh])]]] = True
     return mask
 
 
-def front_of_each_kind(points: Points, kinds: Ints) -> Mask:
-    """Which points no other point of the same kind beats or equals, as ``front`` of each kind, but all at once.
+def nondominated_by_kind(points: Points, kinds: Ints) -> Mask:
+    """Return ``nondominated`` of the points of each kind, shape ``(points, columns)``, for all kinds at once.
 
-    In each kind the first point in lexicographic order is beaten by none. It strikes out what it beats, and of what
-    is left the first one is the next. Kinds that are not done after some rounds have long fronts, and go one by one.
-
-    Args:
-        kinds: shape ``(points, columns)``.
+    In each kind the first point in lexicographic order is dominated by none. It strikes out what it dominates, and of
+    the rest the first one is the next. Kinds that are not done after some rounds have long fronts, and go one by one.
     """
     mask = np.zeros(len(points), dtype=np.bool_)
-    left = np.lexsort((*points.T[::-1], *kinds.T))
-    kind = np.cumsum(np.append(False, (np.diff(kinds[left], axis=0) != 0).any(axis=1)))
-    columns: NDArray[Any] = points[left].T
+    rest = np.lexsort((*points.T[::-1], *kinds.T))
+    kind = np.cumsum(np.append(False, (np.diff(kinds[rest], axis=0) != 0).any(axis=1)))
+    columns: NDArray[Any] = points[rest].T
     for _ in range(_ROUNDS):
         first = np.flatnonzero(np.diff(kind, prepend=-1))
-        mask[left[first]] = True
+        mask[rest[first]] = True
         by = np.repeat(first, np.diff(first, append=len(kind)))
         kept = ~(columns[:, by] <= columns).all(axis=0)
-        left, kind, columns = left[kept], kind[kept], columns[:, kept]
-        if not len(left):
+        rest, kind, columns = rest[kept], kind[kept], columns[:, kept]
+        if not len(rest):
             return mask
-    for same in np.split(left, np.flatnonzero(np.diff(kind)) + 1):
-        mask[same[front(points[same])]] = True
+    for same in np.split(rest, np.flatnonzero(np.diff(kind)) + 1):
+        mask[same[nondominated(points[same])]] = True
     return mask
 
 
-def _rarely_beaten(points: Points) -> Ints:
-    """Positions of the points that none of a few others beats: those of a sample that beat most of it."""
-    left = np.arange(points.shape[1])
-    sample = points[:, :: len(left) // _SAMPLE]
-    by = sample[:, front(sample.T)]
+def _rarely_dominated(points: Points) -> Ints:
+    """Positions of the points that none of a few others dominates: those of a sample that dominate most of it."""
+    rest = np.arange(points.shape[1])
+    sample = points[:, :: len(rest) // _SAMPLE]
+    by = sample[:, nondominated(sample.T)]
     beats = _pairs(by, sample)
     for _ in range(_PIVOTS):
         counts = beats.sum(axis=1)
@@ -79,14 +79,14 @@ def _rarely_beaten(points: Points) -> Ints:
             break
         pivot = by[:, best, None]
         beaten = np.flatnonzero(_pairs(pivot, points)[0])
-        kept = np.ones(len(left), dtype=np.bool_)
+        kept = np.ones(len(rest), dtype=np.bool_)
         kept[beaten[(points[:, beaten] != pivot).any(axis=0)]] = False
-        left, points, beats = left[kept], points[:, kept], beats[:, ~beats[best]]
-    return left
+        rest, points, beats = rest[kept], points[:, kept], beats[:, ~beats[best]]
+    return rest
 
 
 def _front(points: Points) -> Ints:
-    """Positions of the front among distinct points in lexicographic order; one row a column here.
+    """Positions of the front among distinct points in lexicographic order, with a row for each column.
 
     The better half strikes points out of the worse one first, since it often leaves few.
     """
@@ -105,7 +105,7 @@ def _front(points: Points) -> Ints:
 
 
 def _covered(by: Points, points: Points) -> Mask:
-    """Which points are no smaller in any row than some point of ``by``."""
+    """The points that are no smaller in any row than some point of ``by``."""
     if by.shape[1] == 0 or points.shape[1] == 0:
         return np.zeros(points.shape[1], dtype=np.bool_)
     if len(by) == 1:
@@ -118,10 +118,10 @@ def _covered(by: Points, points: Points) -> Mask:
 
 
 def _pairs(by: Points, points: Points) -> Mask:
-    """Whether a point of ``by`` is no larger in any row than one of ``points``, shape ``(by, points)``."""
+    """True where a point of ``by`` is no larger in any row than one of ``points``, shape ``(by, points)``."""
     mask = by[0, :, None] <= points[0]
-    for ours, theirs in zip(by[1:], points[1:], strict=True):
-        mask &= ours[:, None] <= theirs
+    for left, right in zip(by[1:], points[1:], strict=True):
+        mask &= left[:, None] <= right
     return np.asarray(mask)
 
 
@@ -145,3 +145,91 @@ def _covered_by_halves(by: Points, points: Points) -> Mask:
     rest = np.flatnonzero(~low & ~covered)
     covered[rest] = _covered(by[1:, by_low], points[1:, rest])
     return covered
+
+
+def dominated(points: Floats, by: Floats) -> Mask:
+    """Return the mask of the points that one of ``by`` dominates: no larger in any column, and smaller in one.
+
+    With the sum of a point's ranks, less 1, as a further column, what is no larger is smaller in one.
+    """
+    columns = np.concatenate([by, points]).T
+    ranks = np.stack([np.unique(column, return_inverse=True)[1] for column in columns])
+    sums = ranks.sum(axis=0)
+    sums[len(by) :] -= 1
+    ranks = np.vstack([sums, ranks]).astype(np.int32)
+    return _covered(ranks[:, : len(by)], ranks[:, len(by) :])
+
+
+# --- pruning of combinations ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ParetoSet:
+    """Criteria ``(rows, criteria)`` of known candidates of a site, which prune new ones before they are built."""
+
+    parts: tuple[Floats, ...] = ()
+
+    def extend(self, *parts: Floats) -> "ParetoSet":
+        return ParetoSet((*self.parts, *parts))
+
+    @cached_property
+    def _front(self) -> Floats:
+        rows = np.concatenate(self.parts)
+        return rows[nondominated(rows)]
+
+    def nondominated(self, options: Sequence[Floats], extra: Floats) -> list[Ints] | None:
+        """Return the combinations of options, one of each, that no known candidate dominates; equal ones stay.
+
+        Branch and bound over blocks of options of similar loss. Where a known candidate dominates the least
+        of each block in every criterion, it dominates every combination of theirs. Sums are taken in the order in which
+        those of candidates are, so that no bound is larger in floats either.
+
+        Args:
+            options: criteria of each weight's options.
+            extra: added to the criteria of each combination.
+
+        Returns:
+            Positions in each of the options, in lexicographic order; None where building all combinations is faster.
+        """
+        if not self.parts or prod(map(len, options)) < _FEW:
+            return None
+        orders = [np.argsort(rows[:, min(1, rows.shape[1] - 1)], kind="stable") for rows in options]  # by loss
+        ordered = [rows[order] for rows, order in zip(options, orders, strict=True)]
+        sizes = [_first_size(ordered)] * len(options)
+        blocks = list(np.indices([-(-len(rows) // sizes[0]) for rows in ordered]).reshape(len(ordered), -1))
+        least = [_block_minima(rows, sizes[0]) for rows in ordered]
+        blocks = self._pruned(blocks, least, extra)
+        while max(sizes) > 1:
+            for weight, rows in enumerate(ordered):
+                blocks = _split(blocks, weight, -(-len(rows) // (sizes[weight] // _BLOCK)))
+                if len(blocks[weight]) > _TOO_MANY:
+                    return None
+                sizes[weight] //= _BLOCK
+                least[weight] = _block_minima(rows, sizes[weight])
+                blocks = self._pruned(blocks, least, extra)
+        positions = [order[block] for order, block in zip(orders, blocks, strict=True)]
+        ranks = np.lexsort(positions[::-1])
+        return [picked[ranks] for picked in positions]
+
+    def _pruned(self, blocks: Sequence[Ints], least: Sequence[Floats], extra: Floats) -> list[Ints]:
+        bound: Floats = reduce(np.add, [rows[block] for rows, block in zip(least, blocks, strict=True)]) + extra
+        kept = ~dominated(bound, self._front)
+        return [block[kept] for block in blocks]
+
+
+def _first_size(options: Sequence[Floats]) -> int:
+    size = _BLOCK
+    while prod(-(-len(rows) // size) for rows in options) > _BLOCKS:
+        size *= _BLOCK
+    return size
+
+
+def _block_minima(rows: Floats, size: int) -> Floats:
+    minima: Floats = np.minimum.reduceat(rows, np.arange(0, len(rows), size))
+    return minima
+
+
+def _split(blocks: Sequence[Ints], weight: int, count: int) -> list[Ints]:
+    inside = (blocks[weight][:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+    exists = inside < count
+    return [(inside if other == weight else np.repeat(block, _BLOCK))[exists] for other, block in enumerate(blocks)]

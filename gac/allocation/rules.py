@@ -1,4 +1,4 @@
-"""The seam of rules: how the choice is made. The exact choice is one; ``weight_rules`` has the base of the others."""
+"""The seam of rules: ways to decide. The exact choice is one; ``weight_rules`` has the base of the others."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -10,7 +10,7 @@ from gac.plan.recipe import Recipe
 
 
 class Rule(ABC):
-    """A way to choose; ``gac.testing.check_rule`` checks one of your own.
+    """A way to decide; ``gac.testing.check_rule`` checks an implementation.
 
     Attributes:
         name: as users give it, with its parameter where it has one; certificates of its plans are under it.
@@ -25,7 +25,7 @@ class Rule(ABC):
 
     @abstractmethod
     def check(self, recipe: Recipe) -> None:
-        """Refuse forms and limits that the rule knows nothing of, before anything is measured.
+        """Refuse forms and limits that the rule does not support, before anything is measured.
 
         Raises:
             GacError: names the form or the limit.
@@ -33,7 +33,7 @@ class Rule(ABC):
 
     @abstractmethod
     def decide(self, problem: Problem) -> Decision:
-        """The plan that it makes, and the exact choice that it is or is set beside.
+        """Return its plan, and the exact choice that made or bounds it.
 
         Raises:
             BudgetError: the limits of the problem's recipe cannot be met.
@@ -63,6 +63,6 @@ RULES: Registry[Rule] = Registry(
         "zero-sum": "gac.baselines.rules:ZeroSum",
         "sensitivity": "gac.baselines.rules:Sensitivity",
     },
-    lambda own: check_contract("rule", own, (), Rule),
+    lambda rule: check_contract("rule", rule, (), Rule),
 )
-"""Every rule by name; those that give ranks are also rounded, as in ``uniform:down8``."""
+"""Every rule by name; those that give ranks also round them, as in ``uniform:down8``."""

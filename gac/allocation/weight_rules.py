@@ -1,4 +1,4 @@
-"""Rules that choose for every weight by itself; their plans are set beside the exact choice of as much."""
+"""Rules that choose for every weight separately; their plans state the exact choice of the same size as a bound."""
 
 import re
 from abc import abstractmethod
@@ -37,7 +37,7 @@ class Rounding:
 
     @classmethod
     def parse(cls, text: str) -> "Rounding | None":
-        """Read ``down8``; None where it is no rounding."""
+        """Read ``down8``; None if it is no rounding."""
         match = _ROUNDING.fullmatch(text)
         return cls(match[1], int(match[2])) if match else None
 
@@ -55,13 +55,7 @@ _ROUNDING = re.compile(rf"({'|'.join(_WAYS)})([1-9][0-9]{{0,8}})")
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a rule gives a weight.
-
-    Attributes:
-        form: the one that the rule gives, or ``dense``.
-        dim: what is stored and run.
-        rank: the dim whose loss it has; below ``dim`` where zeros pad it.
-    """
+    """The choice of a rule for a weight: form, stored dim, and the rank whose loss it has (below ``dim`` if padded)."""
 
     form: str
     dim: int
@@ -71,26 +65,26 @@ class Chosen:
 class WeightRule(Rule):
     """A rule that gives every weight one form, and keeps to a budget alone.
 
-    Its plan's certificate holds what the plan loses, and as its bound what the exact choice loses with as many
+    Its plan's certificate holds the loss of the plan, and as its bound that of the exact choice with as many
     parameters as are allowed, or as the rule used where it took more. That choice is over the problem's candidates
-    together with the rule's own, so the gap is what the rule gives away.
+    and the rule's, so the gap is what the rule costs.
 
     A plan padded with zeros has the loss of the ranks before; ``compress`` fills the padding with further directions
     instead of zeros, and so loses no more.
 
     Attributes:
-        aligned: whether it keeps to dims that the profile shows to be sound, where the problem asks for those.
+        aligned: true if it keeps to dims that the profile shows to be sound, where the problem asks for those.
     """
 
     aligned: ClassVar[bool] = False
 
     @abstractmethod
     def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> Mapping[str, Chosen]:
-        """What every weight of the problem gets, by name.
+        """Return the choice of every weight of the problem, by name.
 
         Args:
-            form: the one that it gives, or leaves a weight dense.
-            fraction: kept of what the form counts, its parameters or its numbers in the KV cache.
+            form: the form of the weights that do not stay dense.
+            fraction: kept fraction of the form's resource, its parameters or its numbers in the KV cache.
             limit: the same fraction of all weights together, rounded down.
         """
 
@@ -98,60 +92,60 @@ class WeightRule(Rule):
         for refusal in self._refusals(recipe.space, recipe.limits):
             raise GacError(*refusal)
         if recipe.slack:
-            given = f"rule {self.name} with slack {recipe.slack:g}"
-            raise GacError(given, "no slack, for it knows no time", "Leave it out, or use the rule loss.")
+            stated = f"rule {self.name} with slack {recipe.slack:g}"
+            raise GacError(stated, "no slack, which needs latencies", "Leave it out, or use the rule loss.")
 
     def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
-        """What is wrong, what would not be, and what to do."""
-        form, rule, listed = _given_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
+        form, rule, listed = _resource_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
         cached = form is not None and form.counts == "cached"
         if form is None:
-            known = [one.name for one in FORMS if one.counts]
+            known = [other.name for other in FORMS if other.counts]
             remedy = f"Add the form {known[0]}, or use the rule loss."
             yield f"{rule} with forms {listed or 'none'}", f"one of {', '.join(known)} among the forms", remedy
         if cached and not self.limits_cache:
-            known = [one.name for one in RULES if one.limits_cache]
-            expected = f"one of {', '.join(known)}, which know groups of heads"
+            known = [other.name for other in RULES if other.limits_cache]
+            expected = f"one of {', '.join(known)}, which support groups of heads"
             yield f"{rule} with form {listed}", expected, "Use one of these rules, or another method."
         if cached and len(space.forms) > 1:
             expected = "one form of groups of heads, which is all that the rule gives"
             yield f"{rule} with forms {listed}", expected, "Use the rule loss, or the method palu."
         if space.schemes != (DEFAULT_SCHEME,):
-            given, remedy = (
+            stated, remedy = (
                 f"{rule} with schemes {', '.join(space.schemes)}",
-                "Leave the schemes out, or use the rule loss.",
+                "Leave the schemes out, or use rule loss.",
             )
-            yield given, f"{DEFAULT_SCHEME} alone", remedy
+            yield stated, f"{DEFAULT_SCHEME} alone", remedy
         others = {"latency": limits.latency, "memory": limits.memory, "KV-cache": None if cached else limits.kv_cache}
         for name in (name for name, limit in others.items() if limit):
             remedy = f"Drop the {name} limit, or use the rule loss."
-            yield f"{rule} with a {name} limit", "a budget alone, which is all that the rule knows", remedy
+            yield f"{rule} with a {name} limit", "a budget alone, the only limit of the rule", remedy
 
     def decide(self, problem: Problem) -> Decision:
         recipe = problem.recipe
-        form = _given_form(recipe.space.forms)
+        form = _resource_form(recipe.space.forms)
         assert form is not None, "check refuses forms that no rule gives"
         limits = allowed(recipe, problem.dense)
         column = KV_NUMBERS if form.counts == "cached" else PARAMS
-        given = self.choose(problem, form, recipe.fractions[column], limits[column])
-        chosen = [_row(site, given, curves_of(problem, form), problem.timing) for site in problem.sites]
-        instance = _bounding(problem, chosen, limits)
+        choices, curves = self.choose(problem, form, recipe.fractions[column], limits[column]), curves_of(problem, form)
+        sets = [_row(site, choices, curves, problem.timing) for site in problem.sites]
+        instance = _bounding(problem, sets, limits)
         solution = instance.solve()
         if not self.aligned:
             recipe = replace(recipe, space=replace(recipe.space, align=False))
-        proof = _certificate(self.name, chosen, solution)
-        rows = [one.candidate(0) for one in chosen]
+        proof = _certificate(self.name, sets, solution)
+        chosen = [rows.candidate(0) for rows in sets]
         dense = problem.dense_ns, problem.fused_ns
-        together = problem.together(rows)
-        plan = assemble(problem.sites, rows, dense, recipe, problem.evidence(rows), proof, together=together)
-        return Decision(plan, instance, solution)
+        beyond, measured = problem.loss_beyond_sum(chosen), problem.evidence(chosen)
+        return Decision(
+            assemble(problem.sites, chosen, dense, recipe, measured, proof, beyond_sum=beyond), instance, solution
+        )
 
 
 class RankRule(WeightRule):
     """A rule that gives ranks, which can be rounded: ``NAME:down8``, ``NAME:nearest32``, ``NAME:pad64``.
 
     Attributes:
-        rounding: of the ranks; None leaves them as they fall.
+        rounding: of the ranks; None leaves them as they are.
     """
 
     rounding: Rounding | None = None
@@ -160,7 +154,7 @@ class RankRule(WeightRule):
     def ranks(
         self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
     ) -> Mapping[str, int]:
-        """A rank by weight name; a weight without one, or that its form would make no smaller, stays dense.
+        """Return ranks by weight name; a weight without one, or that its form makes no smaller, stays dense.
 
         Args:
             weights: those that can have the form.
@@ -168,7 +162,7 @@ class RankRule(WeightRule):
         """
 
     def with_parameter(self, text: str) -> Self:
-        """The same rule with its ranks rounded.
+        """Return the same rule with its ranks rounded.
 
         Raises:
             GacError: the text is no rounding.
@@ -188,44 +182,36 @@ class RankRule(WeightRule):
 
 
 def weights_of(problem: Problem) -> list[Weight]:
-    """In model order."""
     return [weight for site in problem.sites for weight in site.weights]
 
 
 def curves_of(problem: Problem, form: Form) -> dict[str, LossCurve]:
-    """What each dim of a form loses, by weight name."""
     return {weight.name: curve for weight in weights_of(problem) if (curve := problem.curves.of(form, weight))}
 
 
 def at_ranks(
     weights: Sequence[Weight], ranks: Mapping[str, int], rounding: Rounding | None, form: Form
 ) -> dict[str, Chosen]:
-    """Form and dim of every weight from its rank, rounded where asked.
-
-    A weight that the form would make no smaller, or that has no rank, stays dense.
-
-    Args:
-        ranks: by weight name.
-    """
+    """Return form and dim by weight name; a weight without rank, or that the form makes no smaller, stays dense."""
     dense, padded = form_named("dense"), rounding is not None and rounding.way == "pad"
     chosen = {}
     for weight in weights:
         full, rank = dense.full(weight), max(1, ranks.get(weight.name, 1))
         dim = rounding.dim(rank) if rounding else rank
-        given = weight.name in ranks and dim <= form.largest_useful(weight)
-        chosen[weight.name] = Chosen(form.name, dim, rank if padded else dim) if given else Chosen("dense", full, full)
+        smaller = weight.name in ranks and dim <= form.largest_useful(weight)
+        chosen[weight.name] = (
+            Chosen(form.name, dim, rank if padded else dim) if smaller else Chosen("dense", full, full)
+        )
     return chosen
 
 
-def _given_form(forms: Sequence[str]) -> Form | None:
-    """The first of these forms that counts something to share out."""
+def _resource_form(forms: Sequence[str]) -> Form | None:
     return next((form for form in map(form_named, forms) if form.counts), None)
 
 
 def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
-    """The exact choice with as much as is allowed, or as the rule used where it took more."""
     most = {column: max(limit, total(chosen, column) or 0) for column, limit in limits.items()}
-    sets = [CandidateSet.joined(pair) for pair in zip(problem.candidates(limits), chosen, strict=True)]
+    sets = [CandidateSet.concatenate(pair) for pair in zip(problem.candidates(limits), chosen, strict=True)]
     return as_knapsack(sets, most)
 
 
@@ -237,11 +223,8 @@ def _certificate(rule: str, chosen: Sequence[CandidateSet], solution: Solution) 
     return Certificate(status, value, bound, value - bound, proof.multipliers, rule)
 
 
-def _row(site: Site, given: Mapping[str, Chosen], curves: Mapping[str, LossCurve], timing: Timing) -> CandidateSet:
-    """What was given to a site's weights, as its only candidate."""
-    chosen = [given[weight.name] for weight in site.weights]
-    lost = [
-        0.0 if one.form == "dense" else float(curves[weight.name].loss[one.rank])
-        for weight, one in zip(site.weights, chosen, strict=True)
-    ]
-    return candidate_at(site, [one.form for one in chosen], [one.dim for one in chosen], fsum(lost), timing)
+def _row(site: Site, choices: Mapping[str, Chosen], curves: Mapping[str, LossCurve], timing: Timing) -> CandidateSet:
+    chosen = [(weight.name, choices[weight.name]) for weight in site.weights]
+    losses = [0.0 if choice.form == "dense" else float(curves[name].loss[choice.rank]) for name, choice in chosen]
+    forms, dims = [choice.form for _, choice in chosen], [choice.dim for _, choice in chosen]
+    return candidate_at(site, forms, dims, fsum(losses), timing)

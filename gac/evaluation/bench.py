@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from gac.allocation.attention_latencies import counted
-from gac.allocation.latencies import Timing
+from gac.allocation.latencies import Timing, summed_attention
 from gac.core.workloads import Workload
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
 from gac.evaluation.parts import PARTS, shares, without
@@ -192,7 +191,8 @@ class Bench:
         latent = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in version.choices]
         before, after = ([*compress(each.choices, latent)] for each in (dense_version, version))
         sums = [
-            counted(self.timing, each, workload) for each in (dense_version.choices, version.choices, before, after)
+            summed_attention(self.timing, each, workload)
+            for each in (dense_version.choices, version.choices, before, after)
         ]
         reference = Reference(dense_timed.latency, dense_ns - sums[0], rest, reduced)
         head_ns = rests[version.head].median_ns - rest.median_ns

@@ -22,7 +22,7 @@ from gac.healing.sharding import needs_sharding, offloaded
 from gac.healing.text import HealingText, healing_text
 from gac.healing.training_mode import training_mode
 from gac.healing.whole_model import train_whole_model
-from gac.measurement.session import planned_digest
+from gac.measurement.session import planned_digest, rotated_model
 from gac.measurement.text import Windows
 from gac.measurement.texts import CalibrationText
 from gac.models.families import family_of

@@ -10,7 +10,16 @@ from gac.core.errors import PlanError
 from gac.plan.choices import REMEDY, Candidate, SiteChoice, WeightChoice, check, check_candidate, check_site, counted
 from gac.plan.evidence import UNMEASURED, Calibration, CalibrationPart, Healed, Measured, ProfileUsed, RoundedHead
 from gac.plan.layers import plan_table, short_names_of
-from gac.plan.record import Certificate, Limit, OneGpu, PlanRecord, Prediction, Speed, WorkloadLatency, amounts
+from gac.plan.record import (
+    Certificate,
+    Limit,
+    PlanRecord,
+    Prediction,
+    SingleGpuComparison,
+    Speed,
+    WorkloadLatency,
+    amounts,
+)
 from gac.plan.summary import summary
 from gac.schemes import DEFAULT_SCHEME
 
@@ -24,12 +33,12 @@ __all__ = [
     "Healed",
     "Limit",
     "Measured",
-    "OneGpu",
     "Plan",
     "PlanComparison",
     "Prediction",
     "ProfileUsed",
     "RoundedHead",
+    "SingleGpuComparison",
     "SiteChoice",
     "Speed",
     "WeightChoice",

@@ -117,7 +117,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class OneGpu:
+class SingleGpuComparison:
     """Differences of a plan for several GPUs from the plan for one with the same curves and limits.
 
     Attributes:
@@ -160,7 +160,7 @@ class PlanRecord(Record):
     certificate: Certificate
     sites: tuple[SiteChoice, ...]
     speed: Speed | None = None
-    one_gpu: OneGpu | None = None
+    one_gpu: SingleGpuComparison | None = None
     healed: tuple[Healed, ...] = ()
     _error = PlanError
     _taken_for = "press", "a plan of tokens kept", "Evict with gac.press; gac allocate makes plans of weights."

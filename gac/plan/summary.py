@@ -10,7 +10,7 @@ from gac.forms import form_named
 from gac.plan.costs import BYTES, COSTS, Cost
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
-from gac.plan.record import Limit, OneGpu, PlanRecord, WorkloadLatency
+from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 
 FUSED = "dense, fused"
 """Name of the dense model in which all weights that read the same input share their first GEMMs."""
@@ -259,7 +259,7 @@ def split(plan: PlanRecord) -> list[str]:
     ]
 
 
-def _single_gpu(plan: PlanRecord, alone: OneGpu) -> Iterator[str]:
+def _single_gpu(plan: PlanRecord, alone: SingleGpuComparison) -> Iterator[str]:
     shares = Counter[str]()
     for choice in plan.weights:
         shares[form_named(choice.form).kind] += choice.weight.params

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.allocation.knapsack import Group, knapsack
-from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Known, look_up
+from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Latencies, look_up
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.workloads import Workload
@@ -35,7 +35,7 @@ class AttentionLatency:
     uncut: int = 0
     window: int | None = None
 
-    def by_tokens(self, workload: Workload, tokens: Sequence[int]) -> Known:
+    def by_tokens(self, workload: Workload, tokens: Sequence[int]) -> Latencies:
         """ns of one layer for each number of cached tokens, -1 if unknown, and how each was obtained."""
         sizes = np.array(tokens, dtype=np.int64)
         if self.profile is None:

@@ -27,14 +27,16 @@ def random_instance(seed, groups=6, items=7, kind=None):
     rng = np.random.default_rng(seed)
     kind = kind or KINDS[seed % len(KINDS)]
     limits = int(rng.integers(2, 5) if kind == "several limits" else rng.choice([1, 1, 1, 2, 2, 3, 4]))
-    found = [_group(f"g{at}", kind, limits, items, rng) for at in range(int(rng.integers(groups // 6, groups + 1)))]
+    result = [
+        _group(f"g{index}", kind, limits, items, rng) for index in range(int(rng.integers(groups // 6, groups + 1)))
+    ]
     if kind == "infeasible":
-        return found, _just_too_little(found, limits, rng)
-    low, high = (np.array([end(group.costs, axis=0) for group in found]).sum(axis=0) for end in (np.min, np.max))
+        return result, _just_too_little(result, limits, rng)
+    low, high = (np.array([end(group.costs, axis=0) for group in result]).sum(axis=0) for end in (np.min, np.max))
     if rng.random() < 0.3:
-        return found, sum(group.costs[rng.integers(len(group.values))] for group in found).tolist()
+        return result, sum(group.costs[rng.integers(len(group.values))] for group in result).tolist()
     shares = rng.uniform(-0.05, 1.1, limits)
-    return found, [math.floor(a + (b - a) * share) for a, b, share in zip(low, high, shares, strict=True)]
+    return result, [math.floor(a + (b - a) * share) for a, b, share in zip(low, high, shares, strict=True)]
 
 
 def _just_too_little(groups, limits, rng):
@@ -43,8 +45,8 @@ def _just_too_little(groups, limits, rng):
     largest = int(sum(group.costs.max() for group in groups))
     most = [largest] * limits
     if limits == 1 or rng.random() < 0.5:
-        at = int(rng.integers(limits))
-        most[at] = int(total[at]) - 1
+        index = int(rng.integers(limits))
+        most[index] = int(total[index]) - 1
     else:
         most[0] = int(rng.integers(total[0], largest + 1))
         most[-1] = sum(int(group.costs[0, [0, -1]].sum()) for group in groups) - most[0] - 1
@@ -85,13 +87,13 @@ def layers(seed, count=80, attention=4, mlps=4):
     rng = np.random.default_rng(seed)
     kept = [np.sort(rng.integers(0, 10**4, (variants, 2)), axis=0)[::-1] for variants in (attention, mlps)]
     costs = 64 * (kept[0][:, None] + kept[1]).reshape(-1, 2)
-    found = []
-    for at in range(count):
-        lost = [np.append(0, np.cumsum(rng.exponential(rng.uniform(0.001, 0.01), len(one) - 1))) for one in kept]
+    result = []
+    for index in range(count):
+        lost = [np.append(0, np.cumsum(rng.exponential(rng.uniform(0.001, 0.01), len(each) - 1))) for each in kept]
         values = np.add.outer(*lost).ravel() * rng.uniform(0.9, 1.1, attention * mlps)
-        found.append(Group(f"layer {at}", values, costs))
+        result.append(Group(f"layer {index}", values, costs))
     share = rng.uniform(0.4, 0.9, 2)
-    return found, (count * (costs.min(axis=0) + share * np.ptp(costs, axis=0))).astype(int).tolist()
+    return result, (count * (costs.min(axis=0) + share * np.ptp(costs, axis=0))).astype(int).tolist()
 
 
 def within(choice, groups, limits):
@@ -110,19 +112,19 @@ def every_sum(columns):
 def fitting(groups, limits):
     """Which of all choices are within the limits."""
     fits = True
-    for at, limit in enumerate(limits):
-        fits = fits & (every_sum([group.costs[:, at] for group in groups]) <= limit)
+    for index, limit in enumerate(limits):
+        fits = fits & (every_sum([group.costs[:, index] for group in groups]) <= limit)
     return fits
 
 
 def curves(groups=30, items=24, limits=1, seed=0, kept=0.6):
     """Loss curves with noise, costs that rise together: like a model's."""
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for number in range(groups):
         first = np.sort(rng.integers(1, 10**6, items))
         others = [first * rng.uniform(0.5, 1) + rng.integers(0, 10**5, items) for _ in range(limits - 1)]
         values = rng.uniform(0.1, 3) * np.exp(-first / 10**6 * rng.uniform(1, 4)) + rng.uniform(0, 0.02, items)
-        found.append(Group(f"g{number}", values, np.stack([first, *others], axis=1).astype(np.int64)))
-    ends = [[(g.costs[:, at].min(), g.costs[g.values.argmin(), at]) for g in found] for at in range(limits)]
-    return found, [int(sum(low + (high - low) * kept for low, high in pairs)) for pairs in ends]
+        result.append(Group(f"g{number}", values, np.stack([first, *others], axis=1).astype(np.int64)))
+    ends = [[(g.costs[:, index].min(), g.costs[g.values.argmin(), index]) for g in result] for index in range(limits)]
+    return result, [int(sum(low + (high - low) * kept for low, high in pairs)) for pairs in ends]

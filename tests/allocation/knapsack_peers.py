@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.knapsack import Solution, knapsack
-from gac.allocation.knapsack.cp import cp_sat
 from gac.allocation.knapsack.instance import flatten, reduced_items, to_grains
-from gac.allocation.knapsack.work import Work
+from gac.allocation.knapsack.search import cp_sat
+from gac.allocation.knapsack.states import Work
 from gac.core.errors import BudgetError
 from tests.allocation.knapsack_instances import every_sum, fitting, within
 
@@ -55,20 +55,20 @@ def _in_grains(groups, limits, grain):
 
 def _shortfall(groups, limits):
     """By how much the first limit that cannot be met alone, or failing that beside the earlier ones, falls short."""
-    sums = [every_sum([group.costs[:, at] for group in groups]) for at in range(len(limits))]
+    sums = [every_sum([group.costs[:, index] for group in groups]) for index in range(len(limits))]
     for used, limit in zip(sums, limits, strict=True):
         if used.min() > limit:
             return int(used.min()) - limit
-    for at in range(1, len(limits)):
-        least = int(sums[at][fitting([replace(g, costs=g.costs[:, :at]) for g in groups], limits[:at])].min())
-        if least > limits[at]:
-            return least - limits[at]
+    for index in range(1, len(limits)):
+        least = int(sums[index][fitting([replace(g, costs=g.costs[:, :index]) for g in groups], limits[:index])].min())
+        if least > limits[index]:
+            return least - limits[index]
     return 0
 
 
 def _said(error):
-    found = re.search(r"it falls short by (\d+)$", error.given)
-    return int(found[1]) if found else None
+    result = re.search(r"it falls short by (\d+)$", error.given)
+    return int(result[1]) if result else None
 
 
 def cp_sat_finds(groups, limits, answer):
@@ -82,30 +82,30 @@ def cp_sat_finds(groups, limits, answer):
     chosen = np.flatnonzero(np.asarray(answer.choice)[items.group] == items.origin)
     worth = values <= values[chosen].sum()
     dropped = max(0, int(values[worth].sum(dtype=object)).bit_length() - 60)  # CP-SAT's sums have to fit int64
-    found = cp_sat(replace(items, values=values >> dropped).keep(worth), Work(20))
-    if found.status == "INFEASIBLE":
+    result = cp_sat(replace(items, values=values >> dropped).keep(worth), Work(20))
+    if result.status == "INFEASIBLE":
         return "feasibility"
-    if found.choice is not None and values[worth][found.choice].sum() < values[chosen].sum():
+    if result.choice is not None and values[worth][result.choice].sum() < values[chosen].sum():
         return "value"
-    return "" if found.status == "OPTIMAL" else "peer not proved"
+    return "" if result.status == "OPTIMAL" else "peer not proved"
 
 
 def highs_finds(groups, limits, answer):
     """HiGHS at gap 0: its choice, where it holds in integers, may not be better; its value may be so by TOLERANCE."""
     if not isinstance(answer, Solution):
         return cp_sat_finds(groups, limits, answer)
-    found = highs(groups, limits)
-    if found.x is None:
-        return "feasibility" if found.status == 2 else "peer not proved"
+    result = highs(groups, limits)
+    if result.x is None:
+        return "feasibility" if result.status == 2 else "peer not proved"
     ends = np.cumsum([len(group.values) for group in groups])[:-1]
-    choice = [int(part.argmax()) for part in np.split(found.x, ends)]
+    choice = [int(part.argmax()) for part in np.split(result.x, ends)]
     units = _in_grains(groups, limits, answer.grain)
     ours, theirs = (sum(int(u[item]) for u, item in zip(units, c, strict=True)) for c in (answer.choice, choice))
     if within(choice, groups, limits) and theirs < ours:
         return "value"
-    if found.status != 0:
+    if result.status != 0:
         return "peer not proved"
-    return "" if abs(found.fun - answer.certificate.value) <= TOLERANCE * max(1.0, abs(found.fun)) else "value"
+    return "" if abs(result.fun - answer.certificate.value) <= TOLERANCE * max(1.0, abs(result.fun)) else "value"
 
 
 def highs(groups, limits, seconds=_SECONDS):

@@ -44,7 +44,9 @@ def problem(
         latencies: ns of ranks 1 to 5 and of dense under ``prefill:1x8``; under ``decode:1@8`` the same in reverse.
             Other workloads are unknown.
     """
-    sites = tuple(Site(f"site{at}", at, "q_proj", (Weight(f"site{at}", SIDE, SIDE),)) for at in range(len(losses)))
+    sites = tuple(
+        Site(f"site{index}", index, "q_proj", (Weight(f"site{index}", SIDE, SIDE),)) for index in range(len(losses))
+    )
     ranks = [LossCurve(np.array([row[0], *row, *[0.0] * (SIDE - RANKS)])) for row in losses]
     curves = curves_by(low_rank={site.name: curve for site, curve in zip(sites, ranks, strict=True)})
     table = profile([*rows(8, latencies), *rows(1, latencies[::-1])])
@@ -58,7 +60,7 @@ def asking(of: Problem, budget: float, **options: Any) -> Problem:
 
 
 def rows(m: int, latencies: Sequence[int]) -> list[Measurement]:
-    pairs = [measured("low_rank", ns, m=m, k=SIDE, r=at + 1, n=SIDE) for at, ns in enumerate(latencies[:-1])]
+    pairs = [measured("low_rank", ns, m=m, k=SIDE, r=index + 1, n=SIDE) for index, ns in enumerate(latencies[:-1])]
     return [*pairs, measured("linear", latencies[-1], m=m, k=SIDE, n=SIDE)]
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gac.allocation.attention_latencies import knows, of_attention
 from gac.allocation.decide import speed_defaults
-from gac.allocation.latencies import UNKNOWN, Timing
+from gac.allocation.latencies import UNKNOWN, Timing, attention_latency, has_latencies
 from gac.core.errors import ProfileError
 from gac.core.operations import attend, attend_latents, batched_gemm, linear
 from gac.core.workloads import Workload
@@ -45,17 +44,17 @@ def ns(operation) -> int:
 
 
 def counted(form: str, weight: Weight, *dims: int) -> list[list[int]]:
-    return of_attention(TIMING, form_named(form), weight, np.array(dims))[0].tolist()
+    return attention_latency(TIMING, form_named(form), weight, np.array(dims))[0].tolist()
 
 
 def test_attention_is_measured_over_the_dense_cache_and_along_both_ranks() -> None:
-    asked = [one.operation.axes for one in POINTS if one.operation.operator == "latent_attention"]
+    asked = [each.operation.axes for each in POINTS if each.operation.operator == "latent_attention"]
     assert Point(WHOLE) in POINTS
     for axis, other in (("k", "v"), ("v", "k")):
         ranks = [axes[axis] for axes in asked if axes[other] == 64]
         assert {8, 32, 64, 96, 120} <= set(ranks)
         assert not [rank for rank in ranks if rank % 8]
-    assert "sdpa" not in {one.operation.operator for one in model_points("llama-3-8b", WORKLOADS)}
+    assert "sdpa" not in {each.operation.operator for each in model_points("llama-3-8b", WORKLOADS)}
 
 
 def test_keys_and_values_each_count_half_where_a_token_is_decoded() -> None:
@@ -93,8 +92,8 @@ def test_a_limit_of_latency_with_latents_needs_a_table_that_has_attention() -> N
     recipe = Recipe.of(forms=("latent:1",), workloads=[PREFILL, DECODE], latency={DECODE: 0.7}, fuse=False)
     assert speed_defaults(recipe, SITES, table(POINTS)).limits.latency == {DECODE: 0.7}
     for lacking in ("sdpa", "latent_attention"):
-        profile = table([one for one in POINTS if one.operation.operator != lacking])
-        assert not knows(Timing(profile, WORKLOADS), LATENT, SITES)
+        profile = table([each for each in POINTS if each.operation.operator != lacking])
+        assert not has_latencies(Timing(profile, WORKLOADS), LATENT, SITES)
         with pytest.raises(ProfileError, match="with form latent:1; expected forms whose latency is measured"):
             speed_defaults(recipe, SITES, profile)
 
@@ -113,24 +112,24 @@ def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> No
 
 def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
     """GEMMs are scaled as the dense model's; attention of the dense one lies in what is timed without GEMMs."""
-    whole = [WeightChoice(weight, "dense", DENSE.full(weight)) for site in SITES for weight in site.weights]
-    latents = [one if one.weight not in (K, V) else WeightChoice(one.weight, LATENT.name, 64) for one in whole]
+    plain = [WeightChoice(weight, "dense", DENSE.full(weight)) for site in SITES for weight in site.weights]
+    latents = [each if each.weight not in (K, V) else WeightChoice(each.weight, LATENT.name, 64) for each in plain]
     all_of_it = sum(counted("dense", weight, 1024)[0][1] for weight in (K, V)) * 32
     gemms, fewer = 10**7, 9 * 10**6
     changed = all_of_it + 2 * (counted("latent:1", K, 64)[0][1] - counted("dense", K, 1024)[0][1])
     versions = [
         Version(name, tuple(choices), True, 0.0, {DECODE: table_ns})
-        for name, choices, table_ns in (("dense", whole, gemms + all_of_it), ("ours", latents, fewer + changed))
+        for name, choices, table_ns in (("dense", plain, gemms + all_of_it), ("ours", latents, fewer + changed))
     ]
     dense, rest = Timed("dense", DECODE, Spread(5e7, 0.0, 9), 1.0, 10**9), Spread(3e7, 0.0, 9)
     bench = Bench(cast(Any, SimpleNamespace(dtype=torch.bfloat16)), SITES, TIMING, (versions[0],) * 3, cast(Any, None))
-    found = [bench._result(one, dense, {True: dense, False: dense}, {None: rest}, {}) for one in versions]
-    assert found[0].predicted_ns == found[0].sum_ns == 5e7
-    assert found[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
-    assert found[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it
-    weights, cached = (sum(of(latents)) - sum(of(whole)) for of in (_params, _cached))
-    assert found[0].planned_bytes == 10**9
-    assert found[1].planned_bytes == 10**9 + 2 * (weights + cached * 32768)
+    result = [bench._result(each, dense, {True: dense, False: dense}, {None: rest}, {}) for each in versions]
+    assert result[0].predicted_ns == result[0].sum_ns == 5e7
+    assert result[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
+    assert result[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it
+    weights, cached = (sum(of(latents)) - sum(of(plain)) for of in (_params, _cached))
+    assert result[0].planned_bytes == 10**9
+    assert result[1].planned_bytes == 10**9 + 2 * (weights + cached * 32768)
 
 
 def test_rounded_latents_have_attention_of_their_own() -> None:
@@ -140,16 +139,16 @@ def test_rounded_latents_have_attention_of_their_own() -> None:
     assert both.operator == "latent_attention_int8"
     assert Point(both) in points
     timing = Timing(table(points), WORKLOADS)
-    assert knows(timing, form, SITES)
-    assert not knows(TIMING, form, SITES)
-    keys, values = (of_attention(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
+    assert has_latencies(timing, form, SITES)
+    assert not has_latencies(TIMING, form, SITES)
+    keys, values = (attention_latency(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
     assert abs(int(keys[1] + values[1]) - ns(both)) <= 1
     assert ns(both) < ns(HALF)
 
 
 def _params(choices: list[WeightChoice]) -> list[int]:
-    return [form_named(one.form).params(one.weight, one.dim) for one in choices]
+    return [form_named(each.form).params(each.weight, each.dim) for each in choices]
 
 
 def _cached(choices: list[WeightChoice]) -> list[int]:
-    return [form_named(one.form).cached(one.weight, one.dim) for one in choices if one.weight.cached]
+    return [form_named(each.form).cached(each.weight, each.dim) for each in choices if each.weight.cached]

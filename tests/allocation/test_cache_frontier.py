@@ -31,52 +31,54 @@ LAYERS, OUT, HIDDEN = 3, 24, 40
 
 def problem() -> Problem:
     """Keys and values of some layers, each of two heads in one group, and what all of them lose together."""
-    weights = [Weight(f"{at}.{kind}", OUT, HIDDEN, heads=2, cached=True) for at in range(LAYERS) for kind in "kv"]
-    sites = tuple(Site(weight.name, at // 2, weight.name[-1], (weight,)) for at, weight in enumerate(weights))
+    weights = [Weight(f"{index}.{kind}", OUT, HIDDEN, heads=2, cached=True) for index in range(LAYERS) for kind in "kv"]
+    sites = tuple(Site(weight.name, index // 2, weight.name[-1], (weight,)) for index, weight in enumerate(weights))
     ranks = np.arange(OUT + 1)
-    latent = {one.name: LossCurve(3.0 ** (at - 5) * 0.9**ranks * (ranks < OUT)) for at, one in enumerate(weights)}
+    latent = {
+        each.name: LossCurve(3.0 ** (index - 5) * 0.9**ranks * (ranks < OUT)) for index, each in enumerate(weights)
+    }
     curves = replace(curves_by(latent=latent), wholes={"latent": Whole("latent", (0.1, 1.0), (0.1, 1.5))})
     recipe = Recipe.of(forms=["latent"], workloads=[], align=False, refit="none")
     return Problem(sites, curves, profile(rows(8, [10] * 6)), recipe, MEASURED)
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Frontier:
+def result(tmp_path: Path) -> Frontier:
     frontier(problem(), points=9, limit=KV_NUMBERS).save(tmp_path / "frontier.json")
     return Frontier.load(tmp_path / "frontier.json")
 
 
-def test_every_point_is_the_plan_of_its_limit(found: Frontier) -> None:
-    assert len(found.points) == 9
-    assert {point.certificate.status for point in found.points} == {"optimal"}
-    assert any(point.together > 0.05 for point in found.points)
-    for at, point in enumerate(found.points):
-        plan = found.plan(at)
+def test_every_point_is_the_plan_of_its_limit(result: Frontier) -> None:
+    assert len(result.points) == 9
+    assert {point.certificate.status for point in result.points} == {"optimal"}
+    assert any(point.together > 0.05 for point in result.points)
+    for index, point in enumerate(result.points):
+        plan = result.plan(index)
         decided = bare(decide(asking(problem(), 1.0, kv_cache=point.asked, latency={})).plan)
         assert plan == replace(decided, certificate=plan.certificate)
         assert plan.prediction.loss == pytest.approx(point.loss, rel=1e-14)
         assert plan.prediction.together == point.together
-        assert plan.kv_numbers == (found.kv_numbers(point), LAYERS * 2 * OUT)
+        assert plan.kv_numbers == (result.kv_numbers(point), LAYERS * 2 * OUT)
         assert plan.kv_numbers[0] <= point.limit
         assert len(plan.certificate.multipliers) == len(plan.limits) == 2
 
 
-def test_no_point_has_more_parameters_than_the_dense_model(found: Frontier) -> None:
+def test_no_point_has_more_parameters_than_the_dense_model(result: Frontier) -> None:
     of = problem()
     assert of.may_outgrow
     assert form_named("latent").outgrows(of.sites[0].weights[0])
     assert not form_named("low_rank").outgrows(of.sites[0].weights[0])
-    assert any(option.params > site.site.params for site in found.sites for option in site.options)
-    assert max(point.params for point in found.points) <= found.dense_params
+    assert any(option.params > site.site.params for site in result.sites for option in site.options)
+    assert max(point.params for point in result.points) <= result.dense_params
 
 
 def test_over_parameters_a_point_says_what_is_lost_together_too() -> None:
-    found = frontier(problem(), points=9)
-    for at, point in enumerate(found.points):
+    result = frontier(problem(), points=9)
+    for index, point in enumerate(result.points):
         plan = decide(asking(problem(), point.asked, latency={})).plan
-        assert plan.prediction == found.plan(at).prediction
+        assert plan.prediction == result.plan(index).prediction
         assert point.loss == pytest.approx(plan.prediction.loss, rel=1e-14)
-    assert any(point.together for point in found.points)
+    assert any(point.together for point in result.points)
 
 
 def test_candidates_with_more_parameters_are_compared_by_them_where_bytes_are_limited() -> None:
@@ -86,16 +88,16 @@ def test_candidates_with_more_parameters_are_compared_by_them_where_bytes_are_li
         scheme_named("w4a16:8"),
         weights,
         [form_named("dense"), form_named("latent")],
-        dict.fromkeys([one.name for one in weights], price),
+        dict.fromkeys([each.name for each in weights], price),
     )
     rounded = replace(asking(of, 1.0, schemes=["bf16", "w4a16:8"]), curves=curves)
-    found, less = (asking(rounded, budget).candidates([PARAMS, BYTES]) for budget in (1.0, 0.99))
-    assert [rows.params.tolist() for rows in found] == [rows.params.tolist() for rows in less]
-    assert any((rows.params > site.params).any() for rows, site in zip(found, of.sites, strict=True))
+    result, less = (asking(rounded, budget).candidates([PARAMS, BYTES]) for budget in (1.0, 0.99))
+    assert [rows.params.tolist() for rows in result] == [rows.params.tolist() for rows in less]
+    assert any((rows.params > site.params).any() for rows, site in zip(result, of.sites, strict=True))
 
 
-def lines_of(found: Frontier) -> list[str]:
-    (table,) = found.tables()
+def lines_of(result: Frontier) -> list[str]:
+    (table,) = result.tables()
     return shown(table)[1:]
 
 
@@ -110,24 +112,24 @@ def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> N
     assert lines[-1] == "-: the profile has no latent"
 
 
-def test_it_is_drawn_and_told_by_its_cache(found: Frontier) -> None:
-    assert found.axes() == {PARAMS: found.dense_params, KV_NUMBERS: found.dense_kv_numbers}
-    ax = plot_frontier(found, against=KV_NUMBERS)
+def test_it_is_drawn_and_told_by_its_cache(result: Frontier) -> None:
+    assert result.axes() == {PARAMS: result.dense_params, KV_NUMBERS: result.dense_kv_numbers}
+    ax = plot_frontier(result, against=KV_NUMBERS)
     assert ax.get_xlabel() == "KV cache (numbers a token)"
     drawn = ax.lines[0].get_xdata()
-    assert list(drawn) == [cost for cost, _ in curve(found, KV_NUMBERS)]
-    assert drawn[-1] == found.dense_kv_numbers
-    assert [row["kv_numbers"] for row in found.rows()] == [found.kv_numbers(point) for point in found.points]
-    assert all(one < other for one, other in pairwise(point.limit for point in found.points))
+    assert list(drawn) == [cost for cost, _ in curve(result, KV_NUMBERS)]
+    assert drawn[-1] == result.dense_kv_numbers
+    assert [row["kv_numbers"] for row in result.rows()] == [result.kv_numbers(point) for point in result.points]
+    assert all(one < other for one, other in pairwise(point.limit for point in result.points))
 
 
-def test_what_was_edited_is_refused(found: Frontier, tmp_path: Path) -> None:
-    found.save(tmp_path / "edited.json")
+def test_what_was_edited_is_refused(result: Frontier, tmp_path: Path) -> None:
+    result.save(tmp_path / "edited.json")
     document = json.loads((tmp_path / "edited.json").read_text())
-    at = next(at for at, point in enumerate(found.points) if point.together)
-    document["points"][at]["together"] += 1
+    index = next(index for index, point in enumerate(result.points) if point.together)
+    document["points"][index]["together"] += 1
     (tmp_path / "edited.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match=f"point {at} states"):
+    with pytest.raises(PlanError, match=f"point {index} states"):
         Frontier.load(tmp_path / "edited.json")
 
 
@@ -137,11 +139,11 @@ def test_a_limit_of_latency_beside_the_parameters_can_be_met_at_every_point() ->
     for rank in range(1, OUT):
         ns, second = (10 if rank > 19 else 40 if rank < 4 else 200), batched_gemm(1, 8, rank, OUT)
         timed += [measured("linear", ns, m=8, k=HIDDEN, n=rank), measured(second.operator, ns, **second.axes)]
-    found = frontier(replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed)), limit=PREFILL)
-    assert found.points[-1].loss < found.points[0].loss
-    for at, point in enumerate(found.points):
-        assert point.params <= found.dense_params
-        assert found.plan(at).certificate.status == "optimal"
+    result = frontier(replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed)), limit=PREFILL)
+    assert result.points[-1].loss < result.points[0].loss
+    for index, point in enumerate(result.points):
+        assert point.params <= result.dense_params
+        assert result.plan(index).certificate.status == "optimal"
 
 
 def test_a_form_with_a_width_is_asked_for_each_of_them() -> None:
@@ -173,9 +175,9 @@ def test_a_cache_that_no_form_makes_smaller() -> None:
     ],
 )
 def test_another_proof_than_of_its_choice_is_refused(
-    changed: dict[str, Any], message: str, found: Frontier, tmp_path: Path
+    changed: dict[str, Any], message: str, result: Frontier, tmp_path: Path
 ) -> None:
-    found.save(tmp_path / "edited.json")
+    result.save(tmp_path / "edited.json")
     document = json.loads((tmp_path / "edited.json").read_text())
     document["points"][0]["certificate"] |= changed
     (tmp_path / "edited.json").write_text(json.dumps(document))
@@ -183,8 +185,8 @@ def test_another_proof_than_of_its_choice_is_refused(
         Frontier.load(tmp_path / "edited.json")
 
 
-def test_a_page_says_what_the_dots_are(found: Frontier, tmp_path: Path) -> None:
-    gac.report(found.plan(4), tmp_path / "plan.html", frontier=found)
+def test_a_page_says_what_the_dots_are(result: Frontier, tmp_path: Path) -> None:
+    gac.report(result.plan(4), tmp_path / "plan.html", frontier=result)
     page = (tmp_path / "plan.html").read_text("utf-8")
     assert "whose sum of losses is least within one limit on the KV cache" in page
     assert "Perplexity against KV cache" in page

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation import combining
+from gac.allocation import candidates as candidates_module
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.latencies import Timing
@@ -40,12 +40,16 @@ def curve(full: int, seed: int = 0) -> LossCurve:
 
 
 def curves_of(*sites: Site) -> LossCurves:
-    ranks = {w.name: curve(min(w.out_features, w.in_features), at) for one in sites for at, w in enumerate(one.weights)}
-    widths = {w.name: curve(w.in_features, 9) for one in sites for w in one.weights if w.neurons == "in"}
+    ranks = {
+        w.name: curve(min(w.out_features, w.in_features), index)
+        for each in sites
+        for index, w in enumerate(each.weights)
+    }
+    widths = {w.name: curve(w.in_features, 9) for each in sites for w in each.weights if w.neurons == "in"}
     within = {
-        pair.name: {w.name: inside(curve(pair.full(w), at), pair) for at, w in enumerate(one.weights)}
-        for one in sites
-        for pair in form_named("narrow_pair").variants(one.weights[-1])
+        pair.name: {w.name: inside(curve(pair.full(w), index), pair) for index, w in enumerate(each.weights)}
+        for each in sites
+        for pair in form_named("narrow_pair").variants(each.weights[-1])
     }
     return curves_by(low_rank=ranks, narrow=widths, **within)
 
@@ -65,9 +69,9 @@ def profile(*rows: Measurement) -> Profile:
 
 def made(site: Site, curves: LossCurves, table: Profile | None, *forms: str, **changed: Any) -> CandidateSet:
     """Of these forms at every dim, where parameters are limited in one workload."""
-    given = {"align": False, "workloads": [PREFILL], "limited": ["params"]} | changed
-    timing = Timing(table, tuple(given["workloads"]))
-    return candidates(site, curves, Space(forms, align=given["align"]), timing, given["limited"])
+    stated = {"align": False, "workloads": [PREFILL], "limited": ["params"]} | changed
+    timing = Timing(table, tuple(stated["workloads"]))
+    return candidates(site, curves, Space(forms, align=stated["align"]), timing, stated["limited"])
 
 
 def pairs(m: int, k: int, n: int) -> list[Measurement]:
@@ -84,13 +88,13 @@ def q_candidates(*forms: str, table: Profile | None = Q_PROFILE, **changed: Any)
 
 
 def test_a_linear_site_has_its_sound_ranks_and_dense() -> None:
-    found = q_candidates("low_rank")
-    assert found.dims[:, 0].tolist() == [8, 16, 24, 64]
-    assert found.forms[:, 0].tolist() == ["low_rank", "low_rank", "low_rank", "dense"]
-    assert found.params.tolist() == [1024, 2048, 3072, 4096]
-    assert found.loss.tolist() == [*curve(64).loss[[8, 16, 24]], 0.0]
-    assert found.latency.tolist() == [[108, 108], [116, 116], [124, 124], [151, 151]]
-    assert not found.interpolated.any()
+    result = q_candidates("low_rank")
+    assert result.dims[:, 0].tolist() == [8, 16, 24, 64]
+    assert result.forms[:, 0].tolist() == ["low_rank", "low_rank", "low_rank", "dense"]
+    assert result.params.tolist() == [1024, 2048, 3072, 4096]
+    assert result.loss.tolist() == [*curve(64).loss[[8, 16, 24]], 0.0]
+    assert result.latency.tolist() == [[108, 108], [116, 116], [124, 124], [151, 151]]
+    assert not result.interpolated.any()
 
 
 @pytest.mark.parametrize(("align", "ranks"), [(12, [24]), (16, [16]), (False, [*range(1, 32)])])
@@ -100,17 +104,17 @@ def test_a_step_keeps_its_multiples_among_the_sound_ranks(align: int, ranks: lis
 
 def test_a_shape_that_the_profile_lacks_is_unknown_and_keeps_the_period_of_the_others() -> None:
     other = Site("o", 0, "o_proj", (Weight("o", 96, 48),))
-    found = made(other, curves_of(other), Q_PROFILE, "low_rank", align=True)
-    assert found.dims[:, 0].tolist() == [8, 16, 24, 48]
-    assert (found.latency == -1).all()
+    result = made(other, curves_of(other), Q_PROFILE, "low_rank", align=True)
+    assert result.dims[:, 0].tolist() == [8, 16, 24, 48]
+    assert (result.latency == -1).all()
 
 
 def test_an_interpolated_latency_is_counted() -> None:
     kept = [timed for timed in pairs(1024, 64, 64) if timed.shape.get("r") != 24]
-    found = q_candidates("low_rank", table=profile(*kept), workloads=[PREFILL], align=False)
-    counted = dict(zip(found.dims[:, 0].tolist(), found.interpolated[:, 0].tolist(), strict=True))
+    result = q_candidates("low_rank", table=profile(*kept), workloads=[PREFILL], align=False)
+    counted = dict(zip(result.dims[:, 0].tolist(), result.interpolated[:, 0].tolist(), strict=True))
     assert [dim for dim, times in counted.items() if times] == [24]
-    assert found.latency[found.dims[:, 0] == 24, 0].tolist() == [140]
+    assert result.latency[result.dims[:, 0] == 24, 0].tolist() == [140]
 
 
 def test_alignment_needs_a_profile() -> None:
@@ -132,16 +136,16 @@ def test_the_front_of_an_mlp_is_that_of_every_combination() -> None:
         for params, loss in points
         if not any((p <= params and x < loss) or (p < params and x <= loss) for p, x in points)
     }
-    found = mlp_candidates()
-    assert {(int(p), round(float(x), 12)) for p, x in zip(found.params, found.loss, strict=True)} == front
+    result = mlp_candidates()
+    assert {(int(p), round(float(x), 12)) for p, x in zip(result.params, result.loss, strict=True)} == front
 
 
 def test_narrow_takes_all_weights_at_one_width() -> None:
-    found = mlp_candidates(None, "narrow")
-    narrow = (found.forms == "narrow").any(axis=1)
-    assert (found.forms[narrow] == "narrow").all()
-    assert found.dims[narrow].tolist() == [[width] * 3 for width in range(1, 24)]
-    assert found.forms[~narrow].tolist() == [["dense"] * 3]
+    result = mlp_candidates(None, "narrow")
+    narrow = (result.forms == "narrow").any(axis=1)
+    assert (result.forms[narrow] == "narrow").all()
+    assert result.dims[narrow].tolist() == [[width] * 3 for width in range(1, 24)]
+    assert result.forms[~narrow].tolist() == [["dense"] * 3]
 
 
 def mlp_profile() -> Profile:
@@ -168,17 +172,17 @@ def test_no_optimum_under_a_latency_limit_is_lost(most: int) -> None:
 
 
 def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
-    monkeypatch.setattr(combining, "_BATCH", 20)
+    unbatched = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
+    monkeypatch.setattr(candidates_module, "_BATCH", 20)
     parts = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
     for column in ("params", "loss", "latency"):
-        assert getattr(parts, column).tolist() == getattr(whole, column).tolist()
+        assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
 
 
 def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:
     slow = [row("linear", 300.0 if width % 8 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
-    found = mlp_candidates(profile(*slow), "narrow", align=True)
-    assert found.dims.tolist() == [[8] * 3, [16] * 3, [8] * 3]
+    result = mlp_candidates(profile(*slow), "narrow", align=True)
+    assert result.dims.tolist() == [[8] * 3, [16] * 3, [8] * 3]
 
 
 # --- weights that share their first GEMM ----------------------------------------------------------------------------
@@ -220,11 +224,11 @@ def fused_candidates(site: Site, curves: LossCurves, table: Profile, *more: str)
 def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
     """One GEMM for what is shared, those of the parts that run apart, and what is left of each weight."""
     width, ns = 0, 0
-    for at, (weight, name, dim) in enumerate(zip(site.weights, forms, dims, strict=True)):
+    for index, (weight, name, dim) in enumerate(zip(site.weights, forms, dims, strict=True)):
         form = form_named(name)
-        left = form.after(weight, dim, 1024) if at in site.fused else form.operation(weight, dim, 1024)
+        left = form.after(weight, dim, 1024) if index in site.fused else form.operation(weight, dim, 1024)
         ns += 0 if left is None else table.point(left)
-        features = form.fused(weight, dim) if at in site.fused else 0
+        features = form.fused(weight, dim) if index in site.fused else 0
         if features >= apart_from(1024):
             ns += table.point(linear(1024, weight.in_features, features))
         else:
@@ -243,15 +247,15 @@ def combinations(site: Site, curves: LossCurves, table: Profile | None = None) -
         ]
         for w in site.weights
     ]
-    found = []
+    result = []
     for parts in itertools.product(*options):
         forms, dims, params, loss = zip(*parts, strict=True)
-        found.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table) if table else 0))
+        result.append((sum(params), float(sum(loss)), as_it_runs(site, forms, dims, table) if table else 0))
     for down in (weight for weight in site.weights if weight.neurons == "in"):
         for w in range(1, 24):
             ns = as_it_runs(site, ["narrow"] * 3, [w] * 3, table) if table else 0
-            found.append((3 * 8 * w, loss_of(curves, "narrow", down, w), ns))
-    return found
+            result.append((3 * 8 * w, loss_of(curves, "narrow", down, w), ns))
+    return result
 
 
 def test_sites_that_read_the_same_input_become_one() -> None:
@@ -271,9 +275,9 @@ def _apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_latency_of_fused_weights_is_that_of_the_gemms_they_run_as(sites) -> None:
     table = fused_profile()
     site, curves = fused_site(sites)
-    found = fused_candidates(site, curves, table)
-    assert (found.latency > 0).all()
-    for forms, dims, latency in zip(found.forms, found.dims.tolist(), found.latency[:, 0], strict=True):
+    result = fused_candidates(site, curves, table)
+    assert (result.latency > 0).all()
+    for forms, dims, latency in zip(result.forms, result.dims.tolist(), result.latency[:, 0], strict=True):
         assert as_it_runs(site, forms, dims, table) == latency
 
 
@@ -293,8 +297,8 @@ def test_no_optimum_of_fused_weights_is_lost(sites, share: float) -> None:
 
 
 def test_a_shape_that_the_profile_lacks_makes_the_site_unknown() -> None:
-    one = profile(row("linear", 9.0, m=1024, k=8, n=24))
-    assert dense_candidate(MLP, Timing(one, (PREFILL,))).latency.tolist() == [[-1]]
+    each = profile(row("linear", 9.0, m=1024, k=8, n=24))
+    assert dense_candidate(MLP, Timing(each, (PREFILL,))).latency.tolist() == [[-1]]
     site, _ = fused_site(QKV)
     table = profile(*[row("linear", 9.0, m=1024, k=16, n=n) for n in (8, 12)])
     assert dense_candidate(site, Timing(table, (PREFILL,))).latency.tolist() == [[-1]]
@@ -305,11 +309,11 @@ def test_where_fusing_is_a_choice_the_candidates_of_both_kinds_compete(sites) ->
     table = fused_profile()
     (site,) = run_together(sites, either=True)
     _, curves = fused_site(sites)
-    apart, fused, both = (fused_candidates(one, curves, table) for one in (*site.layouts, site))
+    apart, fused, both = (fused_candidates(each, curves, table) for each in (*site.layouts, site))
     assert {*both.shared.tolist()} == {False, True}
     for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):
         limit, most = int(share * site.params), int(np.quantile(both.latency, quantile))
-        best, *others = (least_loss(one, limit, most) for one in (both, apart, fused))
+        best, *others = (least_loss(each, limit, most) for each in (both, apart, fused))
         assert best == min(others)
 
 
@@ -330,8 +334,8 @@ def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float,
     (site,) = run_together(QKV, either=True)
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
-    found = made(site, LossCurves({}), table)
-    assert found.shared[found.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]
+    result = made(site, LossCurves({}), table)
+    assert result.shared[result.latency[:, 0] == min(fused_ns, 30)].tolist() == [faster]
 
 
 # --- pairs inside a narrower MLP ------------------------------------------------------------------------------------
@@ -339,7 +343,7 @@ def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float,
 
 def pairs_inside(site: Site, curves: LossCurves, table: Profile | None = None) -> list[tuple[int, float, int]]:
     """(params, loss, ns) of every combination at every width of the grid: each weight narrow or any smaller pair."""
-    found, down = [], site.weights[-1]
+    result, down = [], site.weights[-1]
     for pair in form_named("narrow_pair").variants(down):
         _, width = pair.shortening(1)
         narrow, lost = form_named("narrow"), loss_of(curves, "narrow", down, width)
@@ -356,16 +360,16 @@ def pairs_inside(site: Site, curves: LossCurves, table: Profile | None = None) -
             forms, dims, losses = zip(*parts, strict=True)
             params = sum(form.params(w, dim) for form, w, dim in zip(forms, site.weights, dims, strict=True))
             ns = as_it_runs(site, [form.name for form in forms], dims, table) if table else 0
-            found.append((params, lost + sum(losses), ns))
-    return found
+            result.append((params, lost + sum(losses), ns))
+    return result
 
 
 def pairs_profile() -> Profile:
     """That of fused weights, with what pairs inside a narrower MLP run."""
     rng, table = np.random.default_rng(2), fused_profile()
-    rows = [table.measurements[at] for at in range(len(table.measurements))]
+    rows = [table.measurements[index] for index in range(len(table.measurements))]
     linears = {(k, n) for k in range(1, 25) for n in (*range(1, 25), 40)} - {
-        (one.shape["k"], one.shape["n"]) for one in rows if one.operator == "linear"
+        (each.shape["k"], each.shape["n"]) for each in rows if each.operator == "linear"
     }
     rows += [row("linear", float(rng.integers(20, 90)), m=1024, k=k, n=n) for k, n in sorted(linears)]
     for k, n in {pair for width in widths(24) for pair in ((8, width), (width, 8))}:
@@ -382,9 +386,9 @@ def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[st
         for params, loss in points
         if not any((p <= params and x < loss) or (p < params and x <= loss) for p, x in points)
     }
-    found = mlp_candidates(None, "low_rank", "narrow", *asked)
-    assert {(int(p), round(float(x), 12)) for p, x in zip(found.params, found.loss, strict=True)} == front
-    assert any("narrow_pair:" in form for form in found.forms.flat)
+    result = mlp_candidates(None, "low_rank", "narrow", *asked)
+    assert {(int(p), round(float(x), 12)) for p, x in zip(result.params, result.loss, strict=True)} == front
+    assert any("narrow_pair:" in form for form in result.forms.flat)
 
 
 @pytest.mark.usefixtures("_apart")
@@ -406,24 +410,24 @@ def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
 def test_pairs_inside_compete_in_both_layouts() -> None:
     (site,) = run_together((GATED,), either=True)
     curves, table = curves_of(GATED), pairs_profile()
-    apart, fused, both = (fused_candidates(one, curves, table, "narrow_pair") for one in (*site.layouts, site))
+    apart, fused, both = (fused_candidates(each, curves, table, "narrow_pair") for each in (*site.layouts, site))
     for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):
         limit, most = int(share * site.params), int(np.quantile(both.latency, quantile))
-        best, *others = (least_loss(one, limit, most) for one in (both, apart, fused))
+        best, *others = (least_loss(each, limit, most) for each in (both, apart, fused))
         assert best == min(others)
 
 
 def test_pairs_lie_inside_widths_that_are_sound_and_nowhere_else() -> None:
-    found = mlp_candidates(None, "narrow_pair")
-    assert found.forms.tolist() == [["dense"] * 3]
+    result = mlp_candidates(None, "narrow_pair")
+    assert result.forms.tolist() == [["dense"] * 3]
     slow = [row("linear", 300.0 if width % 4 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
     free = LossCurves(
-        {key: LossCurve(found.loss * (":" not in key[0])) for key, found in curves_of(MLP).by_key.items()}
+        {key: LossCurve(result.loss * (":" not in key[0])) for key, result in curves_of(MLP).by_key.items()}
     )
-    found = made(MLP, free, None, "narrow", "narrow_pair")
+    result = made(MLP, free, None, "narrow", "narrow_pair")
     aligned = made(MLP, free, profile(*slow), "narrow", "narrow_pair", align=4)
-    at = [{str(form) for form in rows.forms.flat if ":" in form} for rows in (found, aligned)]
-    assert at == [{f"narrow_pair:{width}" for width in kept} for kept in (widths(24), (12,))]  # 8 has no such rank
+    index = [{str(form) for form in rows.forms.flat if ":" in form} for rows in (result, aligned)]
+    assert index == [{f"narrow_pair:{width}" for width in kept} for kept in (widths(24), (12,))]  # 8 has no such rank
     for forms, dims in zip(aligned.forms.tolist(), aligned.dims.tolist(), strict=True):
         lengths = {form_named(form).shortening(dim) for form, dim in zip(forms, dims, strict=True)}
         assert forms == ["dense"] * 3 or len(lengths) == 1
@@ -438,7 +442,7 @@ class Rounding(Bf16):
 
 def test_a_scheme_that_rounds_is_priced_once_for_pairs_inside() -> None:
     curves = curves_of(MLP)
-    price = {weight.name: 1.0 + at for at, weight in enumerate(MLP.weights)}
+    price = {weight.name: 1.0 + index for index, weight in enumerate(MLP.weights)}
     rounded = curves.with_scheme(Rounding(), MLP.weights, [form_named("narrow"), form_named("narrow_pair")], price)
     pair = form_named("narrow_pair:18")
     assert (rounded.of(pair, MLP.weights[0], Rounding.name).loss == curves.of(pair, MLP.weights[0]).loss).all()

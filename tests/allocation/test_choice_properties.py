@@ -35,8 +35,8 @@ def planned(losses: Sequence[Sequence[float]], budget: float, latency: dict[str,
 
 def solved(rows: Sequence[Sequence[tuple[int, int]]], limit: int, factor: float = 1.0) -> Solution:
     groups = [
-        Group(f"g{at}", [factor * loss for loss, _ in items], [[cost] for _, cost in items])
-        for at, items in enumerate(rows)
+        Group(f"g{index}", [factor * loss for loss, _ in items], [[cost] for _, cost in items])
+        for index, items in enumerate(rows)
     ]
     return knapsack(groups, [limit])
 
@@ -46,15 +46,17 @@ def cheapest(rows: Sequence[Sequence[tuple[int, int]]]) -> int:
 
 
 @given(ROWS, BUDGETS, BUDGETS)
-def test_more_budget_never_predicts_more_loss(losses: list[list[float]], one: float, other: float) -> None:
-    less, more = (planned(losses, budget) for budget in sorted((one, other)))
+def test_more_budget_never_predicts_more_loss(losses: list[list[float]], each: float, other: float) -> None:
+    less, more = (planned(losses, budget) for budget in sorted((each, other)))
     assert more.prediction.loss <= less.prediction.loss
     assert less.budget.used <= less.budget.limit <= more.budget.limit
 
 
 @given(ROWS, st.sampled_from([PREFILL, DECODE]), BUDGETS, BUDGETS)
-def test_more_time_never_predicts_more_loss(losses: list[list[float]], workload: str, one: float, other: float) -> None:
-    less, more = sorted((one, other))
+def test_more_time_never_predicts_more_loss(
+    losses: list[list[float]], workload: str, each: float, other: float
+) -> None:
+    less, more = sorted((each, other))
     try:
         tight = planned(losses, 1.0, {workload: less})
     except BudgetError:
@@ -66,9 +68,9 @@ def test_more_time_never_predicts_more_loss(losses: list[list[float]], workload:
 def test_the_order_of_sites_changes_no_optimum(
     both: tuple[list[list[float]], list[list[float]]], budget: float
 ) -> None:
-    one, other = (planned(losses, budget) for losses in both)
-    assert one.prediction.loss == other.prediction.loss
-    assert one.certificate.status == other.certificate.status == "optimal"
+    each, other = (planned(losses, budget) for losses in both)
+    assert each.prediction.loss == other.prediction.loss
+    assert each.certificate.status == other.certificate.status == "optimal"
 
 
 @given(ROWS, BUDGETS, st.integers(-300, 300))
@@ -87,7 +89,7 @@ def test_any_unit_of_loss_gives_a_choice_that_is_as_good(
 ) -> None:
     limit = cheapest(rows) + room
     plain, scaled = solved(rows, limit), solved(rows, limit, factor)
-    lost = [sum(items[at][0] for items, at in zip(rows, one.choice, strict=True)) for one in (plain, scaled)]
+    lost = [sum(items[index][0] for items, index in zip(rows, each.choice, strict=True)) for each in (plain, scaled)]
     assert lost[0] == lost[1]
 
 
@@ -115,8 +117,8 @@ def test_a_smaller_one_and_a_larger_one_than_dense_there_is_none(plan: Plan) -> 
         smaller, larger = site.alternatives
         assert smaller.params < site.params < larger.params
         assert smaller.loss > site.loss > larger.loss
-    whole = decide(asking(problem(TWO_SITES, LATENCIES), 1.0)).plan
-    assert all(one.params < site.params for site in whole.sites for (one,) in [site.alternatives])
+    full = decide(asking(problem(TWO_SITES, LATENCIES), 1.0)).plan
+    assert all(each.params < site.params for site in full.sites for (each,) in [site.alternatives])
 
 
 def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:

@@ -56,7 +56,7 @@ def test_a_choice_beyond_the_limit_is_found_out() -> None:
 def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
     """HiGHS takes two cheap items for one limit's worth; in integers they exceed it, so they contradict nothing."""
     costs = np.append(0, 2**55 + np.arange(30))[:, None]
-    groups = [Group(f"g{at}", np.linspace(1, 0, 31), costs) for at in range(30)]
+    groups = [Group(f"g{index}", np.linspace(1, 0, 31), costs) for index in range(30)]
     solution = knapsack(groups, [2**56])
     record = crosscheck(groups, [2**56], solution)
     assert (solution.certificate.value, record.least) == (29, None)
@@ -77,7 +77,7 @@ def test_no_right_choice_is_contradicted(kind: str, seed: int) -> None:
 
 
 def test_a_choice_without_loss_is_not_checked_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "minimised", None)
+    monkeypatch.setattr(checked, "minimise", None)
     assert crosscheck(TWO, [2], knapsack(TWO, [2])).verdict == "a choice that loses nothing needs no second opinion"
 
 

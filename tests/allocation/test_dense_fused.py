@@ -27,7 +27,9 @@ from gac.reporting.tables import comparison_table
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.reporting.rendering import shown
 
-SITES = tuple(Site(f"site{at}", 0, kind, (Weight(f"site{at}", SIDE, SIDE, reads="x"),)) for at, kind in enumerate("qk"))
+SITES = tuple(
+    Site(f"site{index}", 0, kind, (Weight(f"site{index}", SIDE, SIDE, reads="x"),)) for index, kind in enumerate("qk")
+)
 CURVE = LossCurve(np.array([8.0, 8.0, 4.0, 2.0, 1.0, 0.5, *[0.0] * (SIDE - 5)]))
 APART, TOGETHER = [1000, 2000, 3000, 4000, 5000, 6000], 7000
 
@@ -47,8 +49,8 @@ def _stored(plan: Plan, **changes: Any) -> Plan:
 
 @pytest.mark.parametrize(("fuse", "dense"), [(False, 12000), ("auto", 12000), (True, 7000)])
 def test_a_plan_says_what_the_dense_model_takes_with_shared_gemms(fuse: Any, dense: int) -> None:
-    found = decide(_problem(fuse=fuse)).plan.workloads[0]
-    assert (found.dense_ns, found.fused_ns) == (dense, TOGETHER)
+    result = decide(_problem(fuse=fuse)).plan.workloads[0]
+    assert (result.dense_ns, result.fused_ns) == (dense, TOGETHER)
     assert RULES.get("uniform").decide(_problem(fuse=False, rule="uniform")).plan.workloads[0].fused_ns == TOGETHER
 
 
@@ -66,7 +68,7 @@ def test_the_summary_and_the_page_set_a_plan_beside_both() -> None:
         "prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)",
     ]
     assert "latency      prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)" in plan.summary().splitlines()
-    tile = next(beside for name, _, beside in tiles(plan) if name == PREFILL)
+    tile = next(near for name, _, near in tiles(plan) if name == PREFILL)
     assert tile == "12.0 µs dense; 1.286x of 7.0 µs dense, fused"
     marks = charts(Sources(plan, "plan", {}, None, None, None))[-1].marks
     assert [mark.letter for mark in marks] == ["D", "F", "P"]
@@ -93,22 +95,22 @@ def test_plans_beside_each_other_stand_above_both() -> None:
 
 
 def test_a_frontier_says_it_and_so_do_its_plans() -> None:
-    found = frontier(_problem(budget=1.0), points=5)
-    assert found.fused_ns == (TOGETHER,)
-    assert found.plan(-1).workloads[0].fused_ns == TOGETHER
-    assert "dense, fused, which loses nothing: 0.583x at prefill:1x8" in repr(found)
-    lines = {line.get_label(): line.get_xdata() for line in plot_frontier(found, against=PREFILL).lines}
+    result = frontier(_problem(budget=1.0), points=5)
+    assert result.fused_ns == (TOGETHER,)
+    assert result.plan(-1).workloads[0].fused_ns == TOGETHER
+    assert "dense, fused, which loses nothing: 0.583x at prefill:1x8" in repr(result)
+    lines = {line.get_label(): line.get_xdata() for line in plot_frontier(result, against=PREFILL).lines}
     assert [*lines["dense, fused"]] == [7.0]
-    older = replace(found, fused_ns=())
+    older = replace(result, fused_ns=())
     assert older.plan(-1).workloads[0].fused_ns is None
     assert not any("fused" in line for line in repr(older).splitlines())
 
 
 def test_files_that_do_not_say_it_are_read(tmp_path: Any) -> None:
-    plan, found = decide(_problem()).plan, frontier(_problem(budget=1.0), points=5)
+    plan, result = decide(_problem()).plan, frontier(_problem(budget=1.0), points=5)
     for record, said, without in (
         (plan, b',\n   "fused_ns": 7000', _stored(plan, fused_ns=None)),
-        (found, b',"fused_ns":[7000]', replace(found, fused_ns=())),
+        (result, b',"fused_ns":[7000]', replace(result, fused_ns=())),
     ):
         text = to_json(record, record._indent)
         assert text.count(said) == 1
@@ -117,9 +119,9 @@ def test_files_that_do_not_say_it_are_read(tmp_path: Any) -> None:
 
 
 def test_latencies_that_cannot_be_are_refused() -> None:
-    plan, found = decide(_problem()).plan, frontier(_problem(budget=1.0), points=5)
+    plan, result = decide(_problem()).plan, frontier(_problem(budget=1.0), points=5)
     with pytest.raises(PlanError, match=f"plan has {PREFILL}.fused_ns out of range"):
         _stored(plan, fused_ns=0)
     for wrong in ((0,), (7000, 7000)):
         with pytest.raises(PlanError, match="frontier states fused_ns"):
-            replace(found, fused_ns=wrong)
+            replace(result, fused_ns=wrong)

@@ -41,20 +41,20 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_points_from_the_smallest_reachable_to_dense() -> None:
-    found = frontier(TWO, points=5)
-    assert [(point.asked, point.limit, point.params, point.loss) for point in found.points] == [
+    result = frontier(TWO, points=5)
+    assert [(point.asked, point.limit, point.params, point.loss) for point in result.points] == [
         (0.166667, 48, 48, 14.0),
         (0.375, 108, 96, 7.0),
         (0.583333, 167, 144, 3.5),
         (0.791666, 227, 216, 1.25),
         (1.0, 288, 288, 0.0),
     ]
-    assert {(point.certificate.status, point.certificate.gap) for point in found.points} == {("optimal", 0.0)}
+    assert {(point.certificate.status, point.certificate.gap) for point in result.points} == {("optimal", 0.0)}
 
 
 def test_points_over_the_latency_of_a_workload() -> None:
-    found = frontier(TWO, points=3, limit=PREFILL)
-    assert [(point.asked, point.limit, point.latency_ns, point.loss) for point in found.points] == [
+    result = frontier(TWO, points=3, limit=PREFILL)
+    assert [(point.asked, point.limit, point.latency_ns, point.loss) for point in result.points] == [
         (0.166667, 20, (20, 120), 14.0),
         (0.583333, 69, (60, 80), 3.5),
         (1.0, 120, (120, 20), 0.0),
@@ -63,23 +63,23 @@ def test_points_over_the_latency_of_a_workload() -> None:
 
 def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
     """Pairs of ranks are faster fused, the two dense weights by themselves."""
-    weights = tuple(Weight(f"site{at}", SIDE, SIDE, reads="x") for at in range(2))
+    weights = tuple(Weight(f"site{index}", SIDE, SIDE, reads="x") for index in range(2))
     shared = [measured("linear", 9 if n < 2 * SIDE else 200, m=8, k=SIDE, n=n) for n in range(2, 25) if n != SIDE]
     table = profile([*rows(8, LATENCIES), *shared, *(measured("linear", 1, m=8, k=r, n=SIDE) for r in range(1, 6))])
     site = Site("both", 0, "q_proj", weights, fused=(0, 1), either=True)
     chosen = replace(TWO, sites=(site,), profile=table)
     frontier(asking(chosen, 1.0, fuse="auto", workloads=[PREFILL]), points=3).save(tmp_path / "chosen.json")
-    found = Frontier.load(tmp_path / "chosen.json")
-    assert [found.plan(at).sites[0].shared for at in range(3)] == [True, True, False]
+    result = Frontier.load(tmp_path / "chosen.json")
+    assert [result.plan(index).sites[0].shared for index in range(3)] == [True, True, False]
 
 
 @given(PROBLEMS, st.integers(2, 12), st.sampled_from(["params", PREFILL, DECODE]))
 def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, limit: str) -> None:
-    found = frontier(small, points=points, limit=limit)
-    assert [point.loss for point in found.points] == sorted({point.loss for point in found.points}, reverse=True)
-    assert len(found.points) <= points
-    assert found.points[-1].loss == 0.0
-    for point in found.points:
+    result = frontier(small, points=points, limit=limit)
+    assert [point.loss for point in result.points] == sorted({point.loss for point in result.points}, reverse=True)
+    assert len(result.points) <= points
+    assert result.points[-1].loss == 0.0
+    for point in result.points:
         budget, latency = (point.asked, {}) if limit == "params" else (1.0, {limit: point.asked})
         decided = decide(asking(small, budget, latency=latency)).plan
         assert point.loss == decided.prediction.loss
@@ -94,22 +94,22 @@ def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, 
     ],
 )
 def test_a_limit_at_which_nothing_is_gained_has_no_point(losses: list[float], limit: str, points: list[Any]) -> None:
-    found = frontier(problem([losses], [7] * 6), limit=limit)
-    assert [(point.params, point.loss) for point in found.points] == points
+    result = frontier(problem([losses], [7] * 6), limit=limit)
+    assert [(point.params, point.loss) for point in result.points] == points
 
 
 def test_perplexity_is_the_dense_one_times_the_predicted_change_up_to_e_709() -> None:
-    found = frontier(TWO, points=3)
-    assert found.dense_perplexity == found.points[-1].perplexity == exp(2.0)
-    assert found.points[0].perplexity == pytest.approx(exp(2.0 + 14.0))
+    result = frontier(TWO, points=3)
+    assert result.dense_perplexity == result.points[-1].perplexity == exp(2.0)
+    assert result.points[0].perplexity == pytest.approx(exp(2.0 + 14.0))
     huge = frontier(problem([[2000.0, 1, 1, 1, 1]], [1] * 6), points=2)
     assert [point.perplexity for point in huge.points] == [exp(709), exp(2)]
 
 
 def test_an_unknown_latency_is_none() -> None:
-    found = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
-    assert found.dense_ns == (1, None)
-    assert {point.latency_ns for point in found.points} == {(1, None)}
+    result = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
+    assert result.dense_ns == (1, None)
+    assert {point.latency_ns for point in result.points} == {(1, None)}
 
 
 # --- a plan from a point --------------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ def bare(plan: Plan) -> Plan:
 
 @pytest.mark.parametrize("limit", ["params", PREFILL])
 def test_a_point_makes_the_plan_of_its_limit(limit: str) -> None:
-    found = frontier(TWO, points=5, limit=limit)
-    asked, plan = found.points[1].asked, found.plan(1)
+    result = frontier(TWO, points=5, limit=limit)
+    asked, plan = result.points[1].asked, result.plan(1)
     of = asking(TWO, asked) if limit == "params" else asking(TWO, 1.0, latency={limit: asked})
     decided = bare(decide(of).plan)
     assert plan == replace(decided, certificate=plan.certificate)
@@ -175,9 +175,9 @@ def test_a_latency_that_the_profile_lacks() -> None:
 
 @pytest.mark.parametrize("limit", ["params", DECODE])
 def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
-    found = frontier(TWO, limit=limit)
-    found.save(tmp_path / "new" / "frontier.json")
-    assert Frontier.load(tmp_path / "new" / "frontier.json") == found
+    result = frontier(TWO, limit=limit)
+    result.save(tmp_path / "new" / "frontier.json")
+    assert Frontier.load(tmp_path / "new" / "frontier.json") == result
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["frontier.json"]
 
 
@@ -204,14 +204,11 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
         (lambda d: d["points"][1].update(params=1), "point 1 states 1 parameters"),
         (lambda d: d["points"][1].update(loss=1.0), "point 1 states 96 parameters, loss 1.0"),
         (lambda d: d["points"][1].update(latency_ns=[1, 1]), "latencies (1, 1)"),
-        (lambda d: d["points"][1].update(choice=[9, 0]), "point 1 chooses options that are not there"),
+        (lambda d: d["points"][1].update(choice=[9, 0]), "point 1 chooses options that do not exist"),
         (lambda d: d["points"][1].update(limit=95), "point 1 states limit 95 and uses 96; expected at most 108"),
         (lambda d: d["points"][1].update(asked=0.2), "point 1 states limit 108 and uses 96; expected at most 57"),
         (lambda d: d["points"][1].update(perplexity=1.0), "point 1 states perplexity 1; expected"),
-        (
-            lambda d: d["points"].reverse(),
-            "points at 288 and 227 lose 0 and 1.25; expected a larger limit",
-        ),
+        (lambda d: d["points"].reverse(), "points at 288 and 227 lose 0 and 1.25; expected a larger limit"),
     ],
 )
 def test_an_edited_frontier_is_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -228,14 +225,17 @@ def test_an_edited_frontier_is_refused(saved: Path, change: Callable[[dict[str, 
 
 def test_memory_is_gone_through_with_schemes_and_a_proof_a_point(tmp_path: Path) -> None:
     of = rounding(budget=1.0)
-    found = frontier(of, points=9, limit="bytes")
-    assert {point.certificate.status for point in found.points} == {"optimal"}
-    assert [found.bytes(point) <= point.limit for point in found.points] == [True] * len(found.points)
-    assert (found.dense_bytes, found.bytes(found.points[-1]), found.bits(found.points[-1])) == (576, 576, 16.0)
-    assert {scheme for one in found.sites for option in one.options for scheme in option.schemes} == {"bf16", "w4a16"}
-    found.save(tmp_path / "frontier.json")
-    assert Frontier.load(tmp_path / "frontier.json") == found
-    for at, point in enumerate(found.points):
-        plan = found.plan(at)
-        assert (plan.bytes[0], plan.size.limit, plan.size.asked) == (found.bytes(point), point.limit, point.asked)
+    result = frontier(of, points=9, limit="bytes")
+    assert {point.certificate.status for point in result.points} == {"optimal"}
+    assert [result.bytes(point) <= point.limit for point in result.points] == [True] * len(result.points)
+    assert (result.dense_bytes, result.bytes(result.points[-1]), result.bits(result.points[-1])) == (576, 576, 16.0)
+    assert {scheme for each in result.sites for option in each.options for scheme in option.schemes} == {
+        "bf16",
+        "w4a16",
+    }
+    result.save(tmp_path / "frontier.json")
+    assert Frontier.load(tmp_path / "frontier.json") == result
+    for index, point in enumerate(result.points):
+        plan = result.plan(index)
+        assert (plan.bytes[0], plan.size.limit, plan.size.asked) == (result.bytes(point), point.limit, point.asked)
         assert plan.prediction.loss == decide(rounding(memory=point.asked)).plan.prediction.loss

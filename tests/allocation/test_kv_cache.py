@@ -28,14 +28,14 @@ FORMS = ("low_rank", "head_dim")
 WORKLOAD = Workload.parse("prefill:1x8")
 
 
-def layer(at: int) -> tuple[Site, ...]:
+def layer(index: int) -> tuple[Site, ...]:
     """k_proj, v_proj and o_proj of one layer."""
     weights = (
-        Weight(f"{at}.k", GROUPS * HEAD_DIM, HIDDEN, reads=str(at), cached=True),
-        Weight(f"{at}.v", GROUPS * HEAD_DIM, HIDDEN, reads=str(at), values="out", heads=GROUPS, cached=True),
-        Weight(f"{at}.o", HIDDEN, HEADS * HEAD_DIM, values="in", heads=HEADS),
+        Weight(f"{index}.k", GROUPS * HEAD_DIM, HIDDEN, reads=str(index), cached=True),
+        Weight(f"{index}.v", GROUPS * HEAD_DIM, HIDDEN, reads=str(index), values="out", heads=GROUPS, cached=True),
+        Weight(f"{index}.o", HIDDEN, HEADS * HEAD_DIM, values="in", heads=HEADS),
     )
-    return tuple(Site(weight.name, at, weight.name[-1], (weight,)) for weight in weights)
+    return tuple(Site(weight.name, index, weight.name[-1], (weight,)) for weight in weights)
 
 
 def falling(full: int, seed: int) -> LossCurve:
@@ -45,13 +45,13 @@ def falling(full: int, seed: int) -> LossCurve:
 
 def curves_of(sites: Sequence[Site]) -> LossCurves:
     weights = [weight for site in sites for weight in site.weights]
-    ranks = {w.name: falling(min(w.out_features, w.in_features), 3 * at) for at, w in enumerate(weights)}
-    lengths = {w.name: falling(HEAD_DIM, 3 * at + 1) for at, w in enumerate(weights) if w.values == "in"}
+    ranks = {w.name: falling(min(w.out_features, w.in_features), 3 * index) for index, w in enumerate(weights)}
+    lengths = {w.name: falling(HEAD_DIM, 3 * index + 1) for index, w in enumerate(weights) if w.values == "in"}
     return curves_by(low_rank=ranks, head_dim=lengths)
 
 
 def problem(layers: int, fused: bool = False) -> Problem:
-    plain = [site for at in range(layers) for site in layer(at)]
+    plain = [site for index in range(layers) for site in layer(index)]
     sites = as_planned(plain, FORMS, fused)
     table = profile(rows(8, [10] * 6))
     recipe = Recipe.of(forms=FORMS, workloads=[str(WORKLOAD)], align=False, fuse=fused, refit="none")
@@ -64,21 +64,23 @@ Row = tuple[int, float, int]
 def every_choice(site: Site, curves: LossCurves) -> list[Row]:
     """(params, loss, numbers in the cache) of every combination."""
     low, short, dense = (form_named(name) for name in ("low_rank", "head_dim", "dense"))
-    own = []
+    single = []
     for weight in site.weights:
         ranks = range(1, low.largest_useful(weight) + 1)
         cached = dense.cached(weight, 1)
         options = [(low.params(weight, rank), float(curves.of(low, weight).loss[rank]), cached) for rank in ranks]
-        own.append([*options, (weight.params, 0.0, cached)])
-    found = [total(parts) for parts in itertools.product(*own)]
+        single.append([*options, (weight.params, 0.0, cached)])
+    result = [total(parts) for parts in itertools.product(*single)]
     taken = site.taken_by(short)
     if taken:
         loss = curves.of(short, site.weights[taken[-1]])
         for dim in range(1, HEAD_DIM):
-            pairs = [(short.params(site.weights[at], dim), 0.0, short.cached(site.weights[at], dim)) for at in taken]
-            rest = [own[at] for at in range(len(own)) if at not in taken]
-            found += [total((*parts, *pairs, (0, float(loss.loss[dim]), 0))) for parts in itertools.product(*rest)]
-    return found
+            pairs = [
+                (short.params(site.weights[index], dim), 0.0, short.cached(site.weights[index], dim)) for index in taken
+            ]
+            rest = [single[index] for index in range(len(single)) if index not in taken]
+            result += [total((*parts, *pairs, (0, float(loss.loss[dim]), 0))) for parts in itertools.product(*rest)]
+    return result
 
 
 def total(parts: tuple[Row, ...]) -> Row:
@@ -86,13 +88,13 @@ def total(parts: tuple[Row, ...]) -> Row:
     return sum(params), sum(loss), sum(cached)
 
 
-def undominated(found: list[Row]) -> set[tuple[int, float, int]]:
-    rounded = {(params, round(loss, 9), cached) for params, loss, cached in found}
-    return {one for one in rounded if not any(other != one and all(np.less_equal(other, one)) for other in rounded)}
+def undominated(result: list[Row]) -> set[tuple[int, float, int]]:
+    rounded = {(params, round(loss, 9), cached) for params, loss, cached in result}
+    return {each for each in rounded if not any(other != each and all(np.less_equal(other, each)) for other in rounded)}
 
 
-def as_rows(found: CandidateSet) -> set[Row]:
-    columns = (found.params.tolist(), found.loss.round(9).tolist(), found.cost("kv_numbers").tolist())
+def as_rows(result: CandidateSet) -> set[Row]:
+    columns = (result.params.tolist(), result.loss.round(9).tolist(), result.cost("kv_numbers").tolist())
     return set(zip(*columns, strict=True))
 
 
@@ -108,24 +110,21 @@ def test_v_and_o_are_one_site_where_the_form_is_allowed() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_candidates_are_all_that_no_other_one_beats(fused: bool) -> None:
     of = problem(1, fused)
-    for site, found in zip(of.sites, of.candidates(["params", "kv_numbers"]), strict=True):
-        assert as_rows(found) == undominated(every_choice(site, of.curves))
-        assert (found.forms == "head_dim").any() == (len(site.weights) > 1)
+    for site, result in zip(of.sites, of.candidates(["params", "kv_numbers"]), strict=True):
+        assert as_rows(result) == undominated(every_choice(site, of.curves))
+        assert (result.forms == "head_dim").any() == (len(site.weights) > 1)
 
 
 def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
-    weights = (
-        Weight("v", 64, 48, values="out", heads=2, cached=True),
-        Weight("o", 48, 128, values="in", heads=4),
-    )
+    weights = (Weight("v", 64, 48, values="out", heads=2, cached=True), Weight("o", 48, 128, values="in", heads=4))
     site = Site("v+o", 0, "v+o", weights)
     curves = curves_by(head_dim={"o": falling(32, 0)})
     timing = Timing(profile(rows(8, [10] * 6)), (WORKLOAD,))
-    found = candidates(site, curves, Space(FORMS), timing, ["params", "kv_numbers"])
-    assert found.forms[:, 0].tolist() == ["head_dim"] * 3 + ["dense"]
-    assert found.dims[:3, 0].tolist() == [8, 16, 24]
-    assert found.cost("kv_numbers").tolist() == [16, 32, 48, 64]
-    assert found.params.tolist() == [2 * dim * 48 + 4 * dim * 48 for dim in (8, 16, 24, 32)]
+    result = candidates(site, curves, Space(FORMS), timing, ["params", "kv_numbers"])
+    assert result.forms[:, 0].tolist() == ["head_dim"] * 3 + ["dense"]
+    assert result.dims[:3, 0].tolist() == [8, 16, 24]
+    assert result.cost("kv_numbers").tolist() == [16, 32, 48, 64]
+    assert result.params.tolist() == [2 * dim * 48 + 4 * dim * 48 for dim in (8, 16, 24, 32)]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -170,10 +169,10 @@ def test_an_edited_plan_is_refused() -> None:
     assert "KV cache     36 of 48 numbers a token: 0.7500 kept, 36 allowed" in plan.summary()
     with pytest.raises(PlanError, match="plan states 35 of 48 kv_numbers"):
         replace(plan, limits=(budget, replace(cache, used=cache.used - 1)))
-    at = next(at for at, site in enumerate(plan.sites) if site.weights[0].form == "head_dim")
-    site = plan.sites[at]
+    index = next(index for index, site in enumerate(plan.sites) if site.weights[0].form == "head_dim")
+    site = plan.sites[index]
     v, o = site.weights
     longer = replace(o, dim=o.dim + 1)
     torn = replace(site, weights=(v, longer), params=v.params + longer.params)
     with pytest.raises(PlanError, match="one form and dim for all weights that it shortens together"):
-        replace(plan, sites=(*plan.sites[:at], torn, *plan.sites[at + 1 :]))
+        replace(plan, sites=(*plan.sites[:index], torn, *plan.sites[index + 1 :]))

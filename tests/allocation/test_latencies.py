@@ -22,8 +22,8 @@ PREFILL, DECODE = (WORKLOADS.index(Workload.parse(name)) for name in ("prefill:1
 def flat(points: tuple[Point, ...]) -> Timing:
     """Every point takes 1 ns."""
     rows = [
-        Measurement(one.operation.operator, one.operation.axes, "bf16", "cold", 1.0, 0.0, 10, 1980, True)
-        for one in dict.fromkeys(points)
+        Measurement(each.operation.operator, each.operation.axes, "bf16", "cold", 1.0, 0.0, 10, 1980, True)
+        for each in dict.fromkeys(points)
     ]
     return Timing(make_profile(rows), WORKLOADS)
 
@@ -41,7 +41,7 @@ def first_layer(name: str) -> tuple[Site, ...]:
 def test_every_fused_width_has_a_latency(name: str) -> None:
     timing = flat((*model_points(name), *fused_points(name)))
     for site in (site for site in first_layer(name) if site.fused):
-        weights = [site.weights[at] for at in site.fused]
+        weights = [site.weights[position] for position in site.fused]
         widths = np.arange(8, sum(weight.out_features for weight in weights) + 1, 8)
         for_all = np.repeat(widths[:, None], len(WORKLOADS), axis=1)
         assert (timing.of_fused(weights[0], for_all)[0] == 1).all()
@@ -50,10 +50,10 @@ def test_every_fused_width_has_a_latency(name: str) -> None:
 def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
     timing = flat((*model_points(name), *fused_points(name)))
     for site in first_layer(name):
-        for at, weight in enumerate(site.weights):
+        for position, weight in enumerate(site.weights):
             ranks = np.arange(8, LOW_RANK.largest_useful(weight) + 1, 8)
             assert (timing.of_weight(LOW_RANK, weight, ranks)[0] == 1).all()
-            if at in site.fused:
+            if position in site.fused:
                 apart = ranks >= apart_from(1024)
                 assert timing.after_fused(LOW_RANK, weight, ranks)[0][:, PREFILL].tolist() == (1 + apart).tolist()
                 assert (timing.after_fused(LOW_RANK, weight, ranks)[0][:, DECODE] == 1).all()
@@ -71,7 +71,7 @@ def test_a_weight_that_fills_the_gpu_runs_apart_and_adds_nothing_to_the_shared_g
     dense, gate = form_named("dense"), gated.weights[0]
     full = np.array([dense.full(gate)])
     assert timing.after_fused(dense, gate, full)[0][0, [PREFILL, DECODE]].tolist() == [1, 0]
-    assert timing.joined(dense, gate, full)[0, [PREFILL, DECODE]].tolist() == [0, gate.out_features]
+    assert timing.shared_width(dense, gate, full)[0, [PREFILL, DECODE]].tolist() == [0, gate.out_features]
 
 
 @pytest.mark.parametrize(("rows", "features"), [(1, 4_194_304), (1024, 4096), (3, 1_398_102), (8_388_608, 1)])

@@ -40,7 +40,7 @@ def test_a_budget_counts_as_the_decimal_it_prints_as() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "given"),
+    ("limits", "stated"),
     [
         ({PARAMS: 47}, "the limit of parameters of 47 cannot be met: it falls short by 1"),
         (
@@ -49,10 +49,10 @@ def test_a_budget_counts_as_the_decimal_it_prints_as() -> None:
         ),
     ],
 )
-def test_a_limit_that_cannot_be_met_is_named(limits: dict[str, int], given: str) -> None:
+def test_a_limit_that_cannot_be_met_is_named(limits: dict[str, int], stated: str) -> None:
     with pytest.raises(BudgetError) as caught:
         as_knapsack(TWO.candidates(limits), limits).solve()
-    assert caught.value.given == given
+    assert caught.value.given == stated
 
 
 def test_a_candidate_of_unknown_latency_is_left_out() -> None:
@@ -60,7 +60,7 @@ def test_a_candidate_of_unknown_latency_is_left_out() -> None:
     of, limits = replace(TWO, profile=profile(lacking)), {PARAMS: 144, ns_of(PREFILL): 120}
     instance = as_knapsack(of.candidates(limits), limits)
     assert [group.costs[:, 0].tolist() for group in instance.groups] == [[24, 48, 72, 144]] * 2
-    assert [one.dims for one in instance.chosen(instance.solve())] == [(3,), (3,)]
+    assert [each.dims for each in instance.chosen(instance.solve())] == [(3,), (3,)]
 
 
 @pytest.mark.parametrize(("close", "proofs"), [(1.0, ["feasible"]), (0.0, ["feasible", "optimal"])])
@@ -69,17 +69,17 @@ def test_a_choice_that_is_close_will_do_where_a_proof_takes_long(
 ) -> None:
     monkeypatch.setattr("gac.allocation.problem.PATIENCE", 0.0)
     monkeypatch.setattr("gac.allocation.problem.CLOSE", close)
-    found: list[Solution] = []
+    result: list[Solution] = []
     limits = {PARAMS: 150}
 
-    def listened(*given: Any, **options: Any) -> Solution:
-        found.append(knapsack(*given, **options))
-        return found[-1]
+    def listened(*stated: Any, **options: Any) -> Solution:
+        result.append(knapsack(*stated, **options))
+        return result[-1]
 
     monkeypatch.setattr("gac.allocation.problem.knapsack", listened)
     solution = as_knapsack(TWO.candidates(limits), limits).solve()
-    assert [one.certificate.status for one in found] == proofs
-    assert solution is found[-1]
+    assert [each.certificate.status for each in result] == proofs
+    assert solution is result[-1]
 
 
 def test_limits_are_fractions_of_what_the_dense_model_takes() -> None:

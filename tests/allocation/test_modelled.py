@@ -31,20 +31,20 @@ def planned(shapes: Shapes | str, table: str, **asked) -> Plan:
 @pytest.mark.parametrize("fuse", [False, "auto"])
 def test_every_latency_of_a_small_model_is_known(shapes: Shapes, table: str, fuse: bool | str) -> None:
     plan = planned(shapes, table, fuse=fuse)
-    for one in plan.workloads:
-        assert one.unknown == 0
-        assert one.modelled > 0
-        assert min(one.measured, one.interpolated) >= 0
-        assert one.measured + one.interpolated + one.modelled == len(plan.weights)
-        assert one.plan_ns is not None
-        assert one.dense_ns is not None
+    for each in plan.workloads:
+        assert each.unknown == 0
+        assert each.modelled > 0
+        assert min(each.measured, each.interpolated) >= 0
+        assert each.measured + each.interpolated + each.modelled == len(plan.weights)
+        assert each.plan_ns is not None
+        assert each.dense_ns is not None
     assert plan.measured.profile.error is not None
     assert plan.measured.profile.error < 0.06
 
 
 def test_a_latency_that_is_modelled_can_be_limited() -> None:
     plan = planned(CONFIGS["gemma-3-270m"], "nvidia-h200", latency={"decode:1@1024": 0.95})
-    (decode,) = (one for one in plan.workloads if one.workload == "decode:1@1024")
+    (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
     assert decode.plan_ns <= 0.95 * decode.dense_ns
 
 
@@ -56,7 +56,7 @@ def test_a_plan_says_how_many_are_modelled_and_how_far_they_are_off(tmp_path: Pa
     assert f"modelled latencies lie within {error} in the median on shapes left out of the model" in said
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
-    unknown = replace(plan, workloads=tuple(replace(one, plan_ns=None, unknown=1) for one in plan.workloads))
+    unknown = replace(plan, workloads=tuple(replace(each, plan_ns=None, unknown=1) for each in plan.workloads))
     assert "modelled latencies" not in unknown.summary()
 
 
@@ -73,7 +73,7 @@ def test_what_measures_unknown_latencies_has_the_schemes() -> None:
 
 def test_what_is_measured_is_not_modelled() -> None:
     plan = planned("smollm2", "nvidia-h200")
-    assert [one.modelled for one in plan.workloads] == [0, 0]
+    assert [each.modelled for each in plan.workloads] == [0, 0]
     assert plan.measured.profile.error is None
     assert "modelled" not in plan.summary()
 

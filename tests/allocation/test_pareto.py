@@ -1,36 +1,112 @@
+"""Fronts, dominance queries and pruned combinations equal every pair compared."""
+
+from functools import reduce
+from itertools import product
+
 import numpy as np
 import pytest
 
 from gac.allocation import pareto
-from gac.allocation.pareto import front, front_of_each_kind
+from gac.allocation.pareto import ParetoSet, dominated, nondominated, nondominated_by_kind
+from gac.core.arrays import Floats
 
 
-def beaten(points: np.ndarray, at: int) -> bool:
-    others = [i for i in range(len(points)) if i != at and (points[i] <= points[at]).all()]
-    return any((points[i] < points[at]).any() or i < at for i in others)
+def points_of(rng: np.random.Generator, most: int, columns: int) -> Floats:
+    """Small integers with ties, and some unknown ones."""
+    points = rng.integers(0, rng.integers(2, 30), (rng.integers(1, most), columns)).astype(np.float64)
+    points[rng.random(points.shape) < 0.1] = np.inf
+    return points
+
+
+def beaten(points: Floats, by: Floats) -> np.ndarray:
+    no_larger = (by[None] <= points[:, None]).all(axis=2)
+    return (no_larger & (by[None] < points[:, None]).any(axis=2)).any(axis=1)
+
+
+def front(points: Floats) -> list[bool]:
+    """Nondominated, and the first of equal ones."""
+    first = [not (points[:row] == points[row]).all(axis=1).any() for row in range(len(points))]
+    return (~beaten(points, points) & first).tolist()
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("pairwise", [4, 1 << 11])
-def test_equals_every_pair_compared(columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_equals_every_pair_compared(columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto, "_PAIRWISE", pairwise)
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        points = rng.integers(0, rng.integers(2, 30), (rng.integers(1, 50), columns))
-        expected = [not beaten(points, at) for at in range(len(points))]
-        assert front(points).tolist() == expected
+    for seed in range(20):
+        points = points_of(np.random.default_rng(seed), 50, columns)
+        assert nondominated(points).tolist() == front(points)
+
+
+def test_a_large_front_equals_that_of_its_parts() -> None:
+    points = np.random.default_rng(0).integers(0, 40, (9000, 4))
+    kept = np.flatnonzero(np.concatenate([front(part) for part in np.split(points, 30)]))
+    expected = kept[front(points[kept])]
+    assert np.flatnonzero(nondominated(points)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 64])
 def test_kinds_are_not_compared(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto, "_ROUNDS", rounds)
-    for seed in range(100):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
-        points = rng.integers(0, rng.integers(2, 30), (rng.integers(1, 200), 3)).astype(np.float64)
-        points[rng.random(points.shape) < 0.1] = np.inf
+        points = points_of(rng, 200, 3)
         kinds = rng.integers(0, rng.integers(1, 5), (len(points), 2))
         expected = np.zeros(len(points), dtype=np.bool_)
         for kind in np.unique(kinds, axis=0):
             same = np.flatnonzero((kinds == kind).all(axis=1))
-            expected[same[front(points[same])]] = True
-        assert front_of_each_kind(points, kinds).tolist() == expected.tolist()
+            expected[same] = front(points[same])
+        assert nondominated_by_kind(points, kinds).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+@pytest.mark.parametrize("pairwise", [4, 1 << 11])
+def test_dominance_queries_equal_every_pair_compared(
+    columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pareto, "_PAIRWISE", pairwise)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        points, by = points_of(rng, 150, columns), points_of(rng, 150, columns)
+        assert dominated(points, by).tolist() == beaten(points, by).tolist()
+
+
+def kept(known: ParetoSet, options: list[Floats], extra: Floats) -> list[tuple[int, ...]] | None:
+    positions = known.nondominated(options, extra)
+    return None if positions is None else list(zip(*(picked.tolist() for picked in positions), strict=True))
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 1 << 11])
+@pytest.mark.parametrize("weights", [1, 2, 3])
+def test_pruned_combinations_are_the_dominated_ones(blocks: int, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are floats whose sums are rounded, some of them ties; a few latencies are unknown."""
+    monkeypatch.setattr(pareto, "_FEW", 0)
+    monkeypatch.setattr(pareto, "_BLOCKS", blocks)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        columns = int(rng.integers(1, 5))
+        options = [rng.integers(0, 9, (rng.integers(1, 16), columns)) * 0.1 for _ in range(weights)]
+        for rows in options:
+            rows[rng.random(rows.shape) < 0.02] = np.inf
+        extra = rng.integers(0, 3, columns) * 0.1
+        combinations = list(product(*(range(len(rows)) for rows in options)))
+        sums = np.array(
+            [
+                reduce(np.add, [rows[row] for rows, row in zip(options, picked, strict=True)]) + extra
+                for picked in combinations
+            ]
+        )
+        known = [sums[rng.integers(0, len(sums), 5)], sums[rng.integers(0, len(sums), 9)] * rng.choice([0.9, 1.0, 1.2])]
+        mask = ~beaten(sums, np.concatenate(known))
+        expected = [combination for combination, stays in zip(combinations, mask, strict=True) if stays]
+        assert kept(ParetoSet().extend(*known), options, extra) == expected
+
+
+def test_nothing_is_pruned_where_that_would_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [np.zeros((3, 2))] * 2
+    assert ParetoSet().nondominated(options * 5, np.zeros(2)) is None
+    assert ParetoSet((np.zeros((1, 2)),)).nondominated(options, np.zeros(2)) is None
+    monkeypatch.setattr(pareto, "_FEW", 0)
+    monkeypatch.setattr(pareto, "_TOO_MANY", 20)
+    rows = np.arange(20, dtype=np.float64)[:, None] * [1.0, -1.0]
+    assert kept(ParetoSet((np.array([[99.0, 99.0]]),)), [rows, rows], np.zeros(2)) is None

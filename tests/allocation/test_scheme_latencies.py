@@ -28,7 +28,7 @@ from tests.headers import make_profile
 from tests.small_pipeline import Small
 
 DENSE, LOW_RANK = form_named("dense"), form_named("low_rank")
-DECODE = WORKLOADS.index(next(one for one in WORKLOADS if one.rows == 1))
+DECODE = WORKLOADS.index(next(each for each in WORKLOADS if each.rows == 1))
 W4A16, FP8 = scheme_named("w4a16"), scheme_named("fp8")
 
 
@@ -103,24 +103,24 @@ def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it()
 def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: list[int]) -> None:
     """By the norm before the weight; what else reads 16 bits rounds them, as behind a gated MLP."""
     profile = table(model_points("smollm2", schemes=("fp8", "w4a16")))
-    timing, form, at = Timing(profile, WORKLOADS), form_named(name), np.array(dims)
+    timing, form, dim_array = Timing(profile, WORKLOADS), form_named(name), np.array(dims)
     weight, down = (
-        next(one.weights[-1] for one in sites_of("smollm2") if one.kind == kind) for kind in ("q_proj", "mlp")
+        next(each.weights[-1] for each in sites_of("smollm2") if each.kind == kind) for kind in ("q_proj", "mlp")
     )
     assert weight.made
     assert not down.made
     apart = replace(weight, made=False)
-    rounding = [int(np.ceil(by_bytes(Point(round_inputs("fp8", one.rows, 576), "bf16")))) for one in WORKLOADS]
-    saved = timing.of_weight(form, apart, at, FP8)[0] - timing.of_weight(form, weight, at, FP8)[0]
+    rounding = [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
+    saved = timing.of_weight(form, apart, dim_array, FP8)[0] - timing.of_weight(form, weight, dim_array, FP8)[0]
     assert saved.tolist() == [rounding] * len(dims)
     for scheme in (W4A16, scheme_named("bf16")):
-        same = (timing.of_weight(form, one, at, scheme)[0].tolist() for one in (apart, weight))
+        same = (timing.of_weight(form, each, dim_array, scheme)[0].tolist() for each in (apart, weight))
         assert next(same) == next(same)
     other = Timing(
-        table([one for one in model_points("smollm2", schemes=("fp8",)) if "round" not in one.operation.operator]),
+        table([each for each in model_points("smollm2", schemes=("fp8",)) if "round" not in each.operation.operator]),
         WORKLOADS,
     )
-    assert (other.of_weight(form, weight, at, FP8)[0] == other.of_weight(form, apart, at, FP8)[0]).all()
+    assert (other.of_weight(form, weight, dim_array, FP8)[0] == other.of_weight(form, apart, dim_array, FP8)[0]).all()
 
 
 def test_a_shared_gemm_reads_what_was_rounded_once() -> None:
@@ -129,7 +129,7 @@ def test_a_shared_gemm_reads_what_was_rounded_once() -> None:
     made = Weight("w", 576, 576, made=True)
     saved = timing.of_fused(replace(made, made=False), width, FP8)[0] - timing.of_fused(made, width, FP8)[0]
     assert saved.tolist() == [
-        [int(np.ceil(by_bytes(Point(round_inputs("fp8", one.rows, 576), "bf16")))) for one in WORKLOADS]
+        [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
     ]
 
 
@@ -209,11 +209,11 @@ def test_a_plan_keeps_a_limit_of_latency_with_schemes_and_counts_what_is_known(s
     profile = table(model_points(small.model.config, schemes=("w4a16:32",)))
     asked = {"schemes": ("bf16", "w4a16:32"), "profile": profile, "refit": "none", "fuse": False}
     plan = small.allocate(1.0, latency={"decode:1@1024": 0.9}, **asked)
-    (decode,) = (one for one in plan.workloads if one.workload == "decode:1@1024")
-    dense, runs = (sum(ns_of(profile, one, whole) for one in plan.weights) for whole in (True, False))
+    (decode,) = (each for each in plan.workloads if each.workload == "decode:1@1024")
+    dense, runs = (sum(ns_of(profile, each, as_dense) for each in plan.weights) for as_dense in (True, False))
     assert (decode.dense_ns, decode.plan_ns) == (dense, runs)
     assert runs <= 0.9 * dense
-    assert "w4a16:32" in {one.scheme for one in plan.weights}
+    assert "w4a16:32" in {each.scheme for each in plan.weights}
     assert (decode.measured, decode.unknown) == (len(plan.weights), 0)
     assert plan.certificate.status == "optimal"
 

@@ -34,12 +34,12 @@ def instances(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
     """A few weights in forms and schemes: bytes, latency and parameters of each choice, and limits between."""
     limits = draw(st.integers(1, 3))
     groups = []
-    for at in range(draw(st.integers(1, 4))):
+    for index in range(draw(st.integers(1, 4))):
         items = [(bits, dim) for bits in draw(st.sets(st.sampled_from([2, 4, 8, 16]), min_size=1)) for dim in (1, 2, 4)]
         losses = draw(st.lists(st.integers(0, 2**40), min_size=len(items), max_size=len(items)))
         times = draw(st.lists(st.integers(1, 99), min_size=len(items), max_size=len(items)))
         costs = [[bits * dim * 3 + dim, ns, 24 * dim] for (bits, dim), ns in zip(items, times, strict=True)]
-        groups.append(Group(f"g{at}", losses, np.array(costs)[:, :limits]))
+        groups.append(Group(f"g{index}", losses, np.array(costs)[:, :limits]))
     shares = draw(st.lists(st.floats(0, 1), min_size=limits, max_size=limits))
     low, high = (np.sum([pick(group.costs, axis=0) for group in groups], axis=0) for pick in (np.min, np.max))
     return groups, [int(a + share * (b - a)) for a, b, share in zip(low, high, shares, strict=True)]
@@ -79,7 +79,7 @@ def test_no_form_dim_and_scheme_is_better(columns: Sequence[str], share: float) 
     of = timed()
     limits = {column: floored(share, dense_total(of.dense, column)) for column in columns}
     solution = as_knapsack(of.candidates(limits), limits).solve()
-    options = [[_counted(of, site.weights[0], *one) for one in CHOICES] for site in of.sites]
+    options = [[_counted(of, site.weights[0], *each) for each in CHOICES] for site in of.sites]
     within = [
         fsum(loss for loss, _ in chosen)
         for chosen in product(*options)

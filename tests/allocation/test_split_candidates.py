@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidates import candidates
-from gac.allocation.latencies import fixed_of
+from gac.allocation.latencies import other_axes
 from gac.allocation.split_latencies import SplitTiming
 from gac.core.operations import Operation, all_gather, linear
 from gac.core.workloads import Workload
@@ -23,11 +23,7 @@ from tests.allocation.small_problems import measured as row
 from tests.allocation.test_candidates import DECODE, PREFILL, curve, profile
 
 GPUS, READ = 2, 64
-WEIGHTS = (
-    Weight("q", 64, READ, reads="in"),
-    Weight("k", 16, READ, reads="in"),
-    Weight("v", 16, READ, reads="in"),
-)
+WEIGHTS = (Weight("q", 64, READ, reads="in"), Weight("k", 16, READ, reads="in"), Weight("v", 16, READ, reads="in"))
 SITE = Site("s", 0, "s", WEIGHTS, fused=(0, 1, 2))
 WORKLOADS = (PREFILL, DECODE)
 LOW_RANK, DENSE = form_named("low_rank"), form_named("dense")
@@ -56,11 +52,13 @@ def by_hand(table: Profile, forms: list[str], dims: list[int], workload: Workloa
             runs += [first, *gather]
         else:
             width += first.axes["n"]
-            numbers += sum(one.axes["n"] for one in gather)
+            numbers += sum(item.axes["n"] for item in gather)
     runs += [linear(workload.rows, READ, width)] * (width > 0)
     runs += [all_gather(GPUS, workload.rows, numbers)] * (numbers > 0)
-    found = [int(table.latency(one.operator, fixed_of(one, "n"), "n", np.array([one.axes["n"]]))[0][0]) for one in runs]
-    return -1 if min(found) < 0 else sum(found)
+    result = [
+        int(table.latency(item.operator, other_axes(item, "n"), "n", np.array([item.axes["n"]]))[0][0]) for item in runs
+    ]
+    return -1 if min(result) < 0 else sum(result)
 
 
 @pytest.mark.parametrize("enough", [1 << 22, 10 << 10, 4 << 10])
@@ -68,23 +66,23 @@ def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
     enough: int, table: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contract, "_ENOUGH_OUTPUTS", enough)
-    curves = curves_by(low_rank={one.name: curve(one.out_features, at) for at, one in enumerate(WEIGHTS)})
+    curves = curves_by(low_rank={item.name: curve(item.out_features, index) for index, item in enumerate(WEIGHTS)})
     columns = [PARAMS, *map(ns_of, WORKLOADS)]
-    timing = SplitTiming(table, WORKLOADS, False, GPUS)
-    found = candidates(SITE, curves, Space(("low_rank",), align=False), timing, columns)
-    for forms, dims, latency in zip(found.forms.tolist(), found.dims.tolist(), found.latency.tolist(), strict=True):
-        assert latency == [by_hand(table, forms, dims, one) for one in WORKLOADS]
+    timing = SplitTiming(table, WORKLOADS, GPUS)
+    result = candidates(SITE, curves, Space(("low_rank",), align=False), timing, columns)
+    for forms, dims, latency in zip(result.forms.tolist(), result.dims.tolist(), result.latency.tolist(), strict=True):
+        assert latency == [by_hand(table, forms, dims, item) for item in WORKLOADS]
     choices = []
-    for one in WEIGHTS:
-        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(one) + 1) if rank % GPUS == 0]
-        choices.append([("dense", DENSE.full(one)), *(("low_rank", rank) for rank in ranks)])
+    for item in WEIGHTS:
+        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(item) + 1) if rank % GPUS == 0]
+        choices.append([("dense", DENSE.full(item)), *(("low_rank", rank) for rank in ranks)])
     for combination in product(*choices):
         forms, dims = [form for form, _ in combination], [dim for _, dim in combination]
-        latency = [by_hand(table, forms, dims, one) for one in WORKLOADS]
+        latency = [by_hand(table, forms, dims, item) for item in WORKLOADS]
         if min(latency) < 0:
             continue
         each = list(zip(WEIGHTS, forms, dims, strict=True))
-        params = sum(form_named(form).params(one, dim) for one, form, dim in each)
-        loss = sum(float(curves.of(LOW_RANK, one).loss[dim]) for one, form, dim in each if form != "dense")
-        no_worse = (found.params <= params) & (found.loss <= loss + 1e-12) & (found.latency <= latency).all(1)
+        params = sum(form_named(form).params(item, dim) for item, form, dim in each)
+        loss = sum(float(curves.of(LOW_RANK, item).loss[dim]) for item, form, dim in each if form != "dense")
+        no_worse = (result.params <= params) & (result.loss <= loss + 1e-12) & (result.latency <= latency).all(1)
         assert no_worse.any(), combination

@@ -9,7 +9,7 @@ import pytest
 
 from gac.allocation.decide import decide
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
-from gac.allocation.one_gpu import beside_one_gpu
+from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear
@@ -47,7 +47,7 @@ def table(collectives: bool = True) -> Profile:
     points = [*model_points("llama-3-8b", [DECODE]), *model_points("llama-3-8b", [DECODE], gpus=GPUS)]
     points += fused_points("llama-3-8b", [DECODE], gpus=GPUS)
     points += collective_points(GPUS, [DECODE]) if collectives else ()
-    return make_profile([Measurement.of(one, ns_of(one), 0.0, 10, 1980, True) for one in dict.fromkeys(points)])
+    return make_profile([Measurement.of(item, ns_of(item), 0.0, 10, 1980, True) for item in dict.fromkeys(points)])
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def planner(profile: Profile) -> Planner:
 @pytest.fixture(scope="module")
 def plan(planner: Planner) -> Plan:
     problem = planner.problem_of(0.7, forms=("low_rank", "narrow"), fuse="auto", latency=None, slack=None)
-    return beside_one_gpu(problem, decide(problem)).plan
+    return attach_single_gpu_comparison(problem, decide(problem)).plan
 
 
 def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile) -> None:
@@ -73,7 +73,7 @@ def test_a_weight_takes_what_its_parts_and_its_collectives_take(profile: Profile
         (O, [linear(1, 1024, 512), all_reduce(GPUS, 1, 512), linear(1, 512, 1024), all_gather(GPUS, 1, 4096)]),
     ):
         latency, how = timing.of_weight(LOW_RANK, weight, np.array([512]))
-        assert latency[0, 0] == sum(ceil(ns_of(Point(one))) for one in runs)
+        assert latency[0, 0] == sum(ceil(ns_of(Point(item))) for item in runs)
         assert how[0, 0] == MEASURED
 
 
@@ -82,20 +82,20 @@ def test_between_measured_collectives_latency_is_read_off_the_line(profile: Prof
     rank = 64 * 23
     assert profile.point(all_gather(GPUS, 1, rank)) is None
     latency, how = timing.of_weight(LOW_RANK, Q, np.array([rank]))
-    expected = sum(ns_of(Point(one)) for one in (linear(1, 4096, rank // GPUS), linear(1, rank, 1024)))
+    expected = sum(ns_of(Point(item)) for item in (linear(1, 4096, rank // GPUS), linear(1, rank, 1024)))
     assert latency[0, 0] == pytest.approx(expected + ns_of(Point(all_gather(GPUS, 1, rank))), rel=0.02)
     assert how[0, 0] == INTERPOLATED
     latency, _ = profile.latency("all_gather", {"gpus": GPUS, "m": 1}, "n", np.array([16, 40, 2**16]))
     assert latency.tolist() == [UNKNOWN, ceil(ns_of(Point(all_gather(GPUS, 1, 40)))), UNKNOWN]
-    assert not any(one.operator.startswith("all_") for one in profile.sweeps())
+    assert not any(item.operator.startswith("all_") for item in profile.sweeps())
 
 
 def test_every_gpu_has_equal_sound_parts_and_the_plan_says_what_else_one_gpu_would_have(plan: Plan) -> None:
     assert plan.gpus == GPUS
-    for one in plan.weights:
-        assert one.divides(GPUS)
-        divided = GPUS if one.form == "narrow" or (one.form, one.weight.split) == ("low_rank", "out") else 1
-        assert one.form == "dense" or one.dim % (8 * divided) == 0
+    for item in plan.weights:
+        assert item.divides(GPUS)
+        divided = GPUS if item.form == "narrow" or (item.form, item.weight.split) == ("low_rank", "out") else 1
+        assert item.form == "dense" or item.dim % (8 * divided) == 0
     assert plan.aligned_fraction == 1
     (run,) = plan.workloads
     assert (run.unknown, run.modelled) == (0, 0)
@@ -135,10 +135,7 @@ def test_a_table_without_collectives_is_refused_with_the_command_that_measures_t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"tensor_parallel": 3},
-            "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs",
-        ),
+        ({"tensor_parallel": 3}, "tensor_parallel=3 for a model with 8 key-value heads; expected a number of GPUs"),
         (
             {"forms": ("latent",), "latency": "any"},
             "form latent of weights that are split over 4 GPUs; expected a form of which some dim leaves each GPU",
@@ -156,32 +153,32 @@ def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> 
 
 
 def test_a_table_has_what_pairs_gather_together(planner: Planner) -> None:
-    known = [one for one in table().measurements if one.operator != "all_gather" or one.shape["n"] <= 4096]
+    known = [item for item in table().measurements if item.operator != "all_gather" or item.shape["n"] <= 4096]
     narrow = replace(planner, problem=replace(planner.problem, profile=make_profile(known)))
     with pytest.raises(ProfileError, match=r"without all_gather of 8,192 columns on 4 GPUs"):
         narrow.plan_by_default(0.7)
 
 
 def test_parts_are_as_aligned_as_is_asked_for(planner: Planner) -> None:
-    found = planner.plan_by_default(0.7, align=128, latency="any", slack=0)
-    ranks = {(one.weight.split, one.dim) for one in found.weights if one.form == "low_rank"}
-    widths = {one.dim for one in found.weights if one.form == "narrow"}
+    result = planner.plan_by_default(0.7, align=128, latency="any", slack=0)
+    ranks = {(item.weight.split, item.dim) for item in result.weights if item.form == "low_rank"}
+    widths = {item.dim for item in result.weights if item.form == "narrow"}
     assert ranks or widths
     assert all(dim % (512 if side == "out" else 128) == 0 for side, dim in ranks)
     assert all(width % 512 == 0 for width in widths)
 
 
 def test_a_bench_predicts_what_was_planned_for_its_gpus(planner: Planner) -> None:
-    versions = {one.name: one for one in versions_at(planner, 0.7)}
-    assert {one.gpus for name, one in versions.items() if name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}
+    versions = {item.name: item for item in versions_at(planner, 0.7)}
+    assert {item.gpus for name, item in versions.items() if name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}
     assert versions[DEFAULT].gpus == versions["pad 64"].gpus == planner.dense(fused=True).gpus == GPUS
     assert versions[DEFAULT].table_ns[str(DECODE)] < versions["pad 64"].table_ns[str(DECODE)]
 
 
 def test_the_fastest_for_one_gpu_is_beside_the_fastest_split(planner: Planner) -> None:
-    own, alone = fastest_versions(planner, 0.7, DECODE, 0.7)
-    assert (own.name, own.gpus, alone.name, alone.gpus) == (FASTEST, GPUS, FASTEST + FOR_ONE, 1)
-    assert max(own.loss, alone.loss) <= 0.7
+    single, alone = fastest_versions(planner, 0.7, DECODE, 0.7)
+    assert (single.name, single.gpus, alone.name, alone.gpus) == (FASTEST, GPUS, FASTEST + FOR_ONE, 1)
+    assert max(single.loss, alone.loss) <= 0.7
     assert planner.gpus == GPUS
     assert planner.alone.gpus == 1
 
@@ -189,13 +186,13 @@ def test_the_fastest_for_one_gpu_is_beside_the_fastest_split(planner: Planner) -
 def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:
     timing = timing_of(profile, Deployment(workloads=(str(DECODE),), tensor_parallel=GPUS))
     dense, dims = form_named("dense"), np.array([512, 1024])
-    own, full = timing.joined(LOW_RANK, Q, dims), timing.joined(dense, Q, np.array([4096]))
-    assert own.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all
+    single, full = timing.shared_width(LOW_RANK, Q, dims), timing.shared_width(dense, Q, np.array([4096]))
+    assert single.tolist() == [[128, 512], [256, 1024]]  # features of a GPU, and numbers of all
     assert full.tolist() == [[1024, 0]]
-    assert timing.none_joined(2).tolist() == [[0, 0], [0, 0]]
-    latency, how = timing.of_shared(Q, own[:1] + own[1:] + full)
+    assert timing.no_width(2).tolist() == [[0, 0], [0, 0]]
+    latency, how = timing.of_shared(Q, single[:1] + single[1:] + full)
     runs = linear(1, 4096, 128 + 256 + 1024), all_gather(GPUS, 1, 512 + 1024)
-    assert latency[0, 0] == pytest.approx(sum(ns_of(Point(one)) for one in runs), abs=2)
+    assert latency[0, 0] == pytest.approx(sum(ns_of(Point(item)) for item in runs), abs=2)
     assert how[0, 0] == MEASURED
     after, _ = timing.after_fused(LOW_RANK, Q, dims)
     assert after[:, 0].tolist() == [ceil(ns_of(Point(linear(1, dim, 1024)))) for dim in dims.tolist()]

@@ -94,16 +94,16 @@ def test_what_runs_has_the_matrices_that_plans_count(family: str, scheme: str, g
     config = small_config(family, num_hidden_layers=len(LAYERS))
     setattr(config, family_of(config).neurons, 192)
     choices = [_choice(weight, scheme, gpus) for weight in weights_of(config)]
-    choices = [one for one in choices if one.divides(gpus)]
+    choices = [each for each in choices if each.divides(gpus)]
     model: Any = small_model(config)
-    swap_in(model, {one.name: empty_stored(one, False, "meta", torch.float32) for one in choices})
+    swap_in(model, {each.name: empty_stored(each, False, "meta", torch.float32) for each in choices})
     cuts = cuts_of(model, gpus - 1, gpus)
     assert not cuts.whole
     assert len(choices) > 10
-    for one in choices:
-        expected = split_matrices(form_named(one.form), one.weight, one.dim, gpus)
+    for each in choices:
+        expected = split_matrices(form_named(each.form), each.weight, each.dim, gpus)
         leaves = ("",) if len(expected) == 1 else (".first", ".second")
-        assert tuple(_size(model, f"{one.name}{leaf}", cuts) for leaf in leaves) == expected
+        assert tuple(_size(model, f"{each.name}{leaf}", cuts) for leaf in leaves) == expected
 
 
 def _choice(weight: Weight, scheme: str, gpus: int) -> WeightChoice:
@@ -111,7 +111,7 @@ def _choice(weight: Weight, scheme: str, gpus: int) -> WeightChoice:
     layer = int(weight.name.split(".layers.")[1].split(".")[0])
     dense = WeightChoice(weight, "dense", form_named("dense").full(weight), scheme)
     taken = [WeightChoice(weight, form, dim, scheme) for form, dim in LAYERS[layer].items() if _takes(form, weight)]
-    return next((one for one in taken if one.form != "skip" and one.divides(gpus)), dense)
+    return next((each for each in taken if each.form != "skip" and each.divides(gpus)), dense)
 
 
 def _takes(form: str, weight: Weight) -> bool:

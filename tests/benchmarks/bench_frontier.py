@@ -46,7 +46,7 @@ def curve(rng: np.random.Generator, full: int) -> LossCurve:
 
 def coarse(rows: CandidateSet) -> CandidateSet:
     """Only multiples of 64, and dense."""
-    return rows.at(((rows.dims % 64 == 0) | (rows.forms == "dense")).all(axis=1))
+    return rows.pick(((rows.dims % 64 == 0) | (rows.forms == "dense")).all(axis=1))
 
 
 def instances() -> Iterator[tuple[str, Problem, str]]:

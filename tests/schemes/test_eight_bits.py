@@ -165,9 +165,8 @@ def test_a_weight_that_cannot_stay_dense_in_8_bits_may_be_narrower() -> None:
 
 def test_where_no_dim_is_left_the_error_says_what_can_be_had() -> None:
     message = (
-        r"w \(100 x 64\) in schemes fp8, w8a8, which allow it no dim of dense, low_rank; expected rows and columns "
-        r"that are multiples of 16, and no batched GEMM for fp8; rows .* for w8a8. Add a scheme that takes any dim, "
-        r"such as bf16, w8a16, w4a16, w3a16, w2a16\."
+        r"no allowed dim of dense, low_rank for w \(100 x 64\) in schemes fp8, w8a8; .* and no batched GEMM for fp8; "
+        r"rows .* for w8a8. Add a scheme that takes any dim, such as bf16, w8a16, w4a16"
     )
     with pytest.raises(PlanError, match=message):
         made(alone(100, 64), ("low_rank",), "fp8", "w8a8")

@@ -1,12 +1,13 @@
 """Exact multi-choice knapsack: one item a group, least loss within every limit, with a proof.
 
-The steps, each a module: flat arrays whose sums fit int64, with cheapest costs subtracted and common divisors out
-(``instance``); losses as integers, as fine as the optimum needs (``refine``); Lagrange multipliers of the linear
-relaxation, and a bound that is exact in these integers (``relaxation``); the items that the bound does not rule out,
-searched with lists of partial choices (``growth``, under several limits ``halves``), less what is bound to leave too
-much of the limits unused (``outlook``), that are joined in the middle (``join``), in margins that widen until the
-optimum is settled (``search``). Where no choice is at hand, one limit after the other is minimised the same way, which
-finds one or proves that there is none (``feasibility``).
+The steps, each in a module:
+
+1. ``instance``: flat arrays whose sums fit int64, with lowest costs subtracted and common divisors out.
+2. ``solve``: losses as integers, as fine as the optimum needs. Where no choice is known, the limits are minimised one
+   after the other, which finds a choice or proves that there is none.
+3. ``relaxation``: Lagrange multipliers of the linear relaxation, and lower bounds that are exact in these integers.
+4. ``search``: items that the bound does not rule out, in margins that widen until the optimum is settled.
+5. ``lists`` and ``join``: two lists of partial choices without dominated or hopeless ones, joined in the middle.
 """
 
 from gac.allocation.knapsack.groups import Group, Solution

@@ -1,12 +1,10 @@
-"""Join two lists of partial choices: the best pair within the limits."""
+"""Joining two lists of partial choices: the best pair within the limits."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from gac.allocation.knapsack.core import Core
-from gac.allocation.knapsack.states import States
-from gac.allocation.knapsack.work import Work
+from gac.allocation.knapsack.states import Core, States, Work
 from gac.core.arrays import Ints
 
 MOST_PAIRS = 1 << 26
@@ -17,23 +15,22 @@ _LARGEST = 2.0**61
 
 
 Joined = tuple[tuple[int, int] | None, bool, int]
-"""The best pair (positions in left and right, or None), whether none was left out, and how many were looked at."""
+"""The best pair (positions in left and right, or None), whether the join is complete, and the pairs looked at."""
 
 
 def join(left: States, right: States, core: Core, work: Work) -> Joined:
-    """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is less than ``below``.
+    """Find the pair whose costs sum to at most ``free`` with the smallest sum of values, if that is below ``below``.
 
-    Beyond ``MOST_PAIRS``, or once the work is spent, the rest is left out.
+    Beyond ``MOST_PAIRS``, or once the work is spent, the join is incomplete.
     """
     if not len(left) or not len(right):
         return None, True, 0
     if len(core.free) == 1:
-        return _join_one(left, right, int(core.free[0]), core.below), True, len(left)
+        return _join_single(left, right, int(core.free[0]), core.below), True, len(left)
     return _join_several(left, right, core, work)
 
 
-def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
-    """One limit: beside each left state stands the smallest value among the right ones that still fit."""
+def _join_single(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
     order = np.argsort(right.costs[0], kind="stable")
     values = right.values[order]
     lowest = np.minimum.accumulate(values)
@@ -50,7 +47,7 @@ def _join_one(left: States, right: States, free: int, below: int) -> tuple[int, 
 
 
 def _join_several(left: States, right: States, core: Core, work: Work) -> Joined:
-    """Several limits: look only at the pairs that use nearly all of the limit whose use is tightest.
+    """Several limits: only the pairs that use nearly all of the limit whose use is tightest.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
     so u < (reach - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
@@ -70,26 +67,25 @@ def _join_several(left: States, right: States, core: Core, work: Work) -> Joined
         if pairs > MOST_PAIRS or work.spent:
             return best, False, pairs
         for a, b in _pairs(rows, first, end):
-            found = _best_of(left, right, a, members[b], core.free, below)
-            if found is not None:
-                best, below = found[:2], found[2]
+            better = _best_of(left, right, a, members[b], core.free, below)
+            if better is not None:
+                best, below = better[:2], better[2]
     return best, True, pairs
 
 
 def _best_of(left: States, right: States, a: Ints, b: Ints, free: Ints, below: int) -> tuple[int, int, int] | None:
-    """The pair (of ``a`` in left and ``b`` in right) of the smallest sum of values within the limits, and that sum."""
     total = left.values[a] + right.values[b]
     fits = np.flatnonzero(total < below)
     a, b, total = a[fits], b[fits], total[fits]
     fits = np.flatnonzero((left.costs[:, a] + right.costs[:, b] <= free[:, None]).all(axis=0))
     if len(fits) == 0:
         return None
-    at = fits[total[fits].argmin()]
-    return int(a[at]), int(b[at]), int(total[at])
+    best = fits[total[fits].argmin()]
+    return int(a[best]), int(b[best]), int(total[best])
 
 
 def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[Ints, Ints]:
-    """Which of the rising ``costs`` are at most ``most``, and not so low that the pair wastes its spare room."""
+    """Bounds of the rising ``costs`` that are at most ``most``, and leave no more unused than ``spare`` is worth."""
     end = np.searchsorted(costs, most, side="right")
     if multiplier == 0.0:
         return np.zeros_like(end), end
@@ -99,7 +95,6 @@ def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[In
 
 
 def _pairs(rows: Ints, first: Ints, end: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs of a row and each position of its window, in batches."""
     ends = np.cumsum(end - first)
     start = 0
     while start < len(rows):

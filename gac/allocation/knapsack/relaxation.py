@@ -1,13 +1,11 @@
-"""Lagrange multipliers and a first choice, in floats: they steer the search and prove nothing.
+"""Relaxations: Lagrange multipliers with a first choice in floats, and lower bounds that hold in exact integers."""
 
-And the bound of any multipliers, which holds in exact integers.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gac.allocation.knapsack.ragged import Mask, Ragged
+from gac.allocation.knapsack.instance import Mask, Ragged
 from gac.core.arrays import Floats, Ints
 
 _ROUNDS = 100
@@ -16,28 +14,30 @@ _FINEST = 1e-9
 _PENALTY = 1e6
 _DOWN = 1 - 2.0**-50
 _UP = 1 + 2.0**-50
-_LARGEST = 2.0**60
+_LARGEST_TERM = 2.0**60
+_LARGEST = 2.0**61
+_CELL_BITS, _MEMORY_BITS, _WORK_BITS = 14, 22, 24
 
 
 def relax(items: Ragged) -> tuple[Floats, Ints | None]:
-    """Solve the linear relaxation; ``items`` starts at cost 0, and sums of its values are far from a float's largest.
+    """Solve the linear relaxation in floats, which steers the search and proves nothing; costs start at 0.
 
     Returns:
-        Its multipliers (loss per unit of each limit), and a choice within the limits or None.
+        The multipliers (loss per unit of each limit), and a choice within the limits or None.
     """
-    return _relax_one(items) if len(items.costs) == 1 else _relax_several(items)
+    return _relax_single(items) if len(items.costs) == 1 else _relax_several(items)
 
 
-def _relax_one(items: Ragged) -> tuple[Floats, Ints]:
+def _relax_single(items: Ragged) -> tuple[Floats, Ints]:
     """Maximise the dual of one limit by cutting planes: the next multiplier is where the two tangents meet.
 
-    The argmin's cost falls as the multiplier rises, so between two multipliers only the items whose cost
-    lies between the two choices can be chosen: the arrays shrink as the bracket closes.
+    The cost of the minimiser falls as the multiplier rises. So between two multipliers only items whose cost is
+    between the two choices can be chosen: the arrays shrink as the bracket closes.
     """
     slack = int(items.slack[0])
-    work = replace(items, origin=np.arange(len(items)))
-    dear = _first(items, items.values, items.costs[0], np.iinfo(np.int64).max)
-    cheap = _first(items, items.costs[0], items.values, np.inf)
+    bracket = replace(items, origin=np.arange(len(items)))
+    dear = _lexicographic_minimum(items, items.values, items.costs[0], np.iinfo(np.int64).max)
+    cheap = _lexicographic_minimum(items, items.costs[0], items.values, np.inf)
     if items.used(dear)[0] <= slack:
         return np.zeros(1), dear
     multiplier = 0.0
@@ -46,13 +46,12 @@ def _relax_one(items: Ragged) -> tuple[Floats, Ints]:
         spread = items.costs[0, dear].sum() - items.costs[0, cheap].sum()
         multiplier = gain / float(spread)
         low, high = items.costs[0, cheap], items.costs[0, dear]
-        work = work.keep((work.costs[0] >= low[work.group]) & (work.costs[0] <= high[work.group]))
-        total = work.values + multiplier * work.costs[0]
-        pick = work.origin[work.first_minimum(total)]
-        here = float((items.values[pick] + multiplier * items.costs[0, pick]).sum())
+        bracket = bracket.keep((bracket.costs[0] >= low[bracket.group]) & (bracket.costs[0] <= high[bracket.group]))
+        pick = bracket.origin[bracket.first_minimum(bracket.values + multiplier * bracket.costs[0])]
+        dual = float((items.values[pick] + multiplier * items.costs[0, pick]).sum())
         tangent = float((items.values[cheap] + multiplier * items.costs[0, cheap]).sum())
         used = items.costs[0, pick].sum()
-        if here >= tangent * (1 - _CLOSE) or not items.used(cheap)[0] < used < items.used(dear)[0]:
+        if dual >= tangent * (1 - _CLOSE) or not items.used(cheap)[0] < used < items.used(dear)[0]:
             break
         if used <= slack:
             cheap = pick
@@ -61,14 +60,13 @@ def _relax_one(items: Ragged) -> tuple[Floats, Ints]:
     return np.array([multiplier]), cheap
 
 
-def _first(items: Ragged, smallest: Floats | Ints, ties: Floats | Ints, above: float) -> Ints:
-    """Each group's smallest entry of the one kind, the smallest of the other (all below ``above``) where they tie."""
-    at = smallest == np.minimum.reduceat(smallest, items.starts)[items.group]
-    return items.first_minimum(np.where(at, ties, above))
+def _lexicographic_minimum(items: Ragged, first: Floats | Ints, second: Floats | Ints, above: float) -> Ints:
+    smallest = first == np.minimum.reduceat(first, items.starts)[items.group]
+    return items.first_minimum(np.where(smallest, second, above))
 
 
 def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
-    """Column generation: a small linear program over the columns seen so far prices all items for the next ones.
+    """Column generation: a small linear program over the columns so far prices all items for the next ones.
 
     A column that breaks a limit may do so at a penalty, so that the program always has a solution.
     """
@@ -79,7 +77,7 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
     multipliers, bound = np.zeros(len(items.costs)), -np.inf
     weights = np.ones(len(columns))
     for _ in range(_ROUNDS):
-        program = _solve(items, columns, scale, unit)
+        program = _restricted_program(items, columns, scale, unit)
         if program is None:
             break
         objective, weights, prices = program
@@ -93,36 +91,36 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
             break
         merged = np.union1d(columns, picks)
         weights, columns = np.zeros(len(merged)), merged
-    return multipliers, _fitted(items, columns, weights)
+    return multipliers, _repaired(items, columns, weights)
 
 
 def _first_columns(items: Ragged) -> Ints:
-    """The smallest value, the lowest cost under each limit and the lowest sum of used shares in each group."""
     shares = (items.costs / np.maximum(items.slack, 1)[:, None]).sum(axis=0)
     picks = [items.first_minimum(row) for row in (items.values, shares, *items.costs)]
     return np.unique(np.concatenate(picks))
 
 
-def _solve(items: Ragged, columns: Ints, scale: Floats, unit: float) -> tuple[float, Floats, Floats] | None:
-    """The restricted program's objective, weight of each column, multiplier of each limit; None if HiGHS gives up."""
+def _restricted_program(
+    items: Ragged, columns: Ints, scale: Floats, unit: float
+) -> tuple[float, Floats, Floats] | None:
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
     limits, groups, count = len(items.costs), len(items.starts), len(columns)
-    one_each = csr_array((np.ones(count), (items.group[columns], np.arange(count))), shape=(groups, count + limits))
+    exactly_one = csr_array((np.ones(count), (items.group[columns], np.arange(count))), shape=(groups, count + limits))
     within = np.hstack([items.costs[:, columns] / scale[:, None], -np.eye(limits)])
     losses = np.append(items.values[columns] * (groups / unit), np.full(limits, _PENALTY * groups))
-    found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse A_eq
-        losses, A_ub=within, b_ub=items.slack / scale, A_eq=one_each, b_eq=np.ones(groups), method="highs-ds"
+    result = linprog(  # type: ignore[call-overload]  # its stubs know no sparse A_eq
+        losses, A_ub=within, b_ub=items.slack / scale, A_eq=exactly_one, b_eq=np.ones(groups), method="highs-ds"
     )
-    if found.status != 0 or not np.isfinite(found.ineqlin.marginals).all():
+    if result.status != 0 or not np.isfinite(result.ineqlin.marginals).all():
         return None
-    prices = np.maximum(-found.ineqlin.marginals, 0.0) * (unit / groups) / scale
-    return float(found.fun) * unit / groups, found.x[:count], prices
+    prices = np.maximum(-result.ineqlin.marginals, 0.0) * (unit / groups) / scale
+    return float(result.fun) * unit / groups, result.x[:count], prices
 
 
-def _fitted(items: Ragged, columns: Ints, weights: Floats) -> Ints | None:
-    """The heaviest column of each group, exchanged one at a time until the limits hold; None if that gets stuck."""
+def _repaired(items: Ragged, columns: Ints, weights: Floats) -> Ints | None:
+    """The heaviest column of each group, exchanged one by one until the limits hold; None if that gets stuck."""
     heaviest = np.lexsort((columns, -weights, items.group[columns]))
     choice = columns[heaviest[np.flatnonzero(np.diff(items.group[columns[heaviest]], prepend=-1))]]
     scale = np.maximum(items.slack, 1)[:, None].astype(np.float64)
@@ -133,18 +131,18 @@ def _fitted(items: Ragged, columns: Ints, weights: Floats) -> Ints | None:
             return choice
         now = choice[items.group[columns]]
         after = over[:, None] + items.costs[:, columns] - items.costs[:, now]
-        left = (np.maximum(after, 0) / scale).sum(axis=0)
-        best = int(np.lexsort((items.values[columns] - items.values[now], left))[0])
-        if left[best] >= excess:
+        remaining = (np.maximum(after, 0) / scale).sum(axis=0)
+        best = int(np.lexsort((items.values[columns] - items.values[now], remaining))[0])
+        if remaining[best] >= excess:
             return None
-        excess = float(left[best])
+        excess = float(remaining[best])
         choice = choice.copy()
         choice[items.group[columns[best]]] = columns[best]
 
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A Lagrangian lower bound, and what each item adds to it.
+    """A Lagrangian lower bound, and each item's reduced value.
 
     A choice within the limits has a value of at least ``lower`` plus the sum of its items' ``reduced``, and for any
     limit l of at least ``lower + multipliers[l] * (slack[l] - used[l])``.
@@ -164,16 +162,17 @@ class Bound:
 
 
 def lagrangian(items: Ragged, multipliers: Floats) -> Bound:
-    """The bound of multipliers >= 0 (Lagrangian relaxation of every limit); ``items`` has integer values.
+    """Return the bound of multipliers >= 0 (Lagrangian relaxation of every limit); ``items`` has integer values.
 
     For a choice within the limits, sum(value) >= sum(value + penalty) - sum(allowance) as long as no penalty
     exceeds multiplier * cost and no allowance falls short of multiplier * slack. Penalties are rounded down and
     allowances up, each with a margin (2**-50) wider than three float64 roundings can err (3 * 2**-53), so that the
-    inequality is one between exact integers. It costs a few units of 2**52. A multiplier below 0, or one that the
-    whole slack is worth less than 1 at, counts as 0.
+    inequality is one between exact integers. It costs a few units of 2**52. A multiplier below 0, or one at which the
+    whole slack is worth less than 1, counts as 0.
     """
     slacks = np.maximum(items.slack, 1)
-    multipliers = np.minimum(np.where(multipliers * slacks < 1, 0.0, multipliers), _LARGEST / len(multipliers) / slacks)
+    largest = _LARGEST_TERM / len(multipliers) / slacks
+    multipliers = np.minimum(np.where(multipliers * slacks < 1, 0.0, multipliers), largest)
     total = items.values.astype(np.int64)
     allowance = 0
     for multiplier, cost, slack in zip(multipliers, items.costs, items.slack, strict=True):
@@ -181,3 +180,88 @@ def lagrangian(items: Ragged, multipliers: Floats) -> Bound:
         allowance += int(np.ceil(multiplier * float(slack) * _UP))
     lowest = np.minimum.reduceat(total, items.starts)
     return Bound(int(lowest.sum()) - allowance, total - lowest[items.group], multipliers)
+
+
+# --- the group relaxation -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class GroupRelaxation:
+    """Lower bound on the value of the remaining groups, as a function of the remaining budget (Gomory 1965).
+
+    The remaining budget is known only by its cell, modulo the number of cells. A choice has a value of at least the
+    bound, plus its reduced values, plus for each limit its multiplier times what it leaves unused, which is at least
+    the least of its cell. The least sum over the choices of some groups follows, for each cell, from that over all of
+    them but the first. The costs of a model's weights have wide steps, or meet several limits at once: nearly all
+    partial choices are bound to lose more than the room.
+
+    Attributes:
+        limits: rows of the limits that are looked at.
+        free: what the default choice leaves of each of them.
+        widths: how much of each of them a cell spans.
+        strides: how far apart a limit's neighbouring cells are in the tables.
+        least: the least that the last groups add, by their number and by the cell of the remaining budget.
+    """
+
+    limits: Ints
+    free: Ints
+    widths: Ints
+    strides: Ints
+    least: tuple[Ints, ...]
+
+    def lower_bound(self, costs: Ints, remaining: int) -> Ints:
+        """Return the least that the last ``remaining`` groups add to partial choices of these costs."""
+        least = self.least[remaining]
+        rest = self.free[:, None] - costs[self.limits]
+        bound: Ints = least[_cell(rest // self.widths[:, None], self.strides, len(least))]
+        return bound
+
+
+def unused_value(unused: Floats | Ints, multiplier: float | Floats) -> Ints:
+    return np.asarray(np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64))
+
+
+def group_relaxation(
+    limits: Ints, costs: Ints, reduced: Ints, groups: Sequence[slice], free: Ints, multipliers: Floats, widths: Ints
+) -> GroupRelaxation:
+    """Tabulate the group relaxation of some limits.
+
+    An item whose cost is no multiple of the width leads from a cell to one of two, and the better one counts.
+
+    Args:
+        limits: rows of the limits; ``costs``, ``free``, ``multipliers`` and ``widths`` have an entry for each.
+        costs: cost of each item minus that of its group's default choice.
+        reduced: reduced value of each item; those of a choice sum to less than ``2**62``.
+        groups: the items of each group, in the order in which they will be added.
+        widths: of a cell, multiples of the greatest common divisor of all costs.
+    """
+    bits = max(0, min(_CELL_BITS, _MEMORY_BITS - len(groups).bit_length(), _WORK_BITS - len(reduced).bit_length()))
+    across = int(2.0 ** (bits / len(free)))
+    strides = across ** np.arange(len(free))
+    rests = free % np.maximum(np.gcd.reduce(costs, axis=1), 1)
+    tables = [_least_unused(rests, widths, multipliers, across)]
+    size = len(tables[0])
+    moves, between = _cell(costs // widths[:, None], strides, size).tolist(), costs % widths[:, None] != 0
+    for group in reversed(groups):
+        after, least = tables[-1], tables[-1].copy()
+        for stride in strides[between[:, group].any(axis=1)].tolist():
+            after = np.minimum(after, np.roll(after, stride))
+        after = np.tile(after, 2)
+        for move, more in zip(moves[group], reduced[group].tolist(), strict=True):
+            np.minimum(least, after[size - move : 2 * size - move] + more, out=least)
+        tables.append(least)
+    return GroupRelaxation(limits, free, widths, strides, tuple(tables))
+
+
+def _least_unused(rests: Ints, widths: Ints, multipliers: Floats, across: int) -> Ints:
+    least = np.zeros(1, dtype=np.int64)
+    most = int(min(unused_value(across * widths.astype(np.float64), multipliers)))
+    for rest, width, multiplier in zip(rests.tolist(), widths.tolist(), multipliers.tolist(), strict=True):
+        value = unused_value(np.arange(across) * float(width) + rest, multiplier)
+        least = np.minimum(value[:, None] + least, most).ravel()
+    return least
+
+
+def _cell(cells: Ints, strides: Ints, size: int) -> Ints:
+    positions: Ints = strides @ (cells % size) % size
+    return positions

@@ -1,21 +1,36 @@
-"""The public function: from groups to a choice with its certificate."""
+"""The public function ``knapsack``: integer losses as fine as needed, infeasible limits, and the certificate."""
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from gac.allocation.knapsack.feasibility import within_limits
-from gac.allocation.knapsack.given import as_given, start_within
-from gac.allocation.knapsack.groups import Group, Solution
-from gac.allocation.knapsack.instance import OutOfReachError, reduced_items, rows_of
-from gac.allocation.knapsack.refine import Refined, refined
-from gac.allocation.knapsack.work import Work
-from gac.core.arrays import Ints
-from gac.core.errors import GacError
+import numpy as np
+
+from gac.allocation.knapsack.groups import Group, Solution, check_start, parse_instance
+from gac.allocation.knapsack.instance import (
+    FINEST,
+    OutOfReachError,
+    Ragged,
+    bits_of,
+    flatten,
+    reduced_items,
+    rows_of,
+    to_grains,
+)
+from gac.allocation.knapsack.relaxation import lagrangian, relax
+from gac.allocation.knapsack.search import Outcome, settle
+from gac.allocation.knapsack.states import Work
+from gac.core.arrays import Floats, Ints
+from gac.core.errors import BudgetError, GacError
 from gac.plan.plan import Certificate
+
+_FAR = 2.0**-20
+_FINE = 8
+_TAME, _UNSEEN = 400, 2.0**-1000
+_UP = 1 + 2.0**-40
 
 
 def knapsack(
@@ -44,7 +59,7 @@ def knapsack(
     Each, less its group's smallest, is compared as a whole number of grains (``Solution.grain``, a power of two), and
     is at most one grain off: half of one in float64's subtraction, since it has 52 bits at most, and half in rounding.
     In these integers the search is exact: where the status is ``optimal``, no choice within the limits has a smaller
-    sum, and what are multiples of the grain are told apart exactly.
+    sum, and multiples of the grain are told apart exactly.
 
     So a choice of n groups has a loss of less than ``2 * n`` grains above the least. ``Solution.unit`` is more than
     ``8 * n`` grains, and 8 times the spacing of floats at ``value`` or more. Hence ``value``, if ``optimal``, and
@@ -55,44 +70,91 @@ def knapsack(
     Args:
         groups: at least one; all with the same number of limits.
         limits: the largest allowed sum of costs, one a column of the groups' costs.
-        names: what an error calls the limits (``limit 1``, ``limit 2``, ... where not given).
+        names: names of the limits in errors (default ``limit 1``, ``limit 2``, ...).
         work_limit: units of work after which the search stops. They are counted, not timed, so the answer is the same
             on every machine; one takes about a second. The status may then be ``feasible``, with the gap that is left.
             CP-SAT gets the rest of the work where a search grows too large.
-        start: a choice within the limits, where one is known: the search need not find its first one.
+        start: a choice within the limits, if one is known.
 
     Raises:
-        BudgetError: no choice is within the limits; says by how much, what is reachable, and which limit and group
+        BudgetError: no choice is within the limits; states by how much, what is reachable, and which limit and group
             bind. Or the work limit was too low to find one or to prove that there is none.
         GacError: no group or no limit; groups or names with another number of limits; a limit that is no integer;
             a work limit below 0; a start beyond the limits; losses that sum up to more than a float holds.
     """
-    groups, limits, names, work_limit = as_given(groups, limits, names, work_limit)
-    known = None if start is None else start_within(groups, limits, start)
+    groups, limits, names, work_limit = parse_instance(groups, limits, names, work_limit)
+    known = None if start is None else tuple(start)
+    if known is not None:
+        check_start(groups, limits, known)
     work, rows = Work(work_limit), rows_of(groups, limits)
     try:
         instance = reduced_items(rows.items, rows.limits)
         rows = replace(rows, items=instance.items)  # large instances: memory that is freed is used again, and warm
     except OutOfReachError:
-        within_limits(groups, limits, names, work)
+        feasible_choice(groups, limits, names, work)
         raise AssertionError("a limit out of reach was met") from None
 
     def first() -> Ints:
-        return instance.positions(within_limits(groups, limits, names, work) if known is None else rows.all(known))
+        return instance.positions(feasible_choice(groups, limits, names, work) if known is None else rows.extend(known))
 
-    found = refined(instance.items, first, work)
+    refined = refine(instance.items, first, work)
     multipliers = [
-        _as_float(Fraction(multiplier) * Fraction(found.grain) / (int(divisor) << shift))
-        for multiplier, divisor, shift in zip(found.multipliers, instance.divisors, rows.shifts, strict=True)
+        _as_float(Fraction(multiplier) * Fraction(refined.grain) / (int(divisor) << shift))
+        for multiplier, divisor, shift in zip(refined.multipliers, instance.divisors, rows.shifts, strict=True)
     ]
-    return _solution(groups, found, [multipliers[row] for row in rows.deciding], len(instance.items), work)
+    return _solution(groups, refined, [multipliers[row] for row in rows.deciding], len(instance.items), work)
+
+
+@dataclass(frozen=True, eq=False)
+class Refined:
+    """Result of the last round: original item indices, outcome and multipliers, all in grains."""
+
+    choice: Ints
+    outcome: Outcome
+    grain: float
+    multipliers: Floats
+
+
+def refine(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
+    """Find the best choice within the limits; ``items`` has costs from 0 and float values from 0.
+
+    Each round knows a better choice than the one before. It drops the items that alone lose more than that whole
+    choice, and makes the grain so small that the choice has 52 bits. Where the relaxation cannot tell the choice from 0
+    among items so large, or the optimum has 8 bits less than the choice had, another round follows.
+    ``first`` finds a choice where the relaxation finds none.
+    """
+    start: Ints | None = None
+    bits = bits_of(len(items.starts))
+    while True:
+        largest = items.values.max()
+        top = int(np.frexp(largest)[1])
+        top = top if abs(top) > _TAME else 0
+        normal = replace(items, values=np.ldexp(items.values, -top)) if top else items
+        multipliers, relaxed = relax(normal)
+        if start is None or (relaxed is not None and normal.values[relaxed].sum() < normal.values[start].sum()):
+            start = relaxed
+        if start is None:
+            start = first()
+        if not items.values[start].any():
+            return Refined(items.origin[start], Outcome(start, 0, 0, 0, ""), 2.0**FINEST, np.zeros(len(items.costs)))
+        total = float(normal.values[start].sum())
+        near = normal.values <= max(total * _UP, _UNSEEN)
+        items, start = items.keep(near), (np.cumsum(near) - 1)[start]
+        if total < _FAR * np.ldexp(largest, -top):
+            continue
+        exponent = max(top + int(np.frexp(total)[1]) - bits, FINEST)
+        scaled = replace(items, values=to_grains(items.values, 2.0**exponent))
+        bound = lagrangian(scaled, np.ldexp(multipliers, top - exponent))
+        outcome = settle(scaled, bound, start, work)
+        start = outcome.choice
+        if exponent == FINEST or outcome.value >> bits - _FINE or work.spent:
+            return Refined(items.origin[start], outcome, 2.0**exponent, bound.multipliers)
 
 
 def _solution(
-    groups: Sequence[Group], found: Refined, multipliers: Sequence[float], items: int, work: Work
+    groups: Sequence[Group], refined: Refined, multipliers: Sequence[float], items: int, work: Work
 ) -> Solution:
-    """The choice (one item index a group) with its proof, counted again in what the groups hold."""
-    choice = tuple(found.choice[: len(groups)].tolist())
+    choice = tuple(refined.choice[: len(groups)].tolist())
     chosen = list(zip(groups, choice, strict=True))
     try:
         value = math.fsum(group.values[item] for group, item in chosen)
@@ -103,17 +165,94 @@ def _solution(
             "Give the losses in a larger unit.",
         ) from None
     used = zip(*(group.costs[item].tolist() for group, item in chosen), strict=True)
-    outcome, unit = found.outcome, max(math.ldexp(found.grain, len(groups).bit_length() + 3), 8 * math.ulp(value))
-    lower = max(0.0, value - _as_float((outcome.value - outcome.lower) * Fraction(found.grain)))
+    outcome, unit = refined.outcome, max(math.ldexp(refined.grain, len(groups).bit_length() + 3), 8 * math.ulp(value))
+    lower = max(0.0, value - _as_float((outcome.value - outcome.lower) * Fraction(refined.grain)))
     status: Literal["optimal", "feasible"] = "optimal" if lower == value else "feasible"
     method = "every group at its smallest loss"
     if outcome.search:
         fixed = f"{items:,} items fixed down to {outcome.core:,}"
         method = f"Lagrangian bound, {fixed}, {outcome.search}; proved within {unit:.3g}; {work}"
     certificate = Certificate(status, value, lower, value - lower, tuple(multipliers), method)
-    return Solution(choice, tuple(map(sum, used)), certificate, unit, found.grain)
+    return Solution(choice, tuple(map(sum, used)), certificate, unit, refined.grain)
 
 
 def _as_float(number: Fraction) -> float:
-    """The nearest float; the largest where it is beyond."""
     return float(min(number, Fraction(sys.float_info.max)))
+
+
+# --- feasibility ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Least:
+    choice: tuple[int, ...]
+    used: int
+    lower: int
+
+
+def feasible_choice(
+    groups: Sequence[Group], limits: Sequence[int], names: Sequence[str], work: Work
+) -> tuple[int, ...]:
+    """Find a choice within all limits: one row after the other is minimised, in exact integers, under those before it.
+
+    Raises:
+        BudgetError: there is none; names the limit that cannot be met alone or together with the earlier ones. Or the
+            work was spent before there was a choice or a proof that there is none.
+    """
+    items = flatten(groups)
+    for limit, most in enumerate(limits):
+        alone = _cheapest(items, limit)
+        if alone.used > most:
+            raise _infeasible(groups, alone.choice, limit, most, alone.used - most, names[limit], "")
+    rows = rows_of(groups, limits)
+    least = _cheapest(rows.items, 0)
+    for row in range(1, len(rows.limits)):
+        least = _least(rows.items, rows.limits, row, least.choice, work)
+        if least.used > rows.limits[row]:
+            limit, shift = rows.deciding.index(row), rows.shifts[row]
+            earlier = f" beside {' and '.join(names[:limit])}" if limit else ""
+            # High costs of h + d or more are costs of more than the limit plus d - 1 times what one of them counts.
+            short = (least.lower - rows.limits[row] - 1 << shift) + 1
+            raise _infeasible(groups, least.choice, limit, limits[limit], short, names[limit], earlier)
+    return least.choice
+
+
+def _cheapest(items: Ragged, limit: int) -> _Least:
+    used = sum(items.cheapest[limit].tolist())
+    return _Least(tuple(items.origin[items.first_minimum(items.costs[limit])].tolist()), used, used)
+
+
+def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, ...], work: Work) -> _Least:
+    """The choice with the lowest cost under a limit within those before it, or one within that limit.
+
+    The knapsack itself, with that limit's costs for losses: they are integers already, so nothing is rounded.
+    """
+    instance = reduced_items(replace(items, values=items.costs[limit], costs=items.costs[:limit]), limits[:limit])
+    inside, start = instance.items, instance.positions(known)
+    used = sum(items.costs[limit, items.starts + np.asarray(known)].tolist())
+    zero = used - inside.value(start)
+    multipliers, other = relax(inside)
+    if other is not None and inside.values[other].sum() < inside.values[start].sum():
+        start = other
+    outcome = settle(inside, lagrangian(inside, multipliers), start, work, enough=limits[limit] - zero)
+    return _Least(tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower)
+
+
+def _infeasible(
+    groups: Sequence[Group], choice: Sequence[int], limit: int, most: int, short: int, name: str, earlier: str
+) -> BudgetError:
+    used = [int(group.costs[item, limit]) for group, item in zip(groups, choice, strict=False)]
+    if short <= 0:
+        return BudgetError(
+            f"{name} of {most}{earlier}: the work was spent before a choice was found or ruled out (best {sum(used)})",
+            f"a choice that costs {most} or less",
+            "Raise the limit, or allow more work.",
+        )
+    largest = max(range(len(used)), key=used.__getitem__)
+    proved = most + short == sum(used)
+    reachable = f"{most + short} or more{', the smallest reachable' if proved else ''}{earlier}"
+    return BudgetError(
+        f"{name} of {most} cannot be met{earlier}: it falls short by {'' if proved else 'at least '}{short}",
+        f"{reachable} (group {groups[largest].name!r} alone takes {used[largest]})",
+        "Raise the limit, or add cheaper candidates.",
+    )

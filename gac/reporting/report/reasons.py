@@ -6,7 +6,7 @@ from math import lcm
 
 import numpy as np
 
-from gac.allocation.dims import step_of, that_run
+from gac.allocation.dims import runnable_dims, step_of
 from gac.allocation.latencies import DTYPE, UNKNOWN, Timing
 from gac.core.words import duration, nats, number_of
 from gac.core.workloads import Workload
@@ -157,7 +157,7 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
     timing = Timing(profile, workloads)
     after = np.arange(dim + 1, min(form.full(weight.weight), dim + _REACH) + 1)
     after = after[timing.sound(form, weight.weight, after, fused=False, scheme=scheme)]
-    sound = that_run(form, scheme, weight.weight, after).tolist()
+    sound = runnable_dims(form, scheme, weight.weight, after).tolist()
     dims = [dim, dim + 1, *sound[:1]]
     latency, _ = timing.of_weight(form, weight.weight, np.array(dims), scheme)
     broken = ""

@@ -1,22 +1,21 @@
-"""Combinations that rivals do not beat, beside every combination looked at; candidates made in other ways, the same."""
+"""Candidates are the same however they are pruned, combined and filtered."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial, reduce
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gac.allocation import rivals as rivals_module
+from gac.allocation import pareto
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates
-from gac.allocation.combining import combined
+from gac.allocation.candidates import candidates, cross_product
 from gac.allocation.latencies import Timing
+from gac.allocation.pareto import ParetoSet
 from gac.allocation.problem import as_knapsack
-from gac.allocation.rivals import Rivals
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.core.workloads import Workload
 from gac.forms import form_named
@@ -27,53 +26,6 @@ from gac.plan.costs import BYTES, PARAMS, ns_of
 from gac.plan.recipe import Space
 from gac.profiling.table import Profile
 from tests.allocation.small_problems import profile
-
-
-def unbeaten(rivals: Rivals, options: list[Floats], besides: Floats) -> list[tuple[int, ...]] | None:
-    """Positions of each combination that is left."""
-    found = rivals.unbeaten(options, besides)
-    return None if found is None else list(zip(*(at.tolist() for at in found), strict=True))
-
-
-@pytest.mark.parametrize("blocks", [1, 4, 1 << 11])
-@pytest.mark.parametrize("weights", [1, 2, 3])
-def test_what_is_left_is_what_no_rival_beats(blocks: int, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses are floats whose sums are rounded, some of them ties; a few latencies are unknown."""
-    monkeypatch.setattr(rivals_module, "_FEW", 0)
-    monkeypatch.setattr(rivals_module, "_BLOCKS", blocks)
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        columns = int(rng.integers(1, 5))
-        options = [rng.integers(0, 9, (rng.integers(1, 24), columns)) * 0.1 for _ in range(weights)]
-        for rows in options:
-            rows[rng.random(rows.shape) < 0.02] = np.inf
-        besides = rng.integers(0, 3, columns) * 0.1
-        everything = {
-            at: reduce(np.add, [rows[one] for rows, one in zip(options, at, strict=True)]) + besides
-            for at in product(*(range(len(rows)) for rows in options))
-        }
-        sums = np.array(list(everything.values()))
-        known = [sums[rng.integers(0, len(sums), 5)], sums[rng.integers(0, len(sums), 9)] * rng.choice([0.9, 1.0, 1.2])]
-        expected = [
-            at
-            for at, own in everything.items()
-            if not any((one <= own).all() and (one < own).any() for one in np.concatenate(known))
-        ]
-        assert unbeaten(Rivals().joined_by(*known), options, besides) == expected
-
-
-def test_without_rivals_or_for_few_combinations_nothing_is_said() -> None:
-    options = [np.zeros((3, 2))] * 2
-    assert Rivals().unbeaten(options * 5, np.zeros(2)) is None
-    assert Rivals((np.zeros((1, 2)),)).unbeaten(options, np.zeros(2)) is None
-
-
-def test_where_rivals_beat_too_little_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals_module, "_FEW", 0)
-    monkeypatch.setattr(rivals_module, "_MANY", 20)
-    rows = np.arange(20, dtype=np.float64)[:, None] * [1.0, -1.0]
-    assert unbeaten(Rivals((np.array([[99.0, 99.0]]),)), [rows, rows], np.zeros(2)) is None
-
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 NS = tuple(map(ns_of, WORKLOADS))
@@ -140,30 +92,6 @@ def random_curves(site: Site, rng: np.random.Generator) -> LossCurves:
     return LossCurves(curves)
 
 
-@pytest.mark.parametrize("limited", [(BYTES,), (PARAMS, NS[0]), (BYTES, *NS), (PARAMS, BYTES, *NS)], ids=len)
-@pytest.mark.parametrize("kind", ["apart", "fused", "either"])
-@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
-def test_candidates_and_optimum_are_those_without_rivals(
-    sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (site,) = run_together(sites, either=True)
-    site = site if kind == "either" else site.run(shared=kind == "fused")
-    monkeypatch.setattr(rivals_module, "_FEW", 0)
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        curves, timing = random_curves(site, rng), Timing(anything(), WORKLOADS)
-        space = Space(("low_rank", "narrow"), SCHEMES, align=False)
-        ours = candidates(site, curves, space, timing, limited)
-        with monkeypatch.context() as without:
-            without.setattr(Rivals, "unbeaten", lambda *_: None)
-            all_of_them = candidates(site, curves, space, timing, limited)
-        for field in fields(CandidateSet)[2:]:
-            assert np.array_equal(getattr(ours, field.name), getattr(all_of_them, field.name)), field.name
-        limits = {column: 4 * int(np.quantile(ours.cost(column), 0.4 + 0.2 * rng.random())) for column in limited}
-        one, other = (as_knapsack([rows] * 3, limits).solve() for rows in (ours, all_of_them))
-        assert (one.certificate.status, one.certificate.value) == ("optimal", other.certificate.value)
-
-
 def one_site(sites: tuple[Site, ...], kind: str) -> Site:
     (site,) = run_together(sites, either=True)
     return site if kind == "either" else site.run(shared=kind == "fused")
@@ -172,6 +100,27 @@ def one_site(sites: tuple[Site, ...], kind: str) -> Site:
 def assert_same(ours: CandidateSet, others: CandidateSet) -> None:
     for field in fields(CandidateSet)[2:]:
         assert np.array_equal(getattr(ours, field.name), getattr(others, field.name)), field.name
+
+
+@pytest.mark.parametrize("limited", [(BYTES,), (PARAMS, NS[0]), (BYTES, *NS), (PARAMS, BYTES, *NS)], ids=len)
+@pytest.mark.parametrize("kind", ["apart", "fused", "either"])
+@pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
+def test_pruning_changes_neither_candidates_nor_optimum(
+    sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, space = one_site(sites, kind), Space(("low_rank", "narrow"), SCHEMES, align=False)
+    monkeypatch.setattr(pareto, "_FEW", 0)
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        build = partial(candidates, site, random_curves(site, rng), space, Timing(anything(), WORKLOADS), limited)
+        pruned = build()
+        with monkeypatch.context() as without:
+            without.setattr(ParetoSet, "nondominated", lambda *_: None)
+            everything = build()
+        assert_same(pruned, everything)
+        limits = {column: 4 * int(np.quantile(pruned.cost(column), 0.4 + 0.2 * rng.random())) for column in limited}
+        proofs = [as_knapsack([rows] * 3, limits).solve().certificate for rows in (pruned, everything)]
+        assert (proofs[0].status, proofs[0].value) == ("optimal", proofs[1].value)
 
 
 @pytest.mark.parametrize("limited", [(PARAMS,), (PARAMS, NS[1]), (BYTES, *NS)], ids=len)
@@ -186,8 +135,8 @@ def test_a_shared_gemm_that_counts_at_once_leaves_the_same_candidates(
         ours = make(Timing(anything(), WORKLOADS), limited)
         with monkeypatch.context() as later:
             later.setattr(
-                "gac.allocation.making.combined_sharing",
-                lambda options, limited, _: combined(options, limited, Rivals()),
+                "gac.allocation.candidates.cross_product_fused",
+                lambda options, limited, _: cross_product(options, limited, ParetoSet()),
             )
             assert_same(ours, make(Timing(anything(), WORKLOADS), limited))
 
@@ -204,7 +153,7 @@ def test_what_needs_an_unknown_latency_is_left_out_and_nothing_else(
         everything = make(Timing(anything(Half), WORKLOADS), (PARAMS, *NS))
         known = make(Timing(anything(Half), WORKLOADS), (PARAMS, *NS), needed=needed)
         assert not everything.known(needed).all()
-        assert_same(known.at(known.known(needed)), everything.at(everything.known(needed)))
+        assert_same(known.pick(known.known(needed)), everything.pick(everything.known(needed)))
         assert known.known(needed).sum() >= len(known) - 1, "the dense site stays"
 
 
