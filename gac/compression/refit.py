@@ -25,11 +25,10 @@ from gac.compression.confidence import fitted_scale, scaled_norm
 from gac.compression.paired_run import PairedRun, Seen
 from gac.compression.rounding import store
 from gac.compression.stream import ToStream, ways_of
-from gac.core.display import about
 from gac.core.distributed.ranks import Ranks
 from gac.core.errors import GacError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
-from gac.core.progress import progress_bar
+from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves
@@ -115,7 +114,7 @@ def refit(
             fitted |= fit.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
-                logger.info("refitting %d layers: %s", many, about(many * (time.monotonic() - begun)))
+                logger.info("refitting %d layers: %s", many, rough_duration(many * (time.monotonic() - begun)))
         if how == "residual" and (name := last_norm_of(model)) is not None:
             scale = fitted_scale(both.logits(_spaced(run)), run.ranks)
             fitted[name] = scaled_norm(model.get_submodule(name), scale)

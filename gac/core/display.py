@@ -46,10 +46,5 @@ class Shown:
         return DataFrame(_results().rows_of(self))
 
 
-def about(seconds: float) -> str:
-    """How long something takes, roughly."""
-    return f"about {max(seconds / 60, 0.1):.1f} minutes"
-
-
 def _results() -> Any:
     return import_module("gac.reporting.results")

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from gac.core.arrays import Floats
-from gac.core.display import about
 from gac.core.distributed.ranks import ALONE
 from gac.core.linalg import packed
-from gac.core.progress import progress_bar
+from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.by_runs import RunForm
 from gac.forms.curvature.methods import Method
@@ -247,7 +246,7 @@ def _from_the_first(run: CalibrationRun, layers: int) -> Callable[[float], None]
     def tell(seconds: float) -> None:
         nonlocal told
         if not told:
-            logger.info("decomposing %d layers, in all their forms: %s", layers, about(own * seconds))
+            logger.info("decomposing %d layers, in all their forms: %s", layers, rough_duration(own * seconds))
         told = True
 
     return tell
@@ -348,7 +347,7 @@ def _tell_of_runs(
         "running the model %d times to find what %s loses: %s; other forms= (--form) leave that out",
         runs,
         " and ".join(forms),
-        about(runs * seconds / 2),  # from the layer that changes on: half of the layers on average
+        rough_duration(runs * seconds / 2),  # from the layer that changes on: half of the layers on average
     )
 
 

@@ -8,52 +8,28 @@ from gac.profiling.operators import ITEM_BYTES, OPERATORS, numbers_of
 from gac.profiling.records import Launch
 from gac.schemes import Scheme, scheme_timed_as
 
-_BACKENDS = ("", "_flash", "_efficient", "_cudnn", "_math")
-
-SDPA: frozenset[str] = frozenset(f"sdpa{backend}{causal}" for backend in _BACKENDS for causal in ("", "_causal"))
+SDPA: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("sdpa"))
 """The attention operators."""
 
 LATENTS: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("latent_attention"))
 """Attention over latents, in a kernel of ours."""
 
-_SIDES = {
-    "linear": {"k": "k", "n": "n"},
-    "linear_rowwise": {"k": "k", "n": "n"},
-    "low_rank": {"k": "k", "r": "nk", "n": "n"},
-    "low_rank_shared": {"k": "k", "r": "nk", "n": "n"},
-    "batched_gemm": {"k": "k", "n": "n"},
-    "batched_gemm_separate": {"k": "k", "low": "n", "high": "n"},
-    "batched_gemm_bucketed": {"k": "k"},
-    "batched_gemm_padded": {"k": "k"},
-    "int4_linear": {"k": "k", "n": "n"},
-    "int4_linear_dequantised": {"k": "k", "n": "n"},
-    **{name: {"d": "nk"} for name in SDPA},
-}
-
 ROWS: Mapping[tuple[str, str], str] = MappingProxyType(
-    {(operator, axis): sides for operator, axes in _SIDES.items() for axis, sides in axes.items()}
+    {(operator.name, axis): sides for operator in OPERATORS for axis, sides in operator.gemm_sides.items()}
 )
 """(operator, axis) to its sides in the GEMMs: ``k`` (rows of both operands) and ``n`` (rows of the result).
 
 The number of rows (m, b, h, s, t) is never one. Bucketed and padded heads are rounded up to multiples of 8 before they
 run, so their dims are not either; and the result of one row has no second row that could be misaligned."""
 
-"""Kernels of ours for one row."""
-
-_NATURAL: Mapping[str, str] = MappingProxyType({"low_rank": "r", "low_rank_shared": "r", "batched_gemm": "n"})
-
 
 def natural_axis(operator: str) -> str:
-    """The axis that compression moves: a rank, a head_dim, the k of a GEMM, or the columns of a collective.
+    """Return the axis that compression moves: a rank, a head_dim, the k of a GEMM, or the columns of a collective.
 
     Raises:
         ProfileError: the operator is unknown.
     """
-    if operator in SDPA:
-        return "d"
-    if operator.startswith("batched_gemm_"):
-        return "high"
-    return _NATURAL.get(operator, "k" if "k" in OPERATORS.get(operator).axes else "n")
+    return OPERATORS.get(operator).compressed_axis
 
 
 def is_math(operator: str) -> bool:

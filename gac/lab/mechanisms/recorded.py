@@ -8,10 +8,10 @@ from math import prod
 
 import numpy as np
 
+from gac.core.arrays import COARSEST_CLASS
 from gac.lab.mechanisms.causes import cause_between, operation_at
 from gac.lab.mechanisms.explanation import Collapse, Cost
 from gac.lab.mechanisms.runs import Run, runs_of
-from gac.profiling.alignment import COARSEST_CLASS
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Profile, Sweep

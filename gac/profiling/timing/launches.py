@@ -1,4 +1,4 @@
-"""Which kernels an operation launched, with their grids, read from PyTorch's profiler."""
+"""Kernels that an operation launched, with their grids, from PyTorch's profiler."""
 
 import json
 import math
@@ -18,12 +18,12 @@ _MARK = "gac:"
 def trace(
     prepare: Sequence[Callable[[], Callable[[], object]]], lost: Callable[[int, Exception], Exception]
 ) -> list[tuple[Launch, ...]]:
-    """Prepare and run each call once, and say which kernels the call launched, in order; empty for one that fails.
+    """Prepare and run each call once, and return the kernels that it launched, in order; empty for one that fails.
 
-    Each call has the device to itself between two synchronisations.
+    No other work runs on the device during a call.
 
     Raises:
-        Exception: the device itself has failed; ``lost`` makes it of the call's number and of what the call raised.
+        Exception: the device itself has failed; ``lost`` makes it from the number of the call and its exception.
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
         for number, make in enumerate(prepare):
@@ -42,12 +42,12 @@ def trace(
         path = Path(folder) / "trace.json"
         traced.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    found = launches_by_mark(events)
-    return [found.get(number, ()) for number in range(len(prepare))]
+    launches = launches_by_mark(events)
+    return [launches.get(number, ()) for number in range(len(prepare))]
 
 
 def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:
-    """The kernels that the host launched during each mark, by the mark's number, in the order in which they began.
+    """Return the kernels that the host launched during each mark, by the mark's number, in the order of their start.
 
     Args:
         events: of a Chrome trace as PyTorch writes it; a kernel and its launch share a ``correlation``.
@@ -62,28 +62,25 @@ def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Lau
         elif kind in {"cuda_runtime", "cuda_driver"} and "correlation" in details:
             launched[details["correlation"]] = event["ts"]
         elif kind == "kernel":
-            kernels.append((event["ts"], details["correlation"], _launch(name, details)))
-    found: dict[int, list[Launch]] = {}
+            extents = tuple(details["grid"]), tuple(details["block"]), details["shared memory"]
+            kernels.append((event["ts"], details["correlation"], Launch(short_name(name), *extents)))
+    by_number: dict[int, list[Launch]] = {}
     for _, correlation, launch in sorted(kernels, key=lambda kernel: kernel[0]):
         moment = launched.get(correlation, math.nan)  # NaN is in no mark
         number = next((number for begin, end, number in marks if begin <= moment <= end), None)
         if number is not None:
-            found.setdefault(number, []).append(launch)
-    return {number: tuple(launches) for number, launches in found.items()}
-
-
-def _launch(name: str, details: Mapping[str, Any]) -> Launch:
-    return Launch(short_name(name), tuple(details["grid"]), tuple(details["block"]), details["shared memory"])
+            by_number.setdefault(number, []).append(launch)
+    return {number: tuple(launches) for number, launches in by_number.items()}
 
 
 def short_name(kernel: str) -> str:
-    """A kernel's name without its return type and its arguments."""
+    """Return a kernel's name without its return type and its arguments."""
     depth, cut, start = 0, len(kernel), 0
-    for place, letter in enumerate(kernel):
-        if letter == "(" and depth == 0 and not kernel.startswith("(anonymous", place):
-            cut = place
+    for index, letter in enumerate(kernel):
+        if letter == "(" and depth == 0 and not kernel.startswith("(anonymous", index):
+            cut = index
             break
         depth += (letter in "<(") - (letter in ">)")
         if letter == " " and depth == 0:
-            start = place + 1
+            start = index + 1
     return kernel[start:cut]

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import UNSAFE, ProfileError
+from gac.profiling.operators import OPERATORS, WORST_ERROR, Runner, relative_error, runner_of
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.launches import trace
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import WORST_ERROR, relative_error, runner_of
 from gac.profiling.timing.sampling import Timing
 from gac.profiling.timing.stopwatch import Stopwatch
 
@@ -23,18 +23,13 @@ _EMPTY_REASONS = ("not used because", "runtime disabled")
 
 
 class _WrongError(RuntimeError):
-    """A result is wrong, which all processes know."""
+    """A result is wrong, on any of the processes."""
 
 
 class GpuMeasurer:
-    """Measures points on the current CUDA device.
+    """Measure points on the current CUDA device.
 
-    Collectives are measured by several processes at once, each on a GPU of its own. All of them measure the same
-    points in the same order.
-
-    Args:
-        header: the device's fingerprint.
-        ranks: the processes that measure at once.
+    Collectives are measured by several processes at once, each on its GPU, all with the same points in the same order.
 
     Raises:
         ProfileError: the device has no room for the operands, or does not run at all.
@@ -62,14 +57,14 @@ class GpuMeasurer:
             checked: its result has been compared with float32 before, maybe on another GPU of the run.
 
         Raises:
-            DeviceLostError: the device itself has failed, or one of several processes could not run what others ran.
+            DeviceLostError: the device itself has failed, or one of several processes failed where others did not.
         """
         try:
             timing = self._time(point, checked)
             ns = round(timing.median_ns), round(timing.iqr_ns)
             return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
         except RuntimeError as failure:
-            row = _failed(point, failure)
+            row = Measurement.failed(point, _first_line(failure))
             if self._ranks.count > 1 and not isinstance(failure, _WrongError):
                 raise DeviceLostError(row) from failure  # the others wait for this one on their GPUs
         try:
@@ -79,40 +74,42 @@ class GpuMeasurer:
         return row
 
     def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
-        """The kernels that each point launches, in order; empty where it fails or they cannot be seen.
+        """Return the kernels that each point launches, in order; empty where it fails or they cannot be seen.
 
         Raises:
             DeviceLostError: the device itself has failed.
         """
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # why a backend refuses a shape is told when it is measured
+            warnings.simplefilter("ignore")  # the measurement reports why a backend refuses a shape
             calls = [partial(self._call, point) for point in points]
-            return trace(calls, lambda number, failure: DeviceLostError(_failed(points[number], failure)))
+            return trace(
+                calls, lambda index, failure: DeviceLostError(Measurement.failed(points[index], _first_line(failure)))
+            )
 
     def _time(self, point: Point, checked: bool) -> Timing:
         with torch.cuda.stream(self._watch.stream):
             if not checked:
                 self._check(point)
-            runner = runner_of(point.operation.operator, point.dtype)
-            bytes_each = runner.operator.bytes(point.operation.axes, point.dtype)
+            bytes_each = OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
             return self._watch.time(lambda count: [self._call(point) for _ in range(count)], bytes_each, point.cache)
 
-    def _cut(self, point: Point) -> tuple[list[Any], list[Tensor]]:
-        runner, axes = runner_of(point.operation.operator, point.dtype), point.operation.axes
+    def _cut(self, point: Point) -> tuple[Runner, list[Any], list[Tensor]]:
+        name, axes = point.operation.operator, point.operation.axes
+        runner = runner_of(name, point.dtype)
         inputs = list(runner.operands(axes, point.dtype, self._pools.cut))
-        outputs = [self._pools.cut_output(operand) for operand in runner.operator.outputs(axes, point.dtype)]
-        return inputs, outputs
+        outputs = OPERATORS.get(name).outputs(axes, point.dtype)
+        return runner, inputs, [self._pools.cut_output(operand) for operand in outputs]
 
     def _call(self, point: Point) -> Callable[[], object]:
-        runner, (inputs, outputs) = runner_of(point.operation.operator, point.dtype), self._cut(point)
+        runner, inputs, outputs = self._cut(point)
         return lambda: runner.run(inputs, outputs)
 
     def _check(self, point: Point) -> None:
         """Run once on outputs full of NaN, and compare with float32.
 
-        PyTorch says as warnings why a backend refuses a shape, and then only that there is none: both are kept.
+        PyTorch explains in warnings why a backend refuses a shape, and then raises that there is none: both are kept.
         """
-        runner, (inputs, outputs) = runner_of(point.operation.operator, point.dtype), self._cut(point)
+        runner, inputs, outputs = self._cut(point)
         for output in outputs:
             output.fill_(float("nan"))
         with warnings.catch_warnings(record=True) as reasons:
@@ -120,25 +117,20 @@ class GpuMeasurer:
             try:
                 result = runner.run(inputs, outputs)
             except RuntimeError as failure:
-                said = dict.fromkeys([_first_line(failure), *map(_reason, reasons)])
-                raise RuntimeError(" ".join(filter(None, said))) from failure
+                messages = dict.fromkeys([_first_line(failure), *map(_reason, reasons)])
+                raise RuntimeError(" ".join(filter(None, messages))) from failure
         errors = self._ranks.gathered(relative_error(runner, inputs, result))
         for error in errors:
             if not error <= WORST_ERROR:
                 raise _WrongError(f"wrong result: relative error {error:.3g} against float32")
 
 
-def _failed(point: Point, failure: Exception) -> Measurement:
-    """A row without a number, and the first line of why."""
-    return Measurement.of(point, None, None, 0, None, False, error=_first_line(failure))
-
-
 def _first_line(failure: Exception) -> str:
-    """As it can be kept in a profile, whose reader refuses control characters."""
+    """Return the first line without control characters, which the reader of profiles refuses."""
     return UNSAFE.sub(" ", str(failure).strip().split("\n")[0]) or type(failure).__name__
 
 
 def _reason(warning: warnings.WarningMessage) -> str:
-    """What a warning says about the shape: neither which backends were not asked for, nor where in PyTorch it arose."""
+    """Return what a warning says about the shape; not which backends were disabled, nor its place in PyTorch."""
     text = str(warning.message).split(" (Triggered internally")[0].strip()
     return "" if any(empty in text for empty in _EMPTY_REASONS) else text

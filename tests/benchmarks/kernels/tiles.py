@@ -3,12 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from torch import Tensor
-
-from gac.runtime import eight_bits_gemm, few_bits
-from gac.runtime.few_bits import Vector
-from gac.runtime.rounded_rows import rounded
-from gac.runtime.tiles import Tile
 from tests.benchmarks.kernels.candidates import (
     EIGHT_BITS,
     FEW_BITS,
@@ -21,6 +15,12 @@ from tests.benchmarks.kernels.candidates import (
     tensors_of,
     with_tensors,
 )
+from torch import Tensor
+
+from gac.runtime import eight_bits_gemm, few_bits
+from gac.runtime.few_bits import Vector
+from gac.runtime.rounded_rows import rounded
+from gac.runtime.tiles import Tile
 
 VECTORS = (
     Vector(8, 8, 4, 80), Vector(8, 8, 4), Vector(8, 8, 2), Vector(16, 16, 2, 64), Vector(16, 16, 4, 64),

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
+from gac.core.arrays import alignment_class
 from gac.core.errors import PlanError, ProfileError
 from gac.core.operations import linear
 from gac.core.workloads import Workload
 from gac.forms.latent.spec import Latent
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
-from gac.profiling.alignment import alignment_class
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps.collectives import collective_points

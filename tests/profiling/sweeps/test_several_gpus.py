@@ -7,6 +7,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
 import pytest
+from gac.profiling.sweeps.several import check_agree, one_header
 from msgspec.structs import replace
 
 from gac.core.errors import ProfileError
@@ -14,7 +15,6 @@ from gac.forms.low_rank.spec import low_rank
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.sweeps import profiler
 from gac.profiling.sweeps.profiler import profile_gpu
-from gac.profiling.sweeps.several import check_agree, one_header
 from gac.profiling.table import Profile
 from gac.profiling.timing import remote
 from tests.profiling.synthetic import SyntheticGpu

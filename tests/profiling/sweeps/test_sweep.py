@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
+from gac.profiling.false_alarms import count_false_alarms
 from msgspec.structs import replace
 
 from gac.core.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
-from gac.profiling.false_alarms import count_false_alarms
 from gac.profiling.records import DeviceLostError, Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
 from gac.profiling.sweeps.journal import Journal

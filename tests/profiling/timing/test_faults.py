@@ -11,12 +11,12 @@ import torch
 
 from gac.core.errors import ProfileError
 from gac.forms.low_rank.spec import low_rank
+from gac.profiling.operators import runner_of
 from gac.profiling.records import Header, Launch, Measurement, Point
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing import device, measure
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import runner_of
 from gac.profiling.timing.sampling import Batch, Clocks, Timing, sample_until
 
 POINTS = [Point(low_rank(4, 64, rank, 64)) for rank in range(8, 20)]
@@ -169,4 +169,4 @@ def test_a_driver_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(
         ProfileError, match="the NVIDIA driver does not answer: Unknown Error; expected the driver's version"
     ):
-        device._card("0")
+        device._driver_fields("0")
