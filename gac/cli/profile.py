@@ -233,7 +233,7 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
 
 
 def _profiled(path: Path, measured: "Profile", aa: bool) -> Answer:
-    from gac.profiling.false_alarms import count_false_alarms
+    from gac.profiling.cliffs import count_false_alarms
     from gac.profiling.sweeps.profiler import summary
 
     document: dict[str, Any] = {

@@ -49,7 +49,7 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     config = load_config(model)
     family, named = family_of(config), [form for form in forms if form != TOKENS]
     for form in named:
-        FORMS.get(form, beside=(TOKENS,))
+        FORMS.get(form, also=(TOKENS,))
     sites = family.sites(config)
     check_forms_fit(sites, named, config.model_type)
     found = choices(sites, named if forms else FORMS.names)

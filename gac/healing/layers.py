@@ -79,7 +79,7 @@ def _batches(healing: Healing, seconds: float | None) -> tuple[list[Tensor], lis
     most = len(text.read)
     windows = max(min(windows, most), min(STEPS * count, most))
     size = max(1, min(BATCH // healing.length, windows // (STEPS * count)))
-    mine = text.train[text.drawn(0, windows, healing.work.seed)][healing.ranks.own :: count][: windows // count]
+    mine = text.train[text.drawn(0, windows, healing.work.seed)][healing.ranks.rank :: count][: windows // count]
     return [*torch.split(mine, size)], [*torch.split(held, size)]
 
 

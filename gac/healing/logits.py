@@ -104,7 +104,7 @@ def mean_loss(
     """
     labels = torch.zeros(len(windows), dtype=torch.float32) if labels is None else labels
     parts = [*zip(torch.split(windows, at_once), torch.split(labels, at_once), strict=True)]
-    own = [parts[(turn + ranks.own) % len(parts)] for turn in range(0, len(parts), ranks.count)]
+    own = [parts[(turn + ranks.rank) % len(parts)] for turn in range(0, len(parts), ranks.count)]
     losses = torch.stack([summed_loss(model, dense, *part) for part in own]).tolist()
     in_turn = [loss for turn in zip(*ranks.gathered(losses), strict=True) for loss in turn]
     return fsum(in_turn[: len(parts)]) / windows.numel()

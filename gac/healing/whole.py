@@ -162,7 +162,7 @@ class _Steps:
         """Which windows come next: this process's share of them."""
         healing = self._healing
         batch = healing.text.drawn(healing.reached.steps * self._windows, self._windows, healing.work.seed)
-        return batch[healing.ranks.own :: healing.ranks.count]
+        return batch[healing.ranks.rank :: healing.ranks.count]
 
     def _none_yet(self) -> Gradients:
         healing = self._healing

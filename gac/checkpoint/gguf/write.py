@@ -17,7 +17,7 @@ from gac.checkpoint.gguf.sources import Source, sources
 from gac.checkpoint.gguf.vocabulary import add_vocabulary
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 from gac.core.progress import progress_bar
 from gac.models.loading import load_tokenizer
 from gac.models.threads import one_call_at_a_time
@@ -67,7 +67,7 @@ def export_gguf(
     found = list(sources(loaded, stock, plan, merge))
     bar = progress_bar("choosing types", "tensor", len(found), found)
     held = [_content(one, stock.config, architecture) for one in bar]
-    with whole_file(target, "a GGUF file", CheckpointError) as part:
+    with complete_file(target, "a GGUF file", CheckpointError) as part:
         writer = _header(part, plan, stock.config, architecture, words, held)
         moved = _write_tensors(writer, part, held)
     return GgufFile(

@@ -112,7 +112,7 @@ def time_in_lockstep(
             measurer.measure(*broadcast)
         except DeviceLostError as lost:
             given, remedy = (
-                f"GPU {ranks.own} failed at {lost}",
+                f"GPU {ranks.rank} failed at {lost}",
                 "Run the same command again: the file keeps every timing.",
             )
             raise ProfileError(given, "GPUs that work", remedy) from lost

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
+from gac.core.operations import Operation
 from gac.profiling.operators import OPERATORS, Operator, operation
 from gac.profiling.operators.base import AxisSweep
-from gac.profiling.records import Point
+from gac.profiling.records import Cache, Point
 from gac.profiling.sweeps.coverage import check_dtype, measured_schemes
 
 FP8_SINCE = (8, 9)
+
+_CACHES: tuple[Cache, ...] = ("cold", "hot")
 
 
 def general_points(
@@ -25,28 +28,24 @@ def general_points(
         ProfileError: the dtype is neither, or no operator of a scheme can be timed.
     """
     check_dtype(dtype)
-    dtypes = (dtype, *(scheme.dtype for scheme in measured_schemes(schemes)))
+    sweeps = [(operator, sweep) for operator in OPERATORS for sweep in operator.general]
     points = [
-        point
-        for operator in OPERATORS
-        for sweep in operator.general
+        Point(shape, sweep.dtype or dtype, cache)
+        for operator, sweep in sweeps
         if sweep.dtype != "fp8" or compute_capability >= FP8_SINCE
-        for point in _points(operator, sweep, dtypes)
+        for cache in _CACHES[: 1 + sweep.hot]
+        for shape in _shapes(operator, sweep)
+    ]
+    points += [
+        Point(shape, scheme.dtype)
+        for scheme in measured_schemes(schemes)
+        for operator, sweep in sweeps
+        if sweep.dtype is None and operator.takes(scheme.dtype)
+        for shape in _shapes(operator, sweep)
+        if operator.refusal(shape.axes, scheme.dtype) is None
     ]
     return tuple(dict.fromkeys(points))
 
 
-def _points(operator: Operator, sweep: AxisSweep, dtypes: Sequence[str]) -> Iterator[Point]:
-    for dim in sorted(sweep.dims):
-        shape = operation(operator.name, **sweep.fixed, **{sweep.axis: dim})
-        if sweep.dtype is not None:
-            yield Point(shape, sweep.dtype)
-            continue
-        yield Point(shape, dtypes[0])
-        if sweep.hot:
-            yield Point(shape, dtypes[0], "hot")
-        yield from (
-            Point(shape, dtype)
-            for dtype in dtypes[1:]
-            if operator.takes(dtype) and operator.refusal(shape.axes, dtype) is None
-        )
+def _shapes(operator: Operator, sweep: AxisSweep) -> Iterator[Operation]:
+    yield from (operation(operator.name, **sweep.fixed, **{sweep.axis: dim}) for dim in sorted(sweep.dims))

@@ -9,7 +9,7 @@ from typing import Any
 from gac.allocation.frontier import Frontier
 from gac.core.arguments import checked
 from gac.core.errors import PlanError
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 from gac.plan.plan import Plan
 from gac.plan.summary import what_is_kept
 from gac.plan.token_plan import TokenPlan, check_one_kind, either
@@ -69,7 +69,7 @@ def report(
         table = profile_of(opened) if profile is None else Profile.opened(profile)
         kept = None if tokens is None else TokenPlan.opened(tokens)
         page = report_page(Sources(opened, name, others, points, table, kept))
-    with whole_file(Path(output), "report") as temporary:
+    with complete_file(Path(output), "report") as temporary:
         temporary.write_bytes(page.encode())
     return Path(output)
 

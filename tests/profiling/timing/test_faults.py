@@ -120,7 +120,7 @@ def test_a_driver_that_fails_ends_the_run_and_the_next_one_leaves_the_shape_out(
         swept(tmp_path / "gpu.jsonl", header, gpu)
     assert str(caught.value) == (
         "the GPU failed at low_rank bf16 m=4 k=64 r=11 n=64: CUDA error: unspecified launch failure; expected a GPU "
-        f"that goes on. Run the same command again: {tmp_path / 'gpu.jsonl'} keeps every timing, and this shape is "
+        f"that works. Run the same command again: {tmp_path / 'gpu.jsonl'} keeps every timing, and this shape is "
         "marked and left out."
     )
     check_only_bad_failed(swept(tmp_path / "gpu.jsonl", header, gpu), "CUDA error: unspecified launch failure")
