@@ -128,7 +128,6 @@ def _allows(hint: Any, value: Any) -> bool:
 
 
 def _allows_each(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
-    """Check a hint such as ``Mapping[str, Plan]``; a string is not a collection of strings."""
     if not isinstance(kind, type):
         return True
     accepted: Any = (tuple, list) if kind is tuple else kind

@@ -35,7 +35,6 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape control characters; line breaks stay."""
     return UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else ascii(match[0])[1:-1], text)
 
 

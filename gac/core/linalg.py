@@ -26,7 +26,6 @@ def damped(moment: Tensor, mean: float, diagonal: float = 0.0) -> Tensor:
 
 
 def identity_like(moment: Tensor) -> Tensor:
-    """Return the float64 identity of a moment's shape, on its device."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
 
 
@@ -97,11 +96,11 @@ def add_square(total: Tensor, rows: Tensor) -> None:
     # Hopper's TF32 instructions need a contiguous summed axis.
     columns = rows.T.contiguous() if rows.is_cuda else rows.T
     for band in _bands(total):
-        part, left, right = total[band, : band.stop], columns[band], columns[: band.stop].T
+        part, rows_of_band, others = total[band, : band.stop], columns[band], columns[: band.stop].T
         if total.dtype == rows.dtype:
-            part.addmm_(left, right)
+            part.addmm_(rows_of_band, others)
         else:
-            part += left @ right
+            part += rows_of_band @ others
 
 
 def mirrored(total: Tensor) -> Tensor:
@@ -135,15 +134,15 @@ def unpacked(vector: Tensor, size: int) -> Tensor:
     return matrix
 
 
-def check_measured(statistic: Tensor, given: str, expected: str) -> None:
+def check_measured(statistic: Tensor, problem: str, expected: str) -> None:
     """Raise ModelError if a statistic of a model is not finite."""
     if not torch.isfinite(statistic).all():
-        raise ModelError(given, expected, "Load the model in bfloat16 or float32, and check its weights.")
+        raise ModelError(problem, expected, "Load the model in bfloat16 or float32, and check its weights.")
 
 
 def _check_statistic(matrix: Tensor) -> None:
-    given = f"a {tuple(matrix.shape)} statistic is not finite"
-    check_measured(matrix, given, "finite activations, gradients and weights")
+    problem = f"a {tuple(matrix.shape)} statistic is not finite"
+    check_measured(matrix, problem, "finite activations, gradients and weights")
 
 
 def fits_tf32(values: Tensor) -> bool:

@@ -22,7 +22,6 @@ def rough_duration(seconds: float) -> str:
 
 @contextmanager
 def no_progress() -> Iterator[None]:
-    """Show no progress inside."""
     before = _silent.set(True)
     try:
         yield
@@ -59,8 +58,6 @@ def progress_bar(
 
 
 class _Lines(tqdm):  # type: ignore[type-arg]  # generic in its stubs alone
-    """Print a line a minute; the bar of tqdm itself is discarded."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         self._printed = time.monotonic()
         super().__init__(*args, **options)

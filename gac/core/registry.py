@@ -30,18 +30,13 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self,
-        seam: str,
-        shipped: Mapping[str, str],
-        check: Callable[[Any], None],
-        error: type[GacError] = GacError,
+        self, seam: str, shipped: Mapping[str, str], check: Callable[[Any], None], error: type[GacError] = GacError
     ) -> None:
         self._seam, self._shipped, self.check, self._error = seam, dict(shipped), check, error
         self._known: dict[str, T] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, those of GAC first."""
         return tuple(dict.fromkeys((*self._shipped, *self._known)))
 
     def __iter__(self) -> Iterator[T]:
@@ -91,8 +86,8 @@ class Registry(Generic[T]):
         if colon and kind in self.names:  # looked up by its kind
             return entry
         if name in self.names and _place(self.get(name)) != _place(entry):
-            given, remedy = f"{self._seam} {name!r} is registered already", f"taken are {', '.join(self.names)}."
-            raise self._error(given, "a name of its own", f"Rename it; {remedy}")
+            problem, remedy = f"{self._seam} {name!r} is registered already", f"taken are {', '.join(self.names)}."
+            raise self._error(problem, "a name of its own", f"Rename it; {remedy}")
         self._known[name] = entry
         return entry
 

@@ -149,8 +149,8 @@ def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[st
             raise ValueError(f"larger than {CHECKPOINT_BYTES:,} bytes")
         document = parse_strictly(text, CHECKPOINT_COMMAS, _CONTROL)
     except (OSError, ValueError) as failure:
-        given = f"{path} cannot be read: {_reason(failure)}"
-        raise error(given, expected, "Save or copy the model again.") from failure
+        problem = f"{path} cannot be read: {_reason(failure)}"
+        raise error(problem, expected, "Save or copy the model again.") from failure
     if not isinstance(document, dict):
         raise error(f"{path} holds a {type(document).__name__}", "a JSON object", "Check the path.")
     return document
@@ -185,8 +185,8 @@ def check_model_files(folder: Path, error: type[GacError]) -> None:
         if path.suffix not in _READ_WHOLE or not path.exists() or path.is_dir():
             continue
         if not path.is_file() or (size := path.stat().st_size) > MAX_BYTES:
-            given = f"of {size:,} bytes" if path.is_file() else "is a pipe or a device"
-            raise error(f"{path} {given}", f"a file of at most {MAX_BYTES:,} bytes", "Copy the model again.")
+            problem = f"of {size:,} bytes" if path.is_file() else "is a pipe or a device"
+            raise error(f"{path} {problem}", f"a file of at most {MAX_BYTES:,} bytes", "Copy the model again.")
 
 
 def _reason(failure: OSError | ValueError) -> str:

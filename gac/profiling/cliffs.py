@@ -93,7 +93,6 @@ class Cliffs(Shown):
 
     @property
     def class_slowdown(self) -> Mapping[int, float]:
-        """The median slowdown of each alignment class."""
         return {comparison.step: comparison.slowdown for comparison in self.classes}
 
 
@@ -194,7 +193,6 @@ def _quantile(ordered: Floats, part: float) -> float:
 
 
 def _period(classes: Sequence[ClassComparison]) -> int:
-    """Return the finest class that keeps up and is coarser than every class that does not; 64 where there is none."""
     worst = max((comparison.step for comparison in classes if not comparison.keeps_up), default=0)
     if not worst:
         return 1
@@ -214,20 +212,17 @@ class _Noise:
         self.ns, self.iqr = sweep.ns, sweep.iqr
         self.chance = spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(len(sweep), 1))
 
-    def typical(self, left: Ints | int, right: Ints | int) -> Floats:
-        """From the spread of the whole sweep; arguments are indices."""
-        floor = NOISE_FLOOR * np.maximum(self.ns[left], self.ns[right])
-        noise: Floats = np.maximum(floor, self.chance * np.hypot(self.ns[left], self.ns[right]))
+    def typical(self, first: Ints | int, second: Ints | int) -> Floats:
+        floor = NOISE_FLOOR * np.maximum(self.ns[first], self.ns[second])
+        noise: Floats = np.maximum(floor, self.chance * np.hypot(self.ns[first], self.ns[second]))
         return noise
 
-    def between(self, left: Ints | int, right: Ints | int) -> Floats:
-        """From that and from the two points' own spread."""
-        noise: Floats = np.maximum(self.typical(left, right), 2 * np.hypot(self.iqr[left], self.iqr[right]))
+    def between(self, first: Ints | int, second: Ints | int) -> Floats:
+        noise: Floats = np.maximum(self.typical(first, second), 2 * np.hypot(self.iqr[first], self.iqr[second]))
         return noise
 
 
 def _rescues(sweep: Sweep, noise: Callable[[int, Ints], Floats]) -> Ints:
-    """Return for each point the index of the point that rescues it, -1 where it is not collapsed."""
     rescue = np.full(len(sweep), -1, dtype=np.int64)
     for index in range(len(sweep) - 1):
         larger = np.arange(index + 1, len(sweep))
@@ -245,14 +240,13 @@ def _staircase(sweep: Sweep, noise: _Noise) -> tuple[Ints, Ints]:
     its median right. The treads are the points that no larger dim beats by it.
     """
     treads = np.flatnonzero(_rescues(sweep, noise.typical) < 0)
-    left, right = treads[:-1], treads[1:]
-    growth = sweep.ns[left] * (sweep.dims[right] / sweep.dims[left] - 1)
-    jump = sweep.ns[right] - sweep.ns[left] - growth > noise.typical(left, right)
-    return left[jump], right[jump]
+    before, after = treads[:-1], treads[1:]
+    growth = sweep.ns[before] * (sweep.dims[after] / sweep.dims[before] - 1)
+    jump = sweep.ns[after] - sweep.ns[before] - growth > noise.typical(before, after)
+    return before[jump], after[jump]
 
 
 def _much_slower(sweep: Sweep, dims: Ints, period: int) -> Bools:
-    """Mark dims over 5 % slower than some larger measured multiple of the period (unknown latencies never are)."""
     latency, _ = interpolate(sweep, dims)
     aligned = sweep.dims % period == 0
     fastest_after = np.append(np.minimum.accumulate(sweep.ns[aligned][::-1])[::-1], np.inf)
@@ -277,7 +271,6 @@ class FalseAlarms:
 
     @property
     def fraction(self) -> float:
-        """False cliffs a dim."""
         return self.false_cliffs / self.dims
 
     def __str__(self) -> str:
@@ -298,8 +291,8 @@ def count_false_alarms(profile: Profile) -> FalseAlarms:
     """
     sweeps = [flat for sweep in profile.sweeps(_LEAST_PAIRED) if (flat := _flat(profile, sweep)) is not None]
     if not sweeps:
-        given = f"profile {profile.path.stem} has no sweep that was timed an even number of times"
-        raise ProfileError(given, "at least two passes", "Measure with gac profile --aa.")
+        problem = f"profile {profile.path.stem} has no sweep that was timed an even number of times"
+        raise ProfileError(problem, "at least two passes", "Measure with gac profile --aa.")
     difference = np.abs(np.concatenate([flat.ns for flat in sweeps]) ** 2**0.5 - 1)
     false = sum(len(find_cliffs(flat).collapsed) for flat in sweeps)
     return FalseAlarms(len(difference), false, float(np.median(difference)), float(difference.max()))

@@ -25,7 +25,6 @@ def saved_folder() -> Path:
 
 
 def saved_profiles() -> tuple[Path, ...]:
-    """List the profiles measured on this machine, sorted by name."""
     return tuple(sorted(saved_folder().glob("*.jsonl")))
 
 
@@ -35,7 +34,6 @@ def slug(gpu: str) -> str:
 
 
 def default_path(gpu: str) -> Path:
-    """Return the path of a GPU's profile when none is given."""
     return saved_folder() / f"{slug(gpu)}.jsonl"
 
 

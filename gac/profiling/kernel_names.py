@@ -57,7 +57,6 @@ class Kernel:
 
     @property
     def label(self) -> str:
-        """A name short enough for a sentence."""
         inner = re.search(r"(?:Kernel2?|device_kernel)<(\w+)", self.name)
         text = inner[1] if inner else self.name.removeprefix("void ").partition("<")[0].partition("(")[0]
         if self.template_d is not None and self.tile is not None and self.family == "flash":

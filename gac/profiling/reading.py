@@ -94,16 +94,15 @@ def read(file: BinaryIO, source: str | Path) -> Contents:
             gc.enable()
 
 
-def malformed(given: str) -> ProfileError:
+def malformed(problem: str) -> ProfileError:
     return ProfileError(
-        given,
+        problem,
         "JSON Lines as gac profile writes them: a header, then kernel names and rows",
         "Restore the file, or measure again with gac profile.",
     )
 
 
 def _chunks(file: BinaryIO, digest: Any) -> Iterator[bytes]:
-    """Yield complete lines without the last newline, few enough that their objects stay in a core's cache."""
     rest = b""
     while block := file.read(_CHUNK_BYTES):
         digest.update(block)
@@ -144,7 +143,6 @@ def _check_length(line: bytes, where: str) -> None:
 
 
 def _complaint(line: bytes, failure: Exception) -> str:
-    """Name the field that is wrong, and the reason."""
     if not isinstance(failure, msgspec.ValidationError):
         try:  # NaN and Infinity, which JSON does not have, as text: then their field is named
             msgspec.convert(json.loads(line, parse_constant=str), _LINE)
@@ -159,7 +157,6 @@ def _complaint(line: bytes, failure: Exception) -> str:
 
 
 def _read_lines(text: bytes, source: str | Path, before: int) -> Sequence[Any]:
-    """Decode some lines at once, or one by one where any of them may be unusual; ``before`` lines are above them."""
     if _is_usual(text):
         with suppress(ValueError, RecursionError):
             records: Sequence[Any] = _DECODER.decode_lines(text)
@@ -183,7 +180,6 @@ def _count_keys(records: Sequence[Any]) -> int:
 
 
 def _header(line: bytes, where: str) -> Header:
-    """Read the header; its version is checked before its fields."""
     _check_length(line, where)
     try:
         version = msgspec.json.decode(line)["header"]["schema_version"]
@@ -286,7 +282,6 @@ class _Reader:
             raise malformed(f"{self.source}:{lines[index]}: {message(index)}")
 
     def rows_and_sentinels(self) -> tuple[Rows, Mapping[int, tuple[float, ...]]]:
-        """Check the references between lines, and join the chunks."""
         line, kind, launched, ns, iqr, samples, clock, converged = map(np.concatenate, zip(*self.rows, strict=True))
         again, again_ns = map(np.concatenate, zip(*self.again, strict=True))
         self._check_axes(kind, line)
@@ -306,12 +301,11 @@ class _Reader:
         return rows, {row: tuple(times) for row, times in self.sentinels.items()}
 
     def _check_axes(self, kind: Ints, lines: Ints) -> None:
-        """Refuse rows of one operator with different axes."""
         known: dict[str, tuple[str, ...]] = {}
         for (operator, _, _, axes), number in self.kinds.items():
             if (expected := known.setdefault(operator, axes)) != axes:
-                given = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
-                raise malformed(f"{self.source}:{lines[np.argmax(kind == number)]}: {given}")
+                problem = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
+                raise malformed(f"{self.source}:{lines[np.argmax(kind == number)]}: {problem}")
 
     def _check_launches(self, launched: Ints, lines: Ints) -> None:
         """Refuse rows whose kernels are not above them."""
@@ -330,7 +324,6 @@ class _Reader:
         self._refuse(lines, wrong, lambda i: f"row: {rows[i]} is none of the {above[i]} rows above it with a number")
 
     def _shapes(self, kind: Ints) -> Ints:
-        """Return shape ``(rows, most axes)``, 0 beyond a row's last axis."""
         counts = np.array([len(axes) for *_, axes in self.kinds], dtype=np.int64)[kind]
         sizes = np.zeros((len(kind), counts.max(initial=0)), dtype=np.int64)
         sizes[np.arange(sizes.shape[1]) < counts[:, None]] = np.concatenate(self.sizes)
@@ -338,7 +331,6 @@ class _Reader:
 
 
 def _empty(*dtypes: type) -> tuple[Any, ...]:
-    """Return empty columns, so that there is something to concatenate where a file has no such line."""
     return tuple(np.empty(0, dtype) for dtype in dtypes)
 
 

@@ -127,12 +127,10 @@ class Measurement:
 
     @classmethod
     def of(cls, point: Point, *numbers: Any, **more: Any) -> "Measurement":
-        """Make the measurement of a point; the rest are the fields from ``median_ns`` on."""
         return cls(point.operation.operator, point.operation.axes, point.dtype, point.cache, *numbers, **more)
 
     @classmethod
     def failed(cls, point: Point, error: str) -> "Measurement":
-        """Make the measurement of a point that has no number."""
         return cls.of(point, None, None, 0, None, False, error=error)
 
     @property
@@ -145,7 +143,6 @@ class Measurement:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels that ran, in order."""
         return tuple(launch.name for launch in self.launches)
 
     @property

@@ -76,7 +76,6 @@ class Rows:
         return map(self.__getitem__, range(len(self)))
 
     def find(self, point: Point) -> Measurement | None:
-        """Return the measurement of a point; None where there is none."""
         axes = point.operation.axes
         kind = Kind(point.operation.operator, point.dtype, point.cache, tuple(axes))
         if kind not in self.kinds or not all(0 < size < 2**63 for size in axes.values()):
@@ -139,6 +138,5 @@ class Rows:
         return dict(zip(self._keys(), range(len(self)), strict=True))
 
     def _keys(self) -> list[bytes]:
-        """Return the kind and the sizes of each row as bytes."""
         keys = np.column_stack([self.kind, self.sizes])
         return keys.view(f"V{keys.strides[0]}").ravel().tolist()

@@ -53,7 +53,6 @@ class Sweep:
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the kernels at each point."""
         return tuple(tuple(launch.name for launch in launches) for launches in self.launches)
 
     @property
@@ -96,8 +95,8 @@ class Profile(Shown):
             with path.open("rb", buffering=0) as file:
                 contents = read(file, path)
         except OSError as failure:
-            given = f"profile {path} cannot be read: {failure.strerror}"
-            raise ProfileError(given, "a file written by gac profile", "Check the path.") from failure
+            problem = f"profile {path} cannot be read: {failure.strerror}"
+            raise ProfileError(problem, "a file written by gac profile", "Check the path.") from failure
         return cls(path, contents.header, contents.measurements, contents.digest, contents.sentinels)
 
     def measured_in(self, operator: str, dtype: str) -> bool:
@@ -162,7 +161,6 @@ class Profile(Shown):
 
     @cached_property
     def model(self) -> GpuModel:
-        """The model of the GPU; it is fitted when it is asked for a latency."""
         return GpuModel(self.measurements, Gpu(self.header.sm_count, self.header.l2_bytes))
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
@@ -179,7 +177,6 @@ class Profile(Shown):
         return tuple(sweep for kind in sorted(self._measured) for sweep in self.sweeps_of(*kind, least=least))
 
     def sweeps_of(self, operator: str, dtype: str, cache: Cache = "cold", least: int = 8) -> Iterator[Sweep]:
-        """Yield those of one operator, dtype and cache."""
         if _is_smooth(operator) or (operator, dtype, cache) not in self._measured:
             return
         axes, _, sizes = self._measured[operator, dtype, cache]
@@ -191,7 +188,6 @@ class Profile(Shown):
 
     @property
     def failed(self) -> tuple[Measurement, ...]:
-        """The shapes that ran wrong or not at all."""
         return tuple(self.measurements[row] for row in sorted(self.measurements.errors))
 
     @property
@@ -267,7 +263,6 @@ def _change(timings: Sequence[float]) -> float:
 
 
 def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, Bools]:
-    """Interpolate one sweep as ``Profile.latency`` does."""
     latency = np.full(dims.shape, -1.0)
     index = np.minimum(np.searchsorted(sweep.dims, dims), max(len(sweep) - 1, 0))
     measured = sweep.dims[index] == dims if len(sweep) else np.zeros(dims.shape, dtype=np.bool_)

@@ -13,6 +13,7 @@ class Silent(Ranks):
     """One of several processes, without communication."""
 
     def __init__(self, rank: int, count: int, facts: list[dict[str, str]] | None = None) -> None:
+        super().__init__()
         self.rank, self.count, self._facts = rank, count, facts
 
     def gathered(self, value: object) -> list[object]:  # type: ignore[override]

@@ -15,12 +15,10 @@ def processes() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among all, from 0."""
     return _number("RANK", "0") if processes() > 1 else 0
 
 
 def local_rank() -> int:
-    """Return the number of this process on its node, from 0, which is that of its GPU."""
     return _number("LOCAL_RANK", "0") if processes() > 1 else 0
 
 

@@ -23,7 +23,11 @@ BUCKET_BYTES = 2**26
 
 
 class Ranks:
-    """The processes of a run; this class itself is a single process.
+    """The processes of a run: a single process, or several processes of ``torch.distributed``.
+
+    Args:
+        groups: of several, the process group for tensors of each type of device; that of ``cpu`` takes objects too.
+        settle: called when a group fails, since another process is gone; it returns where that is not the reason.
 
     Attributes:
         count: number of processes.
@@ -33,9 +37,15 @@ class Ranks:
     count = 1
     rank = 0
 
+    def __init__(
+        self, groups: Mapping[str, dist.ProcessGroup] | None = None, settle: Callable[[], None] = lambda: None
+    ) -> None:
+        if groups is not None:
+            self.count, self.rank = dist.get_world_size(), dist.get_rank()
+        self._groups, self._settle = groups or {}, settle
+
     @property
     def leads(self) -> bool:
-        """True on rank 0."""
         return self.rank == 0
 
     def owns(self, turn: int) -> bool:
@@ -59,10 +69,17 @@ class Ranks:
 
     def total(self, tensor: Tensor) -> Tensor:
         """Sum over all processes, in place, in every one."""
+        if self.count > 1:
+            self._call(dist.all_reduce, tensor, group=self._groups[tensor.device.type])
         return tensor
 
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Average over all processes, in place, in every one. Small tensors of one dtype are sent at once."""
+        if self.count == 1:
+            return
+        for bucket in _take_tensors(tensors, BUCKET_BYTES):  # type: ignore[no-untyped-call]
+            means = self.total(_flatten_dense_tensors(bucket))  # type: ignore[no-untyped-call]
+            torch._foreach_copy_(bucket, _unflatten_dense_tensors(means.div_(self.count), bucket))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -70,34 +87,78 @@ class Ranks:
 
         Each gradient is sent while those before it in the model are computed. All processes run the same graph.
         """
-        yield
+        pending: list[tuple[nn.Parameter, dist.Work]] = []
+
+        def begin(parameter: nn.Parameter) -> None:
+            options = {"group": self._groups[parameter.device.type], "async_op": True}
+            pending.append((parameter, self._call(dist.all_reduce, parameter.grad, **options)))
+
+        watched = parameters if self.count > 1 else ()
+        hooks = [weight.register_post_accumulate_grad_hook(begin) for weight in watched]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for parameter, work in pending:
+            self._call(work.wait)
+            cast(Tensor, parameter.grad).div_(self.count)
 
     def total_at(self, owner: int, tensor: Tensor) -> Tensor:
         """Sum over all processes, in place; the result is valid at the owner alone."""
+        if self.count > 1:
+            self._call(dist.reduce, tensor, dst=owner, group=self._groups[tensor.device.type])
         return tensor
 
     def once(self, find: Callable[[], T]) -> T:
         """Call a function on rank 0, and return its value in every process."""
-        return find()
+        if self.count == 1:
+            return find()
+        value: T = self._broadcast([find()] if self.leads else [None], 0)
+        return value
 
     def gathered(self, value: T) -> list[T]:
         """Return the values of all processes, in every process, by rank."""
-        return [value]
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        self._call(dist.all_gather_object, values, value, group=self._groups["cpu"])
+        return values
 
     def modules(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Return the modules of all processes, in every process, with the same bits; each is given by one of them."""
-        return dict(modules)
+        if self.count == 1:
+            return dict(modules)
+        names = self.gathered(list(modules))
+        return {name: self._module(modules.get(name), owner) for owner, theirs in enumerate(names) for name in theirs}
 
     def collected(self, rows: Tensor) -> Tensor | None:
         """Concatenate the rows of all processes at rank 0, on the CPU if there are several; return None elsewhere."""
-        return rows
+        if self.count == 1:
+            return rows
+        sizes, group = self.gathered(len(rows)), self._groups[rows.device.type]
+        if not self.leads:
+            self._call(dist.send, rows.contiguous(), dst=0, group=group)
+            return None
+        parts = [rows.cpu()]
+        for rank, size in enumerate(sizes[1:], 1):
+            part = rows.new_empty(size, *rows.shape[1:])
+            self._call(dist.recv, part, src=rank, group=group)
+            parts.append(part.cpu())
+        return torch.cat(parts)
 
     def wait(self) -> None:
         """Wait for all processes."""
+        if self.count > 1:
+            self._call(dist.barrier, group=self._groups["cpu"])
 
     def mesh(self, device: str) -> DeviceMesh:
         """Return all processes as a mesh of devices of this type; there are several."""
-        raise AssertionError("one process has no mesh")
+        return DeviceMesh.from_group(self._groups[device], device)
+
+    def meet(self, timeout: timedelta) -> None:
+        """Wait for all of several processes; RuntimeError names those that do not arrive in time."""
+        dist.monitored_barrier(self._groups["cpu"], timeout, wait_all_ranks=True)
 
     def check_alike(self, facts: Mapping[str, Any]) -> None:
         """Raise GacError if processes differ in one of these facts; names the first process that differs."""
@@ -111,87 +172,7 @@ class Ranks:
                         "Start torchrun with the same files, packages and arguments everywhere, on GPUs of one kind.",
                     )
 
-
-class ProcessRanks(Ranks):
-    """Several processes of ``torch.distributed``.
-
-    Args:
-        groups: the process group for tensors of each type of device; that of ``cpu`` takes objects too.
-        settle: called when a group fails, since another process is gone; it returns where that is not the reason.
-    """
-
-    def __init__(self, groups: Mapping[str, dist.ProcessGroup], settle: Callable[[], None]) -> None:
-        self.count, self.rank = dist.get_world_size(), dist.get_rank()
-        self._groups, self._settle = groups, settle
-
-    def total(self, tensor: Tensor) -> Tensor:
-        self._call(dist.all_reduce, tensor, group=self._groups[tensor.device.type])
-        return tensor
-
-    def average(self, tensors: Iterable[Tensor]) -> None:
-        for bucket in _take_tensors(tensors, BUCKET_BYTES):  # type: ignore[no-untyped-call]
-            means = self.total(_flatten_dense_tensors(bucket))  # type: ignore[no-untyped-call]
-            torch._foreach_copy_(bucket, _unflatten_dense_tensors(means.div_(self.count), bucket))  # type: ignore[no-untyped-call]
-
-    @contextmanager
-    def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        pending: list[tuple[nn.Parameter, dist.Work]] = []
-
-        def begin(parameter: nn.Parameter) -> None:
-            options = {"group": self._groups[parameter.device.type], "async_op": True}
-            pending.append((parameter, self._call(dist.all_reduce, parameter.grad, **options)))
-
-        hooks = [weight.register_post_accumulate_grad_hook(begin) for weight in parameters]  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for parameter, work in pending:
-            self._call(work.wait)
-            cast(Tensor, parameter.grad).div_(self.count)
-
-    def total_at(self, owner: int, tensor: Tensor) -> Tensor:
-        self._call(dist.reduce, tensor, dst=owner, group=self._groups[tensor.device.type])
-        return tensor
-
-    def once(self, find: Callable[[], T]) -> T:
-        value: T = self._broadcast([find()] if self.leads else [None], 0)
-        return value
-
-    def gathered(self, value: T) -> list[T]:
-        values: list[Any] = [None] * self.count
-        self._call(dist.all_gather_object, values, value, group=self._groups["cpu"])
-        return values
-
-    def modules(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        names = self.gathered(list(modules))
-        return {name: self._module(modules.get(name), owner) for owner, own in enumerate(names) for name in own}
-
-    def collected(self, rows: Tensor) -> Tensor | None:
-        sizes, group = self.gathered(len(rows)), self._groups[rows.device.type]
-        if not self.leads:
-            self._call(dist.send, rows.contiguous(), dst=0, group=group)
-            return None
-        parts = [rows.cpu()]
-        for rank, size in enumerate(sizes[1:], 1):
-            part = rows.new_empty(size, *rows.shape[1:])
-            self._call(dist.recv, part, src=rank, group=group)
-            parts.append(part.cpu())
-        return torch.cat(parts)
-
-    def mesh(self, device: str) -> DeviceMesh:
-        return DeviceMesh.from_group(self._groups[device], device)
-
-    def wait(self) -> None:
-        self._call(dist.barrier, group=self._groups["cpu"])
-
-    def meet(self, timeout: timedelta) -> None:
-        """Wait for all processes; RuntimeError names those that do not arrive in time."""
-        dist.monitored_barrier(self._groups["cpu"], timeout, wait_all_ranks=True)
-
     def _module(self, module: nn.Module | None, owner: int) -> nn.Module:
-        """Copy the owner's module, tensor by tensor, to everybody's device of the same type."""
         empty = None
         if module is not None:
             tensors = (*module.parameters(), *module.buffers())

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import transformers
 
 from gac.core.distributed import launch
-from gac.core.distributed.ranks import ALONE, ProcessRanks, Ranks
+from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.distributed.watch import Watch
 from gac.core.errors import GacError
 from gac.core.progress import no_progress
@@ -79,7 +79,7 @@ def check_shared(directory: Path, ranks: Ranks) -> None:
 
 
 @cache
-def _started() -> tuple[ProcessRanks, Watch]:
+def _started() -> tuple[Ranks, Watch]:
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         _check_gpus()
@@ -104,7 +104,7 @@ def _started() -> tuple[ProcessRanks, Watch]:
     dist.all_gather_object(names, name, group=groups["cpu"])
     watch = Watch(watched, names, store)
     atexit.register(watch.close)
-    return ProcessRanks(groups, watch.settle), watch
+    return Ranks(groups, watch.settle), watch
 
 
 def _check_gpus() -> None:
@@ -116,7 +116,7 @@ def _check_gpus() -> None:
         )
 
 
-def _meet(name: str, ranks: ProcessRanks) -> None:
+def _meet(name: str, ranks: Ranks) -> None:
     """Wait for all processes to call the function, and compare their packages and GPUs.
 
     Raises:
@@ -150,7 +150,6 @@ def _watched(watch: Watch, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _quiet(quiet: bool) -> Iterator[None]:
-    """Print and log nothing inside."""
     if not quiet:
         yield
         return

@@ -52,14 +52,13 @@ class Watch:
             GacError: a call has failed before. (The process exits if another one has ended.)
         """
         if self._failed:
-            given, expected = "a call after one that failed, under torchrun", "a run without a failure"
-            raise GacError(given, expected, "Start torchrun again: finished layers are read.")
+            problem, expected = "a call after one that failed, under torchrun", "a run without a failure"
+            raise GacError(problem, expected, "Start torchrun again: finished layers are read.")
         self._busy = True
         for rank, cleanly in [*self._exited_cleanly.items()]:
             self._exit_without(rank, cleanly)
 
     def end(self) -> None:
-        """End the call: from here on other processes may exit."""
         self._busy = False
 
     def fail(self, failure: BaseException) -> None:

@@ -90,11 +90,10 @@ def _covariance_with_noise(sizes: Floats, classes: Floats) -> Floats:
     return covariance
 
 
-def _covariance(left: tuple[Floats, Floats], right: tuple[Floats, Floats]) -> Floats:
-    """Return the covariance of each left shape with each right one."""
+def _covariance(shapes: tuple[Floats, Floats], fitted: tuple[Floats, Floats]) -> Floats:
     sizes, classes = (
         [np.abs(axis[:, None] - other) for axis, other in zip(a.T, b.T, strict=True)]
-        for a, b in zip(left, right, strict=True)
+        for a, b in zip(shapes, fitted, strict=True)
     )
     covariance: Floats = np.exp(-sum(sizes) / _FAR - sum(classes) / _CLASS_REACH)
     covariance *= _BROAD**2 + _STAIRS**2 * sum(np.exp(-axis * (1 / _NEAR - 1 / _FAR)) for axis in sizes)

@@ -63,7 +63,6 @@ class _Fit:
     field: Kriging
 
     def reaches(self, shapes: Ints) -> Bools:
-        """Mark shapes that have a measured one within ``REACH`` in every size."""
         near = np.ones((len(shapes), len(self.shapes)), dtype=np.bool_)
         for size, known in zip(shapes.T, self.shapes.T, strict=True):
             near &= (size[:, None] <= REACH * known) & (known <= REACH * size[:, None])
@@ -146,7 +145,6 @@ class GpuModel:
         return measured
 
     def _groups(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> dict[_Group, Ints]:
-        """Return the indices of the shapes of each group; none of an operator that is not modelled."""
         if not _is_modelled(operator, axes) or not len(shapes):
             return {}
         sized = np.array([name in _SIZES for name in axes])
@@ -186,7 +184,6 @@ class GpuModel:
         return self._terms(group, sizes) @ fit.coefficients * np.exp(fit.field.predict(sizes))
 
     def _terms(self, group: _Group, sizes: Ints) -> Floats:
-        """Return the terms of the roofline of these shapes, shape ``(shapes, terms)``; NaN where it is not known."""
         if group.pair_of:
             return np.stack([self._gemm(group, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
         k, n = sizes[:, 0], sizes[:, 1]

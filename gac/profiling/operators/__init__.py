@@ -82,12 +82,12 @@ def operation(name: str, **axes: int) -> Operation:
         ProfileError: the operator is unknown, an axis is missing, unknown or below 1, or the sizes do not go together.
     """
     operator = OPERATORS.get(name)
-    given = f"{name} with {', '.join(f'{axis}={size}' for axis, size in axes.items()) or 'no axes'}"
+    problem = f"{name} with {', '.join(f'{axis}={size}' for axis, size in axes.items()) or 'no axes'}"
     if set(axes) != set(operator.axes):
-        raise ProfileError(given, f"the axes {', '.join(operator.axes)}", "Give every axis of the operator a size.")
+        raise ProfileError(problem, f"the axes {', '.join(operator.axes)}", "Give every axis of the operator a size.")
     unmet = "sizes of at least 1" if any(size < 1 for size in axes.values()) else operator.unmet(axes)
     if unmet is not None:
-        raise ProfileError(given, unmet, "Correct the sizes.")
+        raise ProfileError(problem, unmet, "Correct the sizes.")
     return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))
 
 

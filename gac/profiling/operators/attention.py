@@ -105,7 +105,6 @@ class Sdpa(Operator):
         return joined(parts)
 
     def _reference(self, q: "Tensor", k: "Tensor", v: "Tensor", rows: "Tensor") -> "Tensor":
-        """Compute attention of these rows of one head in float32."""
         import torch
 
         scores = (q[rows].float() @ k.float().t()) / math.sqrt(q.shape[1])
@@ -116,14 +115,10 @@ class Sdpa(Operator):
 
 
 def _sweeps(backend: Backend, causal: bool) -> tuple[AxisSweep, ...]:
-    """Return every head_dim from 8 to 256 where PyTorch chooses; else multiples of 8, and 107 and 129."""
     if backend != "auto":  # some backends refuse 107 and 129; the slow Math backend is timed at fewer dims
         step, heads = (32, 8) if backend == "math" else (8, 32)
         return (AxisSweep("d", {*range(step, 257, step), 107, 129}, _PREFILL | {"h": heads, "kv": heads}),)
-    prefill = (
-        AxisSweep("d", range(8, 257), _PREFILL | {"kv": 32}),
-        AxisSweep("d", _GQA_DIMS, _PREFILL | {"kv": 8}),
-    )
+    prefill = (AxisSweep("d", range(8, 257), _PREFILL | {"kv": 32}), AxisSweep("d", _GQA_DIMS, _PREFILL | {"kv": 8}))
     decode = (
         AxisSweep("d", range(8, 257), _DECODE | {"kv": 8}),
         AxisSweep("d", {*range(8, 257, 8), *around(128, 8)}, _DECODE | {"kv": 32}),

@@ -114,7 +114,6 @@ class AxisSweep:
 
 
 def around(centre: int, half: int) -> range:
-    """Return the integers within ``half`` of a centre."""
     return range(centre - half, centre + half + 1)
 
 
@@ -192,7 +191,6 @@ class Operator(Runner):
     general: tuple[AxisSweep, ...] = ()
 
     def takes(self, dtype: str) -> bool:
-        """Return True if it can be timed in a dtype."""
         return dtype in self.dtypes or (self.stored and dtype not in ITEM_BYTES and bool(scheme_timed_as(dtype)))
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
@@ -254,7 +252,6 @@ def relative_error(runner: Runner, inputs: Sequence[Any], result: Sequence["Tens
 
 
 def edges(size: int, device: "torch.device") -> "Tensor":
-    """Return the indices of the first and last 32 positions, or of all where there are at most 64."""
     import torch
 
     if size <= 2 * _EDGE:
@@ -263,7 +260,6 @@ def edges(size: int, device: "torch.device") -> "Tensor":
 
 
 def corners(matrix: "Tensor") -> "Tensor":
-    """Return the result at its edges along the last two axes."""
     rows, columns = (edges(size, matrix.device) for size in matrix.shape[-2:])
     return matrix[..., rows, :][..., columns]
 

@@ -38,7 +38,6 @@ class Collective(Operator):
         return [x, x + self.ranks.rank]
 
     def contributions(self, inputs: Sequence["Tensor"]) -> list["Tensor"]:
-        """Return what every process contributes, by rank, in float32."""
         return [(inputs[0] + rank).float() for rank in range(self.ranks.size)]
 
 

@@ -7,17 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
-from gac.profiling.operators.base import (
-    Axes,
-    AxisSweep,
-    Operand,
-    Operator,
-    around,
-    corners,
-    edges,
-    indivisible,
-    joined,
-)
+from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, around, corners, edges, indivisible, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +33,6 @@ _HEAD_DIMS = {*range(8, 257, 8), *around(64, 8), *around(128, 24)}
 
 
 def _fp8_sweeps(dims: Sequence[int]) -> tuple[AxisSweep, ...]:
-    """Return sweeps over multiples of 16, and four dims that break that rule."""
     points = {*dims, *range(64, 4097, 64), 8, 520, 1016, 1023}
     return tuple(AxisSweep(axis, points, {"m": 1024, other: 4096}, "fp8") for axis, other in ("kn", "nk"))
 
@@ -77,7 +66,6 @@ class Linear(Operator):
         return (*matrices, *self.scales(axes)) if dtype == "fp8" else matrices
 
     def scales(self, axes: Axes) -> tuple[Operand, Operand]:
-        """Return the scales of x and of W.T in fp8."""
         return Operand((1, 1), "fp32"), Operand((1, 1), "fp32")
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
@@ -249,7 +237,6 @@ class Heads(BatchedGemm):
         return tuple((len(list(same)), dim) for dim, same in groupby(rounded))
 
     def dims(self, axes: Axes) -> tuple[int, ...]:
-        """Return the dim of every head, in ascending order."""
         low, high, heads = axes["low"], axes["high"], axes["heads"]
         return tuple(low + i * (high - low) // (heads - 1) for i in range(heads))
 
@@ -316,7 +303,6 @@ def _rows(operand: "Tensor", rows: "Tensor") -> "Tensor":
 
 
 def _batches(inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Iterator[tuple["Tensor", "Tensor", "Tensor"]]:
-    """Yield the activations, the weight and the result of every bucket of heads."""
     import torch
 
     x, *weights = inputs

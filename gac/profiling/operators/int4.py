@@ -121,7 +121,6 @@ def inner_tiles(k: int) -> int:
 
 
 def pack(nibbles: "Tensor", k: int) -> "Tensor":
-    """Reorder nibbles to the layout of the fused kernel."""
     import torch
 
     return torch._convert_weight_to_int4pack(nibbles, inner_tiles(k))

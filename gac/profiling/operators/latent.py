@@ -93,7 +93,6 @@ class LatentAttention(Operator):
         return joined([(result[0][row], _reference(tensors, row, scale)) for row in {0, last}])
 
     def _latents(self, inputs: Sequence["Tensor"]) -> Iterator["Tensor | RoundedLatents"]:
-        """Yield keys and values."""
         import torch
 
         from gac.runtime.latent_rounding import RoundedLatents
@@ -111,7 +110,6 @@ class LatentAttention(Operator):
 
 @cache
 def _rotation(size: int, tokens: int, device: "torch.device") -> tuple["Tensor", "Tensor", "Tensor"]:
-    """Return frequencies, turns and positions."""
     import torch
 
     from gac.runtime.latent_layout import turns_of, with_runs
@@ -122,7 +120,6 @@ def _rotation(size: int, tokens: int, device: "torch.device") -> tuple["Tensor",
 
 
 def _reference(inputs: Sequence["Tensor"], row: int, scale: float) -> "Tensor":
-    """Compute attention of one sequence of the batch in float32: ``(heads, d)``."""
     import torch
 
     from gac.runtime.modules import multiply_blocks

@@ -33,15 +33,14 @@ class StoredRunner(Runner):
 
         if not operator.stored:
             dtypes = ", ".join(operator.dtypes)
-            given = f"{operator.name} in scheme {scheme.name}"
-            raise ProfileError(given, f"one of {dtypes}", "Measure it in numbers alone.")
+            problem = f"{operator.name} in scheme {scheme.name}"
+            raise ProfileError(problem, f"one of {dtypes}", "Measure it in numbers alone.")
         storage = storage_of(scheme)
         assert storage is not None, f"scheme {scheme.name} has no storage"
         self.operator, self._storage = operator, storage
         self._read = None if scheme.reads is None else READERS[scheme.reads]
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
-        """Make the activations, and each weight as a module that holds random numbers."""
         if (reason := self.operator.refusal(axes, dtype)) is not None:
             raise RuntimeError(reason)
         x, *weights = self.operator.inputs(axes, dtype)
@@ -65,7 +64,6 @@ class StoredRunner(Runner):
         return _by_token(result[0])[rows], expected
 
     def _stored(self, shape: tuple[int, ...], cut: Callable[[Operand], "Tensor"]) -> "StoredLinear":
-        """Make a weight ``(rows, columns)``, or blocks of such."""
         from gac.runtime.stored import StoredLinear
 
         module = StoredLinear.of(self._storage, _plain(*shape))
@@ -74,7 +72,6 @@ class StoredRunner(Runner):
         return module
 
     def _product(self, x: "Tensor", weight: "StoredLinear") -> "Tensor":
-        """Multiply in float32, with inputs as the scheme reads them."""
         import torch
 
         from gac.runtime.modules import multiply_blocks
@@ -87,7 +84,6 @@ class StoredRunner(Runner):
 
 
 def _plain(*shape: int) -> "nn.Module":
-    """Make the module of such a weight without a storage; it takes no memory."""
     from gac.runtime.modules import BlockLinear, empty_linear
 
     *blocks, rows, columns = shape
@@ -97,5 +93,4 @@ def _plain(*shape: int) -> "nn.Module":
 
 
 def _by_token(x: "Tensor") -> "Tensor":
-    """View as a matrix of as many rows, the blocks of a row adjacent."""
     return x.reshape(x.shape[-2], -1)

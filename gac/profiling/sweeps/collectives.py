@@ -111,11 +111,11 @@ def time_in_lockstep(
         try:
             measurer.measure(*broadcast)
         except DeviceLostError as lost:
-            given, remedy = (
+            problem, remedy = (
                 f"GPU {ranks.rank} failed at {lost}",
                 "Run the same command again: the file keeps every timing.",
             )
-            raise ProfileError(given, "GPUs that work", remedy) from lost
+            raise ProfileError(problem, "GPUs that work", remedy) from lost
 
 
 class Lockstep:

@@ -200,7 +200,6 @@ def _taking(forms: Iterable[Form], sites: Iterable[Site]) -> Iterator[tuple[Form
 def _attentions(
     sites: Iterable[Site], forms: Sequence[Form], workloads: Sequence[Workload], gpus: int
 ) -> Iterator[Operation]:
-    """Yield attention over caches that forms make smaller, at their dims, and over the dense one."""
     for form, weight in _taking(forms, sites):
         if form.cache_axis(weight) is None or not weight.asked or gpus > 1:
             continue
@@ -211,7 +210,6 @@ def _attentions(
 
 
 def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:
-    """Yield the quantisation of inputs that come from a norm, which can do it instead."""
     sizes = {weight.in_features for site in sites for weight in site.weights if weight.made}
     yield from (round_inputs(numbers, count, size) for count in rows for size in sorted(sizes))
 
@@ -307,7 +305,6 @@ def _ladder(step: int, largest: int) -> Iterator[int]:
 
 
 def _probes(largest: int) -> Iterator[int]:
-    """Yield odd dims, odd multiples of 2 and of 4: at least three of each where the axis reaches 128."""
     below = (1, 2, 4) if largest >= 256 else (1, 2, 3, 4, 6, 12)
     anchor = 64
     while anchor <= largest:

@@ -64,8 +64,8 @@ class Journal:
                 self._file.close()
                 raise
         except OSError as failure:
-            given = f"profile {self.path} cannot be written: {failure.strerror}"
-            raise ProfileError(given, "a writable path", "Choose another path.") from failure
+            problem = f"profile {self.path} cannot be written: {failure.strerror}"
+            raise ProfileError(problem, "a writable path", "Choose another path.") from failure
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -83,7 +83,6 @@ class Journal:
         return None if row is None else self.rows[row]
 
     def add(self, row: Measurement) -> None:
-        """Append a first measurement, after the kernels that the file does not hold yet."""
         launches = tuple((self._kernel(launch), *launch.grid) for launch in row.launches)
         fields = {name: value for name, value in vars(row).items() if name not in {"launches", "passes"}}
         self._write(RowLine(**fields, launches=launches))
@@ -91,13 +90,11 @@ class Journal:
         self._row_of[row.point] = len(self.rows) - 1
 
     def add_again(self, point: Point, median_ns: float) -> None:
-        """Append another pass over a point that the file holds."""
         number = self._row_of[point]
         self._write(AgainLine(number, median_ns))
         self.rows[number] = self.rows[number].with_passes((*self.rows[number].passes, median_ns))
 
     def add_sentinel(self, point: Point, median_ns: float) -> None:
-        """Append a timing of a sentinel; it is no pass."""
         self._write(SentinelLine(self._row_of[point], median_ns))
 
     def add_failure(self, row: Measurement) -> None:
@@ -192,5 +189,5 @@ def check_same_machine(path: Path, recorded: Header, here: Header) -> None:
         and not (new is None and name in _OPTIONAL)
     ]
     if different:
-        given = f"profile {path} has {', '.join(different)}"
-        raise ProfileError(given, "a file begun on this machine with this software", "Write to another file.")
+        problem = f"profile {path} has {', '.join(different)}"
+        raise ProfileError(problem, "a file begun on this machine with this software", "Write to another file.")

@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -31,36 +32,27 @@ _measurer: list[GpuMeasurer] = []
 
 
 class RemoteMeasurer:
-    """Measure on the CUDA device of this number, in a process that lives until ``close``.
+    """Measure on the CUDA device of this number, in a process of its own.
 
     Every method raises ProfileError where that process has ended.
     """
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
-        self._process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (gpu,))
-
-    def header(self) -> Header:
-        return self._call(fingerprint)
-
-    def prepare(self, header: Header) -> None:
-        self._call(_prepare, header)
+        self.process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (gpu,))
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
-        return self._call(_measure, point, checked)
+        return self.call(_measure, point, checked)
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-        return self._call(_launches, points)
+        return self.call(_launches, points)
 
-    def close(self) -> None:
-        self._process.shutdown(cancel_futures=True)
-
-    def _call(self, work: Callable[..., T], *args: Any) -> T:
+    def call(self, work: Callable[..., T], *args: Any) -> T:
         try:
-            return self._process.submit(work, *args).result()
+            return self.process.submit(work, *args).result()
         except BrokenProcessPool as failure:
-            given, remedy = f"the process that measures GPU {self._gpu} has ended", "Run the same command again"
-            raise ProfileError(given, "a running process", f"{remedy}: the file keeps every timing.") from failure
+            problem, remedy = f"the process that measures GPU {self._gpu} has ended", "Run the same command again"
+            raise ProfileError(problem, "a running process", f"{remedy}: the file keeps every timing.") from failure
 
 
 def _begin(gpu: int) -> None:
@@ -103,16 +95,17 @@ def measurers_on(gpus: int, points: Sequence[Point]) -> Iterator[tuple[Header, C
     remote = [RemoteMeasurer(gpu) for gpu in range(gpus)]
     with ThreadPoolExecutor(gpus) as threads:
         try:
-            common = common_header(list(threads.map(RemoteMeasurer.header, remote)))
+            common = common_header(list(threads.map(lambda measurer: measurer.call(fingerprint), remote)))
 
             def ready() -> Sequence[Measurer]:
-                list(threads.map(lambda measurer: measurer.prepare(common), remote))
+                list(threads.map(lambda measurer: measurer.call(_prepare, common), remote))
                 check_agree(points, remote)
                 return remote
 
             yield common, ready
         finally:
-            list(threads.map(RemoteMeasurer.close, remote))
+            for measurer in remote:
+                measurer.process.shutdown(cancel_futures=True)
 
 
 def common_header(headers: Sequence[Header]) -> Header:
@@ -143,8 +136,14 @@ def check_agree(points: Sequence[Point], measurers: Sequence[Measurer]) -> None:
     with ThreadPoolExecutor(len(measurers)) as threads:
         for point in sentinels_of(points):
             timings = list(threads.map(partial(_timings, point), measurers))
-            if all(timings):
-                _compare(point, timings)
+            slow = max(range(len(timings)), key=lambda gpu: min(timings[gpu], default=0.0))
+            fast = min(range(len(timings)), key=lambda gpu: max(timings[gpu], default=inf))
+            if all(timings) and (slowdown := min(timings[slow]) / max(timings[fast]) - 1) > TOLERANCE:
+                raise ProfileError(
+                    f"GPU {slow} takes {slowdown:.1%} longer than GPU {fast} for {point}",
+                    f"GPUs that differ by at most {TOLERANCE:.0%} and the noise of their timings",
+                    "Look at nvidia-smi: clocks, power limits, other users. CUDA_VISIBLE_DEVICES leaves a GPU out.",
+                )
 
 
 def _timings(point: Point, measurer: Measurer) -> list[float]:
@@ -156,15 +155,3 @@ def _timings(point: Point, measurer: Measurer) -> list[float]:
     except DeviceLostError as lost:
         raise ProfileError(f"a GPU failed at {lost}", "GPUs that work", "Look at nvidia-smi.") from lost
     return [row.median_ns for row in rows if row.median_ns is not None]
-
-
-def _compare(point: Point, timings: Sequence[Sequence[float]]) -> None:
-    slow = max(range(len(timings)), key=lambda gpu: min(timings[gpu]))
-    fast = min(range(len(timings)), key=lambda gpu: max(timings[gpu]))
-    slowdown = min(timings[slow]) / max(timings[fast]) - 1
-    if slowdown > TOLERANCE:
-        raise ProfileError(
-            f"GPU {slow} takes {slowdown:.1%} longer than GPU {fast} for {point}",
-            f"GPUs that differ by at most {TOLERANCE:.0%} and the noise of their timings",
-            "Look at nvidia-smi: clocks, power limits, other users. CUDA_VISIBLE_DEVICES leaves a GPU out.",
-        )

@@ -117,7 +117,6 @@ def warn_if_shared(header: Header) -> None:
 
 
 def summary(profile: Profile) -> str:
-    """Summarise the size and the reliability of a profile in one line."""
     doubts = [f"the sentinels drifted by {profile.drift:.1%}"] if profile.drift > DRIFT else []
     doubts += [profile.header.shared_with] if profile.header.shared_with else []
     return (

@@ -173,7 +173,6 @@ class _Run:
         return row
 
     def time_sentinels(self, gpus: Sequence[int]) -> None:
-        """Time those that the file holds a number of, with each of these measurers."""
         for gpu in gpus:
             for point in self._sentinels:
                 known = self._journal.find(point)

@@ -76,7 +76,6 @@ def require_gpu(otherwise: str | None = None) -> str:
 
 
 def uuid() -> str:
-    """Return the serial number of the current CUDA device, as the driver knows it."""
     properties: Any = torch.cuda.get_device_properties()
     return str(properties.uuid)
 
@@ -109,12 +108,11 @@ def _driver(expected: str) -> Iterator[None]:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as failure:
-        given = f"the NVIDIA driver does not answer: {failure}"
-        raise ProfileError(given, expected, "Run nvidia-smi by hand.") from failure
+        problem = f"the NVIDIA driver does not answer: {failure}"
+        raise ProfileError(problem, expected, "Run nvidia-smi by hand.") from failure
 
 
 def _driver_fields(serial: str) -> dict[str, Any]:
-    """Return the header's fields that the driver reports; a laptop's driver reports no power limit."""
     import pynvml
 
     power = None

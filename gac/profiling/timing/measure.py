@@ -126,7 +126,6 @@ class GpuMeasurer:
 
 
 def _first_line(failure: Exception) -> str:
-    """Return the first line without control characters, which the reader of profiles refuses."""
     return UNSAFE.sub(" ", str(failure).strip().split("\n")[0]) or type(failure).__name__
 
 
