@@ -7,7 +7,6 @@ read one by one, so that an error names the line.
 import gc
 import hashlib
 import io
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,8 +48,7 @@ _KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLin
 _KIND_NUMBER: dict[Any, int] = {kind: number for number, kind in enumerate(_KINDS)}
 _KEYS = {kind: 1 + len(kind.__struct_fields__) - (kind is RowLine) for kind in _KINDS}  # a row's error is left out
 _UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b" :")
-_LINE: Any = reduce(or_, _KINDS)
-_DECODER: Any = msgspec.json.Decoder(_LINE)
+_DECODER: Any = msgspec.json.Decoder(reduce(or_, _KINDS))
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def read_line(line: bytes, where: str) -> Line:
     try:
         record: Line = _DECODER.decode(line)
     except (ValueError, RecursionError) as failure:
-        raise malformed(f"{where}: {_complaint(line, failure)}") from failure
+        raise malformed(f"{where}: {_complaint(failure)}") from failure
     try:
         parse_strictly(line)
     except ValueError as failure:
@@ -142,14 +140,9 @@ def _check_length(line: bytes, where: str) -> None:
         raise malformed(f"{where}: a line of over {_LONGEST_LINE:,} bytes")
 
 
-def _complaint(line: bytes, failure: Exception) -> str:
+def _complaint(failure: Exception) -> str:
     if not isinstance(failure, msgspec.ValidationError):
-        try:  # NaN and Infinity, which JSON does not have, as text: then their field is named
-            msgspec.convert(json.loads(line, parse_constant=str), _LINE)
-        except msgspec.ValidationError as invalid:
-            failure = invalid
-        except (ValueError, RecursionError):
-            return f"the line: Invalid JSON: {failure}"
+        return f"the line: Invalid JSON: {failure}"
     message, _, path = str(failure).partition(" - at `$.")
     field = re.search(r"field `(.+)`$", message)
     path = ".".join(filter(None, (path.removesuffix("`"), field and field[1])))

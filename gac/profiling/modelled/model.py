@@ -66,7 +66,8 @@ class _Fit:
         near = np.ones((len(shapes), len(self.shapes)), dtype=np.bool_)
         for size, known in zip(shapes.T, self.shapes.T, strict=True):
             near &= (size[:, None] <= REACH * known) & (known <= REACH * size[:, None])
-        return np.any(near, axis=1)
+        within: Bools = np.any(near, axis=1)
+        return within
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,9 +55,6 @@ def slowest(batches: Sequence[Batch]) -> Batch:
     return Batch(ns, min(batch.clock_mhz for batch in batches), any(batch.late for batch in batches))
 
 
-Sampler = Callable[[int], Batch]
-
-
 @dataclass(frozen=True)
 class Clocks:
     """Expected SM clock in MHz: the usual one in this run, and the highest of the device."""
@@ -87,7 +84,9 @@ def half_width(samples: Sequence[float] | Floats) -> float:
     return float(1.57 * (high - low) / math.sqrt(len(samples)))
 
 
-def sample_until(sampler: Sampler, clocks: Clocks, rest: Callable[[int], None], batch_size: int = BATCH) -> Timing:
+def sample_until(
+    sampler: Callable[[int], Batch], clocks: Clocks, rest: Callable[[int], None], batch_size: int = BATCH
+) -> Timing:
     """Take samples in batches until the median of their means is known to within 1 %, or there are six batches.
 
     It is known if its half-width is at most 1 %, and the middle eight of ten means lie within 3 %.

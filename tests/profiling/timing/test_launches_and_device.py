@@ -7,7 +7,7 @@ import pytest
 from gac.profiling import folders
 from gac.profiling.records import Launch
 from gac.profiling.timing import device
-from gac.profiling.timing.launches import launches_by_mark, short_name
+from gac.profiling.timing.measure import launches_by_mark, short_name
 
 
 @pytest.mark.parametrize(
