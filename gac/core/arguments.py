@@ -4,12 +4,15 @@ import builtins
 import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge
+from annotated_types import Le as Most
 
 from gac.core.errors import GacError
 
@@ -17,25 +20,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _SHOWN = 80
 
-
-@dataclass(frozen=True)
-class Least:
-    """In a hint, ``Annotated[int, Least(1)]``: the smallest number that is accepted."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Most:
-    """In a hint: the largest number that is accepted."""
-
-    number: int
-
-
 _MOST = Most(10**12)  # a loop over more would take years
-Count = Annotated[int, Least(1), _MOST]
+Count = Annotated[int, Ge(1), _MOST]
 """An integer, 1 or more."""
-CountOrZero = Annotated[int, Least(0), _MOST]
+CountOrZero = Annotated[int, Ge(0), _MOST]
 """An integer, 0 or more."""
 
 
@@ -116,7 +104,7 @@ def _allows(hint: Any, value: Any) -> bool:
         return any(value == option and type(value) is type(option) for option in inner)
     if kind is Annotated:
         return _allows(inner[0], value) and all(
-            value >= limit.number if isinstance(limit, Least) else value <= limit.number for limit in inner[1:]
+            value >= limit.ge if isinstance(limit, Ge) else value <= limit.le for limit in inner[1:]
         )
     if kind is not None:
         return _allows_each(kind, inner, value)
@@ -155,7 +143,7 @@ def _described(hint: Any) -> str:
     if kind is Literal:
         return " or ".join(map(repr, inner))
     if kind is Annotated:
-        limits = [f"{limit.number:,}" for limit in inner[1:]]
+        limits = [f"{limit.ge if isinstance(limit, Ge) else limit.le:,}" for limit in inner[1:]]
         last = "up to {}" if isinstance(inner[1], Most) else "{} or more"
         return f"{_described(inner[0])}, {' to '.join(limits) if len(limits) > 1 else last.format(*limits)}"
     if kind is not None and issubclass(kind, Mapping):
