@@ -11,8 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge
-from annotated_types import Le as Most
+from annotated_types import Ge, Le
 
 from gac.core.errors import GacError
 
@@ -20,6 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _SHOWN = 80
 
+Most = Le
 _MOST = Most(10**12)  # a loop over more would take years
 Count = Annotated[int, Ge(1), _MOST]
 """An integer, 1 or more."""

@@ -180,7 +180,7 @@ def _operations(
     ``dims_of`` None: as many dims as can be afforded.
     """
     weights = [weight for site in sites for weight in site.weights if scheme.takes(weight)]
-    distinct = {replace(weight, name="", reads=None, block=None) for weight in weights}
+    distinct = dict.fromkeys(replace(weight, name="", reads=None, block=None) for weight in weights)
     shapes = _shapes(distinct, forms, dims_of or every_dim, gpus)
     if dims_of is None and len(shapes) > _AFFORDED:
         shapes = _shapes(distinct, forms, spaced_dims, gpus)
