@@ -242,7 +242,7 @@ def _bounded(text: str) -> int:
 
 def _finite(text: str) -> float:
     if not isfinite(number := float(text)):
-        raise UnsafeJsonError(f"{text}, which is no finite number")
+        raise UnsafeJsonError(f"{text[:40]}, which is no finite number")
     return number
 
 
