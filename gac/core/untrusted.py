@@ -27,6 +27,7 @@ _MAX_LETTERS, _MAX_NAME_BYTES = 2**16, 255
 MAX_INTEGER = 2**62
 """Of JSON: files that hold larger numbers are refused."""
 _MAX_DIGITS = len(str(-MAX_INTEGER))
+_BEYOND = object()
 _CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # generation stops at strings with line breaks
 
 
@@ -115,7 +116,7 @@ def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) ->
 
 
 def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
-    """Read JSON of which only some fields are used; other fields may hold anything.
+    """Read JSON of which only some fields are used; other fields may hold anything; huge integers become no numbers.
 
     Args:
         what, expected, error: as for ``read_bytes``.
@@ -209,14 +210,12 @@ def parse_strictly(text: str | bytes, most_commas: int = MAX_COMMAS, unsafe: re.
     """
     _check_commas(text, most_commas)  # before values are made, which take the memory
     try:
-        document = json.loads(
-            text, object_pairs_hook=_unique, parse_int=_bounded, parse_float=_finite, parse_constant=_finite
-        )
+        document = json.loads(text, object_pairs_hook=_unique, parse_int=_bounded)
     except UnsafeJsonError:
         raise
     except (ValueError, RecursionError) as failure:
         raise ValueError(f"Invalid JSON: {failure}") from failure
-    _check_strings(document, unsafe)
+    _check_leaves(document, unsafe)
     return document
 
 
@@ -234,27 +233,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _bounded(text: str) -> int:
-    if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER:
-        raise UnsafeJsonError("an integer beyond 2**62")
-    return int(text)
+def _bounded(text: str) -> Any:
+    return _BEYOND if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER else int(text)
 
 
-def _finite(text: str) -> float:
-    if not isfinite(number := float(text)):
-        raise UnsafeJsonError(f"{text[:40]}, which is no finite number")
-    return number
-
-
-def _check_strings(document: Any, unsafe: re.Pattern[str]) -> None:
+def _check_leaves(document: Any, unsafe: re.Pattern[str]) -> None:
     waiting: list[tuple[str, Any]] = [("the document", document)]
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, list):
             waiting += ((name, item) for item in value)
         elif isinstance(value, dict):
-            waiting += ((name, key) for key in value)
+            waiting += ((key[:40], key) for key in value)
             waiting += ((key[:40], member) for key, member in value.items())
-        elif isinstance(value, str) and (unsafe.search(value) or len(value) > _MAX_LETTERS):
-            what = "a control character" if unsafe.search(value) else f"a string of {len(value):,} characters"
-            raise UnsafeJsonError(f"{name!r} holds {what}: {value[:40]!r}")
+        elif isinstance(value, str) and unsafe.search(value):
+            raise UnsafeJsonError(f"{name!r} holds a control character: {value[:40]!r}")
+        elif isinstance(value, str) and len(value) > _MAX_LETTERS:
+            raise UnsafeJsonError(f"{name}: a string of {len(value):,} characters")
+        elif value is _BEYOND:
+            raise UnsafeJsonError(f"{name}: an integer beyond 2**62")
+        elif isinstance(value, float) and not isfinite(value):
+            raise UnsafeJsonError(f"{name}: {value}, which is no finite number")

@@ -92,7 +92,7 @@ FAILED = b'"median_ns": null, "iqr_ns": null, "error": "\\u001b[2J"'
 WRONG: dict[str, list[tuple[bytes, str]]] = {
     "plan": [
         (PLAN.replace(b'"seed":0', b'"seed":1,"seed":0'), "plan: the key 'seed' is there twice;"),
-        (changed("seed", 10**400), "plan: an integer beyond 2**62;"),
+        (changed("seed", 10**400), "plan: seed: an integer beyond 2**62;"),
         (changed("model", "\u202egpj"), "plan: 'model' holds a control character: '\\u202egpj';"),
         (changed("sites", []), "plan has no sites; "),
         (changed("measured.params", 0), "plan has measured.params out of range;"),
@@ -272,12 +272,12 @@ def test_the_fuzzer_runs(tmp_path: Path) -> None:
     [
         ('{"a": 4611686018427387904, "b": -4611686018427387904}', None),
         ('{"a": 0.00012345678901234567, "b": "12345678901234567890"}', None),
-        ('{"a":\n\t4611686018427387905}', "an integer beyond 2**62"),
-        ('{"a":[1,[-4611686018427387905]]}', "an integer beyond 2**62"),
+        ('{"a":\n\t4611686018427387905}', "a: an integer beyond 2**62"),
+        ('{"a":[1,[-4611686018427387905]]}', "a: an integer beyond 2**62"),
         ('[{"a": 1, "b": 2, "a": 1}]', "the key 'a' is there twice"),
         ('{"a": "\\u001b"}', "'a' holds a control character: '\\x1b'"),
         ('{"a": ["\u202e"]}', "'a' holds a control character: '\\u202e'"),
-        ('{"a": "' + "x" * 65537 + '"}', "'a' holds a string of 65,537 characters"),
+        ('{"a": "' + "x" * 65537 + '"}', "a: a string of 65,537 characters"),
     ],
 )
 def test_what_no_file_of_ours_holds_is_seen(text: str, reason: str | None) -> None:
