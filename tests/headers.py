@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from gac.profiling.lines import HeaderLine, RowLine
 from gac.profiling.reading import parse
-from gac.profiling.records import SCHEMA, Header, Measurement
+from gac.profiling.records import SCHEMA, Header, HeaderLine, Measurement, RowLine
 from gac.profiling.table import Profile
 
 MACHINE: dict[str, Any] = {

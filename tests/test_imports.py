@@ -13,7 +13,7 @@ PLANNING = (
     "gac.lab.tables",
     "gac.plan.summary",
     "gac.plots",
-    "gac.profiling.false_alarms",
+    "gac.profiling.cliffs",
     "gac.profiling.sweeps.general",
     "gac.profiling.sweeps.sweep",
     "gac.reporting.evaluation",

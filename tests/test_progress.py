@@ -1,4 +1,4 @@
-"""How far work is: no bars in files and pipes, a line a minute there, and nothing where that is asked for."""
+"""Progress: bars on a terminal, a line a minute in files and pipes, and nothing on request."""
 
 import pytest
 
@@ -14,31 +14,31 @@ def _work(shown: bool = True) -> None:
         bar.update()
 
 
-def test_short_work_says_nothing_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_nothing_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     _work()
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_line_a_minute_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SECONDS", 0.0)  # every look is due
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)  # print at every update
     _work()
-    out, said = capsys.readouterr()
+    out, error = capsys.readouterr()
     assert out == ""
-    assert said.startswith("fitting: 0 of 3 layers after 00:00, about ? left\n")
-    assert "calibrating: 0 of 2 windows after 00:00, about ? left\n" in said
-    assert "\r" not in said
+    assert error.startswith("fitting: 0 of 3 layers after 00:00, about ? left\n")
+    assert "calibrating: 0 of 2 windows after 00:00, about ? left\n" in error
+    assert "\r" not in error
 
 
 def test_bars_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     _work()
-    said = capsys.readouterr().err
-    assert "\rfitting: " in said
-    assert "3/3" in said
+    error = capsys.readouterr().err
+    assert "\rfitting: " in error
+    assert "3/3" in error
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_where_that_is_asked_for(
+def test_nothing_on_request(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_SECONDS", 0.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.header import contradiction
 from gac.core.errors import CheckpointError
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 from gac.core.untrusted import file_digest, is_plain_name, read_model_json
 from gac.models.loading import bytes_of
 from gac.runtime.compressed import CODE
@@ -69,7 +69,7 @@ def write_digests(directory: Path) -> None:
     config = _of_config(read_model_json(directory / "config.json", "the config of a model", CheckpointError))
     found = Digests(rows, config, {name: file_digest(directory / name) for name in names})
     text = json.dumps({"schema_version": _SCHEMA} | asdict(found), indent=1)
-    with whole_file(directory / DIGESTS, "digests", CheckpointError) as temporary:
+    with complete_file(directory / DIGESTS, "digests", CheckpointError) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from gac.core.errors import CheckpointError, ModelError
-from gac.core.io import destination, exchange, open_to_umask, sync_directory
+from gac.core.io import destination, open_to_umask, sync_directory
 from gac.models.loading import is_checkpoint, load_tokenizer, quiet_transformers
 
 logger = logging.getLogger("gac")
@@ -90,11 +90,9 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _move(part: Path, target: Path) -> None:
-    """Rename onto ``target``; a checkpoint that is there changes places with ``part``, or steps aside first."""
+    """Rename onto ``target``; a checkpoint that is there gets a backup name first."""
     if not is_checkpoint(target):
         part.rename(target)  # an empty directory is replaced
-        return
-    if exchange(part, target):
         return
     old = part.with_suffix(".old")
     target.rename(old)

@@ -18,7 +18,7 @@ import click
 from gac.cli.options import Target
 from gac.core.distributed.launch import leads
 from gac.core.errors import GacError, escaped
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -65,7 +65,7 @@ class Command(click.Command):
                         parameter.type.check(path)
                 answer: Answer = super().invoke(ctx)
                 if copy is not None:
-                    with whole_file(copy, "document") as temporary:
+                    with complete_file(copy, "document") as temporary:
                         temporary.write_text(_as_json(answer.document) + "\n", encoding="utf-8")
                     note(f"saved as {copy}")
         except GacError as failure:

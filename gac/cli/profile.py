@@ -179,7 +179,7 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
 
 
 def _profiled(path: Path, aa: bool) -> Answer:
-    from gac.profiling.false_alarms import count_false_alarms
+    from gac.profiling.cliffs import count_false_alarms
     from gac.profiling.sweeps.profiler import summary
 
     table: Profile = gac.Profile.load(path)

@@ -39,7 +39,7 @@ def graph(model: str, forms: Sequence[str]) -> Answer:
     config = load_config(model)
     family, of_weights = family_of(config), [form for form in forms if form != TOKENS]
     for form in of_weights:
-        FORMS.get(form, beside=(TOKENS,))
+        FORMS.get(form, also=(TOKENS,))
     sites = family.sites(config)
     check_forms_fit(sites, of_weights, config.model_type)
     rows = choices(sites, of_weights if forms else FORMS.names)

@@ -29,8 +29,7 @@ from gac.compression.rounding import store, store_all
 from gac.compression.stream import ToStream, ways_of
 from gac.core.distributed.ranks import Ranks
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
-from gac.core.progress import progress_bar
-from gac.core.words import about
+from gac.core.progress import progress_bar, rough_duration
 from gac.forms import form_named
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
@@ -125,7 +124,7 @@ def refit(
             fitted |= fit.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
-                logger.info("refitting %d layers: %s", many, about(many * (time.monotonic() - begun)))
+                logger.info("refitting %d layers: %s", many, rough_duration(many * (time.monotonic() - begun)))
         if how == "residual" and (name := last_norm_of(model)) is not None:
             scale = fitted_scale(both.logits(_spaced(run)), run.ranks)
             fitted[name] = scaled_norm(model.get_submodule(name), scale)

@@ -1,15 +1,17 @@
-"""What public functions are given, looked over by their type hints before anything is done."""
+"""Check the arguments of public functions by their type hints."""
 
 import builtins
 import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Le
 
 from gac.core.errors import GacError
 
@@ -17,35 +19,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _SHOWN = 80
 
-
-@dataclass(frozen=True)
-class Least:
-    """In a hint, ``Annotated[int, Least(1)]``: the smallest number that is taken."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Most:
-    """In a hint: the largest number that is taken."""
-
-    number: int
-
-
-_MOST = Most(10**12)  # nothing that is counted here ends within a year beyond it
-Count = Annotated[int, Least(1), _MOST]
-"""A whole number, 1 or more."""
-CountOrZero = Annotated[int, Least(0), _MOST]
-"""A whole number, 0 or more."""
+Most = Le
+_MOST = Most(10**12)  # a loop over more would take years
+Count = Annotated[int, Ge(1), _MOST]
+"""An integer, 1 or more."""
+CountOrZero = Annotated[int, Ge(0), _MOST]
+"""An integer, 0 or more."""
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is one integer, of Python, NumPy or torch; True and False are none."""
+    """Return True for a single integer of Python, NumPy or torch, but not for True and False."""
     return hasattr(value, "__index__") and _is_single(value)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one real number, of Python, NumPy or torch; True and False are none."""
+    """Return True for a single real number of Python, NumPy or torch, but not for True and False."""
     return hasattr(value, "__float__") and _is_single(value)
 
 
@@ -54,24 +42,24 @@ def _is_single(value: object) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A single value of NumPy or torch as Python's own, which JSON holds; anything else as it is."""
+    """Convert a single value of NumPy or torch to Python's type; return anything else as it is."""
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments of a function that its type hints do not allow.
+    """Wrap a function to refuse arguments that its type hints do not allow.
 
-    Looked at are classes, unions, literals, the entries of collections and mappings, and ``Least``. Iterables may be
-    read but once, so their entries are not. Names that only type checkers know allow anything. Single values of NumPy
-    and torch become Python's own.
+    Classes, unions, literals, entries of collections and mappings, and limits are checked; iterables, which may be
+    read only once, are not read. Names that only type checkers know allow anything. Single values of NumPy and torch
+    become Python's. (pydantic's ``validate_call`` copies collections, coerces, and reports each member of a union.)
 
     Raises:
-        GacError: by the function, naming the argument.
+        GacError: by the wrapped function, naming the argument.
     """
     known = signature(call)
 
     @wraps(call)
-    def looked_over(*args: P.args, **options: P.kwargs) -> R:
+    def validated(*args: P.args, **options: P.kwargs) -> R:
         hints = _hints(call)
         bound = known.bind(*args, **options)
         for name, value in bound.arguments.items():
@@ -80,18 +68,14 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
                 _check(name, value, hints[name], call.__name__, GacError)
         return call(*bound.args, **bound.kwargs)
 
-    return looked_over
+    return validated
 
 
 def check_fields(record: Any, error: type[GacError] = GacError) -> None:
-    """Refuse a dataclass whose fields are not what its hints allow.
-
-    Raises:
-        GacError: of the class ``error``, naming the field.
-    """
+    """Raise ``error`` for a dataclass whose fields its hints do not allow, naming the field."""
     kind: Any = type(record)
-    for one in fields(record):
-        _check(one.name, getattr(record, one.name), _hints(kind)[one.name], kind.__name__, error)
+    for field in fields(record):
+        _check(field.name, getattr(record, field.name), _hints(kind)[field.name], kind.__name__, error)
 
 
 def _check(name: str, value: object, hint: Any, where: str, error: type[GacError]) -> None:
@@ -101,7 +85,7 @@ def _check(name: str, value: object, hint: Any, where: str, error: type[GacError
 
 
 class _Names(dict[str, Any]):
-    """The names of a module; those that it imports for type checkers alone allow anything."""
+    """The names of a module; unknown ones, imported for type checkers alone, allow anything."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, object)
@@ -115,26 +99,27 @@ def _hints(owner: Hashable) -> dict[str, Any]:
 def _allows(hint: Any, value: Any) -> bool:
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        return any(_allows(one, value) for one in inner)
+        return any(_allows(option, value) for option in inner)
     if kind is Literal:
-        return any(value == one and type(value) is type(one) for one in inner)
+        return any(value == option and type(value) is type(option) for option in inner)
     if kind is Annotated:
         return _allows(inner[0], value) and all(
-            value >= limit.number if isinstance(limit, Least) else value <= limit.number for limit in inner[1:]
+            value >= limit.ge if isinstance(limit, Ge) else value <= limit.le for limit in inner[1:]
         )
     if kind is not None:
         return _allows_each(kind, inner, value)
-    if hint in (int, float, Path):
-        return {int: is_whole, float: is_number, Path: _is_path}[hint](value)
+    if hint in (int, float):
+        return is_whole(value) if hint is int else is_number(value)
+    if hint is Path:
+        return isinstance(value, os.PathLike)
     return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _allows_each(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
-    """Of a hint such as ``Mapping[str, Plan]``: a string is no collection of strings."""
     if not isinstance(kind, type):
         return True
-    taken: Any = (tuple, list) if kind is tuple else kind
-    if not isinstance(value, taken) or isinstance(value, (str, bytes)):
+    accepted: Any = (tuple, list) if kind is tuple else kind
+    if not isinstance(value, accepted) or isinstance(value, (str, bytes)):
         return False
     if isinstance(value, Mapping):
         return issubclass(kind, Mapping) and all(
@@ -142,21 +127,11 @@ def _allows_each(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
         )
     if kind is tuple and inner[-1] is not Ellipsis and len(inner) != len(value):
         return False
-    return not isinstance(value, Collection) or all(_allows(inner[0], one) for one in value)
+    return not isinstance(value, Collection) or all(_allows(inner[0], entry) for entry in value)
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, os.PathLike)
-
-
-_WORDS = {
-    NoneType: "None",
-    str: "a string",
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    Path: "a path",
-}
+_WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}
+_WORDS |= {NoneType: "None"}
 
 
 def _described(hint: Any) -> str:
@@ -168,7 +143,7 @@ def _described(hint: Any) -> str:
     if kind is Literal:
         return " or ".join(map(repr, inner))
     if kind is Annotated:
-        limits = [f"{limit.number:,}" for limit in inner[1:]]
+        limits = [f"{limit.ge if isinstance(limit, Ge) else limit.le:,}" for limit in inner[1:]]
         last = "up to {}" if isinstance(inner[1], Most) else "{} or more"
         return f"{_described(inner[0])}, {' to '.join(limits) if len(limits) > 1 else last.format(*limits)}"
     if kind is not None and issubclass(kind, Mapping):

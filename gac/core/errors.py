@@ -1,25 +1,24 @@
-"""What GAC raises: one base class, and every error names its value, its expectation and its remedy."""
+"""Errors of GAC: one base class; every error names the value, the expectation and the remedy."""
 
 import re
 from collections.abc import Iterable
 
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move a terminal's cursor, turn the direction of text, or are no text at all."""
+"""Control characters, changes of the direction of text, and surrogates."""
 
 _LONGEST = 2000
-_SHORT = 3  # of such a name, too many others have the first letters
+_SHORT = 3  # too many names begin with so few letters
 
 
 class GacError(Exception):
-    """A failure that the caller can mend.
+    """An error that the caller can fix.
 
     Args:
-        given: what was given or found, with its value.
-        expected: what would have been accepted.
-        remedy: what to do next, as an imperative.
+        given: the value that was given or read.
+        expected: the values that are accepted.
+        remedy: the next step, as an imperative.
 
-    Each is made safe to print: what a hostile file put into it is cut after 2000 characters, and control characters
-    are escaped.
+    Each is made safe to print: it is cut after 2000 characters, and control characters are escaped.
     """
 
     def __init__(self, given: str, expected: str, remedy: str) -> None:
@@ -31,17 +30,16 @@ class GacError(Exception):
 
 
 def printable(text: str) -> str:
-    """The text with its control characters escaped, and cut after 2000 characters; line breaks stay."""
+    """Escape control characters, and cut the text after 2000 characters; line breaks stay."""
     return escaped(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def escaped(text: str) -> str:
-    """The text with its control characters escaped; line breaks stay."""
-    return UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else ascii(found[0])[1:-1], text)
+    return UNSAFE.sub(lambda match: match[0] if match[0] == "\n" else ascii(match[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """The text as a name that a plan can hold: control characters and line breaks escaped."""
+    """Escape control characters and line breaks, for names in plans."""
     return escaped(text).replace("\n", "\\n")
 
 
@@ -58,7 +56,7 @@ class ModelError(GacError):
 
 
 class StatisticsError(GacError):
-    """Kept statistics, curves or factors of a model that cannot be written or read."""
+    """Stored statistics, curves or factors of a model that cannot be written or read."""
 
 
 class TextError(GacError):
@@ -82,21 +80,20 @@ class CheckpointError(GacError):
 
 
 def first_line(failure: BaseException) -> str:
-    """What a failure says, as far as it fits into a sentence of ours; its class where it says nothing."""
+    """Return the first line of an exception's message, or the name of its class."""
     return str(failure).strip().partition("\n")[0].rstrip(".") or type(failure).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """The remedy for an unknown name: the nearest known one, or ``otherwise`` where none is as near as ``cutoff``.
+    """Return the remedy for an unknown name: the nearest known one, or ``otherwise`` where none is near enough.
 
-    Capital letters count as small ones, and a name may be the beginning of a longer one. Several names in one, with
-    commas between them, are to be given one by one.
+    Case is ignored, and a name may be the beginning of a longer one. Names joined by commas are to be given one by one.
     """
     from difflib import get_close_matches
 
-    whole = {one.lower(): one for one in known}
-    if "," in name and whole.keys() & {one.strip().lower() for one in name.split(",")}:
+    names = {other.lower(): other for other in known}
+    if "," in name and names.keys() & {part.strip().lower() for part in name.split(",")}:
         return "Give each name by itself."
-    begun = {one[: len(name)]: whole[one] for one in reversed(whole)} if len(name) > _SHORT else {}
-    near = get_close_matches(name.lower(), [*whole, *begun], n=1, cutoff=cutoff)
-    return f"Did you mean {(begun | whole)[near[0]]!r}?" if near else otherwise
+    prefixes = {other[: len(name)]: names[other] for other in reversed(names)} if len(name) > _SHORT else {}
+    near = get_close_matches(name.lower(), [*names, *prefixes], n=1, cutoff=cutoff)
+    return f"Did you mean {(prefixes | names)[near[0]]!r}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""Files at the boundary: whole or absent, validated when read."""
+"""Files at the boundary: complete or absent, validated when read."""
 
 import errno
 import os
@@ -16,24 +16,20 @@ from gac.core.untrusted import UnsafeJsonError, parse_strictly, read_bytes, read
 
 T = TypeVar("T")
 
-# What file systems say that cannot sync a directory, and one that may not be read.
+# Errors of file systems that cannot sync a directory, and of a directory that may not be read.
 _NOT_FOR_DIRECTORIES = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
-
-# Of Linux's renameat2, and what it says where the file system cannot exchange.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 
 
 def home() -> Path:
-    """Where GAC keeps what it measured on this machine: ``$GAC_HOME``, or ``~/.cache/gac``."""
+    """Return the directory of measurements on this machine: ``$GAC_HOME``, or ``~/.cache/gac``."""
     return Path(os.environ.get("GAC_HOME") or Path.home() / ".cache" / "gac")
 
 
 def destination(path: Path, directory: bool = False) -> Path:
-    """Where something that is called ``path`` is written: where symlinks lead, so that these stay.
+    """Return the path to write to in place of ``path``: symlinks are followed, and stay.
 
     Args:
-        directory: whether a directory is written, or a file.
+        directory: a directory is written, not a file.
 
     Raises:
         OSError: something else is there (a device, a FIFO), symlinks lead nowhere, or the name is not UTF-8.
@@ -54,7 +50,7 @@ def destination(path: Path, directory: bool = False) -> Path:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside ``path``; rename it onto ``path`` on success, remove it on failure.
+    """Yield a temporary name in the folder of ``path``; rename it onto ``path`` on success, remove it on failure.
 
     The content is on the disk before the name is, and the name before this returns. A process that is killed leaves
     a hidden ``.part`` file, which nothing reads. Where ``path`` is a symlink, the file that it names is replaced.
@@ -79,7 +75,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Put the names in a directory on the disk, where the system can: a new file's name is not part of the file."""
+    """Write the names in a directory to disk, where the system can: a new file's name is not part of the file."""
     if os.name != "posix":
         return
     try:
@@ -93,26 +89,6 @@ def sync_directory(path: Path) -> None:
             raise
 
 
-def exchange(first: Path, second: Path) -> bool:
-    """Let two names of a file system swap what they name, in one step: at no time is either of them nothing.
-
-    Returns:
-        False where there is no such step: it is Linux's, and not all file systems have it.
-
-    Raises:
-        OSError: as a rename does.
-    """
-    import ctypes
-
-    if not hasattr(library := ctypes.CDLL(None, use_errno=True), "renameat2"):
-        return False
-    if library.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
-        return True
-    if (number := ctypes.get_errno()) in _NO_EXCHANGE:
-        return False
-    raise OSError(number, os.strerror(number), str(first), None, str(second))
-
-
 def open_to_umask(path: Path) -> None:
     """Give a file the mode that ``open`` would have given it; temporary files are private when they are made."""
     mask = os.umask(0)
@@ -121,20 +97,20 @@ def open_to_umask(path: Path) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> bytes:
-    """A frozen dataclass as JSON; NaN and infinity are refused by never being written as numbers."""
+    """Write a frozen dataclass as JSON; NaN and infinity are never written as numbers."""
     written: bytes = _adapter(type(value)).dump_json(value, indent=indent)  # type: ignore[arg-type]  # is hashable
     return written
 
 
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
-    """Read a frozen dataclass back, strictly: unknown keys, wrong types and missing fields are errors.
+    """Read a frozen dataclass, strictly: unknown keys, wrong types and missing fields are errors.
 
-    So are keys that are there twice, integers beyond 2**62, control characters, and millions of values.
+    So are duplicate keys, integers beyond 2**62, control characters, and millions of values.
 
     Args:
         kind: the dataclass; its ``__pydantic_config__`` should forbid extra keys.
-        what: how to name the source in an error (a path, a line).
-        error: which ``GacError`` to raise.
+        what: name of the source in an error (a path, a line).
+        error: class of the error.
 
     Raises:
         GacError: of the class ``error``, naming the path to the first wrong field.
@@ -151,14 +127,14 @@ def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]
     except ValueError as failure:
         invalid = failure
     try:
-        found: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
+        record: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
         raise error(f"{what}: {field}: {first['msg']}", expected, remedy) from failure
-    if invalid:  # what one of two readers cannot read is not read
+    if invalid:  # both readers must accept it
         raise error(f"{what}: {invalid}", expected, remedy)
-    return found
+    return record
 
 
 @cache
@@ -169,12 +145,12 @@ def _adapter(kind: type) -> Any:
 
 
 @contextmanager
-def whole_file(path: Path, what: str, error: type[GacError] = GacError) -> Iterator[Path]:
-    """``atomic_path`` for a path that somebody has chosen.
+def complete_file(path: Path, what: str, error: type[GacError] = GacError) -> Iterator[Path]:
+    """``atomic_path`` for a path that the user has chosen.
 
     Args:
-        what: how to name the content in an error: ``plan``.
-        error: which ``GacError`` to raise.
+        what: name of the content in an error: ``plan``.
+        error: class of the error.
 
     Raises:
         GacError: of the class ``error``, where the path cannot be written.
@@ -189,25 +165,25 @@ def whole_file(path: Path, what: str, error: type[GacError] = GacError) -> Itera
 
 
 class Record:
-    """A frozen dataclass that is kept as a JSON file; errors call it by the name of its class.
+    """A frozen dataclass that is stored as a JSON file; errors call it by the name of its class.
 
-    Read are its own fields and no others, nor infinities, in whatever it consists of.
+    Unknown fields and infinities are refused, in nested records too.
     """
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
     _taken_for: ClassVar[tuple[str, str, str] | None] = None
-    """A field of another kind of record that is taken for this one, what that is, and what to do with it."""
+    """A field of another kind of record that users confuse with this one, its name, and the remedy."""
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write it as JSON; the file is whole or absent.
+        """Write it as JSON; the file is complete or absent.
 
         Raises:
             GacError: the path cannot be written.
         """
-        with whole_file(Path(path), type(self).__name__.lower(), self._error) as temporary:
+        with complete_file(Path(path), type(self).__name__.lower(), self._error) as temporary:
             temporary.write_bytes(to_json(self, self._indent) + b"\n")
 
     def _check_schema(self, version: int, known: int) -> None:
@@ -217,28 +193,28 @@ class Record:
             raise self._error(f"{what} has schema version {version}", f"version {known}", remedy)
 
     @classmethod
-    def opened(cls, given: Self | str | Path) -> Self:
-        """One that is at hand as it is, or the one in the file of this path.
+    def opened(cls, record: Self | str | Path) -> Self:
+        """Return a record as it is, or the one in the file of this path.
 
         Raises:
             GacError: it is neither, or as for ``load``.
         """
-        if isinstance(given, cls):
-            return given
-        if not isinstance(given, (str, Path)):
-            wrong, what = type(given).__name__, cls.__name__
+        if isinstance(record, cls):
+            return record
+        if not isinstance(record, (str, Path)):
+            wrong, what = type(record).__name__, cls.__name__
             raise cls._error(f"a {wrong} as a {what.lower()}", f"a {what}, or the path of one", "Pass one of these.")
-        return cls.load(given)
+        return cls.load(record)
 
     @classmethod
-    def opened_each(cls, given: Mapping[str, Self | str | Path]) -> dict[str, Self]:
+    def opened_each(cls, records: Mapping[str, Self | str | Path]) -> dict[str, Self]:
         """``opened`` of each, by name."""
-        return {name: cls.opened(one) for name, one in given.items()}
+        return {name: cls.opened(record) for name, record in records.items()}
 
     @classmethod
     @checked
     def load(cls, path: str | Path) -> Self:
-        """Read it back, and check it as when it was made; of what may be left out, defaults are taken.
+        """Read a record, and check it as when it was made; missing optional fields take their defaults.
 
         Raises:
             GacError: the file is unreadable, is none, or contradicts itself; names the path to the field.
@@ -249,10 +225,10 @@ class Record:
         try:
             return from_json(cls, text, f"{what} {source}", cls._error)
         except GacError:
-            field, told, remedy = cls._taken_for or ("", "", "")
+            field, kind, remedy = cls._taken_for or ("", "", "")
             document = None
             with suppress(GacError):
                 document = read_document(source, what, expected, cls._error)
             if isinstance(document, dict) and field in document:
-                raise cls._error(f"{source}, which is {told}", expected, remedy) from None
+                raise cls._error(f"{source}, which is {kind}", expected, remedy) from None
             raise

@@ -1,4 +1,4 @@
-"""Roots, solves, packing of statistics and orthogonal matrices; float64, and none fails where they lack rank."""
+"""Matrix factors, packing of statistics and orthogonal matrices; float64, without failures for low rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,35 +9,34 @@ from torch import Tensor
 from gac.core.errors import ModelError
 
 
-def damped(moment: Tensor, mean: float, own: float = 0.0) -> Tensor:
-    """A second moment in float64 with ``mean`` times its mean diagonal and ``own`` times its diagonal added.
+def damped(moment: Tensor, mean: float, diagonal: float = 0.0) -> Tensor:
+    """Add ``mean`` times its mean diagonal and ``diagonal`` times its diagonal to a second moment; float64.
 
-    The first keeps directions that the text never showed from counting as free, the second is Levenberg-Marquardt's
-    scale-free damping. A moment that is all zero becomes the identity: nothing was seen, so nothing is preferred.
+    The first gives a cost to directions that the text never showed, the second is Levenberg-Marquardt's scale-free
+    damping. A moment that is all zero becomes the identity.
     """
     matrix = moment.double()
     matrix = (matrix + matrix.T).div_(2)
-    diagonal = matrix.diagonal()
-    level = diagonal.mean()
+    entries = matrix.diagonal()
+    level = entries.mean()
     if level == 0:
         return torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
-    diagonal.add_(own * diagonal + mean * level)
+    entries.add_(diagonal * entries + mean * level)
     return matrix
 
 
 def identity_like(moment: Tensor) -> Tensor:
-    """The float64 identity of a moment's shape, on its device."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
 
 
 def orthogonal(size: int, generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
-    """A random orthogonal matrix in float64: a Hadamard matrix as far as the size allows, with random signs of rows.
+    """Return a random orthogonal matrix in float64, with random signs of rows.
 
-    The Hadamard matrix is that of the largest power of two that divides the size. What is left of the size is odd, and
-    has a random orthogonal matrix; the whole is their Kronecker product.
+    It is the Kronecker product of the Hadamard matrix of the largest power of two that divides the size, and a random
+    orthogonal matrix of the odd rest.
 
     Args:
-        generator: of the host, so that the matrix is the same on every device.
+        generator: on the CPU, so that the matrix is the same on every device.
 
     Returns:
         Shape ``(size, size)``.
@@ -48,12 +47,12 @@ def orthogonal(size: int, generator: torch.Generator, device: torch.device | str
     while len(matrix) < size:
         matrix = torch.kron(step, matrix)
     signs = 1 - 2 * torch.randint(2, (size, 1), generator=generator)
-    turned: Tensor = signs.to(device) * matrix
-    return turned
+    result: Tensor = signs.to(device) * matrix
+    return result
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in descending order, none negative, and their eigenvectors as columns.
+    """Return eigenvalues in descending order, none negative, and their eigenvectors as columns.
 
     Raises:
         ModelError: the matrix is not finite.
@@ -64,7 +63,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor; where rounding has made the matrix indefinite, its diagonal is raised until it is not.
+    """Return the lower Cholesky factor; where rounding has made the matrix indefinite, its diagonal is raised first.
 
     Raises:
         ModelError: the matrix is not finite.
@@ -85,34 +84,33 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 BAND = 128
 GPU_BAND = 2048
-"""With fewer rows a GPU has too little to multiply at once."""
+"""Rows of a band; with fewer a GPU is not busy."""
 
 
 def add_square(total: Tensor, rows: Tensor) -> None:
-    """Add ``rows^T rows`` to a sum; ``mirrored`` makes it whole once the last is added.
+    """Add ``rows^T rows`` to a sum, without the blocks above the diagonal; ``mirrored`` completes the sum.
 
-    What lies above the diagonal is left out, in bands of ``BAND`` rows (``GPU_BAND`` on a GPU): up to half of the
-    products. Where the sum is as precise as the rows, the product is never written by itself.
+    It is computed in bands of ``BAND`` rows (``GPU_BAND`` on a GPU), which saves up to half of the products. Where the
+    sum is as precise as the rows, the product is added in place.
     """
-    # Hopper's TF32 instructions want what is summed over to be contiguous.
+    # Hopper's TF32 instructions need a contiguous summed axis.
     columns = rows.T.contiguous() if rows.is_cuda else rows.T
     for band in _bands(total):
-        part, left, right = total[band, : band.stop], columns[band], columns[: band.stop].T
+        part, rows_of_band, others = total[band, : band.stop], columns[band], columns[: band.stop].T
         if total.dtype == rows.dtype:
-            part.addmm_(left, right)
+            part.addmm_(rows_of_band, others)
         else:
-            part += left @ right
+            part += rows_of_band @ others
 
 
 def mirrored(total: Tensor) -> Tensor:
-    """What ``add_square`` summed, with what it left out above the diagonal; the same tensor."""
+    """Complete a sum of ``add_square`` above the diagonal, in place."""
     for band in _bands(total):
         total[: band.start, band] = total[band, : band.start].T
     return total
 
 
 def _bands(total: Tensor) -> list[slice]:
-    """Rows of a sum that are multiplied at once."""
     height = GPU_BAND if total.is_cuda else BAND
     return [slice(start, min(start + height, len(total))) for start in range(0, len(total), height)]
 
@@ -121,44 +119,40 @@ PACK = 512
 
 
 def packed(matrix: Tensor) -> Tensor:
-    """A symmetric matrix as one vector of about half its size: its lower triangle, in blocks of ``PACK`` rows."""
-    return torch.cat([matrix[at : at + PACK, : at + PACK].flatten() for at in range(0, len(matrix), PACK)])
+    """Return a symmetric matrix as a vector of about half its size: its lower triangle, in blocks of ``PACK`` rows."""
+    return torch.cat([matrix[row : row + PACK, : row + PACK].flatten() for row in range(0, len(matrix), PACK)])
 
 
 def unpacked(vector: Tensor, size: int) -> Tensor:
-    """The symmetric matrix ``(size, size)`` that ``packed`` made a vector of."""
+    """Return the symmetric matrix ``(size, size)`` of a packed vector."""
     matrix = vector.new_empty(size, size)
-    for at in range(0, size, PACK):
-        rows = matrix[at : at + PACK, : at + PACK]
-        rows.copy_(vector[: rows.numel()].view_as(rows))
-        matrix[:at, at : at + PACK] = rows[:, :at].T
-        vector = vector[rows.numel() :]
+    for row in range(0, size, PACK):
+        block = matrix[row : row + PACK, : row + PACK]
+        block.copy_(vector[: block.numel()].view_as(block))
+        matrix[:row, row : row + PACK] = block[:, :row].T
+        vector = vector[block.numel() :]
     return matrix
 
 
-def check_measured(found: Tensor, given: str, expected: str) -> None:
-    """Refuse what was measured of a model where a number of it is not finite.
-
-    Raises:
-        ModelError: says what was given and expected.
-    """
-    if not torch.isfinite(found).all():
-        raise ModelError(given, expected, "Load the model in bfloat16 or float32, and check its weights.")
+def check_measured(statistic: Tensor, problem: str, expected: str) -> None:
+    """Raise ModelError if a statistic of a model is not finite."""
+    if not torch.isfinite(statistic).all():
+        raise ModelError(problem, expected, "Load the model in bfloat16 or float32, and check its weights.")
 
 
 def _check_statistic(matrix: Tensor) -> None:
-    given = f"a {tuple(matrix.shape)} statistic is not finite"
-    check_measured(matrix, given, "finite activations, gradients and weights")
+    problem = f"a {tuple(matrix.shape)} statistic is not finite"
+    check_measured(matrix, problem, "finite activations, gradients and weights")
 
 
 def fits_tf32(values: Tensor) -> bool:
-    """Whether they are 16-bit numbers on a GPU, which TF32 holds."""
+    """Return True for 16-bit numbers on a GPU, which TF32 represents exactly."""
     return values.is_cuda and values.element_size() == 2
 
 
 @contextmanager
 def tf32_products(allowed: bool) -> Iterator[None]:
-    """Multiply float32 matrices on a GPU in TF32, which has as many bits as float16; only where that is allowed."""
+    """Multiply float32 matrices on a GPU in TF32, which has as many mantissa bits as float16, if allowed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else before)
     try:
@@ -168,8 +162,8 @@ def tf32_products(allowed: bool) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run CPU work on one thread: for many small operations, waiting for a second one costs more than it saves."""
+def single_thread() -> Iterator[None]:
+    """Run CPU work on a single thread: for many small operations, a second one costs more than it saves."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Operations: an operator and a shape, which is what latency tables know."""
+"""Operations: an operator and a shape, the keys of latency tables."""
 
 from dataclasses import dataclass
 
@@ -30,12 +30,12 @@ def batched_gemm(b: int, m: int, k: int, n: int) -> Operation:
 
 
 def round_inputs(numbers: str, m: int, k: int) -> Operation:
-    """Every row of ``x[m, k]`` in 16 bits becomes numbers of 8 bits (``fp8``, ``int8``) and a scale."""
+    """Quantise every row of ``x[m, k]`` from 16 bits to 8 (``fp8``, ``int8``), with a scale."""
     return Operation(f"round_to_{numbers}", (("m", m), ("k", k)))
 
 
 def attend(b: int, h: int, kv: int, t: int, d: int) -> Operation:
-    """h query heads of one new token of each of b texts over kv heads of t cached ones, of d numbers each."""
+    """Attention of h query heads of one new token of each of b sequences over kv heads of t cached ones, of size d."""
     return Operation("sdpa", (("b", b), ("h", h), ("kv", kv), ("s", 1), ("t", t), ("d", d)))
 
 
@@ -45,7 +45,7 @@ def attend_latents(
     """The same over latents of g groups of heads: k numbers of each group's keys, and v of its values.
 
     Args:
-        bits: of whole numbers with a scale for each token and group; None: of numbers as they are loaded.
+        bits: of quantised latents, with a scale for each token and group; None: in the dtype of the model.
     """
     axes = {"b": b, "h": h, "kv": kv, "t": t, "d": d, "g": g, "k": k, "v": v}
     return Operation("latent_attention" if bits is None else f"latent_attention_int{bits}", tuple(axes.items()))

@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, elsewhere a line a minute, both on standard error."""
+"""Progress of long work: a bar on a terminal, elsewhere a line a minute, both on standard error."""
 
 import sys
 import time
@@ -15,9 +15,13 @@ _LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s after {elapsed}, about {remainin
 _silent = ContextVar("silent", default=False)
 
 
+def rough_duration(seconds: float) -> str:
+    """Return a duration in words: ``about 2.5 minutes``."""
+    return f"about {max(seconds / 60, 0.1):.1f} minutes"
+
+
 @contextmanager
 def no_progress() -> Iterator[None]:
-    """Nothing is shown of progress inside."""
     before = _silent.set(True)
     try:
         yield
@@ -26,7 +30,7 @@ def no_progress() -> Iterator[None]:
 
 
 def has_bars() -> bool:
-    """Whether progress is shown as bars: on a terminal, outside of ``no_progress``."""
+    """Return True where progress is shown as bars: on a terminal, outside of ``no_progress``."""
     return not _silent.get() and sys.stderr.isatty()
 
 
@@ -38,30 +42,28 @@ def progress_bar(
     shown: bool = True,
     leave: bool = True,
 ) -> "tqdm[Any]":
-    """A bar, whose ``update()`` says that a unit is done; where no bar can be drawn it says a line a minute.
+    """Make a bar whose ``update()`` counts a unit; where no bar can be drawn it prints a line a minute.
 
     Args:
-        what: is done: ``calibrating``.
-        unit: what is counted: ``window``.
+        what: the work: ``calibrating``.
+        unit: the unit that is counted: ``window``.
         steps: to iterate over, in place of ``update()``.
-        shown: False shows nothing, as the caller asked.
-        leave: whether the bar stays when all is done.
+        shown: False shows nothing.
+        leave: the bar stays when all is done.
     """
-    how: dict[str, Any] = {"desc": what, "unit": unit, "total": total, "leave": leave}
+    options: dict[str, Any] = {"desc": what, "unit": unit, "total": total, "leave": leave}
     if not shown or _silent.get():
-        return tqdm(steps, disable=True, **how)
-    return tqdm(steps, **how) if has_bars() else _Lines(steps, file=StringIO(), bar_format=_LINE, **how)
+        return tqdm(steps, disable=True, **options)
+    return tqdm(steps, **options) if has_bars() else _Lines(steps, file=StringIO(), bar_format=_LINE, **options)
 
 
 class _Lines(tqdm):  # type: ignore[type-arg]  # generic in its stubs alone
-    """Says a line a minute; what tqdm itself writes goes nowhere."""
-
-    def __init__(self, *given: Any, **how: Any) -> None:
-        self._said = time.monotonic()
-        super().__init__(*given, **how)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._printed = time.monotonic()
+        super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         now = time.monotonic()
-        if now - self._said >= _SECONDS:
-            self._said = now
+        if now - self._printed >= _SECONDS:
+            self._printed = now
             print(self, file=sys.stderr, flush=True)

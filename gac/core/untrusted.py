@@ -7,8 +7,6 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
-from functools import partial
 from io import BufferedReader
 from math import isfinite
 from pathlib import Path
@@ -19,7 +17,7 @@ from gac.core.errors import UNSAFE, GacError
 MAX_BYTES, MAX_COMMAS = 2**28, 2_000_000
 """Of a plan, a frontier or a report."""
 CHECKPOINT_BYTES, CHECKPOINT_COMMAS = 2**26, 500_000
-"""Of a JSON file beside the weights of a model: 4,096 layers need a fifth of either."""
+"""Of a JSON file of a model: 4,096 layers need a fifth of either."""
 _PARSED = (
     *("config.json", "generation_config.json", "adapter_config.json"),
     *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
@@ -34,13 +32,13 @@ _CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # generation stops at s
 
 
 def check_inside(folder: Path, error: type[GacError]) -> None:
-    """Refuse a directory in which a symlink leads out of it: whoever sent it would choose what is read.
+    """Refuse a directory with a symlink that leads out of it: its sender would choose what is read.
 
-    So is what is neither a file nor a directory: of a pipe nothing might ever come, of a device no end. Symlinks of a
-    Hugging Face cache are followed, from ``snapshots/REVISION`` to the ``blobs`` beside ``snapshots``.
+    Pipes and devices are refused too: reading them may never end. Symlinks of a Hugging Face cache are followed, from
+    ``snapshots/REVISION`` to the ``blobs`` next to ``snapshots``.
 
     Raises:
-        GacError: of the class ``error``, naming what it is.
+        GacError: of the class ``error``, naming the entry.
     """
     if not os.path.isdir(folder):  # also of a name that no file system allows
         return
@@ -58,12 +56,11 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Those of a directory, by name; none where there is none."""
     return sorted(folder.iterdir()) if os.path.isdir(folder) else []
 
 
 def is_plain_name(name: object) -> bool:
-    """True for the name of an entry of a directory: no path to another one, no longer than file systems allow."""
+    """Return True for the name of a directory's entry: no path elsewhere, no longer than file systems allow."""
     return (
         isinstance(name, str)
         and name not in ("", "..")
@@ -98,12 +95,12 @@ def file_digest(path: Path) -> str:
 
 
 def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
-    """Read a file that somebody names, of at most ``MAX_BYTES``.
+    """Read a file of at most ``MAX_BYTES`` that a user names.
 
     Args:
-        what: how to name it in an error: ``report``.
-        expected: what would have been accepted.
-        error: which ``GacError`` to raise.
+        what: its name in an error: ``report``.
+        expected: the accepted content, in an error.
+        error: class of the error.
 
     Raises:
         GacError: of the class ``error``, where the file cannot be read or is larger.
@@ -119,7 +116,7 @@ def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) ->
 
 
 def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
-    """Read JSON of which only some fields are looked at, whatever else it holds. Huge integers become no numbers.
+    """Read JSON of which only some fields are used; other fields may hold anything; huge integers become no numbers.
 
     Args:
         what, expected, error: as for ``read_bytes``.
@@ -130,17 +127,17 @@ def read_document(path: str | Path, what: str, expected: str, error: type[GacErr
     text = read_bytes(Path(path), what, expected, error)
     try:
         _check_commas(text, MAX_COMMAS)
-        return json.loads(text, parse_int=_bounded_int)
+        return json.loads(text, parse_int=_bounded)
     except (ValueError, RecursionError) as failure:
         raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
 
 
 def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[str, Any]:
-    """Read a JSON file that lies beside the weights of a model: the one reader of all of them.
+    """Read a JSON file in the directory of a model's weights.
 
     Args:
-        expected: what the file should have been.
-        error: which ``GacError`` to raise.
+        expected: the accepted file, in an error.
+        error: class of the error.
 
     Raises:
         GacError: of the class ``error``, where it is no regular file, is too large, is no JSON object, or is refused
@@ -153,8 +150,8 @@ def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[st
             raise ValueError(f"larger than {CHECKPOINT_BYTES:,} bytes")
         document = parse_strictly(text, CHECKPOINT_COMMAS, _CONTROL)
     except (OSError, ValueError) as failure:
-        given = f"{path} cannot be read: {_reason(failure)}"
-        raise error(given, expected, "Save or copy the model again.") from failure
+        problem = f"{path} cannot be read: {_reason(failure)}"
+        raise error(problem, expected, "Save or copy the model again.") from failure
     if not isinstance(document, dict):
         raise error(f"{path} holds a {type(document).__name__}", "a JSON object", "Check the path.")
     return document
@@ -175,10 +172,10 @@ def check_safetensors_header(path: Path) -> None:
 
 
 def check_model_files(folder: Path, error: type[GacError]) -> None:
-    """Refuse files beside a model's weights that transformers would read whole, whatever they are.
+    """Refuse unsafe files of a model that transformers would read without a limit.
 
-    Configs and indices have to pass ``read_model_json``; what belongs to a tokenizer has to be a regular file of at
-    most ``MAX_BYTES``.
+    Configs and indices have to pass ``read_model_json``; a tokenizer's files have to be regular, of at most
+    ``MAX_BYTES``.
 
     Raises:
         GacError: of the class ``error``, naming the first such file.
@@ -189,8 +186,8 @@ def check_model_files(folder: Path, error: type[GacError]) -> None:
         if path.suffix not in _READ_WHOLE or not path.exists() or path.is_dir():
             continue
         if not path.is_file() or (size := path.stat().st_size) > MAX_BYTES:
-            given = f"of {size:,} bytes" if path.is_file() else "is a pipe or a device"
-            raise error(f"{path} {given}", f"a file of at most {MAX_BYTES:,} bytes", "Copy the model again.")
+            problem = f"of {size:,} bytes" if path.is_file() else "is a pipe or a device"
+            raise error(f"{path} {problem}", f"a file of at most {MAX_BYTES:,} bytes", "Copy the model again.")
 
 
 def _reason(failure: OSError | ValueError) -> str:
@@ -198,26 +195,28 @@ def _reason(failure: OSError | ValueError) -> str:
 
 
 class UnsafeJsonError(ValueError):
-    """JSON that holds what no file of ours does, though its types may be right."""
+    """JSON that no file of GAC holds, though its types may be right."""
 
 
 def parse_strictly(text: str | bytes, most_commas: int = MAX_COMMAS, unsafe: re.Pattern[str] = UNSAFE) -> Any:
-    """Parse JSON in which every key is there once, every number is finite and below 2**62, and strings can be printed.
+    """Parse JSON with unique keys, finite numbers, integers up to 2**62, and strings that can be printed.
 
     Args:
         unsafe: characters that no string may hold.
 
     Raises:
-        UnsafeJsonError: something else is in it, or millions of values.
+        UnsafeJsonError: the text breaks one of these rules, or has millions of values.
         ValueError: it is no JSON, or is nested too deeply.
     """
-    _check_commas(text, most_commas)  # before anything is made of the values, which takes the memory
+    _check_commas(text, most_commas)  # before values are made, which take the memory
     try:
-        return json.loads(text, object_pairs_hook=partial(_checked_pairs, unsafe), parse_int=_bounded_int)
+        document = json.loads(text, object_pairs_hook=_unique, parse_int=_bounded)
     except UnsafeJsonError:
         raise
     except (ValueError, RecursionError) as failure:
         raise ValueError(f"Invalid JSON: {failure}") from failure
+    _check_leaves(document, unsafe)
+    return document
 
 
 def _check_commas(text: str | bytes, most: int) -> None:
@@ -226,39 +225,32 @@ def _check_commas(text: str | bytes, most: int) -> None:
         raise UnsafeJsonError(f"{commas:,} commas, more than {most:,}")
 
 
-def _checked_pairs(unsafe: re.Pattern[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         raise UnsafeJsonError(f"the key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
-    for key, value in pairs:
-        for leaf in (key, *_leaves(value)):
-            _check_leaf(key[:40], leaf, unsafe)
     return members
 
 
-def _check_leaf(key: str, leaf: Any, unsafe: re.Pattern[str]) -> None:
-    if isinstance(leaf, str):
-        if unsafe.search(leaf):
-            raise UnsafeJsonError(f"{key!r} holds a control character: {leaf[:40]!r}")
-        if len(leaf) > _MAX_LETTERS:
-            raise UnsafeJsonError(f"{key}: a string of {len(leaf):,} characters")
-    elif leaf is _BEYOND:
-        raise UnsafeJsonError(f"{key}: an integer beyond 2**62")
-    elif isinstance(leaf, float) and not isfinite(leaf):
-        raise UnsafeJsonError(f"{key}: {leaf}, which is no finite number")
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """What lies in lists of lists; a generator a level would take as many steps for each."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, list):
-            waiting.extend(reversed(item))
-        else:
-            yield item
-
-
-def _bounded_int(text: str) -> Any:
+def _bounded(text: str) -> Any:
     return _BEYOND if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_INTEGER else int(text)
+
+
+def _check_leaves(document: Any, unsafe: re.Pattern[str]) -> None:
+    waiting: list[tuple[str, Any]] = [("the document", document)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += ((name, item) for item in value)
+        elif isinstance(value, dict):
+            waiting += ((key[:40], key) for key in value)
+            waiting += ((key[:40], member) for key, member in value.items())
+        elif isinstance(value, str) and unsafe.search(value):
+            raise UnsafeJsonError(f"{name!r} holds a control character: {value[:40]!r}")
+        elif isinstance(value, str) and len(value) > _MAX_LETTERS:
+            raise UnsafeJsonError(f"{name}: a string of {len(value):,} characters")
+        elif value is _BEYOND:
+            raise UnsafeJsonError(f"{name}: an integer beyond 2**62")
+        elif isinstance(value, float) and not isfinite(value):
+            raise UnsafeJsonError(f"{name}: {value}, which is no finite number")

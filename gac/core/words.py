@@ -35,8 +35,3 @@ def ranges(numbers: Sequence[int]) -> str:
 def number_of(count: int, noun: str) -> str:
     """For example ``1 weight``, ``2 weights``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def about(seconds: float) -> str:
-    """A rough duration: ``about 2.5 minutes``."""
-    return f"about {max(seconds / 60, 0.1):.1f} minutes"

@@ -1,4 +1,4 @@
-"""Workloads: what a model is asked to run."""
+"""Workloads: batches of tokens that a model runs."""
 
 import re
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Rows of every linear layer's input: tokens that run at once."""
+        """Rows of every linear layer's input: tokens of one step."""
         return self.batch * self.tokens if self.phase == "prefill" else self.batch
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ def _batches(run: DistillationRun, seconds: float | None) -> tuple[list[Tensor],
     epoch = len(text.epoch)
     windows = max(min(windows, epoch), min(STEPS * count, epoch))
     size = max(1, min(BATCH // run.length, windows // (STEPS * count)))
-    local = text.train[text.batch(0, windows, run.budget.seed)][run.ranks.own :: count][: windows // count]
+    local = text.train[text.batch(0, windows, run.budget.seed)][run.ranks.rank :: count][: windows // count]
     return [*torch.split(local, size)], [*torch.split(heldout, size)]
 
 

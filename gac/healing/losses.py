@@ -70,7 +70,7 @@ def mean_loss(
     label_weights = torch.zeros(len(windows), dtype=torch.float32) if label_weights is None else label_weights
     batches = [*zip(torch.split(windows, batch), torch.split(label_weights, batch), strict=True)]
     # All processes run equally many batches, as sharded models require.
-    local = [batches[(turn + ranks.own) % len(batches)] for turn in range(0, len(batches), ranks.count)]
+    local = [batches[(turn + ranks.rank) % len(batches)] for turn in range(0, len(batches), ranks.count)]
     losses = torch.stack([summed_loss(model, dense, *inputs) for inputs in local]).tolist()
     in_order = [loss for turn in zip(*ranks.gathered(losses), strict=True) for loss in turn]
     return fsum(in_order[: len(batches)]) / windows.numel()

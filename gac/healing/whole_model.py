@@ -144,7 +144,7 @@ class _Steps:
     def _next_batch(self) -> Tensor:
         run = self._run
         indices = run.text.batch(run.progress.steps * self._windows, self._windows, run.budget.seed)
-        return indices[run.ranks.own :: run.ranks.count]
+        return indices[run.ranks.rank :: run.ranks.count]
 
     def _new_gradients(self) -> Gradients:
         run = self._run

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import ModelError
 from gac.core.linalg import add_square, check_measured, fits_tf32, mirrored, tf32_products
-from gac.core.progress import progress_bar
-from gac.core.words import about
+from gac.core.progress import progress_bar, rough_duration
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves, Moments
 from gac.measurement.attended import AttendedSums, cached_weights, held_out, seen_windows
@@ -300,7 +299,7 @@ def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
         if len(times) == 2 * windows:
             seconds = (times[-1] - times[windows - 1]) * (layers + BACK * (layers - lowest))
             rest = "decomposing the layers comes on top, which the first one will tell"
-            logger.info("calibrating on %d windows: %s; %s", windows, about(seconds), rest)
+            logger.info("calibrating on %d windows: %s; %s", windows, rough_duration(seconds), rest)
         tick()
 
     return timed

@@ -17,8 +17,7 @@ from torch import Tensor
 from gac.core.arrays import Floats
 from gac.core.distributed.ranks import ALONE
 from gac.core.linalg import packed
-from gac.core.progress import progress_bar
-from gac.core.words import about
+from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.by_runs import RunForm
 from gac.forms.curvature.methods import Method
@@ -250,7 +249,7 @@ def _log_eta_after_first_layer(run: CalibrationRun, layers: int) -> Callable[[fl
     def tell(seconds: float) -> None:
         nonlocal logged
         if not logged:
-            logger.info("decomposing %d layers, in all their forms: %s", layers, about(mine * seconds))
+            logger.info("decomposing %d layers, in all their forms: %s", layers, rough_duration(mine * seconds))
         logged = True
 
     return tell
@@ -349,7 +348,7 @@ def _log_runs(steps: Sequence[tuple[_Part, int]], by_layer: Mapping[int, Sequenc
         "running the model %d times to find what %s loses: %s; other forms= (--form) leave that out",
         runs,
         " and ".join(forms),
-        about(runs * seconds / 2),  # from the layer that changes on: half of the layers on average
+        rough_duration(runs * seconds / 2),  # from the layer that changes on: half of the layers on average
     )
 
 

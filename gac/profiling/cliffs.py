@@ -1,18 +1,19 @@
-"""Cliffs in a sweep: collapsed dims, staircases, sweet spots, and the alignment that avoids them."""
+"""Cliffs in a sweep: collapsed dims, staircases, sweet spots, alignment periods; and the A/A test of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gac.core.arguments import checked
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import COARSEST_CLASS, Bools, Floats, Ints, alignment_class, class_name
 from gac.core.display import Row, Shown, Table
-from gac.profiling.alignment import COARSEST_CLASS, alignment_class, class_name
+from gac.core.errors import ProfileError
+from gac.profiling.operators import operation
+from gac.profiling.records import Point
 from gac.profiling.table import Profile, Sweep, interpolate
 
 NOISE_FLOOR = 0.06
@@ -20,10 +21,10 @@ NOISE_FLOOR = 0.06
 that lie as far apart, and keep to one of them for as long as a timing lasts."""
 
 FALSE_ALARMS = 0.001
-"""How often noise alone may make a dim look collapsed, over all the dims that it is compared with."""
+"""Probability that noise alone makes a dim look collapsed, over all the dims that it is compared with."""
 
 RECOVERED = 0.9
-"""A larger dim rescues a collapsed one if it wins back this share of what the fastest larger one would."""
+"""A larger dim rescues a collapsed one if it wins back this share of the gain of the fastest larger one."""
 
 MUCH_SLOWER = 1.10
 """An alignment class whose median slowdown is above this does not keep up with the aligned dims."""
@@ -35,16 +36,17 @@ CLASSES = (1, 2, 4, 8, 16, 32)
 """The alignment classes that have a coarser one, by the largest power of two that divides their dims."""
 
 _LEAST_DIMS = 3
+_LEAST_PAIRED = 8
 
 
 @dataclass(frozen=True)
 class ClassComparison:
-    """How one alignment class keeps up: its dims against the coarser dims that zero-padding would make of them.
+    """One alignment class against the coarser dims that zero-padding would make of its dims.
 
     Attributes:
         step: the class: the largest power of two that divides its dims.
         against: the coarser step, up to 64, whose next larger multiple helps the class most.
-        dims: how many dims of the class were compared.
+        dims: number of dims of the class that were compared.
         slowdown: the median of their latency over that of the next larger multiple of ``against``.
         low, high: the quartiles around that median.
     """
@@ -75,7 +77,7 @@ class Cliffs(Shown):
         jumps: for each sweet spot, the latency at the edge over its own.
         period: the smallest power of two (up to 64) whose multiples were seen to keep up; 1 where alignment does not
             matter.
-        classes: what the period rests on: one entry for each alignment class with at least three dims to compare.
+        classes: the evidence for the period: each alignment class with at least three dims to compare.
         noise: the smallest relative difference that is told from noise.
     """
 
@@ -119,13 +121,12 @@ class Cliffs(Shown):
 
     @property
     def class_slowdown(self) -> Mapping[int, float]:
-        """The median slowdown of each alignment class."""
-        return {one.step: one.slowdown for one in self.classes}
+        return {comparison.step: comparison.slowdown for comparison in self.classes}
 
 
 @checked
 def find_cliffs(sweep: Sweep) -> Cliffs:
-    """Collapsed dims, staircase edges and alignment period of one sweep.
+    """Find collapsed dims, staircase edges and the alignment period of one sweep.
 
     The noise between two points is the largest of 6 % of the slower one; what the sweep's typical spread (the median
     over its points of IQR / latency) explains by chance among as many comparisons as the sweep has points; and, for
@@ -152,14 +153,9 @@ def find_cliffs(sweep: Sweep) -> Cliffs:
 
 
 def sound_dims(
-    profile: Profile,
-    operator: str,
-    fixed: Sequence[Mapping[str, int]],
-    axis: str,
-    dims: Ints,
-    dtype: str = "bf16",
-) -> NDArray[np.bool_]:
-    """Which dims are sound candidates: aligned, and not collapsed for any of the workloads.
+    profile: Profile, operator: str, fixed: Sequence[Mapping[str, int]], axis: str, dims: Ints, dtype: str = "bf16"
+) -> Bools:
+    """Return the mask of dims that are sound candidates: aligned, and not collapsed for any of the workloads.
 
     A dim is aligned if it is a multiple of the operator's period. It is collapsed if, by measurement or
     interpolation, it is more than 5 % slower than some larger aligned dim that was measured. (Only aligned dims
@@ -169,13 +165,10 @@ def sound_dims(
     Args:
         fixed: the operator's other axes, one mapping a workload (they differ in ``m``).
         dims: int64, any shape.
-
-    Returns:
-        bool, of the shape of ``dims``.
     """
     dims = np.asarray(dims, dtype=np.int64)
     period = operator_period(profile, operator, dtype)
-    sound: NDArray[np.bool_] = dims % period == 0
+    sound: Bools = dims % period == 0
     for axes in fixed:
         sweep = profile.rows_of(operator, axes, axis, dtype)
         if len(sweep):
@@ -185,57 +178,57 @@ def sound_dims(
 
 @lru_cache(maxsize=64)
 def operator_period(profile: Profile, operator: str, dtype: str = "bf16") -> int:
-    """The period that most of an operator's sweeps agree on, among those where alignment matters; else 1."""
+    """Return the period that most of an operator's sweeps agree on, among those where alignment matters; else 1."""
     periods = (_period(compare_classes(sweep)) for sweep in profile.sweeps_of(operator, dtype))
     votes = Counter(period for period in periods if period > 1)
     return max(votes, key=lambda period: (votes[period], period), default=1)
 
 
 def compare_classes(sweep: Sweep) -> tuple[ClassComparison, ...]:
-    """How each alignment class finer than 64 keeps up, finest first.
+    """Compare each alignment class finer than 64 with coarser dims, finest first.
 
     A class is compared with the multiples of each coarser step, since the work may grow more from a dim to the next
     multiple of 64 than alignment wins back, while the next multiple of 8 shows it. Comparisons with fewer than three
     dims are left out.
     """
     classes = alignment_class(sweep.dims)
-    compared = (max(_comparisons(sweep, classes, step), key=lambda one: one.slowdown, default=None) for step in CLASSES)
-    return tuple(one for one in compared if one is not None)
+    slowest = (
+        max(_comparisons(sweep, classes, step), key=lambda other: other.slowdown, default=None) for step in CLASSES
+    )
+    return tuple(comparison for comparison in slowest if comparison is not None)
 
 
 def _comparisons(sweep: Sweep, classes: Ints, step: int) -> Iterator[ClassComparison]:
-    """The dims of one class over the next larger multiple of each coarser step."""
-    ours = np.flatnonzero(classes == step)
-    if len(ours) < _LEAST_DIMS:
+    members = np.flatnonzero(classes == step)
+    if len(members) < _LEAST_DIMS:
         return
     for against in (*CLASSES[CLASSES.index(step) + 1 :], COARSEST_CLASS):
         coarser = np.flatnonzero(classes >= against)
-        following = np.searchsorted(sweep.dims[coarser], sweep.dims[ours])
-        count = int(np.searchsorted(following, len(coarser)))  # of those with a multiple behind them
+        following = np.searchsorted(sweep.dims[coarser], sweep.dims[members])
+        count = int(np.searchsorted(following, len(coarser)))  # dims with a larger multiple
         if count >= _LEAST_DIMS:
-            ratio = np.sort(sweep.ns[ours[:count]] / sweep.ns[coarser[following[:count]]])
+            ratio = np.sort(sweep.ns[members[:count]] / sweep.ns[coarser[following[:count]]])
             low, middle, high = (_quantile(ratio, part) for part in (0.25, 0.5, 0.75))
             yield ClassComparison(step, against, count, middle, low, high)
 
 
 def _quantile(ordered: Floats, part: float) -> float:
     """As ``np.quantile`` of ordered numbers, which takes ten times as long over few."""
-    at = part * (len(ordered) - 1)
-    before = int(at)
+    position = part * (len(ordered) - 1)
+    before = int(position)
     below, above = ordered[before], ordered[min(before + 1, len(ordered) - 1)]
-    return float(below + (above - below) * (at - before))
+    return float(below + (above - below) * (position - before))
 
 
 def _period(classes: Sequence[ClassComparison]) -> int:
-    """The finest class that keeps up and is coarser than every class that does not; 64 where there is none."""
-    worst = max((one.step for one in classes if not one.keeps_up), default=0)
+    worst = max((comparison.step for comparison in classes if not comparison.keeps_up), default=0)
     if not worst:
         return 1
-    return min((one.step for one in classes if one.step > worst), default=COARSEST_CLASS)
+    return min((comparison.step for comparison in classes if comparison.step > worst), default=COARSEST_CLASS)
 
 
 class _Noise:
-    """How far apart two points of a sweep, which may be empty, may be by chance; ``one`` and ``other`` are indices.
+    """Differences between two points of a sweep, which may be empty, that chance explains.
 
     ``chance`` is the relative error of a latency that so many comparisons make likely to be seen: the typical spread,
     times the normal quantile for ``FALSE_ALARMS`` shared among them (Bonferroni). The IQR of three passes is a little
@@ -247,49 +240,102 @@ class _Noise:
         self.ns, self.iqr = sweep.ns, sweep.iqr
         self.chance = spread * NormalDist().inv_cdf(1 - FALSE_ALARMS / max(len(sweep), 1))
 
-    def typical(self, one: Ints | int, other: Ints | int) -> Floats:
-        """From the spread of the whole sweep."""
-        floor = NOISE_FLOOR * np.maximum(self.ns[one], self.ns[other])
-        noise: Floats = np.maximum(floor, self.chance * np.hypot(self.ns[one], self.ns[other]))
+    def typical(self, first: Ints | int, second: Ints | int) -> Floats:
+        floor = NOISE_FLOOR * np.maximum(self.ns[first], self.ns[second])
+        noise: Floats = np.maximum(floor, self.chance * np.hypot(self.ns[first], self.ns[second]))
         return noise
 
-    def between(self, one: Ints | int, other: Ints | int) -> Floats:
-        """From that and from the two points' own spread."""
-        noise: Floats = np.maximum(self.typical(one, other), 2 * np.hypot(self.iqr[one], self.iqr[other]))
+    def between(self, first: Ints | int, second: Ints | int) -> Floats:
+        noise: Floats = np.maximum(self.typical(first, second), 2 * np.hypot(self.iqr[first], self.iqr[second]))
         return noise
 
 
 def _rescues(sweep: Sweep, noise: Callable[[int, Ints], Floats]) -> Ints:
-    """For each point the index of the point that rescues it, -1 where it is not collapsed."""
-    found = np.full(len(sweep), -1, dtype=np.int64)
+    rescue = np.full(len(sweep), -1, dtype=np.int64)
     for index in range(len(sweep) - 1):
         larger = np.arange(index + 1, len(sweep))
-        won = sweep.ns[index] - sweep.ns[larger]
-        beaten = won > noise(index, larger)
-        if beaten.any():
-            enough = beaten & (won >= RECOVERED * won[beaten].max())
-            found[index] = larger[np.argmax(enough)]
-    return found
+        gain = sweep.ns[index] - sweep.ns[larger]
+        faster = gain > noise(index, larger)
+        if faster.any():
+            rescue[index] = larger[np.argmax(faster & (gain >= RECOVERED * gain[faster].max()))]
+    return rescue
 
 
 def _staircase(sweep: Sweep, noise: _Noise) -> tuple[Ints, Ints]:
-    """Indices before and after each jump beyond the noise and beyond growth in proportion to the dim.
+    """Return the indices before and after each jump beyond the noise and beyond growth in proportion to the dim.
 
     Everything is compared by the typical noise: a burst of noise in one pass widens a point's own spread and leaves
-    its median right. The treads are the points that, so seen, no larger dim beats.
+    its median right. The treads are the points that no larger dim beats by it.
     """
     treads = np.flatnonzero(_rescues(sweep, noise.typical) < 0)
-    left, right = treads[:-1], treads[1:]
-    growth = sweep.ns[left] * (sweep.dims[right] / sweep.dims[left] - 1)
-    jump = sweep.ns[right] - sweep.ns[left] - growth > noise.typical(left, right)
-    return left[jump], right[jump]
+    before, after = treads[:-1], treads[1:]
+    growth = sweep.ns[before] * (sweep.dims[after] / sweep.dims[before] - 1)
+    jump = sweep.ns[after] - sweep.ns[before] - growth > noise.typical(before, after)
+    return before[jump], after[jump]
 
 
-def _much_slower(sweep: Sweep, dims: Ints, period: int) -> NDArray[np.bool_]:
-    """Dims that are over 5 % slower than some larger measured multiple of the period (unknown latencies never are)."""
+def _much_slower(sweep: Sweep, dims: Ints, period: int) -> Bools:
     latency, _ = interpolate(sweep, dims)
     aligned = sweep.dims % period == 0
     fastest_after = np.append(np.minimum.accumulate(sweep.ns[aligned][::-1])[::-1], np.inf)
-    fastest = fastest_after[np.searchsorted(sweep.dims[aligned], dims, side="right")]
-    slower: NDArray[np.bool_] = latency > TOLERATED * fastest
-    return slower
+    return latency > TOLERATED * fastest_after[np.searchsorted(sweep.dims[aligned], dims, side="right")]
+
+
+@dataclass(frozen=True)
+class FalseAlarms:
+    """The A/A test: cliffs between two measurements of one and the same shape.
+
+    Attributes:
+        dims: how many were timed as A and as B.
+        false_cliffs: how many of them seem collapsed in a flat sweep whose only noise is the difference of A and B.
+        median_difference: median of ``|A / B - 1|``.
+        largest_difference: the largest of them.
+    """
+
+    dims: int
+    false_cliffs: int
+    median_difference: float
+    largest_difference: float
+
+    @property
+    def fraction(self) -> float:
+        return self.false_cliffs / self.dims
+
+    def __str__(self) -> str:
+        return (
+            f"A/A: {self.false_cliffs:,} false cliffs in {self.dims:,} dims ({self.fraction:.2%}); "
+            f"A and B differ by {self.median_difference:.2%} in the median, {self.largest_difference:.1%} at most"
+        )
+
+
+def count_false_alarms(profile: Profile) -> FalseAlarms:
+    """Compare A, the passes of even number, with B, those of odd number, which were taken in between.
+
+    Every sweep of at least eight dims becomes a flat one, in which each dim takes ``(A / B) ** (1 / sqrt 2)``: nothing
+    but noise, as much as one measurement has. All its cliffs are false.
+
+    Raises:
+        ProfileError: no sweep was timed an even number of times.
+    """
+    sweeps = [flat for sweep in profile.sweeps(_LEAST_PAIRED) if (flat := _flat(profile, sweep)) is not None]
+    if not sweeps:
+        problem = f"profile {profile.path.stem} has no sweep that was timed an even number of times"
+        raise ProfileError(problem, "at least two passes", "Measure with gac profile --aa.")
+    difference = np.abs(np.concatenate([flat.ns for flat in sweeps]) ** 2**0.5 - 1)
+    false = sum(len(find_cliffs(flat).collapsed) for flat in sweeps)
+    return FalseAlarms(len(difference), false, float(np.median(difference)), float(difference.max()))
+
+
+def _flat(profile: Profile, sweep: Sweep) -> Sweep | None:
+    """Return the sweep as if every dim took the same; None where too few dims have as many passes for A as for B."""
+    shapes = (operation(sweep.operator, **dict(sweep.fixed), **{sweep.axis: int(dim)}) for dim in sweep.dims)
+    rows = [profile.find(Point(shape, sweep.dtype, sweep.cache)) for shape in shapes]
+    paired = [row for row in rows if row is not None and row.passes and len(row.passes) % 2 == 0]
+    if len(paired) < _LEAST_PAIRED:
+        return None
+    halves = [[row.with_passes(row.passes[side::2]) for side in (0, 1)] for row in paired]
+    (a, b), (spread_a, spread_b) = np.array([[(half.median_ns, half.spread_ns) for half in pair] for pair in halves]).T
+    ns = (a / b) ** (1 / 2**0.5)
+    dims = np.array([row.shape[sweep.axis] for row in paired], dtype=np.int64)
+    spread = np.hypot(spread_a / a, spread_b / b) / 2**0.5
+    return replace(sweep, dims=dims, ns=ns, iqr=spread * ns, launches=((),) * len(paired))

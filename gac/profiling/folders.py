@@ -1,4 +1,4 @@
-"""Where profiles are stored: shipped with GAC, or saved on this machine."""
+"""Places of profiles: shipped with GAC, or saved on this machine."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ _SHOWN = 200
 
 
 def shipped_profiles() -> tuple[Path, ...]:
-    """The profiles that come with GAC, by name: inside an installed package, or in a checkout's ``profiles/``."""
+    """List the profiles that come with GAC, by name: in an installed package, or in a checkout's ``profiles/``."""
     package = Path(__file__).parent.parent
     for folder in (package / "_profiles", package.parent / "profiles"):
         if folder.is_dir():
@@ -20,47 +20,44 @@ def shipped_profiles() -> tuple[Path, ...]:
 
 
 def saved_folder() -> Path:
-    """Where ``gac profile`` saves: ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
+    """Return the folder where ``gac profile`` saves: ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
     return home() / "profiles"
 
 
 def saved_profiles() -> tuple[Path, ...]:
-    """The profiles measured on this machine, sorted by name."""
     return tuple(sorted(saved_folder().glob("*.jsonl")))
 
 
 def slug(gpu: str) -> str:
-    """The file stem of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
+    """Return the file stem of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
 def default_path(gpu: str) -> Path:
-    """Where a profile of this GPU is saved when no path is given."""
     return saved_folder() / f"{slug(gpu)}.jsonl"
 
 
 def studies_path(gpu: str) -> Path:
-    """Where the studies of this GPU are saved: apart, for allocation takes the file of the GPU's own name."""
+    """Return the path of the studies of a GPU: another file, since allocation takes the file of the GPU's name."""
     return saved_folder() / f"{slug(gpu)}-studies.jsonl"
 
 
 def local_profile(gpu: str) -> Path | None:
-    """The profile of this GPU: the saved one, else a shipped one of the same name, else None."""
+    """Find the profile of this GPU: the saved one, else a shipped one of the same name, else None."""
     return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.stem == slug(gpu)), None)
 
 
 def find_profile(path_or_name: str | Path) -> Path:
-    """The file behind a path or a profile's name; a saved profile hides a shipped one of the same name.
+    """Find the file of a path or a profile's name; a saved profile hides a shipped one of the same name.
 
     Raises:
-        ProfileError: there is none, with the names there are and the nearest of them.
+        ProfileError: there is none; lists the known names and suggests the nearest.
     """
     path = Path(path_or_name)
     if _is_file(path):
         return path
-    known = {
-        file.stem: file for file in (*shipped_profiles(), *saved_profiles()) if file.is_file() or not file.is_symlink()
-    }
+    files = (*shipped_profiles(), *saved_profiles())
+    known = {file.stem: file for file in files if file.is_file() or not file.is_symlink()}
     name = str(path_or_name)
     if name in known:
         return known[name]
@@ -74,14 +71,13 @@ def find_profile(path_or_name: str | Path) -> Path:
 
 
 def profile_with(digest: str) -> Path | None:
-    """The shipped or saved profile whose bytes have this SHA-256; None where there is none."""
+    """Find the shipped or saved profile whose bytes have this SHA-256; None where there is none."""
     files = (file for file in (*shipped_profiles(), *saved_profiles()) if _is_file(file))
     return next((file for file in files if hashlib.sha256(file.read_bytes()).hexdigest() == digest), None)
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a file; a name that the system refuses to look up (thousands of letters) is none."""
     try:
         return path.is_file()
-    except OSError:
+    except OSError:  # a name of thousands of letters
         return False

@@ -1,4 +1,4 @@
-"""What the name of a recorded kernel says: family, architecture, alignment tier, tile, template.
+"""Properties of a recorded kernel from its name: family, architecture, alignment tier, tile, template.
 
 The formats come from names recorded on an H100, and for Ampere from published traces. No library documents them;
 a field that a name does not show stays None.
@@ -15,25 +15,25 @@ Role = Literal["gemm", "gemv", "attention", "copy/pad", "reduce", "other"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """What can be read from the name of a kernel; None is what its name does not tell.
+    """Properties that the name of a kernel shows; the others are None.
 
     Attributes:
         name: as recorded.
         family: ``nvjet``, ``cutlass``, ``xmma``, ``cublas``, ``gemv``, ``flash``, ``cudnn attention``,
             ``mem-efficient``, ``tinygemm``, ``split-k reduce``, ``reduce``, ``elementwise``, ``copy``, ``pad``,
             ``fill``, ``softmax`` or ``other``.
-        role: what it does in an operator.
+        role: its work in an operator.
         architecture: the compute capability it was written for, times ten (75, 80, 90), not the one it ran on.
         tier: elements to which its operands must be aligned: 16, 8, 4, 2 or 1.
         tile: output elements of a CTA. GEMM: along the features (n), then along the rows (m), since BLAS libraries
             see a row-major result transposed; attention: query rows, then key columns.
         k_tile: GEMM: elements of k that one pipeline stage holds.
         stages: stages of the pipeline through shared memory.
-        split_k: whether k is shared out between CTAs (a second kernel then adds them up).
+        split_k: k is divided over CTAs (a second kernel then adds them up).
         cluster: CTAs of a thread block cluster, (x, y).
-        persistent: whether a CTA goes on to further tiles, so that the grid need not count the tiles.
+        persistent: a CTA goes on to further tiles, so that the grid need not count the tiles.
         template_d: attention: the head_dim that the kernel was compiled for.
-        even_k: FlashAttention-2: whether it was compiled for exactly that head_dim, without bounds checks (is_even_K).
+        even_k: FlashAttention-2: it was compiled for exactly that head_dim, without bounds checks (is_even_K).
     """
 
     name: str
@@ -52,12 +52,11 @@ class Kernel:
 
     @property
     def main(self) -> bool:
-        """Whether it does the operator's arithmetic (the others prepare or finish)."""
+        """It does the operator's arithmetic (the others prepare or finish)."""
         return self.role in {"gemm", "gemv", "attention"}
 
     @property
     def label(self) -> str:
-        """A name short enough for a sentence."""
         inner = re.search(r"(?:Kernel2?|device_kernel)<(\w+)", self.name)
         text = inner[1] if inner else self.name.removeprefix("void ").partition("<")[0].partition("(")[0]
         if self.template_d is not None and self.tile is not None and self.family == "flash":
@@ -67,28 +66,27 @@ class Kernel:
 
 @lru_cache(maxsize=4096)
 def describe(name: str) -> Kernel:
-    """What a recorded name says about its kernel; family and role ``other`` where it says nothing."""
+    """Read the name of a kernel; family and role are ``other`` where no format is known."""
     for pattern, family, role, more in _FORMATS:
-        if found := re.search(pattern, name):
+        if match := re.search(pattern, name):
             split = role in {"gemm", "attention"} and "splitk" in name.lower()
-            fields = _fields(found) | {"split_k": split} | (more(found) if callable(more) else more)
+            fields = _fields(match) | {"split_k": split} | (more(match) if callable(more) else more)
             return Kernel(name, family, role, **fields)
     return Kernel(name, "other", "other")
 
 
-def _fields(found: re.Match[str]) -> dict[str, Any]:
-    """The numbers that a format names as fields; ``tile`` and ``cluster`` are of two."""
-    numbers = {field: int(text) for field, text in found.groupdict().items() if text is not None}
+def _fields(match: re.Match[str]) -> dict[str, Any]:
+    numbers = {field: int(text) for field, text in match.groupdict().items() if text is not None}
     pairs = {field: (numbers.pop(field), numbers.pop(f"{field}2")) for field in ("tile", "cluster") if field in numbers}
     return numbers | pairs
 
 
-def _even_k(found: re.Match[str]) -> bool | None:
+def _even_k(match: re.Match[str]) -> bool | None:
     """Behind the traits come ``is_dropout`` (not where keys are split), ``is_causal``, ``is_local``, ``has_alibi``,
     ``is_even_MN``, ``is_even_K``."""
-    flags = re.search(r"> ?>((?:, (?:true|false))+)>", found.string)
-    place = 4 if "splitkv" in found.string else 5
-    return flags[1].removeprefix(", ").split(", ")[place] == "true" if flags else None
+    flags = re.search(r"> ?>((?:, (?:true|false))+)>", match.string)
+    position = 4 if "splitkv" in match.string else 5
+    return flags[1].removeprefix(", ").split(", ")[position] == "true" if flags else None
 
 
 _GENERATIONS = {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
@@ -103,7 +101,7 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         rf"nvjet_(?:sm{_SM}_)?([a-z]+)_{_TILE}_{_STAGES}_{_CLUSTER}",
         "nvjet",
         "gemm",
-        lambda found: {"tier": 16 if found[2].startswith("q") else 8, "persistent": True},
+        lambda match: {"tier": 16 if match[2].startswith("q") else 8, "persistent": True},
     ),
     # cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x3_tn_align2; sm75 names give no k-tile and stages
     (
@@ -124,14 +122,14 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         rf"GemmUniversal<.*?MainloopSm{_SM}Tma",
         "cutlass",
         "gemm",
-        lambda found: {"tier": 16, "persistent": "Persistent" in found.string},
+        lambda match: {"tier": 16, "persistent": "Persistent" in match.string},
     ),
     # ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn: ldg8 loads 8 elements at once
     (
         rf"(volta|turing|ampere|hopper)_\w*?gemm\w*?_{_TILE}_(?:\w*?ldg(?P<tier>\d+))?(?:\w*?stages_{_STAGES})?",
         "cublas",
         "gemm",
-        lambda found: {"architecture": _GENERATIONS[found[1]]},
+        lambda match: {"architecture": _GENERATIONS[match[1]]},
     ),
     # sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_..., native to its GPU;
     # sm80_xmma_gemm_..._ffma_aligna4_alignc4_...: only those that do without Tensor Cores name their alignment
@@ -139,7 +137,7 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         rf"sm{_SM}_xmma_gemm\w*?tilesize{_TILE}x(?P<k_tile>\d+)(?:_stage(?P<stages>\d+))?(?:\w*?_aligna(?P<tier>\d+))?",
         "xmma",
         "gemm",
-        lambda found: {"tier": int(found["tier"] or 8)},
+        lambda match: {"tier": int(match["tier"] or 8)},
     ),
     # flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, ...>>: dim of a head, query rows, key columns, warps
     (
@@ -147,7 +145,7 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         r"(?P<template_d>\d+), (?P<tile>\d+), (?P<tile2>\d+)",
         "flash",
         "attention",
-        lambda found: {"architecture": 80, "tier": 8, "even_k": _even_k(found)},
+        lambda match: {"architecture": 80, "tier": 8, "even_k": _even_k(match)},
     ),
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_...: query rows, key columns,
     # dim of a head; then the warpgroups. It needs that dim to be a multiple of 8. Those for Hopper launch a CTA an SM
@@ -156,14 +154,14 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
         rf"sdpa_sm{_SM}_flash_fprop(?:\w*?_{_TILE}x(?P<template_d>\d+))?",
         "cudnn attention",
         "attention",
-        lambda found: {"tier": 8, "persistent": int(found["architecture"]) >= 90},
+        lambda match: {"tier": 8, "persistent": int(match["architecture"]) >= 90},
     ),
     # fmha_cutlassF_bf16_aligned_64x128_rf_sm80: query rows x key columns, output in registers or in memory
     (
         rf"fmha_cutlassF_\w*?_?(aligned|notaligned)_{_TILE}_\w*?sm{_SM}",
         "mem-efficient",
         "attention",
-        lambda found: {"tier": 8 if found[1] == "aligned" else 1},
+        lambda match: {"tier": 8 if match[1] == "aligned" else 1},
     ),
     # PyTorch's fused INT4 kernel: a warp makes 16 x 8 outputs with Ampere's m16n8k16
     (r"tinygemm_m16n8k16", "tinygemm", "gemm", {"architecture": 80, "tile": (8, 16)}),
@@ -177,4 +175,4 @@ _FORMATS: tuple[tuple[str, str, Role, _More], ...] = (
     (r"triu_tril_kernel", "mask", "other", {}),
     (r"elementwise_kernel", "elementwise", "other", {}),
 )
-"""Tried in this order: the first format that is found reads the name."""
+"""Tried in this order."""

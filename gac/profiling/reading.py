@@ -1,16 +1,15 @@
-"""The strict reader of profiles: every line, every number, and what lines say about one another.
+"""The strict reader of profiles: every line, every number, and the references between lines.
 
-A million lines are decoded some thousand at a time into columns of numbers. Where a chunk of lines is odd in any way,
-its lines are read one by one, which names the wrong one.
+A million lines are decoded some thousand at a time into columns. Where a chunk has anything unusual, its lines are
+read one by one, so that an error names the line.
 """
 
 import gc
 import hashlib
 import io
-import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -23,11 +22,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import Bools, Floats, Ints
 from gac.core.errors import ProfileError
 from gac.core.untrusted import parse_strictly
-from gac.profiling.lines import (
+from gac.profiling.records import (
+    SCHEMA,
     AgainLine,
+    Header,
     HeaderLine,
     HostLine,
     KernelLine,
@@ -37,7 +38,6 @@ from gac.profiling.lines import (
     SentinelLine,
     SharedLine,
 )
-from gac.profiling.records import SCHEMA, Header
 from gac.profiling.rows import Kind, Rows
 
 _CHUNK_BYTES = 2**19
@@ -45,16 +45,15 @@ _LONGEST_LINE = 2**20
 _SHOWN = 40
 
 _KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HostLine, HeaderLine)
-_PLACE: dict[Any, int] = {kind: place for place, kind in enumerate(_KINDS)}
+_KIND_NUMBER: dict[Any, int] = {kind: number for number, kind in enumerate(_KINDS)}
 _KEYS = {kind: 1 + len(kind.__struct_fields__) - (kind is RowLine) for kind in _KINDS}  # a row's error is left out
-_ODD = (b"\\", b"\x7f", b"\t", b"\r", b" :")
-_LINE: Any = reduce(or_, _KINDS)
-_DECODER: Any = msgspec.json.Decoder(_LINE)
+_UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b" :")
+_DECODER: Any = msgspec.json.Decoder(reduce(or_, _KINDS))
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A profile's lines, put together: measurements in the order of their rows, and the SHA-256 of all bytes.
+    """A profile's header, its measurements in the order of their rows, and the SHA-256 of all bytes.
 
     ``sentinels`` has, for the number of each row that was a sentinel, its timings in ns in order.
     """
@@ -71,10 +70,10 @@ def parse(content: bytes, source: str | Path) -> Contents:
 
 
 def read(file: BinaryIO, source: str | Path) -> Contents:
-    """Read a profile, some lines at a time; what follows the last newline is ignored.
+    """Read a profile, some lines at a time; anything after the last newline is ignored.
 
     Raises:
-        ProfileError: with ``source``, line and field, where something is wrong.
+        ProfileError: something is wrong, with ``source``, line and field.
     """
     digest = hashlib.sha256()
     chunks = _chunks(file, digest)
@@ -83,29 +82,25 @@ def read(file: BinaryIO, source: str | Path) -> Contents:
         raise malformed(f"profile {source} has no complete line")
     reader = _Reader(source, _header(first, f"{source}:1"))
     collecting = gc.isenabled()
-    gc.disable()  # what is read has no cycles; looking for them would take a third of the time
+    gc.disable()  # decoded lines have no cycles; looking for them would take a third of the time
     try:
         for chunk in chain([rest] if more else [], chunks):
-            reader.take(chunk)
+            reader.add(chunk)
         return Contents(reader.header, *reader.rows_and_sentinels(), digest.hexdigest())
     finally:
         if collecting:
             gc.enable()
 
 
-def malformed(given: str) -> ProfileError:
+def malformed(problem: str) -> ProfileError:
     return ProfileError(
-        given,
+        problem,
         "JSON Lines as gac profile writes them: a header, then kernel names and rows",
         "Restore the file, or measure again with gac profile.",
     )
 
 
 def _chunks(file: BinaryIO, digest: Any) -> Iterator[bytes]:
-    """Whole lines, few enough that their objects stay near a core, without the last newline.
-
-    What follows the last newline is dropped, unless it is too long to be a line.
-    """
     rest = b""
     while block := file.read(_CHUNK_BYTES):
         digest.update(block)
@@ -126,13 +121,13 @@ def read_line(line: bytes, where: str) -> Line:
     """Read one line by itself.
 
     Raises:
-        ProfileError: with ``where`` and the field that is wrong.
+        ProfileError: the line is wrong, with ``where`` and the field.
     """
     _check_length(line, where)
     try:
         record: Line = _DECODER.decode(line)
     except (ValueError, RecursionError) as failure:
-        raise malformed(f"{where}: {_complaint(line, failure)}") from failure
+        raise malformed(f"{where}: {_complaint(failure)}") from failure
     try:
         parse_strictly(line)
     except ValueError as failure:
@@ -145,52 +140,39 @@ def _check_length(line: bytes, where: str) -> None:
         raise malformed(f"{where}: a line of over {_LONGEST_LINE:,} bytes")
 
 
-def _complaint(line: bytes, failure: Exception) -> str:
-    """The field that is wrong, and what is wrong with it."""
+def _complaint(failure: Exception) -> str:
     if not isinstance(failure, msgspec.ValidationError):
-        try:  # NaN and Infinity, which are no JSON, as text: then their field is named
-            msgspec.convert(json.loads(line, parse_constant=str), _LINE)
-        except msgspec.ValidationError as found:
-            failure = found
-        except (ValueError, RecursionError):
-            return f"the line: Invalid JSON: {failure}"
-    said, _, path = str(failure).partition(" - at `$.")
-    field = re.search(r"field `(.+)`$", said)
+        return f"the line: Invalid JSON: {failure}"
+    message, _, path = str(failure).partition(" - at `$.")
+    field = re.search(r"field `(.+)`$", message)
     path = ".".join(filter(None, (path.removesuffix("`"), field and field[1])))
-    return f"{path or 'the line'}: {said}"
+    return f"{path or 'the line'}: {message}"
 
 
 def _read_lines(text: bytes, source: str | Path, before: int) -> Sequence[Any]:
-    """Some lines, decoded together; where any of them may be odd, they are read one by one.
-
-    Args:
-        before: how many lines are above the first.
-    """
-    if _is_orderly(text):
+    if _is_usual(text):
         with suppress(ValueError, RecursionError):
-            records = _DECODER.decode_lines(text)
-            if len(records) == text.count(b"\n") + 1 and _keys(records) == text.count(b'":'):
-                return records  # type: ignore[no-any-return]
-    return [read_line(line, f"{source}:{before + at}") for at, line in enumerate(text.split(b"\n"), 1)]
+            records: Sequence[Any] = _DECODER.decode_lines(text)
+            if len(records) == text.count(b"\n") + 1 and _count_keys(records) == text.count(b'":'):
+                return records
+    return [read_line(line, f"{source}:{before + number}") for number, line in enumerate(text.split(b"\n"), 1)]
 
 
-def _is_orderly(text: bytes) -> bool:
-    """Whether each line is one object, no string holds an escape or a control character, and each key ends in ``":``.
+def _is_usual(text: bytes) -> bool:
+    """Return True if each line is one object, no string holds an escape or a control character, and keys end in ``":``.
 
-    Where there are more of these than keys, a key is there twice (or a string begins with a colon).
+    More of these than keys mean that a key is there twice (or that a string begins with a colon).
     """
     breaks = text.count(b"}\n{") == text.count(b"\n") and text.startswith(b"{") and text.endswith(b"}")
-    return breaks and len(text) <= _LONGEST_LINE and text.isascii() and not any(odd in text for odd in _ODD)
+    return breaks and len(text) <= _LONGEST_LINE and text.isascii() and not any(mark in text for mark in _UNUSUAL)
 
 
-def _keys(records: Sequence[Any]) -> int:
-    """How many keys some lines have."""
+def _count_keys(records: Sequence[Any]) -> int:
     fixed = sum(_KEYS[kind] * lines for kind, lines in Counter(map(type, records)).items())
-    return fixed + sum(len(one.shape) + (one.error is not None) for one in records if type(one) is RowLine)
+    return fixed + sum(len(line.shape) + (line.error is not None) for line in records if type(line) is RowLine)
 
 
 def _header(line: bytes, where: str) -> Header:
-    """The header; another version is said before that version's fields are complained about."""
     _check_length(line, where)
     try:
         version = msgspec.json.decode(line)["header"]["schema_version"]
@@ -210,19 +192,18 @@ def _header(line: bytes, where: str) -> Header:
     return record.header
 
 
-# --- what they say together -----------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------------------------
 
 
 class _Reader:
-    """The lines of a file as columns, some thousand at a time.
+    """Collects the lines of a file as columns, chunk by chunk.
 
     Attributes:
-        rows: of each chunk the line numbers, kinds, launches, medians, IQRs, samples, clocks and convergence of rows.
-        sizes: of each chunk the sizes of its shapes, row by row.
-        kinds, launches: what those of rows are, numbered in the order in which they first occur.
-        said: of each chunk what is said of rows: whether they are lost, the rows, and the line numbers.
-        again: of each chunk the rows of later passes, and the times.
-        sentinels: by row, its timings.
+        rows: by chunk the line numbers, kinds, launches, medians, IQRs, samples, clocks and convergence of rows.
+        sizes: by chunk the sizes of the rows' shapes.
+        kinds, launches: the distinct ones, numbered in the order in which they first occur.
+        references: by chunk whether lines say that a row is lost, those rows, and the lines' numbers.
+        again: by chunk the rows of later passes, and the times.
         errors, lost: by row, why it has no number, from the first or any more.
     """
 
@@ -233,27 +214,25 @@ class _Reader:
         self.kernel_lines: list[int] = []
         self.kinds: dict[Any, int] = defaultdict(count().__next__)
         self.launches: dict[Any, int] = defaultdict(count().__next__)
-        self.rows = [_no_lines(int, int, int, float, float, int, float, bool)]
-        self.sizes = [*_no_lines(int)]
-        self.said = [_no_lines(bool, int, int)]
-        self.again = [_no_lines(int, float)]
+        self.rows = [_empty(int, int, int, float, float, int, float, bool)]
+        self.sizes = [*_empty(int)]
+        self.references = [_empty(bool, int, int)]
+        self.again = [_empty(int, float)]
         self.sentinels: dict[int, list[float]] = defaultdict(list)
         self.errors: dict[int, str] = {}
         self.lost: dict[int, str] = {}
 
-    def take(self, chunk: bytes) -> None:
-        """Check some lines and keep what they say."""
+    def add(self, chunk: bytes) -> None:
         records = _read_lines(chunk, self.source, self.lines)
-        kinds = np.fromiter(map(_PLACE.__getitem__, map(type, records)), np.int64, len(records))
-        for place in np.unique(kinds).tolist():
-            ours = np.flatnonzero(kinds == place)
-            self._take(place, [records[at] for at in ours.tolist()], self.lines + 1 + ours)
+        kinds = np.fromiter(map(_KIND_NUMBER.__getitem__, map(type, records)), np.int64, len(records))
+        for number in np.unique(kinds).tolist():
+            chosen = np.flatnonzero(kinds == number)
+            self._add(_KINDS[number], [records[index] for index in chosen.tolist()], self.lines + 1 + chosen)
         self.lines += len(records)
 
-    def _take(self, place: int, records: Sequence[Any], lines: Ints) -> None:
-        kind = _KINDS[place]
+    def _add(self, kind: Any, records: Sequence[Any], lines: Ints) -> None:
         if kind is RowLine:
-            self._take_rows(records, lines)
+            self._add_rows(records, lines)
         elif kind is KernelLine:
             self.kernels += records
             self.kernel_lines += lines.tolist()
@@ -272,88 +251,84 @@ class _Reader:
                     self.sentinels[row].append(ns)
             else:
                 self.again.append((np.array(rows), np.array(values)))
-            self.said.append((np.full(len(rows), kind is LostLine), np.array(rows), lines))
+            self.references.append((np.full(len(rows), kind is LostLine), np.array(rows), lines))
 
-    def _take_rows(self, rows: Sequence[RowLine], lines: Ints) -> None:
+    def _add_rows(self, rows: Sequence[RowLine], lines: Ints) -> None:
         fields = zip(*map(astuple, rows), strict=True)
         operators, shapes, dtypes, caches, medians, iqrs, samples, clocks, converged, launches, errors = fields
         ns, iqr, clock = (np.array(values, float) for values in (medians, iqrs, clocks))  # NaN where there is none
         failed = np.array([error is not None for error in errors])
         wrong = (np.isnan(ns) != failed) | (np.isnan(iqr) != failed)
         contradiction = "median_ns: {0.median_ns} with iqr_ns {0.iqr_ns} and error {0.error!r}"
-        self._refuse(lines, wrong, lambda at: contradiction.format(rows[at]))
-        self.errors |= {self.count + at: errors[at] for at in np.flatnonzero(failed).tolist()}
+        self._refuse(lines, wrong, lambda index: contradiction.format(rows[index]))
+        self.errors |= {self.count + index: errors[index] for index in np.flatnonzero(failed).tolist()}
         kinds = map(self.kinds.__getitem__, zip(operators, dtypes, caches, map(tuple, shapes), strict=True))
         kind, launched = np.array(list(kinds)), np.array(list(map(self.launches.__getitem__, launches)))
         self.rows.append((lines, kind, launched, ns, iqr, np.array(samples), clock, np.array(converged)))
         self.sizes.append(np.array(list(chain.from_iterable(map(dict.values, shapes)))))
         self.count += len(rows)
 
-    def _refuse(self, lines: Ints, wrong: Any, message: Any) -> None:
-        """Name the first of the lines that is wrong; ``message`` says what, by its number among them."""
-        found = np.flatnonzero(wrong)
-        if len(found):
-            raise malformed(f"{self.source}:{lines[found[0]]}: {message(int(found[0]))}")
+    def _refuse(self, lines: Ints, wrong: Bools, message: Callable[[int], str]) -> None:
+        """Raise for the first of the lines that is wrong; ``message`` describes it by its index."""
+        if wrong.any():
+            index = int(np.argmax(wrong))
+            raise malformed(f"{self.source}:{lines[index]}: {message(index)}")
 
     def rows_and_sentinels(self) -> tuple[Rows, Mapping[int, tuple[float, ...]]]:
-        """What the lines say together."""
         line, kind, launched, ns, iqr, samples, clock, converged = map(np.concatenate, zip(*self.rows, strict=True))
         again, again_ns = map(np.concatenate, zip(*self.again, strict=True))
         self._check_axes(kind, line)
         self._check_launches(launched, line)
-        self._check_said(line, *map(np.concatenate, zip(*self.said, strict=True)))
+        self._check_references(line, *map(np.concatenate, zip(*self.references, strict=True)))
         lost = list(self.lost)
         ns[lost], iqr[lost], converged[lost] = np.nan, np.nan, False
-        kept = ~np.isin(again, lost)
-        passes = _passes(ns, again[kept], again_ns[kept])
+        valid = ~np.isin(again, lost)
+        passes = _passes(ns, again[valid], again_ns[valid])
         clock = np.nan_to_num(clock).astype(np.int64)
         columns = kind, self._shapes(kind), iqr, samples, clock, converged, launched
-        kinds, errors = tuple(Kind(*one) for one in self.kinds), self.errors | self.lost
+        kinds, errors = tuple(Kind(*key) for key in self.kinds), self.errors | self.lost
         rows = Rows(kinds, *columns, tuple(self.launches), tuple(self.kernels), errors, *passes)
-        if (twice := rows.repeated()) is not None:
+        if (twice := rows.first_duplicate()) is not None:
             point = rows[twice]
             raise malformed(f"{self.source}:{line[twice]}: {point.operator} {point.shape} is there twice")
         return rows, {row: tuple(times) for row, times in self.sentinels.items()}
 
     def _check_axes(self, kind: Ints, lines: Ints) -> None:
-        """All rows of an operator have the same axes."""
         known: dict[str, tuple[str, ...]] = {}
         for (operator, _, _, axes), number in self.kinds.items():
             if (expected := known.setdefault(operator, axes)) != axes:
-                given = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
-                raise malformed(f"{self.source}:{lines[np.argmax(kind == number)]}: {given}")
+                problem = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
+                raise malformed(f"{self.source}:{lines[np.argmax(kind == number)]}: {problem}")
 
     def _check_launches(self, launched: Ints, lines: Ints) -> None:
-        """The kernels of a row are above it."""
+        """Refuse rows whose kernels are not above them."""
         first = lines[np.diff(np.maximum.accumulate(launched), prepend=-1) > 0]  # each number where it is new
-        most = np.array([max(one, default=(-1,))[0] for one in self.launches], dtype=np.int64)
+        highest = np.array([max(launches, default=(-1,))[0] for launches in self.launches], dtype=np.int64)
         above = np.searchsorted(self.kernel_lines, first)
-        self._refuse(first, most >= above, lambda at: f"launches: kernel {most[at]} of {above[at]} above it")
+        self._refuse(first, highest >= above, lambda i: f"launches: kernel {highest[i]} of {above[i]} above it")
 
-    def _check_said(self, lines: Ints, lost: Any, rows: Ints, at: Ints) -> None:
-        """What is said of a row, also that it is lost, is said below it and while it has a number."""
-        above, places = np.searchsorted(lines, at), np.minimum(rows, self.count)
+    def _check_references(self, row_lines: Ints, lost: Bools, rows: Ints, lines: Ints) -> None:
+        """Refuse references to rows that are not above, or that have no number (any more)."""
+        above, targets = np.searchsorted(row_lines, lines), np.minimum(rows, self.count)
         last = np.full(self.count + 1, self.lines)
         last[[*self.errors, self.count]] = 0
-        np.minimum.at(last, places[lost], at[lost])
-        wrong = (rows >= above) | (at > last[places])
-        self._refuse(at, wrong, lambda one: f"row: {rows[one]} is none of the {above[one]} rows above it with a number")
+        np.minimum.at(last, targets[lost], lines[lost])
+        wrong = (rows >= above) | (lines > last[targets])
+        self._refuse(lines, wrong, lambda i: f"row: {rows[i]} is none of the {above[i]} rows above it with a number")
 
     def _shapes(self, kind: Ints) -> Ints:
-        """Shape ``(rows, most axes)``, 0 beyond a row's own axes."""
         counts = np.array([len(axes) for *_, axes in self.kinds], dtype=np.int64)[kind]
         sizes = np.zeros((len(kind), counts.max(initial=0)), dtype=np.int64)
         sizes[np.arange(sizes.shape[1]) < counts[:, None]] = np.concatenate(self.sizes)
         return sizes
 
 
-def _no_lines(*dtypes: type) -> tuple[Any, ...]:
-    """Empty columns, so that there is something to join where a file has no such line."""
+def _empty(*dtypes: type) -> tuple[Any, ...]:
     return tuple(np.empty(0, dtype) for dtype in dtypes)
 
 
 def _passes(ns: Floats, again: Ints, again_ns: Floats) -> tuple[Floats, Ints]:
-    """The times of all passes, row by row, and where each row's begin; a row without a number has none."""
+    """Return the times of all passes, row by row, and where each row's begin; a row without a number has none."""
     first = np.flatnonzero(~np.isnan(ns))
     rows = np.concatenate([first, again])
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ns)))])

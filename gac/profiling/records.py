@@ -1,4 +1,9 @@
-"""What a profile holds: a header, and a measurement for every point that was timed."""
+"""Records of a profile: its header, a measurement for every timed point, and the lines of its file.
+
+The file is JSON Lines: the header first; then, as they are measured, kernels, a row for every point, and a short line
+for every later pass over a row, for every timing of a sentinel, for a row at which the GPU failed later, for other
+users of the GPU when the file was resumed, and for other GPUs that measured then.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,25 +17,28 @@ from gac.core.operations import Operation
 SCHEMA = 2
 LARGEST = 2**50
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
+CountOrZero = Annotated[int, Meta(ge=0, le=LARGEST)]
+Text = Annotated[str, Meta(max_length=2**16)]
+Nanoseconds = Annotated[float, Meta(ge=1e-3, le=1e15)]
+"""From a picosecond to some days."""
 
 Cache = Literal["cold", "hot"]
 Extent = tuple[int, int, int]
 
 
 class Header(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which machine and software a profile was measured on; clocks in MHz, power in W, memory in bytes.
+    """Machine and software of a profile; clocks in MHz, power in W, memory in bytes.
 
     Attributes:
         device: a digest of the GPU's serial UUID: two GPUs of one model never share a file.
-        shared_memory_bytes: the most shared memory that a CTA can have.
-        power_limit_w: None where the driver does not tell.
+        shared_memory_bytes: the most shared memory of a CTA.
+        power_limit_w: None where the driver reports none.
         dtype_policy: how GEMMs may accumulate.
         timing: how each number was obtained.
-        shared_with: who else used the GPU when the file was begun or resumed; empty where nobody did.
-        triton: the version of Triton, whose kernels multiply weights in the storage of a scheme; None where there was
-            none, or where the file is from before it was kept.
-        link: how the GPUs of the host reach each other, ``NVLink`` or ``PCIe``; None where no collective was measured.
-        others: digests as ``device`` of the GPUs that measured beside it, and were found to be like it.
+        shared_with: other users of the GPU when the file was begun or resumed; empty if there were none.
+        triton: version of Triton, whose kernels multiply weights in the storage of a scheme; None if not recorded.
+        link: ``NVLink`` or ``PCIe`` between the GPUs of the host; None if no collective was measured.
+        others: digests as ``device`` of the equal GPUs that measured at the same time.
     """
 
     schema_version: int
@@ -60,23 +68,27 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def libraries(self) -> str:
-        """CUDA and what multiplies, with their versions; Triton where it is known."""
+        """CUDA and the libraries that multiply, with their versions."""
         triton = "" if self.triton is None else f", Triton {self.triton}"
         return f"CUDA {self.cuda}, cuBLAS {self.cublas}, cuDNN {self.cudnn}, PyTorch {self.torch}{triton}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """What is timed: an operation in a dtype, its operands in memory (``cold``) or in L2 (``hot``)."""
+    """An operation to time in a dtype, its operands in memory (``cold``) or in L2 (``hot``)."""
 
     operation: Operation
     dtype: str = "bf16"
     cache: Cache = "cold"
 
+    def __str__(self) -> str:
+        sizes = (f"{axis}={size}" for axis, size in self.operation.shape)
+        return " ".join([self.operation.operator, self.dtype, *sizes])
+
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel that ran: its grid and block (CTAs and threads along x, y, z) and the shared memory of a CTA."""
+    """A kernel that ran: its grid and block (CTAs and threads along x, y, z) and the shared memory of a CTA."""
 
     name: str
     grid: Extent
@@ -89,11 +101,10 @@ class Measurement:
     """One timed point. A sweep times it in several passes, minutes apart, so that no burst of noise hits them all.
 
     Attributes:
-        shape: size of each axis, as in ``gac.forms.Operation``.
+        shape: size of each axis.
         median_ns: the median of ``passes``.
         iqr_ns: interquartile range in ns of the first pass's samples.
-        samples: how many replays the first pass timed.
-        cache: whether the operands came from memory (``cold``) or lay in L2 (``hot``).
+        samples: number of replays that the first pass timed.
         sm_clock_mhz: SM clock in the first pass.
         converged: the first pass knew its median to within 1 %.
         launches: the kernels that ran, in order; empty where they are not known.
@@ -116,8 +127,11 @@ class Measurement:
 
     @classmethod
     def of(cls, point: Point, *numbers: Any, **more: Any) -> "Measurement":
-        """The measurement of a point; the rest are the fields from ``median_ns`` on."""
         return cls(point.operation.operator, point.operation.axes, point.dtype, point.cache, *numbers, **more)
+
+    @classmethod
+    def failed(cls, point: Point, error: str) -> "Measurement":
+        return cls.of(point, None, None, 0, None, False, error=error)
 
     @property
     def operation(self) -> Operation:
@@ -129,24 +143,23 @@ class Measurement:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels that ran, in order."""
         return tuple(launch.name for launch in self.launches)
 
     @property
     def spread_ns(self) -> float:
-        """The noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
+        """Noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
         if len(self.passes) < 2:
             return self.iqr_ns or 0.0
         low, _, high = quantiles(self.passes, n=4, method="inclusive")
         return max(self.iqr_ns or 0.0, high - low)
 
     def with_passes(self, passes: Sequence[float]) -> "Measurement":
-        """This measurement with the medians of all its passes, the first one included."""
+        """Return this measurement with the medians of all its passes, the first one included."""
         return replace(self, median_ns=float(median(passes)), passes=tuple(passes))
 
 
 class DeviceLostError(Exception):
-    """The GPU itself has failed: nothing more can be measured in this process. ``row`` says at which point, and why."""
+    """The GPU itself has failed: nothing more can be measured in this process. ``row`` says where and why."""
 
     def __init__(self, row: Measurement) -> None:
         super().__init__(row.error)
@@ -155,8 +168,68 @@ class DeviceLostError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return DeviceLostError, (self.row,)
 
-    @property
-    def at(self) -> str:
-        """The point and why, in words."""
-        axes = " ".join(f"{axis}={size}" for axis, size in self.row.shape.items())
-        return f"{self.row.operator} {self.row.dtype} {axes}: {self.row.error}"
+    def __str__(self) -> str:
+        return f"{self.row.point}: {self.row.error}"
+
+
+class Line(Struct, frozen=True, gc=False, tag_field="record", forbid_unknown_fields=True, omit_defaults=True):
+    """A line of the file; ``record`` names its kind."""
+
+
+class HeaderLine(Line, frozen=True, tag="header"):
+    header: Header
+
+
+class KernelLine(Line, frozen=True, tag="kernel"):
+    """A kernel; rows refer to kernels by their order in the file."""
+
+    name: Text
+    block: tuple[CountOrZero, CountOrZero, CountOrZero]
+    shared_bytes: CountOrZero
+
+
+class RowLine(Line, frozen=True, tag="row"):
+    """The first pass over a point. A launch is a kernel's number in the file and its grid along x, y and z."""
+
+    operator: Text
+    shape: Annotated[dict[str, Count], Meta(max_length=16)]  # each axis makes every row of the file wider
+    dtype: Text  # of numbers, or of a scheme, which need not be registered here
+    cache: Cache
+    median_ns: Nanoseconds | None
+    iqr_ns: Annotated[float, Meta(ge=0, le=1e15)] | None
+    samples: CountOrZero
+    sm_clock_mhz: Count | None
+    converged: bool
+    launches: tuple[tuple[CountOrZero, Count, Count, Count], ...]
+    error: Text | None = None
+
+
+class AgainLine(Line, frozen=True, tag="again"):
+    """A later pass over the row of this number, counted from 0."""
+
+    row: CountOrZero
+    median_ns: Nanoseconds
+
+
+class SentinelLine(AgainLine, frozen=True, tag="sentinel"):
+    """The row of this number timed once more, apart from the passes, to see whether the machine drifts."""
+
+
+class LostLine(Line, frozen=True, tag="lost"):
+    """The GPU failed when it timed the row of this number again: from then on the row has no number."""
+
+    row: CountOrZero
+    error: Text
+
+
+class SharedLine(Line, frozen=True, tag="shared"):
+    """Other users of the GPU when the file was resumed."""
+
+    shared_with: Text
+
+
+class HostLine(Line, frozen=True, tag="host"):
+    """New values of the header's fields about other GPUs of the host."""
+
+    link: Text | None
+    others: tuple[Text, ...]

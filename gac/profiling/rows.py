@@ -1,22 +1,18 @@
-"""The measurements of a profile, kept in columns: a million rows take some hundred bytes each, built when asked for."""
+"""Measurements of a profile in columns: some hundred bytes a row, each built when it is asked for."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gac.core.arrays import Floats, Ints
-from gac.profiling.lines import KernelLine
-from gac.profiling.records import Cache, Launch, Measurement, Point
-
-Bools = NDArray[np.bool_]
+from gac.core.arrays import Bools, Floats, Ints
+from gac.profiling.records import Cache, KernelLine, Launch, Measurement, Point
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What rows have in common that are compared with each other: their shapes have the same axes."""
+    """Common properties of rows that can be compared with each other."""
 
     operator: str
     dtype: str
@@ -29,15 +25,12 @@ class Rows:
     """Measurements in the order of their lines; ``rows[3]`` is built from the columns, all of length n.
 
     Attributes:
-        kinds: what ``kind`` refers to.
-        kind: int64; each row's operator, dtype, cache and axes.
-        sizes: int64, shape ``(n, most axes)``; 0 beyond a row's own axes.
+        kind: int64; each row's index in ``kinds``.
+        sizes: int64, shape ``(n, most axes)``; 0 beyond a row's last axis.
         iqr_ns: float64, of the first pass's samples; NaN where there is no number.
         samples, sm_clock_mhz: int64; a clock of 0 is not known.
-        converged: bool.
-        launched: int64; which of ``launches`` ran.
+        launched: int64; each row's index in ``launches``.
         launches: sequences of launches, each by the number of its kernel and its grid.
-        kernels: what those numbers refer to.
         errors: by row, why it has no number.
         passes: float64; the medians of all passes, row by row, in order.
         starts: int64, shape ``(n + 1,)``; row i has ``passes[starts[i]:starts[i + 1]]``.
@@ -83,73 +76,67 @@ class Rows:
         return map(self.__getitem__, range(len(self)))
 
     def find(self, point: Point) -> Measurement | None:
-        """The measurement of a point; None where there is none."""
         axes = point.operation.axes
         kind = Kind(point.operation.operator, point.dtype, point.cache, tuple(axes))
         if kind not in self.kinds or not all(0 < size < 2**63 for size in axes.values()):
             return None
         key = np.zeros(1 + self.sizes.shape[1], dtype=np.int64)
         key[: 1 + len(axes)] = self.kinds.index(kind), *axes.values()
-        row = self._places.get(key.tobytes())
+        row = self._row_of_key.get(key.tobytes())
         return None if row is None else self[row]
 
-    def repeated(self) -> int | None:
-        """The first row whose point an earlier row has; None where every point is there once."""
-        if len(self._places) == len(self):
+    def first_duplicate(self) -> int | None:
+        """Return the first row whose point an earlier row has; None where every point is there once."""
+        if len(self._row_of_key) == len(self):
             return None
         first: dict[bytes, int] = {}
         return next(row for row, key in enumerate(self._keys()) if first.setdefault(key, row) != row)
 
     @cached_property
     def counts(self) -> Ints:
-        """How many passes each row has; 0 where it has no number."""
-        found: Ints = np.diff(self.starts)
-        return found
+        """Number of passes of each row; 0 where it has no number."""
+        return np.diff(self.starts)
 
     @cached_property
     def median_ns(self) -> Floats:
-        """The median of each row's passes; NaN where it has no number."""
+        """Median of each row's passes; NaN where it has no number."""
         return self._quantiles(0.5)
 
     @cached_property
     def spread_ns(self) -> Floats:
         """``Measurement.spread_ns`` of each row; NaN where it has no number."""
-        between = self._quantiles(0.75) - self._quantiles(0.25)
-        return np.maximum(self.iqr_ns, between)
+        return np.maximum(self.iqr_ns, self._quantiles(0.75) - self._quantiles(0.25))
 
-    def launches_of(self, which: int) -> tuple[Launch, ...]:
-        """The kernels of one of the sequences, in order; one object however many rows launch them."""
-        if which not in self._launches:
-            ran = ((self.kernels[kernel], grid) for kernel, *grid in self.launches[which])
-            self._launches[which] = tuple(
-                Launch(one.name, (x, y, z), one.block, one.shared_bytes) for one, (x, y, z) in ran
+    def launches_of(self, sequence: int) -> tuple[Launch, ...]:
+        """Return the kernels of one of ``launches``, in order; the same object for all rows that launch them."""
+        if sequence not in self._launches:
+            self._launches[sequence] = tuple(
+                Launch(self.kernels[kernel].name, grid, self.kernels[kernel].block, self.kernels[kernel].shared_bytes)
+                for kernel, grid in ((kernel, (x, y, z)) for kernel, x, y, z in self.launches[sequence])
             )
-        return self._launches[which]
+        return self._launches[sequence]
 
     def by_count(self) -> Iterator[tuple[Ints, Floats]]:
-        """Rows with the same number of passes, and those passes, sorted, shape ``(rows, passes)``."""
+        """Yield rows with the same number of passes, and those passes, sorted, shape ``(rows, passes)``."""
         for count in np.unique(self.counts).tolist():
             rows = np.flatnonzero(self.counts == count)
             yield rows, np.sort(self.passes[self.starts[rows][:, None] + np.arange(count)], axis=1)
 
     def _quantiles(self, share: float) -> Floats:
-        """Of each row's passes; NaN where it has none."""
-        found = np.full(len(self), np.nan)
+        result = np.full(len(self), np.nan)
         for rows, ordered in self.by_count():
             if ordered.shape[1]:
-                found[rows] = np.quantile(ordered, share, axis=1)
-        return found
+                result[rows] = np.quantile(ordered, share, axis=1)
+        return result
 
     @cached_property
     def _launches(self) -> dict[int, tuple[Launch, ...]]:
         return {}
 
     @cached_property
-    def _places(self) -> dict[bytes, int]:
+    def _row_of_key(self) -> dict[bytes, int]:
         return dict(zip(self._keys(), range(len(self)), strict=True))
 
     def _keys(self) -> list[bytes]:
-        """The kind and the sizes of each row, as they lie in memory."""
         keys = np.column_stack([self.kind, self.sizes])
-        found: list[bytes] = keys.view(f"V{keys.strides[0]}").ravel().tolist()
-        return found
+        return keys.view(f"V{keys.strides[0]}").ravel().tolist()

@@ -1,28 +1,28 @@
-"""Which latency table a plan uses, and what the plan records about it."""
+"""The choice of the latency table that a plan uses."""
 
 from pathlib import Path
 
 import torch
 
 from gac.core.errors import ProfileError
-from gac.plan.plan import ProfileUsed
+from gac.plan.evidence import ProfileUsed
 from gac.profiling.folders import local_profile
 from gac.profiling.table import Profile
 
 DEFAULT = "nvidia-h100-80gb-hbm3"
 
 
-def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, ProfileUsed]:
-    """The profile to plan with, and its record for the plan.
+def select_profile(requested: Profile | str | Path | None) -> tuple[Profile, ProfileUsed]:
+    """Return the profile to plan with, and its record for the plan.
 
     None means the local GPU's profile, or the shipped H100's where there is no GPU. A table of other hardware is used
-    if it is given by name or already loaded, but not by path; the note says so.
+    if it is given by name or already loaded, but not by path; the note in the record says so.
 
     Raises:
         ProfileError: it cannot be read, was measured on other hardware, or the local GPU has none yet.
     """
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    source = asked if asked is not None else DEFAULT if here is None else local_profile(here)
+    source = requested if requested is not None else DEFAULT if here is None else local_profile(here)
     if source is None:
         raise ProfileError(
             f"the GPU here, {here}, has no profile yet",
@@ -32,14 +32,14 @@ def select_profile(asked: Profile | str | Path | None) -> tuple[Profile, Profile
     profile = Profile.opened(source)
     gpu = profile.header.gpu
     if here is None:
-        why = "no GPU here, so the shipped table" if asked is None else "asked for; no GPU here to compare with"
+        why = "no GPU here, so the shipped table" if requested is None else "asked for; no GPU here to compare with"
     elif here == gpu:
         why = "measured on this GPU's model"
-    elif isinstance(asked, Profile) or not Path(str(asked)).is_file():
+    elif isinstance(requested, Profile) or not Path(str(requested)).is_file():
         why = f"asked for by name; the GPU here is {here}"
     else:
         raise ProfileError(
-            f"profile {asked} was measured on {gpu}",
+            f"profile {requested} was measured on {gpu}",
             f"one of the GPU here, {here}",
             "Measure this GPU with gac profile, or ask for the other one by its name.",
         )

@@ -1,4 +1,4 @@
-"""The profile: one GPU's latencies, looked up without a guess across a cliff."""
+"""The profile: the latencies of one GPU, interpolated without a guess across a cliff."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gac.core.arguments import Count, checked
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import COARSEST_CLASS, Bools, Floats, Ints, alignment_class
 from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
-from gac.profiling.alignment import COARSEST_CLASS, alignment_class
 from gac.profiling.folders import find_profile
-from gac.profiling.modelled import Gpu, GpuModel
+from gac.profiling.modelled.model import GpuModel
+from gac.profiling.modelled.roofline import Gpu
 from gac.profiling.operators import OPERATORS
 from gac.profiling.reading import read
 from gac.profiling.records import Cache, Header, Launch, Measurement, Point
@@ -47,15 +46,13 @@ class Sweep:
     def __len__(self) -> int:
         return len(self.dims)
 
-    def inside(self, dims: tuple[int, int] | None) -> NDArray[np.bool_]:
-        """Which points lie from the first to the last of these dims; all where there is None."""
+    def inside(self, dims: tuple[int, int] | None) -> Bools:
+        """Return the mask of points from the first to the last of these dims; None: all."""
         first, last = dims or (self.dims[0], self.dims[-1])
-        found: NDArray[np.bool_] = (self.dims >= first) & (self.dims <= last)
-        return found
+        return (self.dims >= first) & (self.dims <= last)
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the kernels at each point."""
         return tuple(tuple(launch.name for launch in launches) for launches in self.launches)
 
     @property
@@ -69,7 +66,7 @@ class Sweep:
 class Profile(Shown):
     """A latency table: its header, its measurements, and the SHA-256 of its bytes.
 
-    ``sentinels`` has the timings in ns, in order, of each point that was timed again and again.
+    ``sentinels`` has the timings in ns, in order, of each row that was timed again and again.
     """
 
     path: Path
@@ -102,9 +99,9 @@ class Profile(Shown):
         return [fields(row, *run) | dict(row.shape) | fields(row, *result) for row in self.measurements]
 
     @classmethod
-    def opened(cls, given: "Profile | str | Path") -> "Profile":
-        """One that is at hand as it is, or ``load`` of its path or name; raises as that."""
-        return given if isinstance(given, Profile) else cls.load(given)
+    def opened(cls, profile: "Profile | str | Path") -> "Profile":
+        """Return a loaded profile as it is, or ``load`` the path or name; raises as that."""
+        return profile if isinstance(profile, Profile) else cls.load(profile)
 
     @classmethod
     @checked
@@ -119,26 +116,25 @@ class Profile(Shown):
         path = find_profile(path_or_name)
         try:
             with path.open("rb", buffering=0) as file:
-                found = read(file, path)
+                contents = read(file, path)
         except OSError as failure:
-            raise ProfileError(
-                f"profile {path} cannot be read: {failure.strerror}", "a file written by gac profile", "Check the path."
-            ) from failure
-        return cls(path, found.header, found.measurements, found.digest, found.sentinels)
+            problem = f"profile {path} cannot be read: {failure.strerror}"
+            raise ProfileError(problem, "a file written by gac profile", "Check the path.") from failure
+        return cls(path, contents.header, contents.measurements, contents.digest, contents.sentinels)
 
     def measured_in(self, operator: str, dtype: str) -> bool:
-        """Whether an operator has numbers in a dtype, from memory."""
+        """Return True if an operator has numbers in a dtype, with operands in memory."""
         return (operator, dtype, "cold") in self._measured
 
     def find(self, point: Point) -> Measurement | None:
-        """The measurement of this point (which may be an error); None where the profile lacks it."""
+        """Return the measurement of this point (which may be an error); None where the profile lacks it."""
         return self.measurements.find(point)
 
     @checked
     def rows_of(
         self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str = "bf16", cache: Cache = "cold"
     ) -> Sweep:
-        """The measured points along ``axis`` with every other axis as in ``fixed`` (possibly none).
+        """Return the measured points along ``axis`` with every other axis as in ``fixed`` (possibly none).
 
         Raises:
             ProfileError: the axes are not those of the operator.
@@ -150,14 +146,14 @@ class Profile(Shown):
 
     def latency(
         self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
-    ) -> tuple[Ints, NDArray[np.bool_]]:
-        """Latency in ns, rounded up, at each of ``dims`` along ``axis``, and whether it was measured there.
+    ) -> tuple[Ints, Bools]:
+        """Return the latency in ns, rounded up, at each of ``dims`` along ``axis``, and where it was measured.
 
         A dim that was not measured gets the larger latency of the nearest measured dims below and above it of its
-        own alignment class (the largest power of two that divides the dim, at most 64), so never across an alignment
+        alignment class (the largest power of two that divides the dim, at most 64), so never across an alignment
         cliff, and only if the two are at most ``max(64, dim / 4)`` apart. The larger one, because a choice among
-        values that err both ways falls on those that err low. There is no extrapolation: what is left is -1. Of a
-        smooth operator (a collective) it gets what lies on the line between the two nearest measured dims.
+        values that err both ways falls on those that err low. There is no extrapolation: all other dims get -1. A
+        smooth operator (a collective) is interpolated linearly between the two nearest measured dims.
 
         Returns:
             ns int64 and measured bool, both of the shape of ``dims``.
@@ -165,16 +161,16 @@ class Profile(Shown):
         Raises:
             ProfileError: the axes are not those of the operator, or the dims are no integers.
         """
-        asked = np.asarray(dims)
-        if asked.size and asked.dtype.kind not in "iu":
+        requested = np.asarray(dims)
+        if requested.size and requested.dtype.kind not in "iu":
             raise ProfileError(f"dims {dims!r}", "integers, one or several", "Round them, or name other dims.")
         between = interpolate_smooth if _is_smooth(operator) else interpolate
-        return between(self.rows_of(operator, fixed, axis, dtype), asked.astype(np.int64))
+        return between(self.rows_of(operator, fixed, axis, dtype), requested.astype(np.int64))
 
     def modelled(self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16") -> Ints:
-        """Latency in ns, rounded up, at each of ``dims`` along ``axis``, by a model of the GPU fitted to the table.
+        """Return the latency in ns, rounded up, at each of ``dims`` along ``axis``, by a model fitted to the table.
 
-        It is for shapes that ``latency`` does not know. -1 where the table cannot vouch for one, see ``GpuModel``.
+        It is for shapes that ``latency`` does not know; -1 where the table has too little near, see ``GpuModel``.
 
         Returns:
             int64, of the shape of ``dims``, which is ``(dims,)``.
@@ -188,47 +184,44 @@ class Profile(Shown):
 
     @cached_property
     def model(self) -> GpuModel:
-        """The model of the GPU; it is fitted where it is asked for a latency."""
         return GpuModel(self.measurements, Gpu(self.header.sm_count, self.header.l2_bytes))
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
-        """Measured latency of one shape in ns, rounded up; None where the profile has no number for it."""
+        """Return the measured latency of one shape in ns, rounded up; None where the profile has no number for it."""
         row = self.find(Point(operation, dtype))
         return None if row is None or row.median_ns is None else ceil(row.median_ns)
 
     @checked
     def sweeps(self, least: Count = 8) -> tuple[Sweep, ...]:
-        """Every operator, dtype, cache and axis along which at least ``least`` dims were measured, in a fixed order.
+        """List every operator, dtype, cache and axis along which at least ``least`` dims were measured, in fixed order.
 
         Smooth operators are left out: they have no cliffs.
         """
         return tuple(sweep for kind in sorted(self._measured) for sweep in self.sweeps_of(*kind, least=least))
 
     def sweeps_of(self, operator: str, dtype: str, cache: Cache = "cold", least: int = 8) -> Iterator[Sweep]:
-        """Those of one operator, dtype and cache."""
         if _is_smooth(operator) or (operator, dtype, cache) not in self._measured:
             return
         axes, _, sizes = self._measured[operator, dtype, cache]
         for column, axis in enumerate(axes):
             others = axes[:column] + axes[column + 1 :]
             rest, counts = np.unique(np.delete(sizes, column, axis=1), axis=0, return_counts=True)
-            for one in rest[counts >= least].tolist():
-                yield self.rows_of(operator, dict(zip(others, one, strict=True)), axis, dtype, cache)
+            for fixed in rest[counts >= least].tolist():
+                yield self.rows_of(operator, dict(zip(others, fixed, strict=True)), axis, dtype, cache)
 
     @property
     def failed(self) -> tuple[Measurement, ...]:
-        """The shapes that ran wrong or not at all."""
         return tuple(self.measurements[row] for row in sorted(self.measurements.errors))
 
     @property
     def converged_fraction(self) -> float:
         """Fraction of the successful measurements whose median is known to within 1 %."""
-        good = self.measurements.converged[self.measurements.counts > 0]
-        return float(good.mean()) if len(good) else 0.0
+        converged = self.measurements.converged[self.measurements.counts > 0]
+        return float(converged.mean()) if len(converged) else 0.0
 
     @property
     def drift(self) -> float:
-        """The fraction by which a sentinel's timings rose or fell while the file was written; the worst of them.
+        """Largest fraction by which a sentinel's timings rose or fell while the file was written.
 
         The medians of the earlier and the later half of a sentinel's timings are compared, at least four each. Halves
         that overlap are noise, not drift.
@@ -249,16 +242,20 @@ class Profile(Shown):
     @cached_property
     def _measured(self) -> dict[tuple[str, str, Cache], tuple[tuple[str, ...], Ints, Ints]]:
         """By operator, dtype and cache the axes, the rows that have a number, and their sizes along the axes."""
-        rows, found = self.measurements, {}
+        rows, measured = self.measurements, {}
         for number, kind in enumerate(rows.kinds):
-            ours = np.flatnonzero((rows.kind == number) & (rows.counts > 0))
-            if len(ours):
-                found[kind.operator, kind.dtype, kind.cache] = kind.axes, ours, rows.sizes[ours, : len(kind.axes)]
-        return found
+            chosen = np.flatnonzero((rows.kind == number) & (rows.counts > 0))
+            if len(chosen):
+                measured[kind.operator, kind.dtype, kind.cache] = (
+                    kind.axes,
+                    chosen,
+                    rows.sizes[chosen, : len(kind.axes)],
+                )
+        return measured
 
     def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str, cache: Cache) -> Sweep:
         none = np.empty((0, len(fixed) + 1), dtype=np.int64)
-        axes, ours, sizes = self._measured.get((operator, dtype, cache), ((*fixed, axis), none[:, 0], none))
+        axes, rows, sizes = self._measured.get((operator, dtype, cache), ((*fixed, axis), none[:, 0], none))
         if {*fixed, axis} != set(axes) or axis in fixed:
             raise ProfileError(
                 f"axes {', '.join(fixed)} fixed and {axis} varied for operator {operator}",
@@ -270,9 +267,9 @@ class Profile(Shown):
         same[:, column] = True
         chosen = np.flatnonzero(same.all(axis=1))
         chosen = chosen[np.argsort(sizes[chosen, column], kind="stable")]
-        dims, known, rows = sizes[chosen, column], self.measurements, ours[chosen]
-        launches = tuple(map(known.launches_of, known.launched[rows].tolist()))
-        ns, spread = known.median_ns[rows], known.spread_ns[rows]
+        dims, table, rows = sizes[chosen, column], self.measurements, rows[chosen]
+        launches = tuple(map(table.launches_of, table.launched[rows].tolist()))
+        ns, spread = table.median_ns[rows], table.spread_ns[rows]
         return Sweep(operator, dtype, cache, axis, tuple(fixed.items()), dims, ns, spread, launches)
 
 
@@ -288,21 +285,20 @@ def _change(timings: Sequence[float]) -> float:
     return abs(float(np.median(late) / np.median(early)) - 1)
 
 
-def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """``Profile.latency`` on one sweep."""
+def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, Bools]:
     latency = np.full(dims.shape, -1.0)
-    place = np.minimum(np.searchsorted(sweep.dims, dims), max(len(sweep) - 1, 0))
-    measured = sweep.dims[place] == dims if len(sweep) else np.zeros(dims.shape, dtype=np.bool_)
-    latency[measured] = sweep.ns[place[measured]]
-    wanted, known = alignment_class(dims), alignment_class(sweep.dims)
-    for step in np.unique(wanted[~measured]):
-        ours = ~measured & (wanted == step)
-        latency[ours] = _between(sweep.dims[known == step], sweep.ns[known == step], dims[ours])
+    index = np.minimum(np.searchsorted(sweep.dims, dims), max(len(sweep) - 1, 0))
+    measured = sweep.dims[index] == dims if len(sweep) else np.zeros(dims.shape, dtype=np.bool_)
+    latency[measured] = sweep.ns[index[measured]]
+    classes, known = alignment_class(dims), alignment_class(sweep.dims)
+    for step in np.unique(classes[~measured]):
+        wanted = ~measured & (classes == step)
+        latency[wanted] = _between(sweep.dims[known == step], sweep.ns[known == step], dims[wanted])
     return np.ceil(latency).astype(np.int64), measured
 
 
-def interpolate_smooth(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """``Profile.latency`` on one sweep of an operator that has no cliffs: linear in the dim between measured ones."""
+def interpolate_smooth(sweep: Sweep, dims: Ints) -> tuple[Ints, Bools]:
+    """Interpolate one sweep of an operator without cliffs: linear in the dim between measured ones."""
     if not len(sweep):
         return np.full(dims.shape, -1), np.zeros(dims.shape, dtype=np.bool_)
     latency = np.interp(dims, sweep.dims, sweep.ns, left=-1.0, right=-1.0)
@@ -310,7 +306,7 @@ def interpolate_smooth(sweep: Sweep, dims: Ints) -> tuple[Ints, NDArray[np.bool_
 
 
 def _between(known: Ints, ns: Floats, dims: Ints) -> Floats:
-    """The larger latency at the ends of brackets that are narrow enough; -1 elsewhere."""
+    """Return the larger latency at the ends of brackets that are narrow enough; -1 elsewhere."""
     if len(known) < 2:
         return np.full(dims.shape, -1.0)
     above = np.clip(np.searchsorted(known, dims), 1, len(known) - 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gac.core.arguments import checked
 from gac.core.errors import GacError
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,7 +153,7 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
         raise GacError(f"a {type(drawn).__name__} to save", "a figure, or axes of one", "Pass what gac.plots returned.")
     figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
     assert isinstance(figure, Figure), "axes of a subfigure are saved by their figure"
-    with rc_context(_STYLE), whole_file(path, "figure") as temporary:
+    with rc_context(_STYLE), complete_file(path, "figure") as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=200)
 
 

@@ -9,7 +9,7 @@ from gac.allocation.frontier import Frontier
 from gac.core.arguments import checked
 from gac.core.display import Table
 from gac.core.errors import PlanError
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 from gac.core.version import __version__
 from gac.core.words import duration, megabytes, nats
 from gac.plan.choices import counted
@@ -78,7 +78,7 @@ def report(
         table = profile_of(opened) if profile is None else Profile.opened(profile)
         kept = None if tokens is None else tokens_section(TokenPlan.opened(tokens), opened, name)
         page = report_page(Sources(opened, name, others, points, table, kept))
-    with whole_file(Path(output), "report") as temporary:
+    with complete_file(Path(output), "report") as temporary:
         temporary.write_bytes(page.encode())
     return Path(output)
 

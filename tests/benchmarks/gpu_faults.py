@@ -18,12 +18,12 @@ import torch
 
 from gac.core.errors import GacError
 from gac.forms.low_rank.spec import low_rank
+from gac.profiling.operators import runner_of
 from gac.profiling.records import Point
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.device import fingerprint, require_gpu
 from gac.profiling.timing.measure import GpuMeasurer
-from gac.profiling.timing.runners import runner_of
 from tests.benchmarks.harness import options, write
 
 POINTS = [Point(low_rank(128, 1024, rank, 1024)) for rank in range(64, 512, 32)]

@@ -24,7 +24,8 @@ from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import form_named
 from gac.models.shapes import SHAPES, Shapes
 from gac.plan.plan import Plan
-from gac.profiling.modelled import Gpu, GpuModel
+from gac.profiling.modelled.model import GpuModel
+from gac.profiling.modelled.roofline import Gpu
 from gac.profiling.records import Measurement, Point
 from gac.profiling.rows import Rows
 from gac.profiling.sweeps.coverage import WORKLOADS, fused_points, model_points

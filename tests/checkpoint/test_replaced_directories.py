@@ -13,7 +13,6 @@ from transformers import LlamaForCausalLM
 import gac
 from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
 from gac.core.errors import CheckpointError
-from gac.core.io import exchange
 from tests.compression.applying import logits
 
 loading = importlib.import_module("gac.checkpoint.load")
@@ -49,7 +48,9 @@ def test_a_directory_that_is_always_replaced_is_named(saved: Path, tmp_path: Pat
 
     def replacing() -> None:
         read.append(1)
-        exchange(saved, other)
+        saved.rename(tmp_path / "old")
+        other.rename(saved)
+        (tmp_path / "old").rename(other)
 
     with pytest.raises(CheckpointError) as caught:
         read_unreplaced(saved, replacing)

@@ -1,7 +1,6 @@
 """What a model is written to: a directory that is there whole or not at all, and never in place of something else."""
 
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from transformers import LlamaForCausalLM
 
 import gac
 from gac.core.errors import CheckpointError
-from gac.core.io import exchange
 from gac.models.loading import is_checkpoint
 from tests.compression.applying import logits
 
@@ -28,11 +26,7 @@ def test_a_directory_in_use_is_left_alone(model: LlamaForCausalLM, saved: Path) 
     assert (saved / "mine").exists()
 
 
-@pytest.mark.parametrize("flag", [2, 2**30], ids=["exchanged", "where the system cannot"])
-def test_overwrite_replaces_a_checkpoint(
-    flag: int, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gac.core.io._RENAME_EXCHANGE", flag)
+def test_overwrite_replaces_a_checkpoint(model: LlamaForCausalLM, saved: Path) -> None:
     (saved / "old").write_text("gone")
     torch.nn.init.ones_(model.lm_head.weight)
     gac.save(model, saved, overwrite=True)
@@ -41,28 +35,24 @@ def test_overwrite_replaces_a_checkpoint(
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
 
 
-def test_a_checkpoint_is_there_at_every_call_that_replaces_it(model: LlamaForCausalLM, saved: Path) -> None:
-    seen = []
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_checkpoint_is_not_lost_where_replacing_it_fails(
+    killed: bool, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process leaves the old checkpoint under its backup name."""
+    rename, before = Path.rename, {path.name: path.read_bytes() for path in saved.iterdir()}
 
-    def look(*_: Any) -> None:
-        seen.append((saved / "config.json").exists())
+    def fail(path: Path, target: Path) -> Path:
+        if path.suffix == ".part":
+            raise KeyboardInterrupt if killed else OSError(5, "Input/output error")
+        return rename(path, target)
 
-    (saved / "old").write_text("gone")
-    sys.setprofile(look)
-    try:
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(KeyboardInterrupt if killed else CheckpointError):
         gac.save(model, saved, overwrite=True)
-    finally:
-        sys.setprofile(None)
-    assert len(seen) > 1000
-    assert all(seen)
-    assert not (saved / "old").exists()
-
-
-def test_a_directory_that_cannot_be_exchanged_is_named(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    with pytest.raises(FileNotFoundError) as caught:
-        exchange(tmp_path / "first", tmp_path / "second")
-    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "first"), str(tmp_path / "second"))
+    [left] = saved.parent.iterdir()
+    assert (left.suffix == ".old") if killed else (left == saved)
+    assert {path.name: path.read_bytes() for path in left.iterdir()} == before
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -10,7 +10,7 @@ import pytest
 
 from gac.checkpoint.target import complete_directory
 from gac.core.errors import CheckpointError, GacError
-from gac.core.io import destination, whole_file
+from gac.core.io import complete_file, destination
 from tests.cli.commands import refused, run
 
 
@@ -76,7 +76,7 @@ def test_a_file_is_replaced_where_symlinks_lead(tmp_path: Path) -> None:
     file.write_text("old")
     link.symlink_to(file)
     second.symlink_to("link")
-    with whole_file(second, "plan") as temporary:
+    with complete_file(second, "plan") as temporary:
         assert temporary.parent == file.parent
         temporary.write_text("new")
     assert (file.read_text(), link.readlink(), second.readlink()) == ("new", file, Path("link"))
@@ -85,7 +85,7 @@ def test_a_file_is_replaced_where_symlinks_lead(tmp_path: Path) -> None:
 def test_a_symlink_to_nothing_names_a_new_file(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("new")
-    with whole_file(link, "plan") as temporary:
+    with complete_file(link, "plan") as temporary:
         temporary.write_text("new")
     assert (tmp_path / "new").read_text() == "new"
     assert link.is_symlink()
@@ -105,7 +105,7 @@ def test_symlinks_in_a_circle_are_refused(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.symlink_to(other)
     other.symlink_to(one)
-    with pytest.raises(GacError, match="plan cannot be written"), whole_file(one, "plan"):
+    with pytest.raises(GacError, match="plan cannot be written"), complete_file(one, "plan"):
         pass
     with pytest.raises(CheckpointError, match="cannot be written"), complete_directory(one):
         pass

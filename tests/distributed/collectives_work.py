@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from gac.core.distributed import launch
-from gac.profiling.operators import operation
+from gac.profiling.operators import operation, runner_of
 from gac.profiling.records import Point
 from gac.profiling.sweeps import collectives
 from gac.profiling.timing import measure, stopwatch
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import runner_of
 from tests.headers import make_header
 
 POINTS = [

@@ -13,8 +13,8 @@ from gac.core.workloads import Workload
 from gac.forms import FORMS, form_named
 from gac.models.families import family_of, text_config
 from gac.plan.plan import Plan
-from gac.profiling.lines import Line, RowLine
 from gac.profiling.reading import parse, read_line
+from gac.profiling.records import Line, RowLine
 
 CHECKPOINT_FILES = ("config.json", "plan.json", "model.safetensors.index.json")
 SEPARATOR = b"\n%%\n"

@@ -20,14 +20,14 @@ def average(folder: Path) -> None:
     ours = this_run()
     weight, bias = (nn.Parameter(torch.zeros(size)) for size in ((4, 3), (4,)))
     gradients = Gradients(lambda ids: (ids @ weight.T + bias).sum(), [weight, bias], Capturing(False), ours)
-    parts = [torch.full((2, 3), 1.0 + ours.own), torch.full((1, 3), 10.0 * ours.own)]
+    parts = [torch.full((2, 3), 1.0 + ours.rank), torch.full((1, 3), 10.0 * ours.rank)]
     losses = [float(gradients.add(part, last=part is parts[-1]).detach()) for part in parts]
     assert losses == [0, 0]
-    ranks.TOGETHER = 24
-    mixed = [torch.full(size, float(ours.own), dtype=dtype) for size, dtype in SIZES]
+    ranks.BUCKET_BYTES = 24
+    mixed = [torch.full(size, float(ours.rank), dtype=dtype) for size, dtype in SIZES]
     ours.average(mixed)
     assert [tensor.shape for tensor in mixed] == [torch.Size(size) for size, _ in SIZES]
-    torch.save([weight.grad, bias.grad, *mixed], folder / f"{ours.own}.pt")
+    torch.save([weight.grad, bias.grad, *mixed], folder / f"{ours.rank}.pt")
 
 
 def capture(folder: Path) -> None:
@@ -36,7 +36,7 @@ def capture(folder: Path) -> None:
 
     class Captured:
         def __init__(self, run: Any, inputs: Any) -> None:
-            if ours.own and len(inputs[0]) > 2:
+            if ours.rank and len(inputs[0]) > 2:
                 raise RuntimeError("no room")
             self.run = lambda inputs: run(*inputs)
 
@@ -46,10 +46,10 @@ def capture(folder: Path) -> None:
     for rows in (2, 3, 3):
         weight.grad = None
         gradients.zero()
-        gradients.add(torch.full((rows, 3), 1.0 + ours.own))
+        gradients.add(torch.full((rows, 3), 1.0 + ours.rank))
         assert weight.grad is not None
         means.append(weight.grad.tolist())
-    torch.save((means, capturing.enabled), folder / f"{ours.own}.pt")
+    torch.save((means, capturing.enabled), folder / f"{ours.rank}.pt")
 
 
 def look() -> None:
@@ -77,8 +77,8 @@ def once_each() -> None:
     for _ in range(2):
         weight.grad = None
         with ours.averaging([weight]):
-            (weight * ours.own).sum().backward()
+            (weight * ours.rank).sum().backward()
         assert weight.grad is not None
         assert weight.grad.tolist() == [0.5, 0.5]
-    (weight * ours.own).sum().backward()
-    assert weight.grad.tolist() == pytest.approx([0.5 + ours.own] * 2)
+    (weight * ours.rank).sum().backward()
+    assert weight.grad.tolist() == pytest.approx([0.5 + ours.rank] * 2)

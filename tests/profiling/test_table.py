@@ -89,9 +89,7 @@ def test_a_shape_serves_the_sweeps_of_both_its_axes(profile_file) -> None:
 
 def test_wrong_axes_are_named(profile_file) -> None:
     profile = Profile.load(profile_file.ranks({8: 1.0}).write())
-    with pytest.raises(
-        ProfileError, match="axes m, k fixed and n varied for operator low_rank; expected the axes m, k"
-    ):
+    with pytest.raises(ProfileError, match="axes m, k fixed and n varied for operator low_rank"):
         profile.rows_of("low_rank", {"m": 1, "k": 2}, "n")
 
 
@@ -146,7 +144,7 @@ def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, a
 
 
 def complaint(path: Path) -> str:
-    """What is said of the file, from the number of the line on."""
+    """Return the error of the file, from the number of the line on."""
     with pytest.raises(ProfileError) as caught:
         Profile.load(path)
     return str(caught.value).removeprefix(f"{path}:")
@@ -168,8 +166,8 @@ def complaint(path: Path) -> str:
         ({"record": "rows"}, "record: Invalid value 'rows'"),
         ({"median_ns": -1.0}, "median_ns: Expected `float` >= 0.001"),
         ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: Expected `float` >= 0.001"),
-        ({"median_ns": float("nan")}, "median_ns: Expected `float | null`, got `str`"),
-        ({"iqr_ns": float("inf")}, "iqr_ns: Expected `float | null`, got `str`"),
+        ({"median_ns": float("nan")}, "the line: Invalid JSON"),
+        ({"iqr_ns": float("inf")}, "the line: Invalid JSON"),
         ({"iqr_ns": 2**63}, "iqr_ns: Expected `float` <= 1000000000000000.0"),
         ({"median_ns": None}, "median_ns: None with iqr_ns 0.001 and error None"),
         ({"error": "no memory"}, "median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
@@ -199,42 +197,23 @@ def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message)
     assert complaint(profile_file.write()).startswith(f"1: {message}")
 
 
-def test_a_name_of_thousands_of_letters_is_unknown() -> None:
-    with pytest.raises(ProfileError, match=r"profile 'x{200}\.\.\.' is neither a file nor a known name"):
-        Profile.load("x" * 5000)
-
-
 NONE = "is none of the 1 rows above it with a number"
-SPOILT = {
-    "a missing field": (lambda file: file.lines[1].pop("dtype"), "2: dtype: Object missing required field `dtype`"),
-    "another schema version, said before its fields": (
-        lambda file: file.lines[0]["header"].update(schema_version=1, new_field=1),
-        "1: header.schema_version is 1; expected version 2.",
-    ),
-    "no header": (lambda file: file.lines.pop(0), "1: no header with a schema_version"),
-    "a second header": (lambda file: file.lines.append(file.lines[0]), "3: a header line"),
-    "a row twice": (lambda file: file.row("linear", SHAPE, 2.0), f"3: linear {SHAPE} is there twice"),
-    "two sets of axes": (
-        lambda file: file.row("linear", {"m": 1, "n": 2}, 1.0),
-        "3: shape: linear has axes m, n, above m, k, n",
-    ),
-    "a pass over no row": (lambda file: file.line(record="again", row=1, median_ns=1.0), f"3: row: 1 {NONE}"),
-    "a pass over row -1": (
-        lambda file: file.line(record="again", row=-1, median_ns=1.0),
-        "3: row: Expected `int` >= 0",
-    ),
-    "a pass over a lost row": (
-        lambda file: file.line(record="lost", row=0, error="x").line(record="again", row=0, median_ns=1.0),
-        f"4: row: 0 {NONE}",
-    ),
-    "a row lost twice": (
-        lambda file: file.line(record="lost", row=0, error="x").line(record="lost", row=0, error="x"),
-        f"4: row: 0 {NONE}",
-    ),
-}
+LOST, AGAIN = {"record": "lost", "row": 0, "error": "x"}, {"record": "again", "row": 0, "median_ns": 1.0}
+SPOILT = [
+    (lambda file: file.lines[1].pop("dtype"), "2: dtype: Object missing required field `dtype`"),
+    (lambda file: file.lines[0]["header"].update(schema_version=1, new_field=1), "1: header.schema_version is 1"),
+    (lambda file: file.lines.pop(0), "1: no header with a schema_version"),
+    (lambda file: file.lines.append(file.lines[0]), "3: a header line"),
+    (lambda file: file.row("linear", SHAPE, 2.0), f"3: linear {SHAPE} is there twice"),
+    (lambda file: file.row("linear", {"m": 1, "n": 2}, 1.0), "3: shape: linear has axes m, n, above m, k, n"),
+    (lambda file: file.lines.append(AGAIN | {"row": 1}), f"3: row: 1 {NONE}"),
+    (lambda file: file.lines.append(AGAIN | {"row": -1}), "3: row: Expected `int` >= 0"),
+    (lambda file: file.lines.extend([LOST, AGAIN]), f"4: row: 0 {NONE}"),
+    (lambda file: file.lines.extend([LOST, LOST]), f"4: row: 0 {NONE}"),
+]
 
 
-@pytest.mark.parametrize(("spoil", "message"), SPOILT.values(), ids=SPOILT)
+@pytest.mark.parametrize(("spoil", "message"), SPOILT)
 def test_a_wrong_line_is_refused(profile_file, spoil, message) -> None:
     spoil(profile_file.row("linear", SHAPE, 1.0))
     assert complaint(profile_file.write()).startswith(message)
@@ -251,6 +230,8 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=r"x\.jsonl"):
         Profile.load(path)
+    with pytest.raises(ProfileError, match=r"profile 'x{200}\.\.\.' is neither a file nor a known name"):
+        Profile.load("x" * 5000)
 
 
 def test_a_last_line_cut_short_by_a_kill_is_ignored(profile_file) -> None:

@@ -15,7 +15,7 @@ from gac.checkpoint.gguf.header import Architecture, add_sizes, add_vocabulary, 
 from gac.checkpoint.gguf.tensors import Content, Source, content, gguf_package, interleaved, sources
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
-from gac.core.io import whole_file
+from gac.core.io import complete_file
 from gac.core.progress import progress_bar
 from gac.models.loading import load_tokenizer
 from gac.models.threads import one_call_at_a_time
@@ -113,7 +113,7 @@ def export_gguf(
     tensors = list(sources(loaded, stock, plan, merge))
     bar = progress_bar("choosing types", "tensor", len(tensors), tensors)
     contents = [_content(source, stock.config, architecture) for source in bar]
-    with whole_file(target, "a GGUF file", CheckpointError) as part:
+    with complete_file(target, "a GGUF file", CheckpointError) as part:
         writer = _header(part, plan, stock.config, architecture, words, contents)
         errors = _write_tensors(writer, part, contents)
     names = {f"{choice.name}.weight" for choice in plan.weights}

@@ -1,1 +1,1 @@
-"""The processes of one run, as torchrun starts them: who each is, what travels between them, and how one ends."""
+"""The processes of one run of torchrun: their ranks, communication, and the end of one of them."""

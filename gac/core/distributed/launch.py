@@ -1,4 +1,4 @@
-"""Which process of a run this is, as torchrun says; imports no torch."""
+"""The number of this process in a run of torchrun; imports no torch."""
 
 import os
 
@@ -6,7 +6,7 @@ from gac.core.errors import GacError
 
 
 def processes() -> int:
-    """Number of processes of the run, on all nodes; 1 where nothing started several.
+    """Return the number of processes of the run, on all nodes; 1 outside of torchrun.
 
     Raises:
         GacError: WORLD_SIZE, or another of torchrun's variables, is no number.
@@ -15,17 +15,15 @@ def processes() -> int:
 
 
 def rank() -> int:
-    """The number of this process among all, from 0."""
     return _number("RANK", "0") if processes() > 1 else 0
 
 
 def local_rank() -> int:
-    """The number of this process on its node, from 0, which is that of its GPU."""
     return _number("LOCAL_RANK", "0") if processes() > 1 else 0
 
 
 def leads() -> bool:
-    """Whether this is the process that speaks and writes: rank 0."""
+    """Return True on rank 0, which prints and writes."""
     return rank() == 0
 
 

@@ -1,11 +1,11 @@
-"""The run that this process is part of: started at the first call that needs it, and open until the process ends."""
+"""The run of this process: started at the first call that needs it, and open until the process ends."""
 
 import atexit
 import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache, wraps
 from pathlib import Path
@@ -17,8 +17,8 @@ import torch.distributed as dist
 import transformers
 
 from gac.core.distributed import launch
-from gac.core.distributed.ranks import ALONE, ProcessRanks, Ranks
-from gac.core.distributed.watch import Watch, names_of
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.distributed.watch import Watch
 from gac.core.errors import GacError
 from gac.core.progress import no_progress
 from gac.core.version import __version__
@@ -26,25 +26,25 @@ from gac.core.version import __version__
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LONGEST = timedelta(days=1)
-"""How long one process may wait for another that works: for rank 0 where it measures alone."""
-MEETING = timedelta(minutes=10)
-"""How long the first process to call a function waits until all have called it."""
+WAIT_TIMEOUT = timedelta(days=1)
+"""Longest wait for another process that works: for rank 0 where it measures alone."""
+CALL_TIMEOUT = timedelta(minutes=10)
+"""Longest wait of the first process to call a function for all others to call it."""
 
 
 def this_run() -> Ranks:
-    """The processes of this run; one that is alone where nothing started several.
+    """Return the processes of this run; a single one outside of torchrun.
 
     Raises:
-        GacError: they cannot be brought together.
+        GacError: they cannot connect.
     """
     return ALONE if launch.processes() == 1 else _started()[0]
 
 
 def on_every_rank(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a function run in all processes of a run at once; rank 0 alone speaks.
+    """Wrap a function that all processes of a run call at once; rank 0 alone prints.
 
-    Alone, a process just calls it. Else all have to call it. A GacError is raised on rank 0; the others end with it.
+    A single process just calls it. A GacError is raised on rank 0; the others exit with it.
 
     Raises:
         GacError: by the function, where packages or GPUs of the processes differ, or not all of them call it.
@@ -63,48 +63,33 @@ def on_every_rank(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_shared(directory: Path, ranks: Ranks) -> None:
-    """Refuse a directory that the processes do not share.
-
-    Raises:
-        GacError: names the first process that does not see what rank 0 writes.
-    """
+    """Raise GacError if the processes do not share a directory, naming the first that does not see rank 0's files."""
     if ranks.count == 1:
         return
-    with _mark(directory, ranks.leads) as mark:
-        name = ranks.once(lambda: mark)
-        seen = ranks.gathered((directory / name).exists())
+    with ExitStack() as files:
+        name = ranks.once(lambda: files.enter_context(NamedTemporaryFile(dir=directory, prefix=".shared-")).name)
+        seen = ranks.gathered((directory / Path(name).name).exists())
         ranks.wait()
     if not all(seen):
         raise GacError(
             f"{directory}, which rank {seen.index(False)} of {ranks.count} does not share with rank 0",
-            "a directory that all processes share, for each reads what the others have measured",
+            "a directory that all processes share: each reads the measurements of the others",
             "Set GAC_HOME to a directory on a file system that all nodes mount.",
         )
 
 
-@contextmanager
-def _mark(directory: Path, leads: bool) -> Iterator[str]:
-    """The name of a file that rank 0 has there for a while."""
-    if not leads:
-        yield ""
-        return
-    with NamedTemporaryFile(dir=directory, prefix=".shared-") as file:
-        yield Path(file.name).name
-
-
 @cache
-def _started() -> tuple[ProcessRanks, Watch]:
-    """The process groups of all processes, and the watch over them."""
+def _started() -> tuple[Ranks, Watch]:
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         _check_gpus()
         torch.cuda.set_device(launch.local_rank())
     try:
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=MEETING)
-        groups = {"cpu": dist.new_group(backend="gloo", timeout=LONGEST)}
+            dist.init_process_group("gloo", timeout=CALL_TIMEOUT)
+        groups = {"cpu": dist.new_group(backend="gloo", timeout=WAIT_TIMEOUT)}
         if on_gpus:
-            groups["cuda"] = dist.new_group(backend="nccl", timeout=LONGEST)
+            groups["cuda"] = dist.new_group(backend="nccl", timeout=WAIT_TIMEOUT)
         watched = dist.new_group(backend="gloo", timeout=timedelta(days=365))
         store = dist.distributed_c10d._get_default_store()
     except (ValueError, RuntimeError) as failure:
@@ -113,11 +98,13 @@ def _started() -> tuple[ProcessRanks, Watch]:
             "the environment that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT",
             "Start them with torchrun; for one process, unset RANK and WORLD_SIZE.",
         ) from failure
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, {"pid": os.getpid(), "host": platform.node()}, group=groups["cpu"])
-    watch = Watch(watched, names_of(found), store)
+    count = dist.get_world_size()
+    names: list[Any] = [None] * count
+    name = f"rank {dist.get_rank()} of {count} (process {os.getpid()} on {platform.node()})"
+    dist.all_gather_object(names, name, group=groups["cpu"])
+    watch = Watch(watched, names, store)
     atexit.register(watch.close)
-    return ProcessRanks(groups, watch.settle), watch
+    return Ranks(groups, watch.settle), watch
 
 
 def _check_gpus() -> None:
@@ -129,17 +116,17 @@ def _check_gpus() -> None:
         )
 
 
-def _meet(name: str, ranks: ProcessRanks) -> None:
-    """Wait for all processes to call the function, and compare what they run on.
+def _meet(name: str, ranks: Ranks) -> None:
+    """Wait for all processes to call the function, and compare their packages and GPUs.
 
     Raises:
-        GacError: one does not come, or differs.
+        GacError: one does not call it, or differs.
     """
     try:
-        ranks.meet(MEETING)
+        ranks.meet(CALL_TIMEOUT)
     except RuntimeError as failure:
         raise GacError(
-            f"gac.{name} on rank {ranks.own}, where others do not call it: {str(failure).partition(chr(10))[0]}",
+            f"gac.{name} on rank {ranks.rank}, where others do not call it: {str(failure).partition(chr(10))[0]}",
             f"the same call in all {ranks.count} processes",
             "Call it in every process; to have one process work alone, unset RANK and WORLD_SIZE.",
         ) from failure
@@ -163,7 +150,6 @@ def _watched(watch: Watch, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _quiet(quiet: bool) -> Iterator[None]:
-    """Nothing is said inside by a process that does not lead."""
     if not quiet:
         yield
         return

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gac.core.linalg import cholesky, one_thread
+from gac.core.linalg import cholesky, single_thread
 from gac.forms.curvature.metric import FACTOR, Metric
 from gac.forms.loss_curves import LossCurve
 
@@ -44,11 +44,11 @@ def eliminate(down: Tensor, metric: Metric) -> Elimination:
     weight = down.detach().double()
     inverse = torch.cholesky_inverse(cholesky(metric.inputs))
     state = _State(inverse, weight.T @ metric.gradients @ weight)
-    with one_thread():
+    with single_thread():
         state.remove()  # by itself, so that everything is loaded before it is captured
         remove = _captured(state.remove, inverse.device)
     for start in range(0, len(inverse), BLOCK):
-        with one_thread():
+        with single_thread():
             for _ in range(max(start, 1), min(start + BLOCK, len(inverse))):
                 remove()
         state.update()

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from gac.core.arguments import checked
+from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
 from gac.lab.mechanisms.causes import Cause, cause_between, operation_at
 from gac.lab.mechanisms.launches import Run, runs_of
 from gac.lab.mechanisms.rules import Rule, rules_for
 from gac.lab.mechanisms.setting import Setting, natural_axis
-from gac.profiling.alignment import COARSEST_CLASS
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.operators import OPERATORS, Operator
 from gac.profiling.records import Header, Launch

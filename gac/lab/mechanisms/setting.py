@@ -20,22 +20,8 @@ SDPA: frozenset[str] = frozenset(name for name in OPERATORS.names if name.starts
 LATENT_ATTENTION: frozenset[str] = frozenset(name for name in OPERATORS.names if name.startswith("latent_attention"))
 
 
-_SIDES = {
-    "linear": {"k": "k", "n": "n"},
-    "linear_rowwise": {"k": "k", "n": "n"},
-    "low_rank": {"k": "k", "r": "nk", "n": "n"},
-    "low_rank_shared": {"k": "k", "r": "nk", "n": "n"},
-    "batched_gemm": {"k": "k", "n": "n"},
-    "batched_gemm_separate": {"k": "k", "low": "n", "high": "n"},
-    "batched_gemm_bucketed": {"k": "k"},
-    "batched_gemm_padded": {"k": "k"},
-    "int4_linear": {"k": "k", "n": "n"},
-    "int4_linear_dequantised": {"k": "k", "n": "n"},
-    **{name: {"d": "nk"} for name in SDPA},
-}
-
 ROWS: Mapping[tuple[str, str], str] = MappingProxyType(
-    {(operator, axis): sides for operator, axes in _SIDES.items() for axis, sides in axes.items()}
+    {(operator.name, axis): sides for operator in OPERATORS for axis, sides in operator.gemm_sides.items()}
 )
 """(operator, axis) to its sides in the GEMMs: ``k`` (rows of both operands) and ``n`` (rows of the result).
 
@@ -49,11 +35,7 @@ def natural_axis(operator: str) -> str:
     Raises:
         ProfileError: the operator is unknown.
     """
-    axes = OPERATORS.get(operator).axes
-    if operator == "batched_gemm":
-        return "n"
-    preferred = ("r", "high", "d", "k", "n") if operator in SDPA else ("r", "high", "k", "n")
-    return next(axis for axis in preferred if axis in axes)
+    return OPERATORS.get(operator).compressed_axis
 
 
 def parse_capability(compute_capability: str) -> tuple[int, int]:

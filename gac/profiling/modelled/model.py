@@ -1,16 +1,11 @@
-"""The model of one GPU: a latency for shapes that its table lacks, where the table can vouch for one."""
+"""The model of one GPU: a latency for shapes that its table lacks, where the table has enough near them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gac.core.arrays import Floats, Ints
-from gac.profiling.alignment import alignment_class
+from gac.core.arrays import Bools, Floats, Ints, alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
 from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms
 from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, numbers_of, stored_as
@@ -31,18 +26,16 @@ ALIGNED = 8
 _SIZES = ("k", "r", "n")
 _SIDES = ("k", "n")
 _ONE_GEMM = ("m k n",)
-_PAIRS: Mapping[str, str] = MappingProxyType({"low_rank": "linear"})
-"""Of an operator of two GEMMs, the operator of either."""
 
 
 @dataclass(frozen=True)
-class _Like:
-    """What measurements that are fitted together have in common.
+class _Group:
+    """Common properties of measurements that are fitted together.
 
     Attributes:
         others: sizes of the axes that are not modelled: the rows, the group of a scheme.
-        classes: of the sizes that are, 1, 2 and 4, and ``ALIGNED`` for all above.
-        kernel: whether kernels of the dtype multiply, and not PyTorch with unpacked weights.
+        classes: alignment of the modelled sizes, 1, 2 and 4, and ``ALIGNED`` for all above.
+        kernel: kernels of the dtype multiply, and not PyTorch with unpacked weights.
     """
 
     operator: str
@@ -55,70 +48,63 @@ class _Like:
     def rows(self) -> int:
         return dict(self.others)["m"]
 
+    @property
+    def pair_of(self) -> str | None:
+        return OPERATORS.get(self.operator).pair_of
+
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """What was fitted to such measurements.
-
-    Attributes:
-        shapes: all of them, shape ``(n, sizes)``.
-        chosen: which of these the field was fitted to.
-    """
+    """The fit of a group: all its shapes ``(n, sizes)``, which of them the field was fitted to, and the fit."""
 
     shapes: Ints
     chosen: Ints
     coefficients: Floats
-    beyond: Kriging
+    field: Kriging
 
-    def reached(self, shapes: Ints) -> NDArray[np.bool_]:
-        """Which shapes have a measured one within ``REACH`` in every size."""
-        found = np.ones((len(shapes), len(self.shapes)), dtype=np.bool_)
-        for asked, known in zip(shapes.T, self.shapes.T, strict=True):
-            found &= (asked[:, None] <= REACH * known) & (known <= REACH * asked[:, None])
-        reached: NDArray[np.bool_] = np.any(found, axis=1)
-        return reached
+    def reaches(self, shapes: Ints) -> Bools:
+        near = np.ones((len(shapes), len(self.shapes)), dtype=np.bool_)
+        for size, known in zip(shapes.T, self.shapes.T, strict=True):
+            near &= (size[:, None] <= REACH * known) & (known <= REACH * size[:, None])
+        within: Bools = np.any(near, axis=1)
+        return within
 
 
 @dataclass(frozen=True, eq=False)
 class GpuModel:
-    """Latencies as the product of a roofline and a field of what the measured shapes near by say beyond it.
+    """Latencies as the product of a roofline and a field of the residuals of measured shapes near by.
 
-    Both are fitted to the table's own rows, when they are first asked for: the measurements of an operator, a dtype, a
-    number of rows and a kind of alignment by themselves, and what no kernel of a scheme reads apart. What is modelled
-    are operators of one GEMM, and pairs: their roofline is the sum of the two GEMMs as they are modelled by themselves.
-
-    Attributes:
-        measurements: the rows of the table.
-        gpu: what the roofline knows of it.
+    Both are fitted to the table's own rows, when they are first asked for: each operator, dtype, number of rows and
+    alignment apart, and weights that no kernel of a scheme reads apart. Operators of one GEMM are modelled, and pairs:
+    their roofline is the sum of the two GEMMs as they are modelled by themselves.
     """
 
     measurements: Rows
     gpu: Gpu
-    _fits: dict[_Like, _Fit | None] = field(default_factory=dict, init=False, repr=False)
+    _fits: dict[_Group, _Fit | None] = field(default_factory=dict, init=False, repr=False)
 
     def latency(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> Floats:
-        """Latency in ns at each of the shapes; NaN where the table cannot vouch for one.
+        """Return the latency in ns at each of the shapes; NaN where the table has too little near it.
 
-        It cannot where it has fewer than ``LEAST`` measurements alike (operator, dtype, rows, kind of alignment, read
-        by a kernel or not), or none within a factor of ``REACH`` in every size, or where neither side of the weight
-        reaches ``SIDE``, or where the operator is none of those that are modelled. Nor is there a latency of what
-        failed when it was measured, or what the operator is known to refuse.
+        That is: fewer than ``LEAST`` measurements of its group (operator, dtype, rows, alignment, read by a kernel or
+        not), or none within a factor of ``REACH`` in every size, or neither side of the weight reaches ``SIDE``, or
+        the operator is not modelled, refuses the shape, or failed there when it was measured.
 
         Args:
             axes: names of the shapes' axes.
             shapes: shape ``(shapes, axes)``.
         """
-        found = np.full(len(shapes), np.nan)
-        sides = shapes[:, [axes.index(one) for one in axes if one in _SIDES]]
-        for like, ours in self._alike(operator, dtype, axes, shapes).items():
-            if (fit := self._fit(like)) is not None:
-                sizes = shapes[ours][:, [axes.index(one) for one in axes if one in _SIZES]]
-                within = fit.reached(sizes) & (sides[ours] >= SIDE).any(axis=1)
-                found[ours] = np.where(within, self._expected(like, fit, sizes), np.nan)
-        for at in np.flatnonzero(np.isfinite(found)).tolist():
-            if not self._runs(operator, dtype, axes, tuple(shapes[at].tolist())):
-                found[at] = np.nan
-        return found
+        result = np.full(len(shapes), np.nan)
+        sides = shapes[:, [axes.index(axis) for axis in axes if axis in _SIDES]]
+        for group, members in self._groups(operator, dtype, axes, shapes).items():
+            if (fit := self._fit(group)) is not None:
+                sizes = shapes[members][:, [axes.index(axis) for axis in axes if axis in _SIZES]]
+                within = fit.reaches(sizes) & (sides[members] >= SIDE).any(axis=1)
+                result[members] = np.where(within, self._expected(group, fit, sizes), np.nan)
+        for index in np.flatnonzero(np.isfinite(result)).tolist():
+            if not self._runs(operator, dtype, axes, tuple(shapes[index].tolist())):
+                result[index] = np.nan
+        return result
 
     def _runs(self, operator: str, dtype: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> bool:
         known, sizes = OPERATORS.get(operator), dict(zip(axes, shape, strict=True))
@@ -127,135 +113,124 @@ class GpuModel:
 
     @cached_property
     def _failed(self) -> frozenset[tuple[str, str, tuple[int, ...]]]:
-        """What was measured in vain, by operator, dtype and shape."""
         rows = (self.measurements[row] for row in self.measurements.errors)
-        return frozenset((one.operator, one.dtype, tuple(one.shape.values())) for one in rows)
+        return frozenset((row.operator, row.dtype, tuple(row.shape.values())) for row in rows)
 
     def error(self, rows: int, dtype: str = "bf16") -> float | None:
-        """The median of ``errors`` over all operators; None where nothing is modelled."""
+        """Return the median of ``errors`` over all operators; None where nothing is modelled."""
         errors = list(self.errors(rows, dtype).values())
         return float(np.median(np.concatenate(errors))) if errors else None
 
     def errors(self, rows: int, dtype: str = "bf16") -> dict[str, Floats]:
-        """Relative errors on shapes left out, of what is modelled with so many rows in a dtype, by operator.
+        """Return relative errors on held-out shapes, for a number of rows and a dtype, by operator.
 
-        Left out are, in turn, all measured shapes that fall into the same octave of every size. What they took is then
-        expected from the rest, with the roofline as it is.
+        All measured shapes in the same octave of every size are held out in turn. They are predicted from the rest,
+        with the roofline as it is.
         """
-        found: dict[str, Floats] = {}
-        for like in self._measured:
-            if (like.rows, like.dtype) == (rows, dtype) and (fit := self._fit(like)) is not None:
-                missed = fit.beyond.left_out(_octaves(fit.shapes[fit.chosen]))
-                known = found.get(like.operator, np.empty(0))
-                found[like.operator] = np.concatenate([known, np.abs(np.expm1(-missed))])
-        return found
+        errors: dict[str, Floats] = {}
+        for group in self._measured:
+            if (group.rows, group.dtype) == (rows, dtype) and (fit := self._fit(group)) is not None:
+                missed = fit.field.left_out(_octaves(fit.shapes[fit.chosen]))
+                known = errors.get(group.operator, np.empty(0))
+                errors[group.operator] = np.concatenate([known, np.abs(np.expm1(-missed))])
+        return errors
 
     @cached_property
-    def _measured(self) -> dict[_Like, Ints]:
-        """The rows of the table that are alike, of the operators that are modelled."""
-        table, found = self.measurements, dict[_Like, Ints]()
+    def _measured(self) -> dict[_Group, Ints]:
+        table, measured = self.measurements, dict[_Group, Ints]()
         for number, kind in enumerate(table.kinds):
             if kind.cache == "cold":
-                ours = np.flatnonzero((table.kind == number) & (table.counts > 0))
-                shapes = table.sizes[ours, : len(kind.axes)]
-                alike = self._alike(kind.operator, kind.dtype, kind.axes, shapes)
-                found |= {like: ours[at] for like, at in alike.items()}
-        return found
+                rows = np.flatnonzero((table.kind == number) & (table.counts > 0))
+                groups = self._groups(kind.operator, kind.dtype, kind.axes, table.sizes[rows, : len(kind.axes)])
+                measured |= {group: rows[members] for group, members in groups.items()}
+        return measured
 
-    def _alike(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> dict[_Like, Ints]:
-        """Which shapes are alike; none of an operator that is not modelled."""
-        if not _modelled(operator, axes) or not len(shapes):
+    def _groups(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> dict[_Group, Ints]:
+        if not _is_modelled(operator, axes) or not len(shapes):
             return {}
         sized = np.array([name in _SIZES for name in axes])
         classes = np.minimum(alignment_class(shapes[:, sized]), ALIGNED)
-        kernel = _in_kernels(dtype, shapes[:, sized])
-        kinds, which = np.unique(np.column_stack([kernel, shapes[:, ~sized], classes]), axis=0, return_inverse=True)
-        others, found = [name for name in axes if name not in _SIZES], dict[_Like, Ints]()
-        for at, (runs, *kind) in enumerate(kinds.tolist()):
-            own, classes_of = kind[: len(others)], tuple(kind[len(others) :])
-            like = _Like(operator, dtype, tuple(zip(others, own, strict=True)), classes_of, bool(runs))
-            found[like] = np.flatnonzero(which.ravel() == at)
-        return found
+        columns = np.column_stack([_in_kernels(dtype, shapes[:, sized]), shapes[:, ~sized], classes])
+        keys, group_of = np.unique(columns, axis=0, return_inverse=True)
+        others, groups = [name for name in axes if name not in _SIZES], dict[_Group, Ints]()
+        for number, (kernel, *key) in enumerate(keys.tolist()):
+            fixed, alignment = key[: len(others)], tuple(key[len(others) :])
+            group = _Group(operator, dtype, tuple(zip(others, fixed, strict=True)), alignment, bool(kernel))
+            groups[group] = np.flatnonzero(group_of.ravel() == number)
+        return groups
 
-    def _fit(self, like: _Like) -> _Fit | None:
-        if like not in self._fits:
-            self._fits[like] = self._fitted(like)
-        return self._fits[like]
+    def _fit(self, group: _Group) -> _Fit | None:
+        if group not in self._fits:
+            self._fits[group] = self._fitted(group)
+        return self._fits[group]
 
-    def _fitted(self, like: _Like) -> _Fit | None:
-        """None where too little was measured."""
-        ours = self._measured.get(like, np.empty(0, dtype=np.int64))
-        if len(ours) < LEAST:
+    def _fitted(self, group: _Group) -> _Fit | None:
+        rows = self._measured.get(group, np.empty(0, dtype=np.int64))
+        if len(rows) < LEAST:
             return None
-        kind = self.measurements.kinds[int(self.measurements.kind[ours[0]])]
-        sized = [at for at, name in enumerate(kind.axes) if name in _SIZES]
-        shapes, ns = self.measurements.sizes[ours][:, sized], self.measurements.median_ns[ours]
-        terms = self._terms(like, shapes)
+        axes = self.measurements.kinds[int(self.measurements.kind[rows[0]])].axes
+        sized = [index for index, name in enumerate(axes) if name in _SIZES]
+        shapes, ns = self.measurements.sizes[rows][:, sized], self.measurements.median_ns[rows]
+        terms = self._terms(group, shapes)
         known = np.isfinite(terms).all(axis=1)
         if known.sum() < LEAST:
             return None
         shapes, ns, terms = shapes[known], ns[known], terms[known]
-        coefficients = np.ones(terms.shape[1]) if like.operator in _PAIRS else fitted(terms, ns)
+        coefficients = np.ones(terms.shape[1]) if group.pair_of else fitted(terms, ns)
         chosen = drawn(len(ns))
         residuals = np.log(ns[chosen] / (terms[chosen] @ coefficients))
         return _Fit(shapes, chosen, coefficients, Kriging.fit(shapes[chosen], residuals))
 
-    def _expected(self, like: _Like, fit: _Fit, sizes: Ints) -> Floats:
-        """Latency in ns, NaN where a GEMM of a pair is not modelled."""
-        found: Floats = self._terms(like, sizes) @ fit.coefficients * np.exp(fit.beyond.at(sizes))
-        return found
+    def _expected(self, group: _Group, fit: _Fit, sizes: Ints) -> Floats:
+        return self._terms(group, sizes) @ fit.coefficients * np.exp(fit.field.predict(sizes))
 
-    def _terms(self, like: _Like, sizes: Ints) -> Floats:
-        """What the roofline of these shapes is a sum of, shape ``(shapes, terms)``; NaN where it is not known."""
-        if like.operator not in _PAIRS:
-            k, n = sizes[:, 0], sizes[:, 1]
-            weight_bytes = _weight_bytes(like.dtype, k, n)
-            if like.rows == 1 and like.kernel and _alone(like.dtype):
-                return row_terms(k, n, self.gpu, weight_bytes)
-            return gemm_terms(like.rows, k, n, self.gpu, weight_bytes)
-        return np.stack([self._gemm(like, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
+    def _terms(self, group: _Group, sizes: Ints) -> Floats:
+        if group.pair_of:
+            return np.stack([self._gemm(group, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
+        k, n = sizes[:, 0], sizes[:, 1]
+        weight_bytes = _weight_bytes(group.dtype, k, n)
+        if group.rows == 1 and group.kernel and _is_weight_only(group.dtype):
+            return row_terms(k, n, self.gpu, weight_bytes)
+        return gemm_terms(group.rows, k, n, self.gpu, weight_bytes)
 
-    def _gemm(self, pair: _Like, sizes: Ints) -> Floats:
-        """Latency in ns of one GEMM of a pair by itself, however far the measured ones are; NaN where none is."""
-        found, rows = np.full(len(sizes), np.nan), np.full((len(sizes), 1), pair.rows, dtype=np.int64)
-        alike = self._alike(_PAIRS[pair.operator], pair.dtype, ("m", "k", "n"), np.hstack([rows, sizes]))
-        for like, ours in alike.items():
-            if (fit := self._fit(like)) is not None:
-                found[ours] = self._expected(like, fit, sizes[ours])
-        return found
+    def _gemm(self, pair: _Group, sizes: Ints) -> Floats:
+        """Return the latency in ns of one GEMM of a pair, however far the measured ones are; NaN where none is."""
+        result, rows = np.full(len(sizes), np.nan), np.full((len(sizes), 1), pair.rows, dtype=np.int64)
+        groups = self._groups(str(pair.pair_of), pair.dtype, ("m", "k", "n"), np.hstack([rows, sizes]))
+        for group, members in groups.items():
+            if (fit := self._fit(group)) is not None:
+                result[members] = self._expected(group, fit, sizes[members])
+        return result
 
 
-def _modelled(operator: str, axes: tuple[str, ...]) -> bool:
+def _is_modelled(operator: str, axes: tuple[str, ...]) -> bool:
     if operator not in OPERATORS.names or OPERATORS.get(operator).axes != axes:
         return False
-    return operator in _PAIRS or OPERATORS.get(operator).products == _ONE_GEMM
+    return bool(OPERATORS.get(operator).pair_of) or OPERATORS.get(operator).products == _ONE_GEMM
 
 
 def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
-    """What each weight takes: in a scheme as its storage holds it, in numbers 16 bits each, whatever they are."""
+    """Return the bytes of each weight: in the storage of a scheme; in numbers always 16 bits each."""
     if numbers_of(dtype) == dtype:
         return ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
     scheme = stored_as(dtype)
     return np.array([scheme.bytes(*size) for size in zip(n.tolist(), k.tolist(), strict=True)], dtype=np.float64)
 
 
-def _alone(dtype: str) -> bool:
-    """Whether it is of a scheme that rounds weights and no inputs."""
+def _is_weight_only(dtype: str) -> bool:
     return numbers_of(dtype) != dtype and stored_as(dtype).reads is None
 
 
-def _in_kernels(dtype: str, sizes: Ints) -> NDArray[np.bool_]:
-    """At which sizes kernels of the dtype read the weight, or both of a pair; always where numbers are no scheme's."""
+def _in_kernels(dtype: str, sizes: Ints) -> Bools:
+    """Mark sizes whose weight, or both of a pair, kernels of the dtype read; all where numbers are no scheme's."""
     if numbers_of(dtype) == dtype:
         return np.ones(len(sizes), dtype=np.bool_)
     unread = cache(stored_as(dtype).unread)
-    pairs = (zip(one[1:], one, strict=False) for one in sizes.tolist())  # rows and columns of each weight
-    return np.array([all(unread(*weight) is None for weight in weights) for weights in pairs], dtype=np.bool_)
+    shapes = (zip(size[1:], size, strict=False) for size in sizes.tolist())  # rows and columns of each weight
+    return np.array([all(unread(*weight) is None for weight in weights) for weights in shapes], dtype=np.bool_)
 
 
 def _octaves(shapes: Ints) -> Ints:
-    """The number of the cell that each shape falls into: its sizes rounded to powers of two."""
+    """Return the number of each shape's cell: its sizes rounded to powers of two."""
     cells = np.rint(np.log2(shapes.astype(np.float64))).astype(np.int64)
-    found: Any = np.unique(cells, axis=0, return_inverse=True)[1]
-    octaves: Ints = found.ravel()
-    return octaves
+    return np.unique(cells, axis=0, return_inverse=True)[1].ravel()

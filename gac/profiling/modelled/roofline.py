@@ -1,4 +1,4 @@
-"""What a GEMM gives a GPU to do, as terms whose fitted sum is its time: launch, bytes, FLOPs, tiles and waves."""
+"""The work of a GEMM on a GPU, as terms whose fitted sum is its time: launch, bytes, FLOPs, tiles and waves."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
 
 _FEW_ROWS = 64
 _DEPTHS = (1024, 4096)
-_HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # of k at most, and bytes read while one k is summed
-_STEP, _OUTPUTS = 2048, 32  # of k, and of n for each SM: what was found to take as long as a part of it does
+_HIDING, _HIDDEN_BYTES = 2048, (2000, 8000)  # k at most, and bytes read while one k is summed
+_STEP, _OUTPUTS = 2048, 32  # of k, and of n for each SM: found by fitting
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the terms know of a GPU: its SMs, and the bytes of its L2 cache."""
+    """A GPU's number of SMs, and the bytes of its L2 cache."""
 
     sm_count: int
     l2_bytes: int
 
 
 def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
-    """The terms of ``x[m, k] @ W[n, k].T``, all 0 or more; the time is a sum of them with coefficients of 0 or more.
+    """Return the terms of ``x[m, k] @ W[n, k].T``, all 0 or more; coefficients of 0 or more make the time of them.
 
     - the launch;
     - bytes: each operand once (the roofline's memory side; the fit takes the bandwidth, in whatever dtype);
@@ -45,13 +45,13 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
     """
     depth, width = k.astype(np.float64), n.astype(np.float64)
     moved = ITEM_BYTES[ACTIVATIONS] * (m * depth + m * width) + weight_bytes
-    one, longest = np.ones(len(k)), np.log(np.maximum(depth, 8) / 8)
+    launch, log_depth = np.ones(len(k)), np.log(np.maximum(depth, 8) / 8)
     if m <= _FEW_ROWS:
         ramp = np.minimum(moved, gpu.l2_bytes / 2)
-        terms = [one, moved / 1e6, ramp / 1e6, longest, *(np.minimum(depth, most) / 1e3 for most in _DEPTHS)]
+        terms = [launch, moved / 1e6, ramp / 1e6, log_depth, *(np.minimum(depth, most) / 1e3 for most in _DEPTHS)]
         terms += [np.maximum(moved, hidden * np.minimum(depth, _HIDING)) / 1e6 for hidden in _HIDDEN_BYTES]
         return np.stack(terms, axis=1)
-    terms = [one, moved / 1e6, longest, np.minimum(depth, _DEPTHS[0]) / 1e3, m * depth * width / 1e9, depth / 1e3]
+    terms = [launch, moved / 1e6, log_depth, np.minimum(depth, _DEPTHS[0]) / 1e3, m * depth * width / 1e9, depth / 1e3]
     for rows, columns in TILES:
         waves = np.ceil(-(-m // rows) * -(-n // columns) / gpu.sm_count)
         terms += [waves, waves * depth / 1e3]
@@ -59,11 +59,11 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
 
 
 def row_terms(k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
-    """The terms of one row times a weight of few bits, as GAC's own kernel multiplies (``gac.runtime.few_bits``).
+    """Return the terms of one row times a low-bit weight, as GAC's own kernel multiplies (``gac.runtime.few_bits``).
 
-    Launch and bytes are as in ``gemm_terms``, and depth. Programs take a long k in steps, one after the other. A step
+    Launch, bytes and depth are as in ``gemm_terms``. Programs take a long k in steps, one after the other. A step
     takes as long however little is left for it, and so does a wave of programs, however few there are: steps times
-    waves. What fits one step takes its part of it. How long steps are, and how wide waves, was found by fitting.
+    waves. A k that fits one step takes its part of it.
     """
     depth, width = k.astype(np.float64), n.astype(np.float64)
     moved = ITEM_BYTES[ACTIVATIONS] * (depth + width) + weight_bytes
@@ -73,10 +73,10 @@ def row_terms(k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
 
 
 def fitted(terms: Floats, ns: Floats) -> Floats:
-    """Coefficients of 0 or more with the least squares of relative errors; shape ``(terms,)``."""
+    """Return coefficients of 0 or more with the least squares of relative errors; shape ``(terms,)``."""
     from scipy.optimize import nnls
 
     relative = terms / ns[:, None]
     scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
-    found: Floats = nnls(relative / scale, np.ones(len(ns)))[0] / scale
-    return found
+    coefficients: Floats = nnls(relative / scale, np.ones(len(ns)))[0] / scale
+    return coefficients

@@ -1,23 +1,28 @@
-"""The operators that can be timed, as descriptions: axes, operands, FLOPs, bytes, and the shapes that are refused.
+"""The operators that can be timed. Adding one takes a subclass of ``Operator`` in a file here, and a line below.
 
-An operator is added by deriving from ``Operator``, naming its runner, and adding it here; the contract suites in
-``tests/profiling/operators`` and ``tests/profiling/timing/runners`` then run over both.
+The contract suites in ``tests/profiling/operators`` then run over its description and its runs.
 """
+
+from functools import cache
 
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
 from gac.profiling.operators.attention import BACKENDS, Sdpa
-from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Axes, Operand, Operator, numbers_of, stored_as
-from gac.profiling.operators.batched import BatchedGemm, Heads
-from gac.profiling.operators.collectives import AllGather, AllReduce, ReduceScatter
-from gac.profiling.operators.gemm import (
-    Copy,
-    Linear,
-    LowRank,
-    RowwiseLinear,
-    SharedLowRank,
+from gac.profiling.operators.base import (
+    ACTIVATIONS,
+    ITEM_BYTES,
+    WORST_ERROR,
+    Axes,
+    Operand,
+    Operator,
+    Runner,
+    numbers_of,
+    relative_error,
+    stored_as,
 )
+from gac.profiling.operators.collectives import AllGather, AllReduce, ReduceScatter
+from gac.profiling.operators.gemm import BatchedGemm, Copy, Heads, Linear, LowRank, RowwiseLinear, SharedLowRank
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
@@ -27,18 +32,22 @@ __all__ = [
     "ACTIVATIONS",
     "ITEM_BYTES",
     "OPERATORS",
+    "WORST_ERROR",
     "Axes",
     "Operand",
     "Operator",
+    "Runner",
     "numbers_of",
     "operation",
+    "relative_error",
     "rounded_to",
+    "runner_of",
     "stored_as",
 ]
 
 
-def _check(own: object) -> None:
-    check_contract("operator", own, ("axes", "dtypes", "runner"), Operator)
+def _check(operator: object) -> None:
+    check_contract("operator", operator, ("axes", "dtypes", "run", "compare"), Operator)
 
 
 OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
@@ -67,18 +76,32 @@ for _operator in (
 
 
 def operation(name: str, **axes: int) -> Operation:
-    """One shape of an operator, its axes in the operator's order.
+    """Make one shape of an operator, its axes in the operator's order.
 
     Raises:
         ProfileError: the operator is unknown, an axis is missing, unknown or below 1, or the sizes do not go together.
     """
     operator = OPERATORS.get(name)
-    given = f"{name} with {', '.join(f'{axis}={size}' for axis, size in axes.items()) or 'no axes'}"
+    problem = f"{name} with {', '.join(f'{axis}={size}' for axis, size in axes.items()) or 'no axes'}"
     if set(axes) != set(operator.axes):
-        raise ProfileError(given, f"the axes {', '.join(operator.axes)}", "Give every axis of the operator a size.")
-    if any(size < 1 for size in axes.values()):
-        raise ProfileError(given, "sizes of at least 1", "Correct the sizes.")
-    unmet = operator.unmet(axes)
+        raise ProfileError(problem, f"the axes {', '.join(operator.axes)}", "Give every axis of the operator a size.")
+    unmet = "sizes of at least 1" if any(size < 1 for size in axes.values()) else operator.unmet(axes)
     if unmet is not None:
-        raise ProfileError(given, unmet, "Correct the sizes.")
+        raise ProfileError(problem, unmet, "Correct the sizes.")
     return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))
+
+
+def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
+    """Return what runs an operator: itself in numbers, and a runner for each scheme.
+
+    Raises:
+        ProfileError: there is no operator of this name, or no such scheme, or its weights are not stored in any.
+    """
+    return OPERATORS.get(name) if dtype in ITEM_BYTES else _stored_runner(name, dtype)
+
+
+@cache
+def _stored_runner(name: str, dtype: str) -> Runner:
+    from gac.profiling.operators.stored import StoredRunner
+
+    return StoredRunner(OPERATORS.get(name), stored_as(dtype))

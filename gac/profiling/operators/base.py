@@ -1,42 +1,79 @@
-"""What an operator is: named axes, operands, arithmetic, traffic, and the shapes its libraries refuse."""
+"""Operators: named axes, operands, arithmetic, traffic, the shapes that libraries refuse, and how PyTorch runs them.
+
+torch is imported where an operator runs, so that planning reads descriptions without it.
+"""
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation, batched_gemm, linear
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named, scheme_timed_as
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Axes = Mapping[str, int]
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
 )
-"""Bytes of a number. Every other dtype is that of a scheme, which has its weights in a storage."""
+"""Bytes of a number. Every other dtype belongs to a scheme that has a storage for its weights."""
+
+TORCH_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "fp8": "float8_e4m3fn",
+        "fp32": "float32",
+        **{name: name for name in ("int32", "int64", "int8", "uint8")},
+    }
+)
+"""PyTorch's names of these dtypes."""
 
 ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype
-"""What schemes multiply with: inputs come, and results go, in 16 bits."""
+"""The 16-bit dtype of inputs and results of schemes."""
+
+WORST_ERROR = 2e-2
+"""Relative Frobenius error against float32 above which a result is wrong (bf16 rounding gives 2e-3 to 5e-3)."""
+
+_EDGE = 32
 
 
 def stored_as(dtype: str) -> Scheme:
-    """The scheme that latency tables call so.
+    """Return the scheme that latency tables call by this dtype.
 
     Raises:
         ProfileError: there is none.
     """
-    if (found := scheme_timed_as(dtype)) is None:
+    if (scheme := scheme_timed_as(dtype)) is None:
         raise ProfileError(
             f"dtype {dtype!r}",
             f"one of {', '.join(ITEM_BYTES)}, or that of a scheme with a storage",
             "Correct the name, or register the scheme.",
         )
-    return found
+    return scheme
+
+
+def name_of(dtype: "torch.dtype") -> str:
+    """Return the name of a dtype of PyTorch.
+
+    Raises:
+        RuntimeError: operands cannot have it.
+    """
+    for name, torch_name in TORCH_NAMES.items():
+        if str(dtype) == f"torch.{torch_name}":
+            return name
+    raise RuntimeError(f"a storage holds {dtype}, of which no operands are made; they are {', '.join(TORCH_NAMES)}")
 
 
 def numbers_of(dtype: str) -> str:
-    """The numbers of activations: those of the dtype itself, or those that schemes multiply with."""
+    """Return the dtype of activations: the dtype itself, or the 16 bits that schemes multiply with."""
     return dtype if dtype in ITEM_BYTES else ACTIVATIONS
 
 
@@ -60,22 +97,84 @@ class Operand:
         return stored_as(self.dtype).bytes(math.prod(rows), columns)
 
 
-class Operator:
-    """One operator over named axes.
+@dataclass(frozen=True)
+class AxisSweep:
+    """Dims to time along one axis of an operator, in any order, to describe a GPU; all other axes are fixed.
 
     Attributes:
-        name: what profiles call it.
+        dtype: the dtype to time in; None: the dtype of the profile, and each of its schemes.
+        hot: also time with the operands in L2.
+    """
+
+    axis: str
+    dims: Iterable[int]
+    fixed: Axes
+    dtype: str | None = None
+    hot: bool = False
+
+
+def around(centre: int, half: int) -> range:
+    return range(centre - half, centre + half + 1)
+
+
+class Runner(ABC):
+    """Run and check an operator with PyTorch; launches can be captured in a CUDA graph.
+
+    ``devices`` names the types of device that can run it.
+    """
+
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+    @abstractmethod
+    def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
+        """Make what ``run`` reads: every input of the description, then what is derived from them before a launch.
+
+        ``cut`` makes the tensor of an operand. Weights in a storage are modules that hold tensors.
+
+        Raises:
+            RuntimeError: the operands do not exist, or a kernel refuses the shape.
+        """
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Any], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        """Launch once and return the results.
+
+        They are written to the outputs, except where PyTorch has no ``out=``: then they are new tensors.
+
+        Raises:
+            RuntimeError: PyTorch refuses the shape.
+        """
+
+    @abstractmethod
+    def compare(self, inputs: Sequence[Any], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        """Return some of the result and the same in float32, of equal shape; cheap at any size.
+
+        The parts are the edges, the first and last 32 along an axis: a wrong tail or an unwritten tile shows there.
+        """
+
+
+class Operator(Runner):
+    """One operator over named axes: its description, and how it runs in plain numbers.
+
+    A new operator is a subclass with ``run`` and ``compare``, in ``operators/NAME.py``, listed in
+    ``operators/__init__.py``.
+
+    Attributes:
+        name: the operator's name in profiles.
         axes: names of its axes, in the order in which an operation gives them.
         dtypes: the numbers that it can be timed in.
-        stored: whether it can be timed with weights in the storage of a scheme too, in the scheme's dtype. Then it
-            reads activations once, and multiplies them with one weight after the other.
+        stored: can also be timed with weights in the storage of a scheme, in the scheme's dtype. Then it reads
+            activations once, and multiplies them with one weight after the other.
         reads: the axes of each tensor that one launch reads, as in ``m k``; activations first, then weights.
-        writes: the axes of each tensor that it writes: intermediates first, the result or the results last.
+        writes: the axes of each tensor that it writes: intermediates first, results last.
         products: the axes of each GEMM, whose sizes multiply to its multiplications; where weights can be stored in
             the order of ``linear`` or ``batched_gemm``.
-        smooth: whether its latency follows sizes alone, whatever divides them, so that it can be read off the line
-            between two measured ones.
-        runner: where its ``gac.profiling.timing.runners.Runner`` is, as ``module:class``.
+        smooth: latency follows sizes alone, whatever divides them, so that it is linear between two measured dims.
+        compressed_axis: the axis that compression changes.
+        gemm_sides: for each axis along the rows of a matrix, its sides in the GEMMs: ``k`` (rows of both operands),
+            ``n`` (rows of the result), or both.
+        pair_of: for an operator of two GEMMs in a row, the operator of each by itself.
+        general: the sweeps that describe a GPU.
     """
 
     name: str
@@ -86,50 +185,55 @@ class Operator:
     writes: tuple[str, ...] = ()
     products: tuple[str, ...] = ()
     smooth: bool = False
-    runner: str
+    compressed_axis: str = "k"
+    gemm_sides: Mapping[str, str] = MappingProxyType({})
+    pair_of: str | None = None
+    general: tuple[AxisSweep, ...] = ()
 
     def takes(self, dtype: str) -> bool:
-        """Whether it can be timed in a dtype."""
         return dtype in self.dtypes or (self.stored and dtype not in ITEM_BYTES and bool(scheme_timed_as(dtype)))
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        """What one launch reads: activations first, then weights, then scales."""
-        activations, *rest = (_sizes(names, axes) for names in self.reads)
-        return Operand(activations, numbers_of(dtype)), *(Operand(sizes, dtype) for sizes in rest)
+        """List the operands that one launch reads: activations first, then weights, then scales."""
+        activations, *weights = (_sizes(names, axes) for names in self.reads)
+        return Operand(activations, numbers_of(dtype)), *(Operand(sizes, dtype) for sizes in weights)
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        """What one launch writes: intermediates first, the result or the results last."""
+        """List the operands that one launch writes: intermediates first, results last."""
         return tuple(Operand(_sizes(names, axes), numbers_of(dtype)) for names in self.writes)
 
     def flops(self, axes: Axes) -> int:
-        """Floating-point operations that the result needs, a multiply-add counted as two."""
+        """Count the floating-point operations that the result needs, a multiply-add as two."""
         return 2 * sum(math.prod(_sizes(names, axes)) for names in self.products)
 
     def bytes(self, axes: Axes, dtype: str) -> int:
-        """The fewest bytes to move: every operand once."""
+        """Count the fewest bytes to move: every operand once."""
         return sum(operand.bytes for operand in (*self.inputs(axes, dtype), *self.outputs(axes, dtype)))
 
     def unmet(self, axes: Axes) -> str | None:
-        """The condition that these sizes break, in words; None where they are an operation."""
+        """Describe the condition that these sizes break; None where they are an operation."""
         return None
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
-        """The documented rule by which PyTorch, or a scheme, refuses this shape, in words; None where none is known.
+        """Describe the documented rule by which PyTorch, or a scheme, refuses this shape; None where none is known.
 
-        It explains and predicts. What a device does with the shape is only known by running it.
+        It explains and predicts. Only a run shows what a device does with the shape.
         """
         if dtype in ITEM_BYTES:
             return None
         scheme = stored_as(dtype)
-        refused = next((one for one in self.gemms(axes) if not scheme.runs(one)), None)
+        refused = next((gemm for gemm in self.gemms(axes) if not scheme.runs(gemm)), None)
         if refused is None:
             return None
         sizes = ", ".join(f"{axis} = {size}" for axis, size in refused.shape if axis != "m")
         return f"scheme {scheme.name} needs {scheme.needs}: {sizes}"
 
     def gemms(self, axes: Axes) -> list[Operation]:
-        """Its GEMMs by themselves, in the order of ``products``."""
+        """List its GEMMs as operations, in the order of ``products``."""
         return [(batched_gemm if "b" in names.split() else linear)(*_sizes(names, axes)) for names in self.products]
+
+    def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
+        return [cut(operand) for operand in self.inputs(axes, dtype)]
 
 
 def _sizes(names: str, axes: Axes) -> tuple[int, ...]:
@@ -137,5 +241,32 @@ def _sizes(names: str, axes: Axes) -> tuple[int, ...]:
 
 
 def indivisible(axes: Axes, names: tuple[str, ...], divisor: int) -> str | None:
-    """Which of these axes the divisor does not divide, as ``k = 107, n = 33``; None where it divides them all."""
+    """List the axes that a divisor does not divide, as ``k = 107, n = 33``; None where it divides them all."""
     return ", ".join(f"{name} = {axes[name]}" for name in names if axes[name] % divisor) or None
+
+
+def relative_error(runner: Runner, inputs: Sequence[Any], result: Sequence["Tensor"]) -> float:
+    """Return the relative Frobenius error of what the runner compares; NaN if any of it is NaN."""
+    actual, expected = runner.compare(inputs, result)
+    return float((actual.float() - expected).norm() / expected.norm())
+
+
+def edges(size: int, device: "torch.device") -> "Tensor":
+    import torch
+
+    if size <= 2 * _EDGE:
+        return torch.arange(size, device=device)
+    return torch.cat([torch.arange(_EDGE, device=device), torch.arange(size - _EDGE, size, device=device)])
+
+
+def corners(matrix: "Tensor") -> "Tensor":
+    rows, columns = (edges(size, matrix.device) for size in matrix.shape[-2:])
+    return matrix[..., rows, :][..., columns]
+
+
+def joined(parts: Sequence[tuple["Tensor", "Tensor"]]) -> tuple["Tensor", "Tensor"]:
+    """Concatenate pairs of a part of the result and its reference to one pair of vectors."""
+    import torch
+
+    actual, expected = ([part.flatten() for part in side] for side in zip(*parts, strict=True))
+    return torch.cat(actual), torch.cat(expected)

@@ -1,16 +1,44 @@
-"""Collectives: what the GPUs of a split model run together, each on rows and columns of activations."""
+"""Collectives that the GPUs of a split model run, each on rows and columns of activations.
 
-from gac.profiling.operators.base import Axes, Operand, Operator
+The processes that torchrun has started run them through what a split model calls. Each process contributes other
+numbers, ``x + rank``, made before a launch. An all-reduce sums in place, so that values grow from launch to launch:
+its time does not depend on them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gac.profiling.operators.base import Axes, Operand, Operator, corners
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gac.runtime.ranks import Ranks
 
 
 class Collective(Operator):
-    """One of several GPUs' part in a collective over ``m`` rows of ``n`` columns; latency follows their bytes.
+    """One GPU's part in a collective over ``m`` rows of ``n`` columns; latency follows their bytes.
 
-    Operands are those of each GPU. FLOPs are none: what sums up is counted as bytes.
+    Operands are those of each GPU. FLOPs are none: sums are counted as bytes. Results are new tensors.
     """
 
     axes = ("gpus", "m", "n")
     smooth = True
+    compressed_axis = "n"
+
+    @cached_property
+    def ranks(self) -> "Ranks":
+        from gac.runtime.ranks import started
+
+        return started()
+
+    def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
+        (x,) = super().operands(axes, dtype, cut)
+        return [x, x + self.ranks.rank]
+
+    def contributions(self, inputs: Sequence["Tensor"]) -> list["Tensor"]:
+        return [(inputs[0] + rank).float() for rank in range(self.ranks.size)]
 
 
 class AllReduce(Collective):
@@ -18,17 +46,30 @@ class AllReduce(Collective):
 
     name = "all_reduce"
     reads, writes = ("m n",), ("m n",)
-    runner = "gac.profiling.timing.runners.collectives:AllReduceRunner"
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        return [self.ranks.summed(inputs[1])]
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        import torch
+
+        return corners(result[0]), corners(torch.stack(self.contributions(inputs)).sum(0))
 
 
-class AllGather(Collective):
-    """``x[m, n / gpus]`` of every GPU becomes ``x[m, n]`` on each: all columns of a colwise split GEMM side by side.
+class Divided(Collective):
+    """A collective whose columns are divided over the GPUs."""
 
-    What arrives GPU by GPU, ``[gpus, m, n / gpus]``, is copied into rows where there are several.
+    def unmet(self, axes: Axes) -> str | None:
+        return "n that is a multiple of gpus" if axes["n"] % axes["gpus"] else None
+
+
+class AllGather(Divided):
+    """``x[m, n / gpus]`` of every GPU becomes ``x[m, n]`` on each: all columns of a colwise split GEMM.
+
+    The blocks ``[gpus, m, n / gpus]`` are copied into rows where there are several.
     """
 
     name = "all_gather"
-    runner = "gac.profiling.timing.runners.collectives:AllGatherRunner"
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         return (Operand((axes["m"], axes["n"] // axes["gpus"]), dtype),)
@@ -37,30 +78,40 @@ class AllGather(Collective):
         gpus, m, n = (axes[name] for name in self.axes)
         return Operand((gpus, m, n // gpus), dtype), Operand((m, n), dtype)
 
-    def unmet(self, axes: Axes) -> str | None:
-        return _uneven(axes)
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        return [self.ranks.gathered(inputs[1])]
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        import torch
+
+        return corners(result[0]), corners(torch.cat(self.contributions(inputs), -1))
 
 
-class ReduceScatter(Collective):
+class ReduceScatter(Divided):
     """``x[m, n]`` of every GPU becomes ``[m, n / gpus]`` on each: its own columns of their sum.
 
-    They are copied column block by column block, ``[gpus, m, n / gpus]``, before they leave, where there are several
-    rows.
+    Columns are copied into blocks ``[gpus, m, n / gpus]`` first, where there are several rows.
     """
 
     name = "reduce_scatter"
-    runner = "gac.profiling.timing.runners.collectives:ReduceScatterRunner"
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return (Operand((axes["m"], axes["n"]), dtype),)
+    reads = ("m n",)
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         gpus, m, n = (axes[name] for name in self.axes)
         return Operand((gpus, m, n // gpus), dtype), Operand((m, n // gpus), dtype)
 
-    def unmet(self, axes: Axes) -> str | None:
-        return _uneven(axes)
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        from torch import distributed
 
+        # Newer versions of PyTorch have it under another name.
+        scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+        rows, columns = inputs[1].shape
+        part = inputs[1].new_empty(rows, columns // self.ranks.size)
+        scatter(part, inputs[1].view(rows, self.ranks.size, -1).movedim(1, 0).flatten(0, 1), group=self.ranks.group)
+        return [part]
 
-def _uneven(axes: Axes) -> str | None:
-    return "n that is a multiple of gpus" if axes["n"] % axes["gpus"] else None
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        import torch
+
+        summed = torch.stack(self.contributions(inputs)).sum(0)
+        return corners(result[0]), corners(summed.chunk(self.ranks.size, -1)[self.ranks.rank])

@@ -1,30 +1,71 @@
-"""Linear layers: one GEMM, the low-rank pair, and pairs that share their first GEMM; and a copy.
+"""GEMMs: linear layers, low-rank pairs, pairs that share their first GEMM, batches of heads; and a copy.
 
 Weights are stored as in ``torch.nn.Linear``: ``(out, in)``.
 """
 
-from gac.profiling.operators.base import Axes, Operand, Operator, indivisible
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
 
-_RUNNERS = "gac.profiling.timing.runners.gemm"
+from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, around, corners, edges, indivisible, joined
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _FP8_RULE = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
+_BUCKET = 8
+
+# At m = 1024 every multiple of 8, and stretches of integers across powers of two.
+_STRETCHES = (*around(128, 24), *around(256, 8), *around(512, 8), *around(1024, 16), *around(2048, 8))
+_FEW = {*range(128, 4097, 128), *around(128, 8), *around(1024, 8)}
+_BY_M: dict[int, set[int]] = {
+    1024: {*range(8, 4097, 8), *_STRETCHES},
+    1: {*range(8, 1025, 8), *range(64, 4097, 64), *around(128, 24), *around(1024, 16)},
+    16: _FEW,
+    4096: _FEW,
+}
+_SWITCHING_M = {*range(1, 65), *range(8, 513, 8), *range(64, 4097, 64), *around(128, 4), *around(1024, 4)}
+_IN_L2 = range(64, 2049, 64)
+_RANKS = {*around(256, 8), *around(512, 8), *around(1024, 16)}
+_WIDE = {*range(64, 3137, 64), *around(1024, 8)}
+_SHARED = {*range(32, 1025, 32), *around(512, 4)}
+_HEAD_DIMS = {*range(8, 257, 8), *around(64, 8), *around(128, 24)}
+
+
+def _fp8_sweeps(dims: Sequence[int]) -> tuple[AxisSweep, ...]:
+    points = {*dims, *range(64, 4097, 64), 8, 520, 1016, 1023}
+    return tuple(AxisSweep(axis, points, {"m": 1024, other: 4096}, "fp8") for axis, other in ("kn", "nk"))
 
 
 class Linear(Operator):
-    """``x[m, k] @ W[n, k].T``; in fp8 with one fp32 scale for each operand and a bf16 result."""
+    """``x[m, k] @ W[n, k].T``; in fp8 with one fp32 scale for each operand and a bf16 result.
+
+    Both fp8 operands are contiguous along k, as ``_scaled_mm`` needs on Hopper: row-major x, column-major W.T. fp8
+    accumulates as ``_scaled_mm`` does by default, without ``use_fast_accum``.
+    """
 
     name = "linear"
     axes = ("m", "k", "n")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
     stored = True
     reads, writes, products = ("m k", "n k"), ("m n",), ("m k n",)
-    runner = f"{_RUNNERS}:LinearRunner"
+    gemm_sides = {"k": "k", "n": "n"}  # noqa: RUF012
+    general = (
+        *(AxisSweep(axis, dims, {"m": m, other: 4096}) for m, dims in _BY_M.items() for axis, other in ("kn", "nk")),
+        # Where the heuristic changes kernels: every m up to 64, every 8 up to 512, every 64 up to 4096, and stretches.
+        AxisSweep("m", _SWITCHING_M, {"k": 4096, "n": 4096}),
+        AxisSweep("m", {*range(1, 33), *range(64, 2049, 64)}, {"k": 4096, "n": 1024}),
+        # At most 16 MB, also hot: the cost that a weight which stays in L2 would seem to have.
+        AxisSweep("n", _IN_L2, {"m": 1, "k": 4096}, hot=True),
+        AxisSweep("n", _IN_L2, {"m": 1024, "k": 1024}, hot=True),
+        *_fp8_sweeps(range(16, 1025, 16)),
+    )
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         matrices = super().inputs(axes, dtype)
         return (*matrices, *self.scales(axes)) if dtype == "fp8" else matrices
 
     def scales(self, axes: Axes) -> tuple[Operand, Operand]:
-        """The scales of x and of W.T in fp8."""
         return Operand((1, 1), "fp32"), Operand((1, 1), "fp32")
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
@@ -34,6 +75,24 @@ class Linear(Operator):
         broken = indivisible(axes, ("k", "n"), 16)
         return f"{_FP8_RULE}: {broken}" if dtype == "fp8" and broken else super().refusal(axes, dtype)
 
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        import torch
+
+        (x, weight, *scales), (result,) = inputs, outputs
+        if scales:
+            torch._scaled_mm(x, weight.t(), scales[0], scales[1], out_dtype=result.dtype, out=result)
+        else:
+            torch.mm(x, weight.t(), out=result)
+        return outputs
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        x, weight, *scales = inputs
+        rows, columns = (edges(len(operand), x.device) for operand in (x, weight))
+        expected = _rows(x, rows) @ _rows(weight, columns).t()
+        if scales:
+            expected *= scales[0].expand(len(x), 1)[rows] * scales[1].expand(1, len(weight))[:, columns]
+        return corners(result[0]), expected
+
 
 class RowwiseLinear(Linear):
     """``x[m, k] @ W[n, k].T`` in fp8 with one fp32 scale a row of x and a row of W, and a bf16 result."""
@@ -41,6 +100,7 @@ class RowwiseLinear(Linear):
     name = "linear_rowwise"
     dtypes = ("fp8",)
     stored = False
+    general = _fp8_sweeps(())
 
     def scales(self, axes: Axes) -> tuple[Operand, Operand]:
         return Operand((axes["m"], 1), "fp32"), Operand((1, axes["n"]), "fp32")
@@ -51,35 +111,199 @@ class LowRank(Operator):
 
     name = "low_rank"
     stored = True
-    axes = ("m", "k", "r", "n")
-    reads, writes, products = ("m k", "r k", "n r"), ("m r", "m n"), ("m k r", "m r n")
-    runner = f"{_RUNNERS}:LowRankRunner"
+    axes: tuple[str, ...] = ("m", "k", "r", "n")
+    reads: tuple[str, ...] = ("m k", "r k", "n r")
+    writes: tuple[str, ...] = ("m r", "m n")
+    products: tuple[str, ...] = ("m k r", "m r n")
+    compressed_axis = "r"
+    gemm_sides = {"k": "k", "r": "nk", "n": "n"}  # noqa: RUF012
+    pair_of: str | None = "linear"
+    # Up to the rank that saves no parameters: square, to a narrow and to a wide output.
+    general: tuple[AxisSweep, ...] = (
+        AxisSweep("r", {*range(8, 2049, 8), *_RANKS}, {"m": 1024, "k": 4096, "n": 4096}),
+        AxisSweep("r", {*range(32, 2049, 32), *_RANKS}, {"m": 1, "k": 4096, "n": 4096}),
+        AxisSweep("r", {*range(8, 817, 8), *around(256, 8)}, {"m": 1024, "k": 4096, "n": 1024}),
+        AxisSweep("r", _WIDE, {"m": 1024, "k": 4096, "n": 14336}),
+        AxisSweep("r", _WIDE, {"m": 1024, "k": 14336, "n": 4096}),
+        AxisSweep("r", range(64, 1025, 64), {"m": 1, "k": 4096, "n": 4096}, hot=True),
+    )
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        import torch
+
+        (x, first, *seconds), (hidden, *results) = inputs, outputs
+        torch.mm(x, first.t(), out=hidden)
+        for part, second, result in zip(hidden.chunk(len(seconds), dim=1), seconds, results, strict=True):
+            torch.mm(part, second.t(), out=result)
+        return results
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        x, first, *seconds = inputs
+        hidden = x[edges(len(x), x.device)].float() @ first.float().t()
+        columns = edges(len(seconds[0]), x.device)
+        pairs = zip(hidden.chunk(len(seconds), dim=1), seconds, result, strict=True)
+        return joined([(corners(actual), part @ second[columns].float().t()) for part, second, actual in pairs])
 
 
-class SharedLowRank(Operator):
+class SharedLowRank(LowRank):
     """Low-rank pairs of one input: ``hidden = x[m, k] @ A[pairs * r, k].T``, then each slice of r columns @ B[n, r].T.
 
     It writes the hidden activations, then the result of every pair.
     """
 
     name = "low_rank_shared"
+    stored = False
     axes = ("m", "k", "r", "n", "pairs")
+    reads = writes = ()
     products = ("m k r pairs", "m r n pairs")
-    runner = f"{_RUNNERS}:LowRankRunner"
+    pair_of = None
+    general = tuple(  # as q/k/v and gate/up can
+        AxisSweep("r", _SHARED, {"m": m, "k": 4096, "n": n, "pairs": pairs})
+        for m in (1, 1024)
+        for n, pairs in ((1024, 3), (4096, 2))
+    )
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, r, n, pairs = (axes[name] for name in self.axes)
         return Operand((m, k), dtype), Operand((pairs * r, k), dtype), *(Operand((n, r), dtype),) * pairs
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        m, r, n, pairs = (axes[name] for name in ("m", "r", "n", "pairs"))
+        m, _k, r, n, pairs = (axes[name] for name in self.axes)
         return Operand((m, pairs * r), dtype), *(Operand((m, n), dtype),) * pairs
 
 
+class BatchedGemm(Operator):
+    """``x[b, m, k] @ W[b, n, k].T`` for every b."""
+
+    name = "batched_gemm"
+    stored = True
+    axes: tuple[str, ...] = ("b", "m", "k", "n")
+    reads, writes = ("b m k", "b n k"), ("b m n",)
+    products: tuple[str, ...] = ("b m k n",)
+    compressed_axis = "n"
+    gemm_sides = {"k": "k", "n": "n"}  # noqa: RUF012
+    # One GEMM a head, the head_dim as K (scores) and as N (values).
+    general: tuple[AxisSweep, ...] = tuple(
+        AxisSweep(axis, _HEAD_DIMS, {"b": 32, "m": 512, other: 512}) for axis, other in ("kn", "nk")
+    )
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        import torch
+
+        for part, weight, result in _batches(inputs, outputs):
+            torch.bmm(part, weight.transpose(1, 2), out=result)
+        return outputs
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        parts = []
+        for x, weight, actual in _batches(inputs, result):
+            heads, rows, columns = (edges(size, x.device) for size in (len(x), x.shape[1], weight.shape[1]))
+            expected = x[heads][:, rows].float() @ weight[heads][:, columns].float().transpose(1, 2)
+            parts.append((corners(actual[heads]), expected))
+        return joined(parts)
+
+
+class Heads(BatchedGemm):
+    """``x[heads, m, k]``, and for head i ``x[i] @ W_i[d_i, k].T`` with d_i evenly from low to high.
+
+    Operands are those that run: one weight ``(heads of the bucket, dim of the bucket, k)`` a bucket, after x. FLOPs and
+    bytes are those of the dims asked for, so the padding of a bucket shows as waste.
+
+    Args:
+        way: ``separate``: one GEMM a head; ``bucketed``: each head rounded up to a multiple of 8, one batched GEMM a
+            distinct rounded dim; ``padded``: one batched GEMM, at the largest rounded up to a multiple of 8.
+    """
+
+    stored = False
+    axes = ("m", "k", "heads", "low", "high")
+    products = ()
+    compressed_axis = "high"
+    general = (AxisSweep("low", range(64, 129, 8), {"m": 512, "k": 512, "heads": 32, "high": 128}),)
+
+    def __init__(self, way: Literal["separate", "bucketed", "padded"]) -> None:
+        self.way = way
+        self.name = f"batched_gemm_{way}"
+        # Bucketed and padded dims are multiples of 8 when they run, so they do not decide alignment.
+        self.gemm_sides = {"k": "k", "low": "n", "high": "n"} if way == "separate" else {"k": "k"}
+
+    def buckets(self, axes: Axes) -> tuple[tuple[int, int], ...]:
+        """Return the number of heads and the dim of every bucket; the heads of a bucket are neighbours."""
+        dims = self.dims(axes)
+        if self.way == "separate":
+            return tuple((1, dim) for dim in dims)
+        rounded = [-(-dim // _BUCKET) * _BUCKET for dim in dims]
+        if self.way == "padded":
+            return ((len(dims), rounded[-1]),)
+        return tuple((len(list(same)), dim) for dim, same in groupby(rounded))
+
+    def dims(self, axes: Axes) -> tuple[int, ...]:
+        low, high, heads = axes["low"], axes["high"], axes["heads"]
+        return tuple(low + i * (high - low) // (heads - 1) for i in range(heads))
+
+    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        m, k, heads = axes["m"], axes["k"], axes["heads"]
+        weights = (Operand((count, dim, k), dtype) for count, dim in self.buckets(axes))
+        return Operand((heads, m, k), dtype), *weights
+
+    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        return tuple(Operand((count, axes["m"], dim), dtype) for count, dim in self.buckets(axes))
+
+    def flops(self, axes: Axes) -> int:
+        return 2 * axes["m"] * axes["k"] * sum(self.dims(axes))
+
+    def bytes(self, axes: Axes, dtype: str) -> int:
+        """Count the fewest bytes to move: x, and the weights and results of the dims asked for."""
+        m, k, heads, columns = axes["m"], axes["k"], axes["heads"], sum(self.dims(axes))
+        return sum(Operand(shape, dtype).bytes for shape in ((heads, m, k), (columns, k), (m, columns)))
+
+    def unmet(self, axes: Axes) -> str | None:
+        return None if axes["heads"] >= 2 and axes["low"] <= axes["high"] else "at least 2 heads, and low <= high"
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        import torch
+
+        if self.way != "separate":
+            return super().run(inputs, outputs)
+        for x, weight, result in _batches(inputs, outputs):
+            torch.mm(x[0], weight[0].t(), out=result[0])
+        return outputs
+
+
 class Copy(Operator):
-    """Copies n elements, n read and n written: it says what bandwidth the device has."""
+    """Copy n elements, n read and n written: it shows the bandwidth of the device.
+
+    It multiplies by 1: ``Tensor.copy_`` would call the driver's memcpy instead of a kernel.
+    """
 
     name = "copy"
     axes = ("n",)
     reads = writes = ("n",)
-    runner = f"{_RUNNERS}:CopyRunner"
+    compressed_axis = "n"
+    # From 2 KiB to 512 MiB: powers of two and the sizes half-way between.
+    general = (AxisSweep("n", [size for power in range(10, 29) for size in (2**power, 3 * 2 ** (power - 1))], {}),)
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        import torch
+
+        torch.mul(inputs[0], 1.0, out=outputs[0])
+        return outputs
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        positions = edges(len(inputs[0]), inputs[0].device)
+        return result[0][positions], inputs[0][positions].float()
+
+
+def _rows(operand: "Tensor", rows: "Tensor") -> "Tensor":
+    """Return these rows in float32; fp8 is indexed as bytes, since indexing has no fp8 kernel on every device."""
+    import torch
+
+    if operand.element_size() == 1:
+        return operand.view(torch.uint8)[rows].view(operand.dtype).float()
+    return operand[rows].float()
+
+
+def _batches(inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Iterator[tuple["Tensor", "Tensor", "Tensor"]]:
+    import torch
+
+    x, *weights = inputs
+    yield from zip(torch.split(x, [len(weight) for weight in weights]), weights, outputs, strict=True)

@@ -1,24 +1,30 @@
-"""Inputs that are rounded to 8 bits before a GEMM, in a launch of its own where nothing else has rounded them."""
+"""Inputs that are quantised to 8 bits before a GEMM, in a launch of its own where no norm has quantised them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gac.core.operations import round_inputs
-from gac.profiling.operators.base import Axes, Operand, Operator
+from gac.profiling.operators.base import Axes, Operand, Operator, edges
 from gac.schemes import Scheme
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 NUMBERS = {"float8": "fp8", "int8": "int8"}
-"""What a scheme's ``reads`` rounds to."""
+"""The dtype of each ``Scheme.reads``."""
 
 
 class RoundInputs(Operator):
-    """Every row of ``x[m, k]`` becomes numbers of 8 bits, and one fp32 scale.
+    """Quantise every row of ``x[m, k]`` to 8 bits with one fp32 scale, in a Triton kernel that allocates its results.
 
     Args:
-        reads: what rounds them, as a scheme says it.
+        reads: the ``reads`` of a scheme.
     """
 
     axes = ("m", "k")
     reads = ("m k",)
     smooth = True
-    runner = "gac.profiling.timing.runners.rounding:RoundInputsRunner"
+    devices = ("cuda",)
 
     def __init__(self, reads: str) -> None:
         self.rounding, self._numbers = reads, NUMBERS[reads]
@@ -27,7 +33,21 @@ class RoundInputs(Operator):
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         return Operand((axes["m"], axes["k"]), self._numbers), Operand((axes["m"], 1), "fp32")
 
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        from gac.runtime.rounded_rows import rounded
+
+        quantised = rounded(inputs[0], outputs[0].dtype)
+        return quantised.numbers, quantised.scale
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        from gac.runtime.rounded_inputs import READERS
+
+        numbers, scale = result
+        rows = edges(len(scale), scale.device)
+        expected, expected_scale = READERS[self.rounding](inputs[0][rows])
+        return numbers[rows.tolist()].float() * scale[rows], expected.float() * expected_scale
+
 
 def rounded_to(scheme: Scheme) -> str | None:
-    """The numbers to which a scheme rounds its inputs; None: it reads 16 bits."""
+    """Return the numbers to which a scheme quantises its inputs; None: it reads 16 bits."""
     return None if scheme.reads is None else NUMBERS.get(scheme.reads)

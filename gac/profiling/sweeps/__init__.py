@@ -1,1 +1,1 @@
-"""Which points to time, in which order, into a file that survives."""
+"""Sweeps: the points to time, and their order, into a file that survives an interrupt."""

@@ -1,9 +1,11 @@
-"""Which shapes one model's allocation needs, from its config alone."""
+"""The shapes that one model's allocation needs, from its config alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation, linear, round_inputs
 from gac.core.workloads import Workload
@@ -15,7 +17,6 @@ from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.plan.costs import floored
-from gac.profiling.alignment import COARSEST_CLASS
 from gac.profiling.operators import OPERATORS, rounded_to
 from gac.profiling.records import Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -35,37 +36,36 @@ def model_points(
     schemes: Sequence[str] = (),
     gpus: int = 1,
 ) -> tuple[Point, ...]:
-    """What a model's allocation looks up: every distinct weight shape at each workload's number of rows.
+    """List the points that a model's allocation looks up: every distinct weight shape at each workload's rows.
 
     Each weight is measured dense, and in each form that it can take up to the largest dim that saves parameters: at
     ``every_dim`` where that is at most 700 shapes for a number of rows, otherwise at ``spaced_dims``. Then likewise in
-    each of the schemes, at those of ``few_dims`` that it runs, with the rounding of inputs by itself.
+    each of the schemes, at those of ``few_dims`` that it runs, and the quantisation of inputs by itself.
 
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
         dtype: ``bf16`` or ``fp16``, of weights as they are loaded.
-        forms: which forms besides dense.
-        schemes: in which schemes weights are measured besides.
-        gpus: over how many weights are split; of several, every GEMM of a GPU's parts is measured by itself.
+        forms: forms besides dense.
+        schemes: schemes besides 16 bits.
+        gpus: the number of GPUs that weights are split over; every GEMM of a GPU's parts is then measured by itself.
 
     Raises:
         GacError: the weights cannot be divided over so many GPUs.
         ModelError: the name is unknown, or the config's architecture is not supported.
         PlanError: a form or a scheme is unknown, or a form fits no weight of the model.
-        ProfileError: there is no workload, the dtype is none of the two, or what a form or a scheme runs is not
-            measured.
+        ProfileError: there is no workload, the dtype is neither, or a form or a scheme cannot be timed.
     """
     sites, rows = _sites(model), _rows(workloads, dtype)
     check_forms_fit(sites, forms, text_config(shapes_of(model)).model_type)
     check_splits(sites, gpus)
-    taken = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
-    for form in taken:
+    candidates = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
+    for form in candidates:
         if not form.timed and not any(form.cache_axis(weight) for _, weight in _taking([form], sites)):
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
-    points = _points(_operations(sites, taken, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
-    points += _points(_attentions(sites, taken, workloads, gpus), dtype)
+    points = _points(_operations(sites, candidates, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
+    points += _points(_attentions(sites, candidates, workloads, gpus), dtype)
     for scheme in measured_schemes(schemes):
-        points += _points(_operations(sites, taken, rows, scheme, gpus, few_dims), scheme.dtype)
+        points += _points(_operations(sites, candidates, rows, scheme, gpus, few_dims), scheme.dtype)
         if numbers := rounded_to(scheme):
             points += _points(_roundings(sites, rows, numbers), dtype)
     return tuple(dict.fromkeys(points))
@@ -79,7 +79,7 @@ def fused_points(
     schemes: Sequence[str] = (),
     gpus: int = 1,
 ) -> tuple[Point, ...]:
-    """What an allocation looks up in addition where weights that read the same input (q/k/v, gate/up) are fused.
+    """List the further points that an allocation looks up where weights of the same input (q/k/v, gate/up) are fused.
 
     One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``, and in each of the
     schemes at ``few_dims``. Arguments and errors are those of ``model_points``.
@@ -88,9 +88,8 @@ def fused_points(
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
 
     def operations(dims_of: Callable[[int], tuple[int, ...]]) -> list[Operation]:
-        return [
-            one for site in distinct.values() for count in rows for one in _fused(site, count, forms, dims_of, gpus)
-        ]
+        fused = (_fused(site, count, forms, dims_of, gpus) for site in distinct.values() for count in rows)
+        return list(chain.from_iterable(fused))
 
     points = _points(operations(spaced_dims), dtype)
     for scheme in measured_schemes(schemes):
@@ -101,11 +100,11 @@ def fused_points(
 def token_points(
     model: Any, workloads: Sequence[Workload], shares: Iterable[float], step: int, dtype: str = "bf16"
 ) -> tuple[Point, ...]:
-    """What a plan of tokens kept looks up: attention over a share of the cache of each workload that decodes.
+    """List the points that a plan of tokens looks up: attention over a share of the cache of each decode workload.
 
     Args:
         model: as for ``model_points``.
-        shares: of the context; all of it, and what layers of a sliding window see, are measured besides.
+        shares: of the context; the whole context and the sliding window are measured too.
         step: numbers of tokens are rounded down to a multiple of it.
 
     Raises:
@@ -115,44 +114,41 @@ def token_points(
     check_dtype(dtype)
     config = text_config(shapes_of(model))
     family_of(config)
-    decoding = [one for one in workloads if one.phase == "decode"]
+    decoding = [workload for workload in workloads if workload.phase == "decode"]
     if not decoding:
         raise ProfileError("attention over tokens kept without a workload that decodes", "decode:B@C", "Name one.")
     heads, window = heads_of(config), window_of(config)
-    found = []
-    for one in decoding:
-        kept = (floored(share, one.tokens) // step * step for share in shares)
-        lengths = {*kept, one.tokens, min(one.tokens, window or one.tokens)} - {0}
-        found += [heads.over(one.batch, tokens) for tokens in sorted(lengths)]
-    return _points(found, dtype)
+    attentions = []
+    for workload in decoding:
+        context = workload.tokens
+        shortened = (floored(share, context) // step * step for share in shares)
+        lengths = {*shortened, context, min(context, window or context)} - {0}
+        attentions += [heads.over(workload.batch, tokens) for tokens in sorted(lengths)]
+    return _points(attentions, dtype)
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse what no sweep measures.
-
-    Raises:
-        ProfileError: the dtype is neither ``bf16`` nor ``fp16``.
-    """
+    """Raise ProfileError if the dtype is neither ``bf16`` nor ``fp16``."""
     if dtype not in DTYPES:
         raise ProfileError(f"dtype {dtype!r}", f"one of {', '.join(DTYPES)}", "Correct the name.")
 
 
 def measured_schemes(names: Sequence[str]) -> tuple[Scheme, ...]:
-    """These schemes.
+    """Return these schemes.
 
     Raises:
-        PlanError: one is unknown.
-        ProfileError: one has neither a storage nor numbers that GEMMs are timed in.
+        PlanError: a scheme is unknown.
+        ProfileError: a scheme has neither a storage nor a dtype that GEMMs are timed in.
     """
-    found = tuple(map(scheme_named, names))
-    for scheme in found:
+    schemes = tuple(map(scheme_named, names))
+    for scheme in schemes:
         if not OPERATORS.get("linear").takes(scheme.dtype):
             raise ProfileError(
                 f"scheme {scheme.name}, whose dtype in tables is {scheme.dtype!r}",
                 f"a scheme with a storage, or a dtype of {', '.join(DTYPES)}",
                 "Leave it out, or give it a storage.",
             )
-    return found
+    return schemes
 
 
 def _sites(model: Any) -> tuple[Site, ...]:
@@ -168,7 +164,7 @@ def _rows(workloads: Sequence[Workload], dtype: str) -> list[int]:
 
 
 def _points(operations: Iterable[Operation], dtype: str) -> tuple[Point, ...]:
-    return tuple(dict.fromkeys(Point(one, dtype) for one in operations))
+    return tuple(dict.fromkeys(Point(operation, dtype) for operation in operations))
 
 
 def _operations(
@@ -179,30 +175,24 @@ def _operations(
     gpus: int,
     dims_of: Callable[[int], tuple[int, ...]] | None = None,
 ) -> Iterator[Operation]:
-    """What runs of these weights in a scheme, at the dims at which it has an operator for every GEMM.
+    """Yield the operations of these weights in a scheme, at the dims at which it has an operator for every GEMM.
 
-    Args:
-        dims_of: those to measure up to the largest; None: as many as can be afforded.
+    ``dims_of`` None: as many dims as can be afforded.
     """
     weights = [weight for site in sites for weight in site.weights if scheme.takes(weight)]
-    distinct = {replace(weight, name="", reads=None, block=None) for weight in weights}
+    distinct = dict.fromkeys(replace(weight, name="", reads=None, block=None) for weight in weights)
     shapes = _shapes(distinct, forms, dims_of or every_dim, gpus)
     if dims_of is None and len(shapes) > _AFFORDED:
         shapes = _shapes(distinct, forms, spaced_dims, gpus)
     for form, weight, dim in shapes:
         if gpus > 1 and divides(form, weight, dim, scheme, gpus):
-            yield from (scheme.operation(one) for m in rows for one in split_gemms(form, weight, dim, m, gpus))
+            yield from (scheme.operation(gemm) for m in rows for gemm in split_gemms(form, weight, dim, m, gpus))
         elif gpus == 1 and all(map(scheme.runs, form.gemms(weight, dim, 1))):
-            yield from (scheme.operation(one) for count in rows for one in _run(form, weight, dim, count))
-
-
-def _run(form: Form, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-    """What tables hold of it: its operation, or its GEMMs where that is none of theirs."""
-    return (form.operation(weight, dim, rows),) if form.timed else form.gemms(weight, dim, rows)
+            timed = ((form.operation(weight, dim, m),) if form.timed else form.gemms(weight, dim, m) for m in rows)
+            yield from map(scheme.operation, chain.from_iterable(timed))
 
 
 def _taking(forms: Iterable[Form], sites: Iterable[Site]) -> Iterator[tuple[Form, Weight]]:
-    """The forms that weights can have, each with every weight that can have it."""
     weights = [weight for site in sites for weight in site.weights]
     return ((form, weight) for weight in weights for form in variants_of(forms, weight) if form.takes(weight))
 
@@ -210,18 +200,16 @@ def _taking(forms: Iterable[Form], sites: Iterable[Site]) -> Iterator[tuple[Form
 def _attentions(
     sites: Iterable[Site], forms: Sequence[Form], workloads: Sequence[Workload], gpus: int
 ) -> Iterator[Operation]:
-    """What attends over caches that forms make smaller, at their dims, and over the dense one."""
     for form, weight in _taking(forms, sites):
         if form.cache_axis(weight) is None or not weight.asked or gpus > 1:
             continue
         dims = {*_dims(form, weight, every_dim, gpus), form.beside(weight)}
-        for one in (one for one in workloads if one.phase == "decode"):
-            yield form_named("dense").attention(weight, 1, one.batch, one.tokens)
-            yield from (form.attention(weight, dim, one.batch, one.tokens) for dim in sorted(dims))
+        for batch, tokens in ((load.batch, load.tokens) for load in workloads if load.phase == "decode"):
+            yield form_named("dense").attention(weight, 1, batch, tokens)
+            yield from (form.attention(weight, dim, batch, tokens) for dim in sorted(dims))
 
 
 def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:
-    """The rounding of inputs that the norm before can do instead, so that it counts no more."""
     sizes = {weight.in_features for site in sites for weight in site.weights if weight.made}
     yield from (round_inputs(numbers, count, size) for count in rows for size in sorted(sizes))
 
@@ -229,10 +217,9 @@ def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iter
 def _shapes(
     weights: Iterable[Weight], forms: Iterable[Form], dims_of: Callable[[int], tuple[int, ...]], gpus: int
 ) -> list[tuple[Form, Weight, int]]:
-    """These forms of every weight, each at its full dim or at the dims to measure."""
     return [
         (form, weight, dim)
-        for weight in sorted(weights, key=lambda one: (one.out_features, one.in_features))
+        for weight in sorted(weights, key=lambda weight: (weight.out_features, weight.in_features))
         for form in variants_of(forms, weight)
         for dim in _dims(form, weight, dims_of, gpus)
     ]
@@ -247,7 +234,7 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]],
         return tuple(range(1, form.full(weight)))
     parts, largest = gpus if moves_parts(form, weight, gpus) else 1, form.largest_useful(weight)
     dims = {parts * dim for dim in dims_of(largest // parts)}
-    if len(form.gemms(weight, 1, 1)) > 1:  # what one GEMM writes in parts another one reads whole
+    if len(form.gemms(weight, 1, 1)) > 1:  # one GEMM writes in parts what another one reads in full
         dims |= {dim for dim in dims_of(largest) if dim % parts == 0}
     return tuple(dim for dim in sorted(dims) if dim % form.step == 0)
 
@@ -255,7 +242,7 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]],
 def _fused(
     site: Site, rows: int, forms: Sequence[str], dims_of: Callable[[int], tuple[int, ...]], gpus: int
 ) -> Iterator[Operation]:
-    weights, dense = [site.weights[at] for at in site.fused], form_named("dense")
+    weights, dense = [site.weights[index] for index in site.fused], form_named("dense")
     if not weights:
         return
     widest = sum(split_fused(dense, weight, dense.full(weight), gpus) for weight in weights)
@@ -269,34 +256,34 @@ def _fused(
 
 
 def every_dim(largest: int) -> tuple[int, ...]:
-    """The multiples of 8 along an axis that goes up to ``largest``, and misaligned probes; sorted."""
+    """Return the multiples of 8 along an axis that goes up to ``largest``, and misaligned probes; sorted."""
     return _within({*range(8, largest + 1, 8), *_probes(largest)}, largest)
 
 
 def spaced_dims(largest: int) -> tuple[int, ...]:
-    """The dims to measure where not all can be, sorted; between them no multiple of 8 goes without a latency.
+    """Return sorted dims to time when not all fit; every multiple of 8 can be interpolated.
 
-    - The multiples of 32, from 1024 on those of 64, from 4096 on those of 128: most of what an allocation chooses was
+    - The multiples of 32, from 1024 on those of 64, from 4096 on those of 128: most choices of an allocation are
       measured.
     - Of each alignment class 8, 16 and 32, dims near enough for ``gac.profiling.table.interpolate``.
-    - Misaligned probes: 1, 2 and 4 below powers of two, to tell the alignment period.
+    - Misaligned probes: 1, 2 and 4 below powers of two, to find the alignment period.
     """
     ladders = (dim for step in (8, 16, 32) for dim in _ladder(step, largest))
     return _within({*_measured(largest), *ladders, *_probes(largest)}, largest)
 
 
 def few_dims(largest: int) -> tuple[int, ...]:
-    """The dims to measure in schemes, sorted; what lies between those of a multiple of 64 can be interpolated.
+    """Return the dims to measure in schemes, sorted; other multiples of 64 can be interpolated.
 
-    - ``spaced_dims`` up to 256: they tell the alignment period.
+    - ``spaced_dims`` up to 256, to find the alignment period.
     - From there on multiples of 64, and of 128 from 1024 on, an eighth apart.
     """
-    found, dim = [*spaced_dims(min(largest, _PERIOD))], _PERIOD
+    dims, dim = [*spaced_dims(min(largest, _PERIOD))], _PERIOD
     while dim <= largest:
-        found.append(dim)
+        dims.append(dim)
         step = COARSEST_CLASS if dim < 1024 else 2 * COARSEST_CLASS
         dim += max(dim // 8 // step, 1) * step
-    return _within({*found, largest // COARSEST_CLASS * COARSEST_CLASS}, largest)
+    return _within({*dims, largest // COARSEST_CLASS * COARSEST_CLASS}, largest)
 
 
 def _measured(largest: int) -> Iterator[int]:
@@ -307,7 +294,7 @@ def _measured(largest: int) -> Iterator[int]:
 
 
 def _ladder(step: int, largest: int) -> Iterator[int]:
-    """Odd multiples of a step up to the last one, as far apart as interpolation reaches: 64, or a dim's quarter."""
+    """Yield odd multiples of a step, as far apart as interpolation reaches: 64, or a dim's quarter."""
     last = ((largest // step - 1) | 1) * step
     dim = step
     while dim < last:
@@ -318,7 +305,6 @@ def _ladder(step: int, largest: int) -> Iterator[int]:
 
 
 def _probes(largest: int) -> Iterator[int]:
-    """Odd dims, odd multiples of 2 and of 4: at least three of each where the axis reaches 128."""
     below = (1, 2, 4) if largest >= 256 else (1, 2, 3, 4, 6, 12)
     anchor = 64
     while anchor <= largest:

@@ -1,4 +1,4 @@
-"""A profile file while it is being written: one writer, whole lines, resumable."""
+"""A profile file while it is being written: one writer, complete lines, resumable."""
 
 import json
 import os
@@ -10,24 +10,27 @@ import msgspec
 
 from gac.core.errors import GacError, ProfileError
 from gac.core.io import destination, sync_directory
-from gac.profiling.lines import (
+from gac.profiling.reading import parse
+from gac.profiling.records import (
     AgainLine,
+    Header,
     HeaderLine,
     HostLine,
     KernelLine,
+    Launch,
     Line,
     LostLine,
+    Measurement,
+    Point,
     RowLine,
     SentinelLine,
     SharedLine,
 )
-from gac.profiling.reading import parse
-from gac.profiling.records import Header, Launch, Measurement, Point
 
 _SYNC_SECONDS = 1.0
 _INCIDENTAL = frozenset({"date", "gac_version", "shared_with", "others"})
-_LATER = frozenset({"triton", "link"})  # files from before do not say it
-_NOT_ALWAYS = frozenset({"link"})  # who measures no collectives does not ask
+_MISSING_IN_OLD_FILES = frozenset({"triton", "link"})
+_OPTIONAL = frozenset({"link"})  # only looked up where collectives are measured
 
 
 class Journal:
@@ -45,7 +48,7 @@ class Journal:
         self.path = path
         self.rows: list[Measurement] = []
         self._header = header
-        self._places: dict[Point, int] = {}
+        self._row_of: dict[Point, int] = {}
         self._kernels: dict[KernelLine, int] = {}
         self._synced = time.monotonic()
 
@@ -61,12 +64,11 @@ class Journal:
                 self._file.close()
                 raise
         except OSError as failure:
-            raise ProfileError(
-                f"profile {self.path} cannot be written: {failure.strerror}", "a writable path", "Choose another path."
-            ) from failure
+            problem = f"profile {self.path} cannot be written: {failure.strerror}"
+            raise ProfileError(problem, "a writable path", "Choose another path.") from failure
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             os.fsync(self._file.fileno())
         except OSError as failure:
@@ -76,37 +78,34 @@ class Journal:
             self._file.close()
 
     def find(self, point: Point) -> Measurement | None:
-        """The measurement of this point, if the file holds it."""
-        place = self._places.get(point)
-        return None if place is None else self.rows[place]
+        """Return the measurement of this point; None if the file lacks it. Safe while another thread adds a row."""
+        row = self._row_of.get(point)
+        return None if row is None else self.rows[row]
 
     def add(self, row: Measurement) -> None:
-        """Append a first measurement, after the kernels that the file does not hold yet."""
         launches = tuple((self._kernel(launch), *launch.grid) for launch in row.launches)
         fields = {name: value for name, value in vars(row).items() if name not in {"launches", "passes"}}
         self._write(RowLine(**fields, launches=launches))
-        self._places[row.point] = len(self.rows)
         self.rows.append(row if row.median_ns is None else row.with_passes((row.median_ns,)))
+        self._row_of[row.point] = len(self.rows) - 1
 
     def add_again(self, point: Point, median_ns: float) -> None:
-        """Append another pass over a point that the file holds."""
-        place = self._places[point]
-        self._write(AgainLine(place, median_ns))
-        self.rows[place] = self.rows[place].with_passes((*self.rows[place].passes, median_ns))
+        number = self._row_of[point]
+        self._write(AgainLine(number, median_ns))
+        self.rows[number] = self.rows[number].with_passes((*self.rows[number].passes, median_ns))
 
     def add_sentinel(self, point: Point, median_ns: float) -> None:
-        """Append a timing of a point that is a sentinel; it is no pass."""
-        self._write(SentinelLine(self._places[point], median_ns))
+        self._write(SentinelLine(self._row_of[point], median_ns))
 
     def add_failure(self, row: Measurement) -> None:
-        """Keep that the GPU failed at a point, whether or not the file holds numbers of it."""
-        place = self._places.get(row.point)
-        if place is None:
+        """Record that the GPU failed at a point, even if the file holds numbers of it."""
+        number = self._row_of.get(row.point)
+        if number is None:
             self.add(row)
-        elif self.rows[place].error is None:
+        elif self.rows[number].error is None:
             assert row.error is not None
-            self._write(LostLine(place, row.error))
-            self.rows[place] = row
+            self._write(LostLine(number, row.error))
+            self.rows[number] = row
 
     def _kernel(self, launch: Launch) -> int:
         line = KernelLine(launch.name, launch.block, launch.shared_bytes)
@@ -118,20 +117,20 @@ class Journal:
     def _write(self, line: Line) -> None:
         data = json.dumps(msgspec.to_builtins(line), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            whole = self._file.write(data) == len(data)
+            complete = self._file.write(data) == len(data)
             if time.monotonic() - self._synced > _SYNC_SECONDS:
                 os.fsync(self._file.fileno())
                 self._synced = time.monotonic()
         except OSError as failure:
             raise self._full(failure.strerror) from failure
-        if not whole:
+        if not complete:
             raise self._full("no room")
 
     def _full(self, reason: str | None) -> ProfileError:
         return ProfileError(
             f"profile {self.path} cannot be written to the end: {reason or 'input/output error'}",
             "room for a line of some hundred bytes",
-            "Make room and run the same command again: every whole line counts.",
+            "Make room and run the same command again: every complete line counts.",
         )
 
     def _lock(self) -> None:
@@ -149,49 +148,46 @@ class Journal:
     def _resume(self) -> None:
         self._file.seek(0)
         content = self._file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole:
-            found = parse(content, self.path)
-            check_same_machine(self.path, found.header, self._header)
-            self._kernels = {kernel: index for index, kernel in enumerate(found.measurements.kernels)}
-            self.rows += found.measurements
-            self._places = {row.point: place for place, row in enumerate(self.rows)}
-        self._file.truncate(whole)
-        if not whole:
+        length = content.rfind(b"\n") + 1
+        if not length:
+            self._file.truncate(0)
             self._write(HeaderLine(self._header))
             os.fsync(self._file.fileno())
             sync_directory(self.path.parent)
-        else:
-            self._go_on(found.header)
+            return
+        contents = parse(content, self.path)
+        check_same_machine(self.path, contents.header, self._header)
+        self._kernels = {kernel: index for index, kernel in enumerate(contents.measurements.kernels)}
+        self.rows += contents.measurements
+        self._row_of = {row.point: number for number, row in enumerate(self.rows)}
+        self._file.truncate(length)
+        self._update_header(contents.header)
 
-    def _go_on(self, found: Header) -> None:
-        """Say what the header of the file does not: who else uses the GPU now, and which GPUs measure beside it."""
+    def _update_header(self, recorded: Header) -> None:
+        """Append who else uses the GPU now, and the other GPUs that measure, where the file does not name them."""
         here = self._header
-        if here.shared_with not in ("", found.shared_with):
+        if here.shared_with not in ("", recorded.shared_with):
             self._write(SharedLine(here.shared_with))
-        link, others = here.link or found.link, tuple(sorted({*found.others, *here.others}))
-        if (link, others) != (found.link, found.others):
+        link, others = here.link or recorded.link, tuple(sorted({*recorded.others, *here.others}))
+        if (link, others) != (recorded.link, recorded.others):
             self._write(HostLine(link, others))
 
 
-def check_same_machine(path: Path, found: Header, here: Header) -> None:
+def check_same_machine(path: Path, recorded: Header, here: Header) -> None:
     """Refuse a file that was begun on another machine or with other software.
 
     Raises:
-        ProfileError: naming what differs.
+        ProfileError: lists the differences.
     """
-    fields = ((name, getattr(found, name), getattr(here, name)) for name in Header.__struct_fields__)
+    fields = ((name, getattr(recorded, name), getattr(here, name)) for name in Header.__struct_fields__)
     different = [
-        f"{name} {was!r} where this machine has {now!r}"
-        for name, was, now in fields
-        if was != now
+        f"{name} {old!r} where this machine has {new!r}"
+        for name, old, new in fields
+        if old != new
         and name not in _INCIDENTAL
-        and not (was is None and name in _LATER)
-        and not (now is None and name in _NOT_ALWAYS)
+        and not (old is None and name in _MISSING_IN_OLD_FILES)
+        and not (new is None and name in _OPTIONAL)
     ]
     if different:
-        raise ProfileError(
-            f"profile {path} has {', '.join(different)}",
-            "a file begun on this machine with this software",
-            "Write to another file.",
-        )
+        problem = f"profile {path} has {', '.join(different)}"
+        raise ProfileError(problem, "a file begun on this machine with this software", "Write to another file.")

@@ -2,20 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gac.core.errors import ProfileError
-from gac.core.words import about
+from gac.core.progress import rough_duration
 from gac.profiling.folders import default_path
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Header, Measurement, Point
 from gac.profiling.sweeps.journal import check_same_machine
-from gac.profiling.sweeps.several import check_agree, one_header
-from gac.profiling.sweeps.sweep import PASSES, Measurer, missing, run_sweep
+from gac.profiling.sweeps.multi_gpu import measurers_on
+from gac.profiling.sweeps.sweep import PASSES, missing, run_sweep
 from gac.profiling.table import Profile
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.sampling import BATCH, LEAST_NS
@@ -26,13 +24,13 @@ DRIFT = 0.03
 
 _OVERHEAD_SECONDS = 0.008
 _REPLAYS = BATCH + 2
-_FLOPS_PER_CYCLE = 2048  # of one SM: half of what Hopper's tensor cores can do in bf16
+_FLOPS_PER_CYCLE = 2048  # of one SM: half of the bf16 rate of Hopper's tensor cores
 _BYTES_PER_SECOND = 1.5e12
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The work of a sweep here: shapes, timings that the file lacks (several a shape), and roughly how many seconds."""
+    """The work of a sweep here: shapes, timings that the file lacks (several a shape), and rough seconds."""
 
     path: Path
     shapes: int
@@ -41,7 +39,8 @@ class Estimate:
     header: Header
 
     def __str__(self) -> str:
-        return f"{self.shapes:,} shapes, {self.remaining:,} timings to take into {self.path}: {about(self.seconds)}"
+        duration = rough_duration(self.seconds)
+        return f"{self.shapes:,} shapes, {self.remaining:,} timings to take into {self.path}: {duration}"
 
 
 def estimate(
@@ -51,13 +50,12 @@ def estimate(
     header: Header | None = None,
     gpus: int = 1,
 ) -> Estimate:
-    """What ``profile_gpu`` with the same arguments would have to do on this GPU.
+    """Estimate the work of ``profile_gpu`` with the same arguments on this GPU.
 
     A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
 
     Args:
         header: of the GPU; None: its fingerprint is taken.
-        gpus: how many share the timings.
 
     Raises:
         ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
@@ -67,12 +65,12 @@ def estimate(
     target = default_path(header.gpu) if path is None else Path(path)
     known: dict[Point, Measurement] = {}
     if target.is_file() and target.stat().st_size:
-        found = Profile.load(target)
-        check_same_machine(target, found.header, header)
-        known = {row.point: row for row in found.measurements}
-    todo = [one for number in range(passes) for one in missing(points, known.get, number)]
+        profile = Profile.load(target)
+        check_same_machine(target, profile.header, header)
+        known = {row.point: row for row in profile.measurements}
+    todo = [point for number in range(passes) for point in missing(points, known.get, number)]
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
-    launches = (max(LEAST_NS[one.cache] / 1e9, _launch_seconds(one, rate)) for one in todo)
+    launches = (max(LEAST_NS[point.cache] / 1e9, _launch_seconds(point, rate)) for point in todo)
     seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * launch for launch in launches)
     return Estimate(target, len(points), len(todo), seconds / gpus, header)
 
@@ -84,87 +82,41 @@ def profile_gpu(
     seconds: float | None = None,
     gpus: int = 1,
 ) -> Path:
-    """Measure the local GPU at these points, or go on where an earlier run stopped.
-
-    How much there is to do and what is left is logged; how it goes is said on standard error.
+    """Measure the local GPU at these points, or go on where an earlier run stopped; logs the work, and the rest.
 
     Args:
-        path: the file; by default the place where this GPU's profile is looked for.
-        passes: how often to time every point.
+        path: the file; None: the default place of this GPU's profile.
+        passes: timings of every point.
         seconds: stop after about this long; the next call goes on.
-        gpus: how many GPUs of this host measure, the first ones; each time one of those shapes that are left.
+        gpus: the number of GPUs of this host that share the timings, the first ones.
 
     Returns:
         the file's path.
 
     Raises:
-        ProfileError: there are not so many GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be
+        ProfileError: there are fewer GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be
             resumed here.
     """
     _check_passes(passes)
-    with _measuring(points, gpus) as (header, ready):
+    with measurers_on(gpus, points) as (header, ready):
         ahead = estimate(points, path, passes, header, gpus)
         logger.info("%s", ahead)
         if ahead.remaining:
-            measurer, *beside = ready()
-            say_shared(header)
+            measurers = ready()
+            warn_if_shared(header)
             begun = time.monotonic()
-            timed = run_sweep(points, ahead.path, measurer, header, passes, seconds, beside=beside)
-            left = ahead.remaining - timed
-            logger.info("%s", f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {left:,} left")
+            timed = run_sweep(points, ahead.path, measurers, header, passes, seconds)
+            remaining = ahead.remaining - timed
+            logger.info("%s", f"{timed:,} timings in {time.monotonic() - begun:.0f} s, {remaining:,} left")
     return ahead.path
 
 
-def say_shared(header: Header) -> None:
-    """Warn where others use the GPU too."""
+def warn_if_shared(header: Header) -> None:
     if header.shared_with:
-        logger.warning("This GPU is not ours alone: %s. Latencies may be too high.", header.shared_with)
-
-
-@contextmanager
-def _measuring(points: Sequence[Point], gpus: int) -> Iterator[tuple[Header, Callable[[], Sequence[Measurer]]]]:
-    """The header, and what makes ready to measure: here, or in a process for each of several GPUs, which agree."""
-    from gac.profiling.timing.measure import GpuMeasurer
-    from gac.profiling.timing.remote import RemoteMeasurer
-
-    if gpus == 1:
-        own = fingerprint()
-        yield own, lambda: [GpuMeasurer(own)]
-        return
-    _check_count(gpus)
-    remote = [RemoteMeasurer(gpu) for gpu in range(gpus)]
-    with ThreadPoolExecutor(gpus) as threads:
-        try:
-            header = one_header(list(threads.map(RemoteMeasurer.header, remote)))
-
-            def ready() -> Sequence[Measurer]:
-                list(threads.map(lambda one: one.prepare(header), remote))
-                check_agree(points, remote)
-                return remote
-
-            yield header, ready
-        finally:
-            list(threads.map(RemoteMeasurer.close, remote))
-
-
-def _check_passes(passes: int) -> None:
-    if passes < 1:
-        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
-
-
-def _check_count(gpus: int) -> None:
-    import torch
-
-    if gpus > torch.cuda.device_count():
-        raise ProfileError(
-            f"{gpus} GPUs where PyTorch sees {torch.cuda.device_count()}",
-            "at most as many as there are",
-            "Give --gpus a smaller number, or look at CUDA_VISIBLE_DEVICES.",
-        )
+        logger.warning("Others use this GPU: %s. Latencies may be too high.", header.shared_with)
 
 
 def summary(profile: Profile) -> str:
-    """What a profile holds and how reliable it is, in one line."""
     doubts = [f"the sentinels drifted by {profile.drift:.1%}"] if profile.drift > DRIFT else []
     doubts += [profile.header.shared_with] if profile.header.shared_with else []
     return (
@@ -172,6 +124,11 @@ def summary(profile: Profile) -> str:
         f"{profile.converged_fraction:.1%} converged, passes within {profile.spread:.1%} for 95 %, "
         f"drift {profile.drift:.1%}" + "".join(f"; DOUBTFUL: {doubt}" for doubt in doubts)
     )
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
 
 
 def _launch_seconds(point: Point, rate: float) -> float:

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS
@@ -21,14 +20,12 @@ PASSES = 3
 SENTINEL_SECONDS = 15.0
 _SENTINELS = 3
 _BATCH = 256
-_BATCHES = 4
-"""How many batches there are at least for each that asks one of several measurers: none waits long for the others."""
-_ASKING = 2
-"""Threads that ask each of several measurers: what one of them asks waits there while the other's is measured."""
+_BATCHES_EACH = 8
+"""Batches of each of several measurers, at least: none waits long for the others."""
 
 
 class Measurer(Protocol):
-    """What a sweep measures with; ``gac.profiling.timing.measure.GpuMeasurer`` is the real one."""
+    """The device of a sweep; ``gac.profiling.timing.measure.GpuMeasurer`` is the real one."""
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
         """Time one point; a failing one is a row with an error.
@@ -41,93 +38,79 @@ class Measurer(Protocol):
         """
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-        """The kernels that each point launches.
-
-        Raises:
-            DeviceLostError: nothing more can be measured.
-        """
-
-
-Find = Callable[[Point], Measurement | None]
-T = TypeVar("T")
+        """Return the kernels that each point launches; raises as ``measure``."""
 
 
 def run_sweep(
     points: Sequence[Point],
     path: Path,
-    measurer: Measurer,
+    measurers: Measurer | Sequence[Measurer],
     header: Header,
     passes: int = PASSES,
     seconds: float | None = None,
     progress: bool = True,
-    beside: Sequence[Measurer] = (),
 ) -> int:
     """Time every point as often as the file does not hold it yet, and append each timing at once.
 
-    Each pass goes through all points in an order of its own, shuffled with a fixed seed: drift does not look like a
-    cliff, and a burst of noise hits different neighbours each time. Every 15 seconds, and at the end, three of the
-    points are timed once more: they are the sentinels. An interrupt leaves a file that the next run resumes.
+    Each pass goes through all points in another order, shuffled with a fixed seed: drift does not look like a cliff,
+    and a burst of noise hits different neighbours each time. Every 15 seconds, and at the end, three of the points are
+    timed once more: they are the sentinels. An interrupt leaves a file that the next run resumes.
 
     Args:
+        measurers: one or several GPUs; each point is timed by the next free one.
         seconds: stop after about this long; the next run goes on.
-        beside: measure at the same time, on GPUs of their own: each point is timed by whoever is free. Two threads then
-            ask each measurer.
 
     Returns:
-        how many timings were taken.
+        the number of timings that were taken.
 
     Raises:
         ProfileError: the file is malformed, locked, not writable, or of another machine or other software; or the GPU
-            failed (what it failed at is in the file, and left out by the next run).
+            failed (the file marks the point, and the next run leaves it out).
     """
     from gac.core.progress import progress_bar
 
     until = inf if seconds is None else time.monotonic() + seconds
+    devices = [*measurers] if isinstance(measurers, Sequence) else [measurers]
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
         with progress_bar("profile", "timing", sum(map(len, todo)), shown=progress) as bar:
-            run = _Run(points, journal, (measurer, *beside), until, bar.update)
+            run = _Run(points, journal, devices, until, bar.update)
             try:
                 for number, ahead in enumerate(todo):
-                    run.through(ahead, traced=number == 0)
+                    run.measure(ahead, traced=number == 0)
                 if run.timed:
-                    run.time_sentinels()
+                    run.time_sentinels(range(len(devices)))
             except DeviceLostError as lost:
                 journal.add_failure(lost.row)
                 raise ProfileError(
-                    f"the GPU failed at {lost.at}",
-                    "a GPU that goes on",
+                    f"the GPU failed at {lost}",
+                    "a GPU that works",
                     f"Run the same command again: {path} keeps every timing, and this shape is marked and left out.",
                 ) from lost
     return run.timed
 
 
-def missing(points: Sequence[Point], find: Find, number: int) -> list[Point]:
-    """The points that lack the pass of this number (from 0), in the pass's order; a failed point lacks none."""
+def missing(points: Sequence[Point], find: Callable[[Point], Measurement | None], number: int) -> list[Point]:
+    """List the points that lack the pass of this number (from 0), in the pass's order; a failed point lacks none."""
     order = list(points)
     random.Random(number).shuffle(order)
-    return [one for one in order if (row := find(one)) is None or (not row.error and len(row.passes) <= number)]
+    return [point for point in order if (row := find(point)) is None or (not row.error and len(row.passes) <= number)]
 
 
 def sentinels_of(points: Sequence[Point]) -> list[Point]:
-    """Three of the points, evenly spread when they are sorted from cheap to expensive."""
+    """Choose three of the points, evenly spread when they are sorted from cheap to expensive."""
 
     def work(point: Point) -> tuple[int, int]:
         operator, axes = OPERATORS.get(point.operation.operator), point.operation.axes
         return operator.flops(axes), operator.bytes(axes, point.dtype)
 
     ordered = sorted(points, key=work)
-    places = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
-    return [ordered[place] for place in sorted(places)] if ordered else []
+    chosen = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
+    return [ordered[index] for index in sorted(chosen)] if ordered else []
 
 
 class _Run:
-    """One run of a sweep, which counts what it timed.
-
-    Args:
-        until: when to stop, on the monotonic clock.
-        told: called after every timing.
-    """
+    """One run of a sweep, with a thread for each of several measurers; ``until`` is on the monotonic clock."""
 
     def __init__(
         self,
@@ -135,95 +118,67 @@ class _Run:
         journal: Journal,
         measurers: Sequence[Measurer],
         until: float,
-        told: Callable[[], object],
+        tick: Callable[[], object],
     ) -> None:
         self.timed = 0
-        self._journal, self._measurers = journal, measurers
-        self._until, self._told = until, told
+        self._journal, self._measurers, self._until, self._tick = journal, measurers, until, tick
         self._sentinels = sentinels_of(points)
-        self._last = [time.monotonic()] * len(measurers)
+        self._last_sentinels = [time.monotonic()] * len(measurers)
         self._checked: set[Point] = set()
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
         self._stopped = False
 
-    def through(self, points: Sequence[Point], traced: bool) -> None:
-        """Time each of the points once.
-
-        Args:
-            traced: also look up their kernels, some hundreds at a time.
-        """
-        lanes = len(self._measurers)
-        most = _BATCH if lanes == 1 else min(_BATCH, -(-len(points) // (_BATCHES * _ASKING * lanes)))
-        size = max(most, 1) if traced else 1
+    def measure(self, points: Sequence[Point], traced: bool) -> None:
+        """Time each of the points once; ``traced``: also look up their kernels, some hundreds at a time."""
+        count = len(self._measurers)
+        largest = _BATCH if count == 1 else min(_BATCH, -(-len(points) // (_BATCHES_EACH * count)))
+        size = max(largest, 1) if traced else 1
         batches = iter([points[start : start + size] for start in range(0, len(points), size)])
-        if lanes == 1:
-            self._lane(batches, traced, 0)
+        if count == 1:
+            self._measure_batches(batches, traced, 0)
             return
-        with ThreadPoolExecutor(_ASKING * lanes) as threads:
-            futures = [threads.submit(self._lane, batches, traced, lane) for lane in [*range(lanes)] * _ASKING]
+        with ThreadPoolExecutor(count) as threads:
+            futures = [threads.submit(self._measure_batches, batches, traced, gpu) for gpu in range(count)]
             try:
                 for future in as_completed(futures):
                     future.result()
             finally:
                 self._stopped = not all(future.done() for future in futures)
 
-    def time_sentinels(self) -> None:
-        """Time those that the file holds a number of, with each measurer."""
-        for lane in range(len(self._measurers)):
-            self._time_sentinels(lane)
-
-    def _lane(self, batches: Iterator[Sequence[Point]], traced: bool, lane: int) -> None:
-        """Time batch after batch with one of the measurers, as long as there are any."""
-        take = partial(next, batches, ())
-        while batch := self._by_itself(take):
-            launches = self._measurers[lane].launches(batch) if traced else [()] * len(batch)
+    def _measure_batches(self, batches: Iterator[Sequence[Point]], traced: bool, gpu: int) -> None:
+        while batch := next(batches, ()):  # next() of a list's iterator is atomic
+            launches = self._measurers[gpu].launches(batch) if traced else [()] * len(batch)
             for point, launched in zip(batch, launches, strict=True):
                 if self._stopped or time.monotonic() >= self._until:
                     return
-                self._time_once(point, launched, lane)
+                self._time(point, launched, gpu)
+                if time.monotonic() - self._last_sentinels[gpu] >= SENTINEL_SECONDS:
+                    self.time_sentinels([gpu])
 
-    def _time_once(self, point: Point, launches: tuple[Launch, ...], lane: int) -> None:
-        """Append one timing, and time the sentinels if 15 seconds have passed."""
-        known = self._by_itself(partial(self._journal.find, point))
-        if known is None or known.error is None:  # it may have failed in this run's first pass
-            self._by_itself(partial(self._keep, self._measured(point, lane), launches))
-        self._by_itself(self._count)
-        if self._by_itself(partial(self._sentinels_due, lane)):
-            self._time_sentinels(lane)
+    def _time(self, point: Point, launches: tuple[Launch, ...], gpu: int) -> None:
+        known = self._journal.find(point)
+        row = self._measured(point, gpu) if known is None or known.error is None else None  # failed in the first pass
+        with self._lock:
+            if row is not None and known is None:
+                self._journal.add(replace(row, launches=launches))
+            elif row is not None and row.median_ns is not None:
+                self._journal.add_again(point, row.median_ns)
+            self.timed += 1
+            self._tick()
 
-    def _measured(self, point: Point, lane: int) -> Measurement:
-        row = self._measurers[lane].measure(point, point in self._checked)
+    def _measured(self, point: Point, gpu: int) -> Measurement:
+        row = self._measurers[gpu].measure(point, point in self._checked)
         if row.error is None:
             self._checked.add(point)
         return row
 
-    def _count(self) -> None:
-        self.timed += 1
-        self._told()
-
-    def _keep(self, row: Measurement, launches: tuple[Launch, ...]) -> None:
-        if self._journal.find(row.point) is None:
-            self._journal.add(replace(row, launches=launches))
-        elif row.median_ns is not None:
-            self._journal.add_again(row.point, row.median_ns)
-
-    def _sentinels_due(self, lane: int) -> bool:
-        """Whether they are to be timed now; the others that ask this measurer are told that they are."""
-        now = time.monotonic()
-        due = now - self._last[lane] >= SENTINEL_SECONDS
-        if due:
-            self._last[lane] = now
-        return due
-
-    def _time_sentinels(self, lane: int) -> None:
-        for point in self._sentinels:
-            known = self._journal.find(point)
-            if known is not None and known.error is None:
-                median = self._measured(point, lane).median_ns
-                if median is not None:
-                    self._by_itself(partial(self._journal.add_sentinel, point, median))
-
-    def _by_itself(self, act: Callable[[], T]) -> T:
-        """One thread at a time."""
-        with self._alone:
-            return act()
+    def time_sentinels(self, gpus: Sequence[int]) -> None:
+        for gpu in gpus:
+            for point in self._sentinels:
+                known = self._journal.find(point)
+                if known is not None and known.error is None:
+                    median = self._measured(point, gpu).median_ns
+                    if median is not None:
+                        with self._lock:
+                            self._journal.add_sentinel(point, median)
+            self._last_sentinels[gpu] = time.monotonic()

@@ -1,4 +1,4 @@
-"""GPU, driver and libraries: the fingerprint at the start of a profile."""
+"""GPU, driver and libraries: the header of a profile."""
 
 import ctypes
 import datetime
@@ -21,13 +21,13 @@ from gac.profiling.timing.sampling import METHOD
 
 _backends: Any = torch.backends  # its functions carry no annotations
 
-_LOOKS = 3
-_LOOK_SECONDS = 0.3
+_SAMPLES = 3
+_SAMPLE_SECONDS = 0.3
 _BUSY_PERCENT = 5
 
 
 def fingerprint() -> Header:
-    """The header of a profile measured here and now, on the current CUDA device.
+    """Return the header of a profile measured here and now, on the current CUDA device.
 
     Raises:
         ProfileError: there is no CUDA device, or the driver does not answer.
@@ -52,15 +52,15 @@ def fingerprint() -> Header:
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         triton=_triton_version(),
-        **_card(uuid()),
+        **_driver_fields(uuid()),
     )
 
 
 def require_gpu(otherwise: str | None = None) -> str:
-    """The name of the current CUDA device.
+    """Return the name of the current CUDA device.
 
     Args:
-        otherwise: what can be done where there is none; None: use a profile of those that are shipped.
+        otherwise: the remedy where there is none; None: use a shipped profile.
 
     Raises:
         ProfileError: there is none.
@@ -76,35 +76,29 @@ def require_gpu(otherwise: str | None = None) -> str:
 
 
 def uuid() -> str:
-    """The serial number of the current CUDA device, as the driver knows it."""
     properties: Any = torch.cuda.get_device_properties()
     return str(properties.uuid)
 
 
 def link_between(uuids: Sequence[str]) -> str:
-    """How GPUs of this host reach each other: ``NVLink`` if each reaches every other so, else ``PCIe``.
+    """Return ``NVLink`` if all these GPUs of the host reach each other so, else ``PCIe``.
 
     Raises:
         ProfileError: the driver does not answer.
     """
     import pynvml
 
-    with _driver("how the GPUs reach each other"):
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{one}") for one in uuids]
-        linked = [
-            pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK
-            for one, other in permutations(handles, 2)
+    with _driver("the link between the GPUs"):
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{serial}") for serial in uuids]
+        states = [
+            pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            for first, second in permutations(handles, 2)
         ]
-    return "NVLink" if all(linked) else "PCIe"
+    return "NVLink" if all(state == pynvml.NVML_P2P_STATUS_OK for state in states) else "PCIe"
 
 
 @contextmanager
-def _driver(asked: str) -> Iterator[None]:
-    """Ask the driver for something.
-
-    Raises:
-        ProfileError: it does not answer.
-    """
+def _driver(expected: str) -> Iterator[None]:
     import pynvml
 
     try:
@@ -114,17 +108,11 @@ def _driver(asked: str) -> Iterator[None]:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as failure:
-        raise ProfileError(
-            f"the NVIDIA driver does not answer: {failure}", asked, "Run nvidia-smi by hand."
-        ) from failure
+        problem = f"the NVIDIA driver does not answer: {failure}"
+        raise ProfileError(problem, expected, "Run nvidia-smi by hand.") from failure
 
 
-def _card(serial: str) -> dict[str, Any]:
-    """The fields of the header that the driver reports; a laptop's driver reports no power limit.
-
-    Raises:
-        ProfileError: it does not answer.
-    """
+def _driver_fields(serial: str) -> dict[str, Any]:
     import pynvml
 
     power = None
@@ -133,25 +121,21 @@ def _card(serial: str) -> dict[str, Any]:
         with suppress(pynvml.NVMLError_NotSupported):
             power = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
         pids = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+        utilization = []
+        for _ in range(_SAMPLES):
+            time.sleep(_SAMPLE_SECONDS)
+            utilization.append(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
         return {
             "driver": str(pynvml.nvmlSystemGetDriverVersion()),
             "sm_clock_max_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
             "memory_clock_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
             "power_limit_w": power,
-            "shared_with": _others(pids, [_utilization(handle) for _ in range(_LOOKS)]),
+            "shared_with": _other_users(pids, utilization),
         }
 
 
-def _utilization(handle: Any) -> int:
-    """Percent of the last moments in which a kernel ran."""
-    import pynvml
-
-    time.sleep(_LOOK_SECONDS)
-    return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-
-
-def _others(pids: list[int], utilization: list[int]) -> str:
-    """Who else uses the GPU, in words; empty if nobody does.
+def _other_users(pids: list[int], utilization: list[int]) -> str:
+    """Describe the other users of the GPU; empty if there are none.
 
     A driver outside a container may know this process by another number, so if it is not among them, one of them is it.
     """
@@ -159,13 +143,13 @@ def _others(pids: list[int], utilization: list[int]) -> str:
     if others and os.getpid() not in pids:
         others -= 1
     busy = min(utilization)
-    found = [f"{others} other process{'es' if others > 1 else ''} on it"] if others else []
-    found += [f"busy {busy} % of the time while this process was idle"] if busy > _BUSY_PERCENT else []
-    return ", ".join(found)
+    words = [f"{others} other process{'es' if others > 1 else ''} on it"] if others else []
+    words += [f"busy {busy} % of the time while this process was idle"] if busy > _BUSY_PERCENT else []
+    return ", ".join(words)
 
 
 def _cublas_version() -> str:
-    """Version of the cuBLAS that PyTorch has loaded; ``unknown`` where the library has another name."""
+    """Return the version of the cuBLAS that PyTorch has loaded; ``unknown`` where the library has another name."""
     try:
         library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).split('.')[0]}")
     except OSError:
@@ -177,7 +161,6 @@ def _cublas_version() -> str:
 
 
 def _triton_version() -> str | None:
-    """Version of the Triton that compiles GAC's kernels; None where there is none."""
     try:
         return str(import_module("triton").__version__)
     except ImportError:

@@ -1,40 +1,40 @@
 """Measure points on the GPU: operands from shared pools, a check for correctness, a timing, the kernels that ran."""
 
+import json
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import UNSAFE, ProfileError
+from gac.profiling.operators import OPERATORS, WORST_ERROR, Runner, relative_error, runner_of
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
-from gac.profiling.timing.launches import trace
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import WORST_ERROR, relative_error, runner_of
 from gac.profiling.timing.sampling import Timing
 from gac.profiling.timing.stopwatch import Stopwatch
 
 _cuda: Any = torch.cuda
 _POOL_SHARE = 0.1
+_MARK = "gac:"
 _EMPTY_REASONS = ("not used because", "runtime disabled")
 
 
 class _WrongError(RuntimeError):
-    """A result is wrong, which all processes know."""
+    """A result is wrong, on any of the processes."""
 
 
 class GpuMeasurer:
-    """Measures points on the current CUDA device.
+    """Measure points on the current CUDA device.
 
-    Collectives are measured by several processes at once, each on a GPU of its own. All of them measure the same
-    points in the same order.
-
-    Args:
-        header: the device's fingerprint.
-        ranks: the processes that measure at once.
+    Collectives are measured by several processes at once, each on its GPU, all with the same points in the same order.
 
     Raises:
         ProfileError: the device has no room for the operands, or does not run at all.
@@ -62,14 +62,14 @@ class GpuMeasurer:
             checked: its result has been compared with float32 before, maybe on another GPU of the run.
 
         Raises:
-            DeviceLostError: the device itself has failed, or one of several processes could not run what others ran.
+            DeviceLostError: the device itself has failed, or one of several processes failed where others did not.
         """
         try:
             timing = self._time(point, checked)
             ns = round(timing.median_ns), round(timing.iqr_ns)
             return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
         except RuntimeError as failure:
-            row = _failed(point, failure)
+            row = Measurement.failed(point, _first_line(failure))
             if self._ranks.count > 1 and not isinstance(failure, _WrongError):
                 raise DeviceLostError(row) from failure  # the others wait for this one on their GPUs
         try:
@@ -79,40 +79,42 @@ class GpuMeasurer:
         return row
 
     def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
-        """The kernels that each point launches, in order; empty where it fails or they cannot be seen.
+        """Return the kernels that each point launches, in order; empty where it fails or they cannot be seen.
 
         Raises:
             DeviceLostError: the device itself has failed.
         """
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # why a backend refuses a shape is told when it is measured
+            warnings.simplefilter("ignore")  # the measurement reports why a backend refuses a shape
             calls = [partial(self._call, point) for point in points]
-            return trace(calls, lambda number, failure: DeviceLostError(_failed(points[number], failure)))
+            return trace(
+                calls, lambda index, failure: DeviceLostError(Measurement.failed(points[index], _first_line(failure)))
+            )
 
     def _time(self, point: Point, checked: bool) -> Timing:
         with torch.cuda.stream(self._watch.stream):
             if not checked:
                 self._check(point)
-            runner = runner_of(point.operation.operator, point.dtype)
-            bytes_each = runner.operator.bytes(point.operation.axes, point.dtype)
+            bytes_each = OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
             return self._watch.time(lambda count: [self._call(point) for _ in range(count)], bytes_each, point.cache)
 
-    def _cut(self, point: Point) -> tuple[list[Any], list[Tensor]]:
-        runner, axes = runner_of(point.operation.operator, point.dtype), point.operation.axes
+    def _cut(self, point: Point) -> tuple[Runner, list[Any], list[Tensor]]:
+        name, axes = point.operation.operator, point.operation.axes
+        runner = runner_of(name, point.dtype)
         inputs = list(runner.operands(axes, point.dtype, self._pools.cut))
-        outputs = [self._pools.cut_output(operand) for operand in runner.operator.outputs(axes, point.dtype)]
-        return inputs, outputs
+        outputs = OPERATORS.get(name).outputs(axes, point.dtype)
+        return runner, inputs, [self._pools.cut_output(operand) for operand in outputs]
 
     def _call(self, point: Point) -> Callable[[], object]:
-        runner, (inputs, outputs) = runner_of(point.operation.operator, point.dtype), self._cut(point)
+        runner, inputs, outputs = self._cut(point)
         return lambda: runner.run(inputs, outputs)
 
     def _check(self, point: Point) -> None:
         """Run once on outputs full of NaN, and compare with float32.
 
-        PyTorch says as warnings why a backend refuses a shape, and then only that there is none: both are kept.
+        PyTorch explains in warnings why a backend refuses a shape, and then raises that there is none: both are kept.
         """
-        runner, (inputs, outputs) = runner_of(point.operation.operator, point.dtype), self._cut(point)
+        runner, inputs, outputs = self._cut(point)
         for output in outputs:
             output.fill_(float("nan"))
         with warnings.catch_warnings(record=True) as reasons:
@@ -120,25 +122,93 @@ class GpuMeasurer:
             try:
                 result = runner.run(inputs, outputs)
             except RuntimeError as failure:
-                said = dict.fromkeys([_first_line(failure), *map(_reason, reasons)])
-                raise RuntimeError(" ".join(filter(None, said))) from failure
+                messages = dict.fromkeys([_first_line(failure), *map(_reason, reasons)])
+                raise RuntimeError(" ".join(filter(None, messages))) from failure
         errors = self._ranks.gathered(relative_error(runner, inputs, result))
         for error in errors:
             if not error <= WORST_ERROR:
                 raise _WrongError(f"wrong result: relative error {error:.3g} against float32")
 
 
-def _failed(point: Point, failure: Exception) -> Measurement:
-    """A row without a number, and the first line of why."""
-    return Measurement.of(point, None, None, 0, None, False, error=_first_line(failure))
-
-
 def _first_line(failure: Exception) -> str:
-    """As it can be kept in a profile, whose reader refuses control characters."""
     return UNSAFE.sub(" ", str(failure).strip().split("\n")[0]) or type(failure).__name__
 
 
 def _reason(warning: warnings.WarningMessage) -> str:
-    """What a warning says about the shape: neither which backends were not asked for, nor where in PyTorch it arose."""
+    """Return what a warning says about the shape; not which backends were disabled, nor its place in PyTorch."""
     text = str(warning.message).split(" (Triggered internally")[0].strip()
     return "" if any(empty in text for empty in _EMPTY_REASONS) else text
+
+
+# --- kernels, from PyTorch's profiler ---------------------------------------------------------------------------------
+
+
+def trace(
+    prepare: Sequence[Callable[[], Callable[[], object]]], lost: Callable[[int, Exception], Exception]
+) -> list[tuple[Launch, ...]]:
+    """Prepare and run each call once, and return the kernels that it launched, in order; empty for one that fails.
+
+    No other work runs on the device during a call.
+
+    Raises:
+        Exception: the device itself has failed; ``lost`` makes it from the number of the call and its exception.
+    """
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
+        for number, make in enumerate(prepare):
+            try:
+                call = make()
+                torch.cuda.synchronize()
+                with record_function(f"{_MARK}{number}"):
+                    call()
+                    torch.cuda.synchronize()
+            except RuntimeError as failure:  # if the device is alive, the timing meets the same and records it
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError as dead:
+                    raise lost(number, failure) from dead
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        traced.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    launches = launches_by_mark(events)
+    return [launches.get(number, ()) for number in range(len(prepare))]
+
+
+def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:
+    """Return the kernels that the host launched during each mark, by the mark's number, in the order of their start.
+
+    Args:
+        events: of a Chrome trace as PyTorch writes it; a kernel and its launch share a ``correlation``.
+    """
+    marks: list[tuple[float, float, int]] = []
+    launched: dict[int, float] = {}
+    kernels: list[tuple[float, int, Launch]] = []
+    for event in events:
+        kind, name, details = event.get("cat"), str(event.get("name")), event.get("args", {})
+        if kind == "user_annotation" and name.startswith(_MARK):
+            marks.append((event["ts"], event["ts"] + event["dur"], int(name.removeprefix(_MARK))))
+        elif kind in {"cuda_runtime", "cuda_driver"} and "correlation" in details:
+            launched[details["correlation"]] = event["ts"]
+        elif kind == "kernel":
+            extents = tuple(details["grid"]), tuple(details["block"]), details["shared memory"]
+            kernels.append((event["ts"], details["correlation"], Launch(short_name(name), *extents)))
+    by_number: dict[int, list[Launch]] = {}
+    for _, correlation, launch in sorted(kernels, key=lambda kernel: kernel[0]):
+        moment = launched.get(correlation, math.nan)  # NaN is in no mark
+        number = next((number for begin, end, number in marks if begin <= moment <= end), None)
+        if number is not None:
+            by_number.setdefault(number, []).append(launch)
+    return {number: tuple(launches) for number, launches in by_number.items()}
+
+
+def short_name(kernel: str) -> str:
+    """Return a kernel's name without its return type and its arguments."""
+    depth, cut, start = 0, len(kernel), 0
+    for index, letter in enumerate(kernel):
+        if letter == "(" and depth == 0 and not kernel.startswith("(anonymous", index):
+            cut = index
+            break
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == " " and depth == 0:
+            start = index + 1
+    return kernel[start:cut]

@@ -5,36 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from gac.profiling.operators import Operand
+from gac.profiling.operators.base import TORCH_NAMES, Operand
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.float8_e4m3fn,
-    "fp32": torch.float32,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
+DTYPES = {name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()}
 
 _WORD = "int32"
 _ALIGNMENT = 256
 _DEVIATION = 0.5
 _CHUNK = 2**26
 _GIB = 2**30
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """What operands call a dtype of PyTorch.
-
-    Raises:
-        RuntimeError: they have no name for it.
-    """
-    found = next((name for name, known in DTYPES.items() if known == dtype), None)
-    if found is None:
-        raise RuntimeError(f"a storage holds {dtype}, of which no operands are made; they are {', '.join(DTYPES)}")
-    return found
 
 
 class Pool:
@@ -51,7 +30,7 @@ class Pool:
 
     @classmethod
     def random(cls, elements: int, dtype: torch.dtype, device: str, seed: int = 0) -> "Pool":
-        """Random values, never zeros, which run faster.
+        """Make a pool of random values, never zeros, which run faster.
 
         Floating point: normal of standard deviation 0.5, so that fp16 does not overflow; integers: random bits.
         """
@@ -68,18 +47,18 @@ class Pool:
         return cls(buffer)
 
     def cut(self, shape: tuple[int, ...]) -> Tensor:
-        """The next contiguous view of this shape.
+        """Return the next contiguous view of this shape.
 
         Raises:
-            RuntimeError: the whole pool is smaller.
+            RuntimeError: the pool is smaller.
         """
-        size = math.prod(shape)
-        if size > self._buffer.numel():
-            needed, set_aside = (count * self._buffer.element_size() / _GIB for count in (size, self._buffer.numel()))
+        size, capacity = math.prod(shape), self._buffer.numel()
+        if size > capacity:
+            needed, available = (count * self._buffer.element_size() / _GIB for count in (size, capacity))
             raise RuntimeError(
-                f"an operand of {needed:.2f} GiB does not fit the {set_aside:.2f} GiB set aside for operands"
+                f"an operand of {needed:.2f} GiB does not fit the {available:.2f} GiB set aside for operands"
             )
-        if self._next + size > self._buffer.numel():
+        if self._next + size > capacity:
             self._next = 0
         view = self._buffer[self._next : self._next + size].view(shape)
         self._next += -(-size // self._step) * self._step
@@ -87,12 +66,12 @@ class Pool:
 
 
 class Pools:
-    """Hands out operands of any dtype: a pool a dtype for what is read, and one for what is written, made when needed.
+    """Operands of any dtype: for each dtype a pool to read from and one to write to, made when needed.
 
-    Whole numbers of all sizes are random bits, cut from one pool of words.
+    Integers of all sizes are random bits, cut from one pool of words.
 
     Args:
-        device: where the pools lie.
+        device: of the pools.
         limit_bytes: size of each pool.
     """
 
@@ -101,7 +80,7 @@ class Pools:
         self._pools: dict[tuple[str, bool], Pool] = {}
 
     def cut(self, operand: Operand) -> Tensor:
-        """The next contiguous view for an operand that is read: random values.
+        """Return the next contiguous view for an operand that is read: random values.
 
         Raises:
             RuntimeError: the operand is larger than the limit.
@@ -113,7 +92,7 @@ class Pools:
         return words.view(dtype)[: math.prod(operand.shape)].view(operand.shape)
 
     def cut_output(self, operand: Operand) -> Tensor:
-        """The next contiguous view for an operand that is written: NaN (or 0), or what was written before.
+        """Return the next contiguous view for an operand that is written: NaN (or 0), or earlier results.
 
         Raises:
             RuntimeError: the operand is larger than the limit.
@@ -124,13 +103,9 @@ class Pools:
         if (name, read) not in self._pools:
             dtype = DTYPES[name]
             elements = self._limit_bytes // dtype.itemsize
-            self._pools[name, read] = (
-                Pool.random(elements, dtype, self._device)
-                if read
-                else Pool(torch.full((elements,), _unwritten(dtype), dtype=dtype, device=self._device))
-            )
+            if read:
+                self._pools[name, read] = Pool.random(elements, dtype, self._device)
+            else:
+                unwritten = math.nan if dtype.is_floating_point else 0
+                self._pools[name, read] = Pool(torch.full((elements,), unwritten, dtype=dtype, device=self._device))
         return self._pools[name, read]
-
-
-def _unwritten(dtype: torch.dtype) -> float:
-    return math.nan if dtype.is_floating_point else 0

@@ -1,4 +1,4 @@
-"""How a latency becomes reliable: how often to launch, which samples count, when there are enough."""
+"""Sampling of a latency: how often to launch, which samples count, when there are enough."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from gac.core.arrays import Floats
 from gac.profiling.records import Cache
 
 LEAST_NS: dict[Cache, float] = {"cold": 300_000.0, "hot": 3_000_000.0}
-"""Least length of a replay. Hot, what is in L2 settles only after hundreds of launches."""
+"""Least length of a replay. Hot, the contents of L2 settle only after hundreds of launches."""
 
 BATCH = 10
 LEAST_BATCH = 3
@@ -19,13 +19,14 @@ MOST_BATCHES = 6
 BATCH_NS = 200_000_000.0
 PRECISION = 0.01
 AGREEMENT = 0.03
-"""How far the middle eight of ten samples may lie apart: two of ten at another latency are no outliers."""
+"""Largest relative range of the middle eight of ten samples: two of ten at another latency are no outliers."""
 
 STEADY_CLOCK = 0.97
 SLOWEST_CLOCK = 0.75
 PATIENCE = 16
 ROTATION = 6
-"""How often L2 goes by before a buffer is used again: L2 evicts at random, so after twice its size an eighth stays."""
+"""Multiples of L2 that are read before a buffer is used again: L2 evicts at random, so after twice its size an eighth
+stays."""
 
 METHOD = (
     "CUDA graph replays of at least 0.3 ms between CUDA events; cold: every launch on other buffers until 6x L2 has "
@@ -38,9 +39,9 @@ METHOD = (
 
 
 class Batch(NamedTuple):
-    """Samples in ns a launch that were taken together, and the lowest SM clock in MHz beside them.
+    """Samples in ns a launch that were taken in one go, and the lowest SM clock in MHz during them.
 
-    ``late``: the GPU waited for us to queue one of them, so that launch overhead is in it.
+    ``late``: the GPU waited for the host to queue one of them, so that launch overhead is in it.
     """
 
     ns: Sequence[float]
@@ -49,17 +50,14 @@ class Batch(NamedTuple):
 
 
 def slowest(batches: Sequence[Batch]) -> Batch:
-    """What several GPUs saw that ran the same together: of each sample the longest, and the lowest clock."""
-    ns = [max(times) for times in zip(*(one.ns for one in batches), strict=True)]
-    return Batch(ns, min(one.clock_mhz for one in batches), any(one.late for one in batches))
-
-
-Sampler = Callable[[int], Batch]
+    """Combine batches of several GPUs that ran the same at once: of each sample the longest, and the lowest clock."""
+    ns = [max(times) for times in zip(*(batch.ns for batch in batches), strict=True)]
+    return Batch(ns, min(batch.clock_mhz for batch in batches), any(batch.late for batch in batches))
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """What the SM clock should be, in MHz: what it usually is in this run, and the highest that the device can have."""
+    """Expected SM clock in MHz: the usual one in this run, and the highest of the device."""
 
     usual_mhz: float
     max_mhz: int
@@ -67,7 +65,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and interquartile range in ns of the means of ``samples`` samples, the lowest SM clock beside them."""
+    """Median and interquartile range in ns of the means of ``samples`` samples, and the lowest SM clock."""
 
     median_ns: float
     iqr_ns: float
@@ -78,7 +76,7 @@ class Timing:
 
 
 def half_width(samples: Sequence[float] | Floats) -> float:
-    """Half-width of the 95 % confidence interval of the median: 1.57 IQR / sqrt(n).
+    """Return the half-width of the 95 % confidence interval of the median: 1.57 IQR / sqrt(n).
 
     McGill, Tukey & Larsen, "Variations of box plots" (1978).
     """
@@ -86,14 +84,16 @@ def half_width(samples: Sequence[float] | Floats) -> float:
     return float(1.57 * (high - low) / math.sqrt(len(samples)))
 
 
-def sample_until(sampler: Sampler, clocks: Clocks, rest: Callable[[int], None], batch_size: int = BATCH) -> Timing:
+def sample_until(
+    sampler: Callable[[int], Batch], clocks: Clocks, rest: Callable[[int], None], batch_size: int = BATCH
+) -> Timing:
     """Take samples in batches until the median of their means is known to within 1 %, or there are six batches.
 
-    Known: its half-width is at most 1 %, and the middle eight of ten means lie within 3 %.
+    It is known if its half-width is at most 1 %, and the middle eight of ten means lie within 3 %.
 
-    A mean is taken over the batches, of the samples in the same place of each. Many kernels have two latencies, some
-    6 % apart, and take either by chance: a median of single samples would be one or the other. A median of means lies
-    where it should, and yet ignores an outlier (Nemirovsky & Yudin, "Problem complexity and method efficiency in
+    A mean is taken over the batches, of the samples at the same position of each. Many kernels have two latencies,
+    some 6 % apart, and take either by chance: a median of single samples would be one or the other. A median of means
+    converges, and yet ignores an outlier (Nemirovsky & Yudin, "Problem complexity and method efficiency in
     optimization" (1983)).
 
     After a burst of heavy work the power limit holds the clock down for a while. A batch over 3 % below the usual
@@ -103,29 +103,29 @@ def sample_until(sampler: Sampler, clocks: Clocks, rest: Callable[[int], None], 
 
     Args:
         sampler: returns as many new samples as it is asked for.
-        rest: waits, the longer the more batches were discarded before (it is told how many).
+        rest: waits; it gets the number of batches discarded before, and waits the longer the more there are.
     """
     batches: list[Sequence[float]] = []
     means = np.empty(0)
-    slowest, late, discarded = clocks.max_mhz, False, 0
+    lowest_mhz, late, discarded = clocks.max_mhz, False, 0
     while len(batches) < MOST_BATCHES:
         batch = sampler(batch_size)
-        if discarded < 2 * PATIENCE and (batch.late or batch.clock_mhz < _least(clocks, discarded)):
+        if discarded < 2 * PATIENCE and (batch.late or batch.clock_mhz < _least_clock(clocks, discarded)):
             discarded += 1
             if not batch.late:
                 rest(discarded)
             continue
         batches.append(batch.ns)
         means = np.mean(batches, axis=0)
-        slowest, late = min(slowest, batch.clock_mhz), late or batch.late
-        if _known(means) and _agree(means):
+        lowest_mhz, late = min(lowest_mhz, batch.clock_mhz), late or batch.late
+        if _is_known(means) and _agree(means):
             break
     low, median, high = (float(value) for value in np.percentile(means, (25, 50, 75)))
-    converged = not late and slowest >= _least(clocks, discarded=0) and _known(means)
-    return Timing(median, high - low, len(batches) * batch_size, converged, slowest, discarded)
+    converged = not late and lowest_mhz >= _least_clock(clocks, discarded=0) and _is_known(means)
+    return Timing(median, high - low, len(batches) * batch_size, converged, lowest_mhz, discarded)
 
 
-def _known(samples: Floats) -> bool:
+def _is_known(samples: Floats) -> bool:
     return half_width(samples) <= PRECISION * float(np.median(samples))
 
 
@@ -134,16 +134,13 @@ def _agree(samples: Floats) -> bool:
     return float(np.ptp(np.sort(samples)[ends : len(samples) - ends])) <= AGREEMENT * float(np.median(samples))
 
 
-def _least(clocks: Clocks, discarded: int) -> float:
+def _least_clock(clocks: Clocks, discarded: int) -> float:
     throttled = SLOWEST_CLOCK * clocks.max_mhz
     return max(STEADY_CLOCK * clocks.usual_mhz, throttled) if discarded < PATIENCE else throttled
 
 
 class Replay(NamedTuple):
-    """How often to launch in one replay, over how many sets of buffers, and whether L2 is flushed before it.
-
-    ``batch`` is how many replays are queued at a time.
-    """
+    """Launches in one replay, over how many sets of buffers, after a flush of L2 or not, and replays in a batch."""
 
     launches: int
     sets: int
@@ -152,10 +149,10 @@ class Replay(NamedTuple):
 
 
 def plan_launches(launch_ns: float, bytes_each: int, l2_bytes: int, cache: Cache) -> Replay:
-    """Enough launches for a replay of 0.3 ms (cold) or 3 ms (hot), so that short ones are timed together.
+    """Plan a replay of at least 0.3 ms (cold) or 3 ms (hot), so that short launches are timed several at once.
 
     Cold: sets of buffers until six times L2 has gone by, in whole rounds. L2 is flushed before each replay unless one
-    launch does it: what the last replay left there would warm the next one, or hold it, for as long as the graph is
+    launch does it: the rest of the last replay there would warm the next one, or hold it, for as long as the graph is
     replayed, in one of the latencies that the kernel can have. Hot: one set. A batch lasts at most about 0.2 s.
     """
     count = max(1, math.ceil(LEAST_NS[cache] / launch_ns))

@@ -1,4 +1,4 @@
-"""Times calls on the GPU: rotated buffers, a CUDA graph, events, and a kernel of known cycles that tells the clock."""
+"""Time calls on the GPU: rotated buffers, a CUDA graph, events, and a kernel of known cycles that shows the clock."""
 
 import time
 from collections import deque
@@ -35,28 +35,27 @@ _LEAST_LEAD = 200_000
 _MOST_LEAD = 40_000_000
 _SHORTER = 0.98
 _WARM_RUNS = 2
-_OWN_THREAD = "thread_local"  # the thread of NCCL may ask for its events while this one captures
+_CAPTURE_MODE = "thread_local"  # the thread of NCCL may query its events while this one captures
 
 Call = Callable[[], object]
 
 
 def next_lead(cycles: int, late: bool) -> int:
-    """How many cycles the GPU is held back while the next batch is queued: doubled after a late one, else 2 % less.
+    """Return the cycles that the GPU is held back while the next batch is queued: doubled after a late one, else -2 %.
 
-    How long queueing takes is the host's matter: from 0.1 ms to some milliseconds where it is slow or shared.
+    Queueing takes 0.1 ms to some milliseconds, by the speed and the load of the host.
     """
     return min(max(2 * cycles if late else int(_SHORTER * cycles), _LEAST_LEAD), _MOST_LEAD)
 
 
 class Stopwatch:
-    """Times calls on the current CUDA device, on its own stream.
+    """Time calls on the current CUDA device, on a stream of its own.
 
-    Where several processes time at once what they run together, a sample is the slowest one's. All of them decide from
-    the same samples, so they launch the same, and as often.
+    Where several processes time a collective, a sample is that of the slowest. All of them decide from the same
+    samples, so that they launch the same, and as often.
 
     Args:
-        l2_bytes: size of the L2 cache.
-        max_clock_mhz: the highest SM clock that the device can have.
+        max_clock_mhz: the highest SM clock of the device.
         ranks: the processes that time at once.
     """
 
@@ -83,9 +82,8 @@ class Stopwatch:
         """Time one launch.
 
         Args:
-            call_on: makes as many calls as it is asked for, each on buffers of its own.
-            bytes_each: what one call reads and writes.
-            cache: whether its operands come from memory or from L2.
+            call_on: makes as many calls as it is asked for, each on other buffers.
+            bytes_each: bytes that one call reads and writes.
         """
         with torch.cuda.stream(self.stream):
             first = self._estimate(call_on(1)[0])
@@ -105,9 +103,9 @@ class Stopwatch:
             return self._capture([call])
 
     def round(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> Batch:
-        """Replay each graph once, in this order and without a gap, after one of the last; ns of each.
+        """Replay each graph once, in this order and without a gap, after a replay of the last; return ns of each.
 
-        Whatever runs before leaves L2 as it leaves it: with graphs that read more than L2 holds, nothing of the next.
+        L2 is not flushed: with graphs that read more than L2 holds, each finds nothing of its own there.
         """
         assert len(graphs) <= BATCH, f"{len(graphs)} graphs in one round"
         with torch.cuda.stream(self.stream):
@@ -115,7 +113,6 @@ class Stopwatch:
             return self._queued(graphs, flush=False)
 
     def _warm_up(self) -> None:
-        """Keep the GPU busy until its clock has come up from idling."""
         until = time.monotonic() + _WARM_UP_SECONDS
         while time.monotonic() < until:
             for _ in range(_RECENT):
@@ -123,13 +120,12 @@ class Stopwatch:
             self.stream.synchronize()
 
     def _batch(self, graph: torch.cuda.CUDAGraph, count: int, launches: int, flush: bool) -> Batch:
-        """Time ``count`` replays of one graph; ns a launch."""
         graph.replay()
         ns, clock, late = self._queued([graph] * count, flush)
-        return Batch([one / launches for one in ns], clock, late)
+        return Batch([replay / launches for replay in ns], clock, late)
 
     def _queued(self, graphs: Sequence[torch.cuda.CUDAGraph], flush: bool) -> Batch:
-        """Time a replay of each, queued while the GPU is held back, so that it never waits for us."""
+        """Time a replay of each, queued while the GPU is held back, so that it never waits for the host."""
         timed = list(zip(self._starts, self._ends, graphs, strict=False))
         self._hold_back()
         late = self._timed(*self._spins[0], self._spin)
@@ -140,23 +136,22 @@ class Stopwatch:
         late |= self._timed(*self._spins[1], self._spin)
         self.stream.synchronize()
         clock = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
-        batch = self._seen([start.elapsed_time(end) for start, end, _ in timed], clock, late)
+        batch = self._slowest([start.elapsed_time(end) for start, end, _ in timed], clock, late)
         if not batch.late:
             self._recent.append(batch.clock_mhz)
         return batch
 
     def _hold_back(self) -> None:
-        """Keep the GPU busy while work is queued behind it; what follows begins on all GPUs at once."""
         _cuda._sleep(self._lead)
-        self._ranks.total(self._word)
+        self._ranks.total(self._word)  # the next work begins on all GPUs at once
 
-    def _seen(self, ms: Sequence[float], clock_mhz: int, late: bool) -> Batch:
-        batch = slowest(self._ranks.gathered(Batch([1e6 * one for one in ms], clock_mhz, late)))
+    def _slowest(self, ms: Sequence[float], clock_mhz: int, late: bool) -> Batch:
+        batch = slowest(self._ranks.gathered(Batch([1e6 * time_ms for time_ms in ms], clock_mhz, late)))
         self._lead = next_lead(self._lead, batch.late)
         return batch
 
     def _timed(self, start: Any, end: Any, work: Call) -> bool:
-        """Queue work between two events; whether the GPU had reached the first of them before all was queued."""
+        """Queue work between two events; return True if the GPU had reached the first before all was queued."""
         start.record()
         work()
         end.record()
@@ -167,21 +162,20 @@ class Stopwatch:
         _cuda._sleep(_SPIN_CYCLES)
 
     def _estimate(self, call: Call, launches: int = 3) -> float:
-        """Rough ns a launch, likewise without launch overhead."""
         call()
         for _ in range(_ESTIMATES):
             self._flush()
             self._hold_back()
             late = self._timed(self._starts[0], self._ends[0], lambda: [call() for _ in range(launches)])
             self.stream.synchronize()
-            batch = self._seen([self._starts[0].elapsed_time(self._ends[0])], self._max_clock, late)
+            batch = self._slowest([self._starts[0].elapsed_time(self._ends[0])], self._max_clock, late)
             if not batch.late:
                 break
         return max(batch.ns[0] / launches, _LEAST_NS)
 
     def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode=_OWN_THREAD)
+        graph.capture_begin(pool=self._pool, capture_error_mode=_CAPTURE_MODE)
         try:
             for call in calls:
                 call()

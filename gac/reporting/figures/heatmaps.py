@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.core.arguments import checked
-from gac.core.arrays import Floats
+from gac.core.arrays import Floats, class_name
 from gac.core.errors import ProfileError
 from gac.plan.layers import cell_of, kinds_of, legend_of, weights_by_layer
 from gac.plan.plan import Plan
-from gac.profiling.alignment import class_name
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
 from gac.reporting.page import MAP, panel

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gac.core.arguments import checked
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import Floats, Ints, alignment_class, class_name
 from gac.core.errors import GacError, ProfileError
-from gac.profiling.alignment import alignment_class, class_name
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep

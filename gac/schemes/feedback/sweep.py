@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gac.core.linalg import one_thread
+from gac.core.linalg import single_thread
 from gac.schemes.feedback.levels import Levels
 
 
@@ -30,7 +30,7 @@ def sweep(units: Tensor, takes: Tensor, levels: Levels, before: Tensor | None = 
     was = work if before is None else before.permute(2, 0, 1)
     takes = takes.permute(1, 2, 0)[..., None]
     numbers, errors = torch.empty_like(work), torch.empty_like(work)
-    with one_thread():
+    with single_thread():
         for at in range(len(work)):
             levels.nearest_(numbers[at].copy_(work[at]))
             torch.sub(was[at], numbers[at], out=errors[at])

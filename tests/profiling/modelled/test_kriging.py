@@ -19,18 +19,18 @@ def stairs(widths: np.ndarray) -> np.ndarray:
 def test_it_gives_back_what_it_was_fitted_to() -> None:
     shapes = np.vstack([shapes_at(1024), shapes_at(4096)])
     field = Kriging.fit(shapes, stairs(shapes[:, 1]))
-    assert field.at(shapes) == pytest.approx(stairs(shapes[:, 1]), abs=0.02)
+    assert field.predict(shapes) == pytest.approx(stairs(shapes[:, 1]), abs=0.02)
 
 
 def test_stairs_along_one_axis_are_found_at_sizes_of_the_other_that_were_not_measured() -> None:
     shapes = np.vstack([shapes_at(1024), shapes_at(4096)])
-    between = Kriging.fit(shapes, stairs(shapes[:, 1])).at(shapes_at(2048))
+    between = Kriging.fit(shapes, stairs(shapes[:, 1])).predict(shapes_at(2048))
     assert np.corrcoef(between, stairs(WIDTHS))[0, 1] > 0.95
 
 
 def test_far_from_all_that_was_measured_nothing_is_known() -> None:
     field = Kriging.fit(shapes_at(1024), np.ones(len(WIDTHS)))
-    assert field.at(np.array([[10**9, 10**9]])) == pytest.approx(0, abs=1e-3)
+    assert field.predict(np.array([[10**9, 10**9]])) == pytest.approx(0, abs=1e-3)
 
 
 def test_what_is_missed_without_a_block_is_what_a_fit_without_it_misses() -> None:
@@ -41,7 +41,7 @@ def test_what_is_missed_without_a_block_is_what_a_fit_without_it_misses() -> Non
     for block in range(3):
         out = blocks == block
         without = Kriging.fit(shapes[~out], residuals[~out])
-        assert missed[out] == pytest.approx(residuals[out] - without.at(shapes[out]), abs=1e-8)
+        assert missed[out] == pytest.approx(residuals[out] - without.predict(shapes[out]), abs=1e-8)
 
 
 def test_of_many_shapes_the_same_ones_are_drawn_each_time() -> None:

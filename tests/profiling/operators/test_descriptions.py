@@ -1,4 +1,4 @@
-"""What single operators say of themselves; and how an operation is asked for."""
+"""Descriptions of single operators, and operations made from them."""
 
 import pytest
 
@@ -18,30 +18,21 @@ def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() ->
 @pytest.mark.parametrize(
     ("name", "axes", "message"),
     [
-        ("linear", {"m": 2, "k": 3}, "linear with m=2, k=3; expected the axes m, k, n. Give every axis"),
-        ("linear", {}, "linear with no axes; expected the axes m, k, n."),
-        ("copy", {"n": 0}, "copy with n=0; expected sizes of at least 1. Correct the sizes."),
+        ("linear", {"m": 2, "k": 3}, "linear with m=2, k=3; expected the axes m, k, n"),
+        ("linear", {}, "linear with no axes; expected the axes m, k, n"),
+        ("copy", {"n": 0}, "copy with n=0; expected sizes of at least 1"),
         (
             "batched_gemm_padded",
             {"m": 1, "k": 1, "heads": 1, "low": 4, "high": 8},
-            "batched_gemm_padded with m=1, k=1, heads=1, low=4, high=8; expected at least 2 heads, and low <= high.",
+            "expected at least 2 heads, and low",
         ),
-        (
-            "all_gather",
-            {"gpus": 4, "m": 1, "n": 6},
-            "all_gather with gpus=4, m=1, n=6; expected n that is a multiple of",
-        ),
-        (
-            "sdpa",
-            {"b": 1, "h": 8, "kv": 3, "s": 1, "t": 1, "d": 8},
-            "sdpa with b=1, h=8, kv=3, s=1, t=1, d=8; expected kv that divides h.",
-        ),
+        ("all_gather", {"gpus": 4, "m": 1, "n": 6}, "expected n that is a multiple of"),
+        ("sdpa", {"b": 1, "h": 8, "kv": 3, "s": 1, "t": 1, "d": 8}, "expected kv that divides h"),
     ],
 )
-def test_an_operation_that_is_none_is_an_error(name, axes, message) -> None:
-    with pytest.raises(ProfileError) as error:
+def test_a_wrong_operation_is_an_error(name, axes, message) -> None:
+    with pytest.raises(ProfileError, match=message):
         operation(name, **axes)
-    assert str(error.value).startswith(message)
 
 
 def test_fp8_reads_a_byte_an_element_and_scales_and_writes_bf16() -> None:
@@ -83,6 +74,7 @@ def test_heads_of_different_dims_are_bucketed_and_padded_to_multiples_of_8() -> 
 FP8 = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
 FUSED, GROUPS = "torch._weight_int4pack_mm takes", "k is cut into whole bytes and whole groups only"
 INT4 = {"m": 1, "k": 256, "n": 64, "group": 32}
+EFFICIENT = "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11)"
 SDPA = {"b": 1, "h": 8, "kv": 8, "s": 64, "t": 64, "d": 64}
 
 
@@ -110,12 +102,7 @@ def test_gemms_are_refused_by_their_own_rules(name, dtype, axes, reason) -> None
         ("sdpa_flash", {"d": 264}, "FlashAttention takes heads up to 256 only: d = 264"),
         ("sdpa_flash_causal", {"t": 96}, "FlashAttention takes the causal mask on s = t only: s = 64, t = 96"),
         ("sdpa_efficient", {"d": 107}, "memory-efficient attention takes heads that are a multiple of 8 only: d = 107"),
-        (
-            "sdpa_efficient",
-            {"kv": 2},
-            "memory-efficient attention takes as many heads of K and V as of Q only (PyTorch 2.6 to 2.11): "
-            "h = 8, kv = 2",
-        ),
+        ("sdpa_efficient", {"kv": 2}, f"{EFFICIENT}: h = 8, kv = 2"),
         ("sdpa_cudnn", {"d": 107}, "cuDNN attention takes heads that are a multiple of 8 only: d = 107"),
         ("sdpa_cudnn", {"d": 264}, "cuDNN attention takes heads up to 256 at most: d = 264"),
         ("sdpa_cudnn", {"t": 1}, "cuDNN attention takes more than one key only: t = 1"),
@@ -169,8 +156,7 @@ def test_operators_of_forms_take_the_schemes_that_have_a_storage_and_no_others_d
 
 
 def test_a_dtype_that_is_none_is_named() -> None:
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(ProfileError, match="dtype 'w5a16'; expected one of bf16, fp16, fp8, "):
         _ = Operand((2, 3), "w5a16").bytes
-    assert str(error.value).startswith("dtype 'w5a16'; expected one of bf16, fp16, fp8, ")
     with pytest.raises(PlanError, match="w4a16:N with groups of 1 to 999999 columns"):
         _ = Operand((2, 3), "w4a16:x").bytes

@@ -7,7 +7,7 @@ import pytest
 from gac.profiling import folders
 from gac.profiling.records import Launch
 from gac.profiling.timing import device
-from gac.profiling.timing.launches import launches_by_mark, short_name
+from gac.profiling.timing.measure import launches_by_mark, short_name
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_kernels_belong_to_the_mark_during_which_the_host_launched_them() -> Non
 
 def test_others_on_the_gpu_are_said(monkeypatch) -> None:
     monkeypatch.setattr(device.os, "getpid", lambda: 10)
-    assert device._others([], [0, 0, 0]) == ""
-    assert device._others([10], [0, 3, 0]) == ""
-    assert device._others([77], [0, 0, 0]) == ""  # this process, as the driver counts outside a container
-    assert device._others([10, 77], [0, 0, 0]) == "1 other process on it"
-    assert device._others([10, 77, 78], [90, 40, 100]) == (
+    assert device._other_users([], [0, 0, 0]) == ""
+    assert device._other_users([10], [0, 3, 0]) == ""
+    assert device._other_users([77], [0, 0, 0]) == ""  # this process, as the driver counts outside a container
+    assert device._other_users([10, 77], [0, 0, 0]) == "1 other process on it"
+    assert device._other_users([10, 77, 78], [90, 40, 100]) == (
         "2 other processes on it, busy 40 % of the time while this process was idle"
     )
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gac.profiling.operators import ITEM_BYTES, Operand
-from gac.profiling.timing.operands import DTYPES, Pool, Pools, name_of
+from gac.profiling.operators.base import ITEM_BYTES, Operand, name_of
+from gac.profiling.timing.operands import DTYPES, Pool, Pools
 
 
 def test_every_dtype_has_the_size_that_descriptions_count_with() -> None:

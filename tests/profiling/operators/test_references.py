@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gac.core.errors import ProfileError
-from gac.profiling.operators import OPERATORS, operation
+from gac.profiling.operators import OPERATORS, operation, relative_error, runner_of
+from gac.profiling.operators.int4 import inner_tiles
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.runners import relative_error, runner_of
-from gac.profiling.timing.runners.int4 import inner_tiles
 from gac.runtime.storage import Held, Storage
 from gac.runtime.stored import STORAGES
 from gac.schemes import SCHEMES, Scheme, StorageSpec
@@ -23,7 +22,7 @@ def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Any], Seq
     runner, pools = runner_of(name, dtype), Pools("cpu", limit_bytes=2**21)
     checked = operation(name, **axes).axes
     inputs = runner.operands(checked, dtype, pools.cut)
-    return inputs, runner.run(inputs, [pools.cut_output(one) for one in runner.operator.outputs(checked, dtype)])
+    return inputs, runner.run(inputs, [pools.cut_output(one) for one in OPERATORS.get(name).outputs(checked, dtype)])
 
 
 def near(given: Tensor, expected: Tensor) -> bool:
