@@ -268,7 +268,7 @@ def _settled(config: Any, recipe: Recipe, table: Profile) -> tuple[Sequence[Site
     recipe = settled(replace(recipe, refit=refit), planned, table)
     check_reachable(planned, recipe, table)
     space = recipe.space
-    cheap = tuple(name for name in space.forms if not form_named(name).runs)
+    cheap = tuple(name for name in space.forms if not form_named(name).loss.needs_forward_runs)
     if cheap != space.forms and recipe.limits.latency and meets_without_loss(planned, recipe, table):
         return _settled(config, replace(recipe, space=replace(space, forms=cheap)), table)
     return planned, recipe

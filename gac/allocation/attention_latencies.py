@@ -14,7 +14,7 @@ from gac.allocation.latencies import DTYPE, MEASURED, UNKNOWN, Known, Timing, lo
 from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.core.workloads import Workload
-from gac.forms import Form, form_named
+from gac.forms import DENSE, Form, form_named
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
 from gac.profiling.table import Profile
@@ -29,17 +29,19 @@ def of_attention(timing: Timing, form: Form, weight: Weight, dims: Ints) -> Know
     """
     latency = np.zeros((len(dims), len(timing.workloads)), dtype=np.int64)
     how = np.full(latency.shape, MEASURED, dtype=np.int64)
-    if timing.profile is None or not weight.asked or timing.gpus > 1 or len(dims) == 0:
+    if timing.profile is None or not weight.query_heads or timing.gpus > 1 or len(dims) == 0:
         return latency, how
     for column, workload in enumerate(timing.workloads):
         if workload.phase == "prefill":
             continue
-        if (axis := form.cache_axis(weight)) is not None:
-            operation = form.attention(weight, int(dims[0]), workload.batch, workload.tokens)
-            latency[:, column], how[:, column] = _of_latents(timing.profile, operation, axis, form.beside(weight), dims)
+        if (axis := form.cache.axis(weight)) is not None:
+            operation = form.cache.attention(weight, int(dims[0]), workload.batch, workload.tokens)
+            latency[:, column], how[:, column] = _of_latents(
+                timing.profile, operation, axis, form.cache.assumed_partner_dim(weight), dims
+            )
         elif (dense := _dense(timing.profile, weight, workload)) is not None:
-            kept = np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64)
-            latency[:, column] = -(-dense * kept // (2 * weight.kept))
+            kept = np.array([form.cache.numbers(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+            latency[:, column] = -(-dense * kept // (2 * weight.cached_numbers))
     return latency, how
 
 
@@ -53,24 +55,24 @@ def counted(timing: Timing, choices: Iterable[WeightChoice], workload: str) -> i
 def knows(timing: Timing, form: Form, sites: Iterable[Site]) -> bool:
     """Whether latencies of a form can be known: tables have its operation, or its attention beside the dense one."""
     weights = (weight for site in sites for weight in site.weights)
-    return form.timed or all(
+    return form.latency.timed or all(
         timing.once((one.name, "attention"), weight, partial(_knows, timing, one, weight))
         for weight in weights
         for one in form.variants(weight)
-        if one.takes(weight)
+        if one.applies_to(weight)
     )
 
 
 def _knows(timing: Timing, form: Form, weight: Weight) -> bool:
-    if form.cache_axis(weight) is None or timing.profile is None or not weight.asked or timing.gpus > 1:
+    if form.cache.axis(weight) is None or timing.profile is None or not weight.query_heads or timing.gpus > 1:
         return False
     decoding = [one for one in timing.workloads if one.phase == "decode"]
-    known = of_attention(timing, form, weight, np.array([form.beside(weight)]))[0] != UNKNOWN
+    known = of_attention(timing, form, weight, np.array([form.cache.assumed_partner_dim(weight)]))[0] != UNKNOWN
     return bool(known.all()) and all(_dense(timing.profile, weight, one) is not None for one in decoding)
 
 
 def _dense(profile: Profile, weight: Weight, workload: Workload) -> int | None:
-    return profile.point(form_named("dense").attention(weight, 1, workload.batch, workload.tokens), DTYPE)
+    return profile.point(DENSE.cache.attention(weight, 1, workload.batch, workload.tokens), DTYPE)
 
 
 def _of_latents(profile: Profile, operation: Operation, axis: str, beside: int, dims: Ints) -> tuple[Ints, Ints]:

@@ -13,7 +13,7 @@ from gac.allocation.making import Making
 from gac.allocation.options import side_by_side
 from gac.allocation.rivals import Rivals
 from gac.core.errors import PlanError, ProfileError
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.forms.loss_curves import LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import columns_of
@@ -64,7 +64,7 @@ def candidates(
     schemes, known = [scheme_named(name) for name in space.schemes], tuple(one for one in columns if one in needed)
     makings = [
         Making(layout, curves, space, together, timing, columns, known)
-        for layout in site.layouts
+        for layout in site.fused_and_unfused
         for together in ([[one] for one in schemes] if layout.fused else [schemes])
     ]
     parts, rivals = list[CandidateSet](), Rivals()
@@ -77,7 +77,7 @@ def candidates(
     if not parts:
         raise _nothing_allowed(site, space)
     rows = CandidateSet.joined(parts)
-    if site.either:
+    if site.fusion_optional:
         rows = _fastest_first(rows, site, timing)
     if len(parts) > 1:
         rows = reduced(rows, columns)
@@ -91,8 +91,8 @@ def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> Candid
 
     Where its weights may be fused or not, they are not: so the model runs that is compressed.
     """
-    dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
-    return side_by_side(site.layouts[0], dense, dims, scheme, timing)
+    dense, dims = [DENSE] * len(site.weights), [full_dim(weight) for weight in site.weights]
+    return side_by_side(site.fused_and_unfused[0], dense, dims, scheme, timing)
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
@@ -102,16 +102,20 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
     """
     as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
     scheme = scheme_named(DEFAULT_SCHEME)
-    rows = CandidateSet.joined([side_by_side(layout, as_forms, as_dims, scheme, timing) for layout in site.layouts])
+    rows = CandidateSet.joined(
+        [side_by_side(layout, as_forms, as_dims, scheme, timing) for layout in site.fused_and_unfused]
+    )
     return replace(_fastest_first(rows, site, timing).at(slice(1)), loss=np.array([loss]))
 
 
 def _nothing_allowed(site: Site, space: Space) -> PlanError:
     """What is said where the schemes that are asked for leave a weight of a site no dim."""
-    forms = ", ".join(("dense", *space.forms))
+    forms = ", ".join((DENSE.name, *space.forms))
     shapes = ", ".join(f"{one.out_features} x {one.in_features}" for one in site.weights)
-    needs = {name: scheme.needs for name in space.schemes if (scheme := scheme_named(name)).needs}
-    able = [one.name for one in SCHEMES if one.needs is None and all(map(one.takes, site.weights))]
+    needs = {
+        name: scheme.shape_requirement for name in space.schemes if (scheme := scheme_named(name)).shape_requirement
+    }
+    able = [one.name for one in SCHEMES if one.shape_requirement is None and all(map(one.applies_to, site.weights))]
     return PlanError(
         f"{site.kind} ({shapes}) in schemes {', '.join(space.schemes)}, which allow it no dim of {forms}",
         "; ".join(f"{wanted} for {name}" for name, wanted in needs.items()) or "schemes that take these weights",

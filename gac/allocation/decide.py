@@ -17,7 +17,7 @@ from gac.allocation.problem import LOSS, Instance, Problem, allowed, as_knapsack
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, ProfileError
 from gac.core.version import __version__
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.forms.tensor_parallel import check_splits
 from gac.models.sites import Site
 from gac.plan.costs import floored, ns_of
@@ -109,7 +109,7 @@ def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) 
     """What to do about a form of unknown latency: of one that attention reads, tables can have what that takes."""
     weights = [weight for site in sites for weight in site.weights]
     variants = [(one, weight) for weight in weights for one in form_named(name).variants(weight)]
-    measured = any(one.takes(weight) and one.cache_axis(weight) for one, weight in variants)
+    measured = any(one.applies_to(weight) and one.cache.axis(weight) for one, weight in variants)
     decoding = " ".join(f"--workload {one}" for one in workloads if one.startswith("decode"))
     if not (measured and decoding):
         return "Leave the form out, or plan without the limit."
@@ -118,7 +118,7 @@ def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) 
 
 def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
     """What the dense sites whose weights it runs take in a scheme, by workload."""
-    stored, whole = scheme_named(scheme), form_named("dense")
+    stored, whole = scheme_named(scheme), DENSE
 
     def runs(site: Site) -> bool:
         return all(len(that_run(whole, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)

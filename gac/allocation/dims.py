@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gac.allocation.latencies import Timing
 from gac.core.arrays import Ints
 from gac.core.errors import PlanError
-from gac.forms import Form, form_named, variants_of
+from gac.forms import DENSE, Form, form_named, variants_of
 from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Site, Weight
 from gac.plan.recipe import Space
@@ -20,13 +20,13 @@ from gac.schemes import Scheme, scheme_named
 
 def step_of(form: Form, align: bool | int) -> int:
     """What the dims of a form are multiples of, whatever the profile says of them."""
-    return lcm(form.step, int(align)) if align and not form.pieces else 1
+    return lcm(form.step, int(align)) if align and not form.dim_counts_units else 1
 
 
 def plain_dims(form: Form, align: bool | int, largest: int) -> Ints:
     """The dims of a form up to the largest, whatever the profile says of them."""
     step = step_of(form, align)
-    return np.arange(step if form.least else 0, largest + 1, step, dtype=np.int64)
+    return np.arange(step if form.min_dim else 0, largest + 1, step, dtype=np.int64)
 
 
 def first_dim(form: Form, weight: Weight, scheme: Scheme, align: bool | int, gpus: int) -> int | None:
@@ -41,10 +41,10 @@ def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
     Raises:
         PlanError: names the form.
     """
-    weights = {replace(weight, name="", reads=None) for site in sites for weight in site.weights}
+    weights = {replace(weight, name="", input_group=None) for site in sites for weight in site.weights}
     for name in space.forms if gpus > 1 else ():
         takers = [(form, weight) for weight in weights for form in variants_of([form_named(name)], weight)]
-        if not any(_is_left(form, weight, space, gpus) for form, weight in takers if form.takes(weight)):
+        if not any(_is_left(form, weight, space, gpus) for form, weight in takers if form.applies_to(weight)):
             aligned = f", aligned to {int(space.align)}" if space.align > 1 else ""
             raise PlanError(
                 f"form {name} of weights that are split over {gpus} GPUs{aligned}",
@@ -55,13 +55,13 @@ def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
 
 def _is_left(form: Form, weight: Weight, space: Space, gpus: int) -> bool:
     dims = plain_dims(form, space.align, form.full(weight) - 1)
-    schemes = filter(lambda scheme: scheme.takes(weight), map(scheme_named, space.schemes))
+    schemes = filter(lambda scheme: scheme.applies_to(weight), map(scheme_named, space.schemes))
     return any(_even(form, scheme, weight, dim, gpus, space.align) for scheme in schemes for dim in dims.tolist())
 
 
 def full_dim(weight: Weight) -> Ints:
     """The only dim of a dense weight."""
-    return np.array([form_named("dense").full(weight)])
+    return np.array([DENSE.full(weight)])
 
 
 def dims_up_to(
@@ -100,9 +100,11 @@ def that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: int =
 
 def _that_run(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:
     """At which dims the scheme takes the weight, and has an operator for each of its GEMMs."""
-    if scheme.needs is None or not scheme.takes(weight):
-        return np.full(len(dims), scheme.takes(weight))
-    return np.array([all(map(scheme.runs, form.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_)
+    if scheme.shape_requirement is None or not scheme.applies_to(weight):
+        return np.full(len(dims), scheme.applies_to(weight))
+    return np.array(
+        [all(map(scheme.supports, form.latency.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_
+    )
 
 
 def _that_divide(
@@ -115,7 +117,7 @@ def _that_divide(
 def _even(form: Form, scheme: Scheme, weight: Weight, dim: int, gpus: int, align: bool | int) -> bool:
     if not divides(form, weight, dim, scheme, gpus):
         return False
-    if form.pieces or align <= 1:
+    if form.dim_counts_units or align <= 1:
         return True
     moved = zip(split_gemms(form, weight, dim, 1, gpus), moved_axes(form, weight), strict=True)
     return all(axis is None or gemm.axes[axis] % align == 0 for gemm, axis in moved)

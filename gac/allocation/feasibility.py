@@ -14,7 +14,7 @@ from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, w
 from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import BudgetError, ProfileError
-from gac.forms import FORMS, form_named, variants_of
+from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site, Weight
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
@@ -75,7 +75,7 @@ def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) 
 
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
     space = recipe.space
-    anything = [name for name in space.schemes if scheme_named(name).needs is None]
+    anything = [name for name in space.schemes if scheme_named(name).shape_requirement is None]
     if column != BYTES and anything:  # then any of these tells
         space = replace(space, schemes=(anything[0],))
     timing = timing_of(profile, recipe.deployment)
@@ -94,7 +94,7 @@ def _of_each(sites: Sequence[Site], count: Callable[[Site], T]) -> list[T]:
 
 
 def _nameless(weight: Weight) -> Weight:
-    return replace(weight, name="", reads=None)
+    return replace(weight, name="", input_group=None)
 
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
@@ -170,12 +170,12 @@ def check_shrinks_cache(sites: Sequence[Site], recipe: Recipe) -> None:
 def _least_cached(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -> int:
     """Numbers of a token that the smallest cache keeps which these forms can reach."""
     align, gpus = recipe.space.align, recipe.deployment.tensor_parallel
-    dense, plain, smallest = form_named("dense"), scheme_named(DEFAULT_SCHEME), 0
+    dense, plain, smallest = DENSE, scheme_named(DEFAULT_SCHEME), 0
     for weight in (weight for site in sites for weight in site.weights):
         taken = variants_of(map(form_named, forms), weight)
-        firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in taken if form.takes(weight)]
-        cached = (form.cached(weight, dim) for form, dim in firsts if dim is not None)
-        smallest += min([dense.cached(weight, 1), *cached])
+        firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in taken if form.applies_to(weight)]
+        cached = (form.cache.numbers(weight, dim) for form, dim in firsts if dim is not None)
+        smallest += min([dense.cache.numbers(weight, 1), *cached])
     return smallest
 
 
@@ -190,7 +190,7 @@ def _smaller_cache(sites: Sequence[Site], recipe: Recipe, smallest: int, total: 
 
 
 def _named(recipe: Recipe) -> str:
-    return ", ".join(recipe.space.forms) or "dense"
+    return ", ".join(recipe.space.forms) or DENSE.name
 
 
 def _flat(site: Site, space: Space) -> LossCurves:
@@ -199,8 +199,8 @@ def _flat(site: Site, space: Space) -> LossCurves:
         {
             (form.name, scheme, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
             for weight in site.weights
-            for form in variants_of(map(form_named, ("dense", *space.forms)), weight)
+            for form in variants_of(map(form_named, (DENSE.name, *space.forms)), weight)
             for scheme in space.schemes
-            if form.takes(weight)
+            if form.applies_to(weight)
         }
     )

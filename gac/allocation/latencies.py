@@ -15,7 +15,7 @@ from gac.forms import Form
 from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Weight
 from gac.profiling.cliffs import operator_period, sound_dims
-from gac.profiling.operators import rounded_to, with_decode_kernel
+from gac.profiling.operators import with_decode_kernel
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -66,10 +66,12 @@ class Timing:
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """One weight in one form at each of the dims."""
-        if not form.timed and form.after(weight, 1, 1) is not None:
+        if not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None:
             return self._one_by_one(form, weight, dims, scheme)
-        sizes, axis = self._for_all(_each(form.size, weight, dims)), form.axis(weight)
-        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.made)
+        sizes, axis = self._for_all(_each(form.size, weight, dims)), form.latency.axis(weight)
+        return self._along(
+            lambda rows: form.latency.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.input_from_norm
+        )
 
     def _one_by_one(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Known:
         """Its first GEMM and what follows it, of a form whose operation no table holds."""
@@ -83,7 +85,7 @@ class Timing:
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Known:
         """What such a weight takes beside the GEMM that it shares, and in its place where it runs apart."""
         after = None
-        if form.after(weight, 1, 1) is not None:
+        if form.latency.gemm_after_fused(weight, 1, 1) is not None:
             after = self._second(form, weight, dims, scheme)
         apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
         return apart if after is None else (sum_of_latencies(apart[0], after[0]), np.maximum(apart[1], after[1]))
@@ -107,7 +109,7 @@ class Timing:
             first: one of them; they read the same input.
         """
         along = partial(
-            self._along, lambda rows: linear(rows, first.in_features, 1), "n", scheme=scheme, made=first.made
+            self._along, lambda rows: linear(rows, first.in_features, 1), "n", scheme=scheme, made=first.input_from_norm
         )
         known = self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads)))
         return known.at(widths, lambda lacking: along(self._for_all(lacking)))
@@ -119,19 +121,21 @@ class Timing:
         where the profile has any, else by those of 16 bits, and dims are aligned for these in any case: so inputs come.
         """
         assert self.profile is not None, "soundness needs a profile"
-        after = fused and form.after(weight, 1, 1) is not None
-        axis = "k" if after else form.axis(weight)
+        after = fused and form.latency.gemm_after_fused(weight, 1, 1) is not None
+        axis = "k" if after else form.latency.axis(weight)
         assert axis is not None
         sizes = dims if after else _each(form.size, weight, dims)
         sound: NDArray[np.bool_] = sizes % (LOADED if self.triton and scheme.storage is None else 1) == 0
         for rows in [workload.rows for workload in self.workloads] or [1]:
-            operation = self.run_as(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
+            operation = self.run_as(
+                _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows), scheme
+            )
             operator, fixed = operation.operator, [fixed_of(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
             sound &= sizes % operator_period(self.profile, operator, DTYPE) == 0
         for attention in self._attentions(form, weight):
-            cached = form.cache_axis(weight)
+            cached = form.cache.axis(weight)
             assert cached is not None
             sound &= sound_dims(self.profile, attention.operator, [fixed_of(attention, cached)], cached, dims)
         nothing: NDArray[np.bool_] = sizes == 0
@@ -139,9 +143,9 @@ class Timing:
 
     def _attentions(self, form: Form, weight: Weight) -> list[Operation]:
         """What attends over a cache that the form makes smaller, for each workload that decodes."""
-        moved = weight.asked and form.cache_axis(weight) is not None
+        moved = weight.query_heads and form.cache.axis(weight) is not None
         decoding = [one for one in self.workloads if one.phase == "decode" and moved]
-        return [form.attention(weight, 1, one.batch, one.tokens) for one in decoding]
+        return [form.cache.attention(weight, 1, one.batch, one.tokens) for one in decoding]
 
     def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
         """What runs instead of this operation of 16-bit weights."""
@@ -191,7 +195,7 @@ class Timing:
     def _rounded_before(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:
         """The latencies of GEMMs with the inputs of one, without their rounding where the table has it."""
         assert self.profile is not None
-        if (numbers := rounded_to(scheme)) is None:
+        if (numbers := scheme.input_dtype) is None:
             return latency
         rows, read = operation.axes["m"], np.array([operation.axes[_IN]])
         rounding, _ = self.profile.latency(round_inputs(numbers, rows, 1).operator, {"m": rows}, _IN, read, DTYPE)
@@ -227,7 +231,7 @@ class ByWidth:
 
 @lru_cache(maxsize=4096)
 def _unnamed(weight: Weight) -> Weight:
-    return replace(weight, name="", reads=None)
+    return replace(weight, name="", input_group=None)
 
 
 def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> tuple[Ints, Ints]:
@@ -255,7 +259,7 @@ def _each(count: Callable[[Weight, int], int], weight: Weight, dims: Ints) -> In
 
 
 def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:
-    operation = form.after(weight, dim, rows)
+    operation = form.latency.gemm_after_fused(weight, dim, rows)
     assert operation is not None
     return operation
 

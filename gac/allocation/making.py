@@ -12,7 +12,7 @@ from gac.allocation.latencies import Timing
 from gac.allocation.options import of_what_is_shared, options_of, side_by_side, with_fused_gemm
 from gac.allocation.rivals import Rivals
 from gac.core.arrays import Ints
-from gac.forms import Form, form_named, variants_of
+from gac.forms import DENSE, Form, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.plan.recipe import Space
@@ -48,7 +48,7 @@ class Making:
         own = [self._own(at) for at in range(len(self.site.weights))]
         found: list[CandidateSet] = []
         for form in self.forms:
-            for scheme in self.schemes if (taken := self.site.taken_by(form)) else ():
+            for scheme in self.schemes if (taken := self.site.joint_weights(form)) else ():
                 (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
                 if curve := self.curves.of(form, key, scheme.name):
                     found += self._together(form, scheme, taken, curve, own, rivals)
@@ -57,13 +57,13 @@ class Making:
 
     def _own(self, at: int) -> CandidateSet:
         """One weight's own choices."""
-        weight, dense, options = self.site.weights[at], form_named("dense"), []
+        weight, dense, options = self.site.weights[at], DENSE, []
         for scheme in self.schemes:
             lost = self.curves.of(dense, weight, scheme.name)
             dims = that_run(dense, scheme, weight, full_dim(weight), self.timing.gpus)
             options.append(options_of(self.site, at, dense, scheme, dims, lost, self.timing))
-            for form in (form for form in self.forms if form.takes(weight)):
-                if not form.inside and not form.shortens(weight):
+            for form in (form for form in self.forms if form.applies_to(weight)):
+                if not form.parent_form_name and not form.shortens(weight):
                     options += self._at_its_dims(form, scheme, at)
         return CandidateSet.joined(options)
 
@@ -72,7 +72,7 @@ class Making:
         weight = self.site.weights[at]
         if (curve := self.curves.of(form, weight, scheme.name)) is None:
             return []
-        dims = self._dims(form, scheme, [at], form.largest_useful(weight))
+        dims = self._dims(form, scheme, [at], form.max_useful_dim(weight))
         return [options_of(self.site, at, form, scheme, dims, curve, self.timing)]
 
     def _together(
@@ -103,7 +103,7 @@ class Making:
 
     def _inside(self, form: Form, at: int) -> list[Form]:
         """What a weight may have inside a form that takes it."""
-        asked = (one for one in self.forms if one.inside == form.name)
+        asked = (one for one in self.forms if one.parent_form_name == form.name)
         return list(variants_of(asked, self.site.weights[at]))
 
     def _shortened(self, form: Form, scheme: Scheme, at: int, dim: int, inside: Sequence[Form]) -> CandidateSet:

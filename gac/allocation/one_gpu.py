@@ -62,15 +62,15 @@ def _differences(problem: Problem, plan: Plan, alone: Plan) -> OneGpu:
 
 def _sound(one: WeightChoice, made: SiteChoice, timing: Timing) -> bool:
     form = form_named(one.form)
-    if form.axis(one.weight) is None:
+    if form.latency.axis(one.weight) is None:
         return True
-    shared = made.shared and one.weight.reads is not None
+    shared = made.shared and one.weight.input_group is not None
     return bool(timing.sound(form, one.weight, np.array([one.dim]), shared, scheme_named(one.scheme))[0])
 
 
 def _split(site: Site, made: SiteChoice, timing: Timing) -> CandidateSet | None:
     """What a site takes on several GPUs as it was chosen for one; None where zeros cannot make its dims even."""
-    run = site.run(made.shared) if site.either else site
+    run = site.with_fusion(made.shared) if site.fusion_optional else site
     rows = []
     for at, one in enumerate(made.weights):
         together = [other for other in made.weights if (other.form, other.dim) == (one.form, one.dim)]
@@ -89,6 +89,6 @@ def _filled(choices: Sequence[WeightChoice], gpus: int) -> int | None:
     """
     first = choices[0]
     form = form_named(first.form)
-    most = first.dim if form.pieces else min(form_named(one.form).full(one.weight) for one in choices)
+    most = first.dim if form.dim_counts_units else min(form_named(one.form).full(one.weight) for one in choices)
     dims = range(first.dim, most + 1)
     return next((dim for dim in dims if all(replace(one, dim=dim).divides(gpus) for one in choices)), None)

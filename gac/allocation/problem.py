@@ -18,7 +18,7 @@ from gac.core.errors import BudgetError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.plan.plan import Candidate, Measured
@@ -114,7 +114,7 @@ class Problem:
         """Whether a candidate may have more parameters than the dense site: latents of high rank have."""
         forms = [form_named(name) for name in self.recipe.space.forms]
         weights = (weight for site in self.sites for weight in site.weights)
-        return any(form.outgrows(weight) for weight in weights for form in variants_of(forms, weight))
+        return any(form.can_exceed_dense(weight) for weight in weights for form in variants_of(forms, weight))
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
@@ -141,7 +141,7 @@ class Problem:
     def fused_ns(self) -> list[int | None]:
         """The same where all weights that read the same input share their first GEMMs."""
         timing = replace(self.timing, triton=False)
-        return self._summed_ns([dense_candidate(site, timing) for site in run_together(self.sites)])
+        return self._summed_ns([dense_candidate(site, timing) for site in fuse_sites(self.sites)])
 
     def _summed_ns(self, sets: Sequence[CandidateSet]) -> list[int | None]:
         return [total(sets, ns_of(workload)) for workload in self.workloads]

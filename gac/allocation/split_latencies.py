@@ -50,7 +50,7 @@ def check_collectives(profile: Profile, run: Deployment, sites: Sequence[Site]) 
         ProfileError: says how they are measured.
     """
     gpus = run.tensor_parallel
-    written = max((weight.out_features for site in sites for weight in site.weights if weight.writes), default=1)
+    written = max((weight.out_features for site in sites for weight in site.weights if weight.to_residual), default=1)
     fused = ([site.weights[at] for at in site.fused] for site in sites)
     gathered = max((sum(min(one.in_features, one.out_features) for one in weights) for weights in fused), default=1)
     for workload in run.parsed if gpus > 1 else ():
@@ -137,7 +137,7 @@ class SplitTiming(Timing):
                 if axis is None or not here.any():
                     continue
                 parts = [gemms[at] for gemms in lists if len(gemms) > at]
-                alone = not (fused and at == 0 and form.after(weight, 1, 1) is not None)
+                alone = not (fused and at == 0 and form.latency.gemm_after_fused(weight, 1, 1) is not None)
                 sound[here] &= self._sound(parts, axis, scheme, alone)
         return sound
 

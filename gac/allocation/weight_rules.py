@@ -16,7 +16,7 @@ from gac.allocation.latencies import Timing
 from gac.allocation.problem import Instance, Problem, allowed, as_knapsack, total
 from gac.allocation.rules import RULES, Rule
 from gac.core.errors import GacError
-from gac.forms import FORMS, Form, form_named
+from gac.forms import DENSE, FORMS, Form, form_named
 from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Site, Weight
 from gac.plan.costs import KV_NUMBERS, PARAMS
@@ -104,9 +104,9 @@ class WeightRule(Rule):
     def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
         """What is wrong, what would not be, and what to do."""
         form, rule, listed = _given_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
-        cached = form is not None and form.counts == "cached"
+        cached = form is not None and form.rule_resource == "cached"
         if form is None:
-            known = [one.name for one in FORMS if one.counts]
+            known = [one.name for one in FORMS if one.rule_resource]
             remedy = f"Add the form {known[0]}, or use the rule loss."
             yield f"{rule} with forms {listed or 'none'}", f"one of {', '.join(known)} among the forms", remedy
         if cached and not self.limits_cache:
@@ -132,7 +132,7 @@ class WeightRule(Rule):
         form = _given_form(recipe.space.forms)
         assert form is not None, "check refuses forms that no rule gives"
         limits = allowed(recipe, problem.dense)
-        column = KV_NUMBERS if form.counts == "cached" else PARAMS
+        column = KV_NUMBERS if form.rule_resource == "cached" else PARAMS
         given = self.choose(problem, form, recipe.fractions[column], limits[column])
         chosen = [_row(site, given, curves_of(problem, form), problem.timing) for site in problem.sites]
         instance = _bounding(problem, chosen, limits)
@@ -183,7 +183,7 @@ class RankRule(WeightRule):
 
     def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> Mapping[str, Chosen]:
         weights = weights_of(problem)
-        taking = [weight for weight in weights if form.takes(weight)]
+        taking = [weight for weight in weights if form.applies_to(weight)]
         return at_ranks(weights, self.ranks(problem, taking, form, fraction, limit), self.rounding, form)
 
 
@@ -207,19 +207,21 @@ def at_ranks(
     Args:
         ranks: by weight name.
     """
-    dense, padded = form_named("dense"), rounding is not None and rounding.way == "pad"
+    dense, padded = DENSE, rounding is not None and rounding.way == "pad"
     chosen = {}
     for weight in weights:
         full, rank = dense.full(weight), max(1, ranks.get(weight.name, 1))
         dim = rounding.dim(rank) if rounding else rank
-        given = weight.name in ranks and dim <= form.largest_useful(weight)
-        chosen[weight.name] = Chosen(form.name, dim, rank if padded else dim) if given else Chosen("dense", full, full)
+        given = weight.name in ranks and dim <= form.max_useful_dim(weight)
+        chosen[weight.name] = (
+            Chosen(form.name, dim, rank if padded else dim) if given else Chosen(DENSE.name, full, full)
+        )
     return chosen
 
 
 def _given_form(forms: Sequence[str]) -> Form | None:
     """The first of these forms that counts something to share out."""
-    return next((form for form in map(form_named, forms) if form.counts), None)
+    return next((form for form in map(form_named, forms) if form.rule_resource), None)
 
 
 def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
@@ -241,7 +243,7 @@ def _row(site: Site, given: Mapping[str, Chosen], curves: Mapping[str, LossCurve
     """What was given to a site's weights, as its only candidate."""
     chosen = [given[weight.name] for weight in site.weights]
     lost = [
-        0.0 if one.form == "dense" else float(curves[weight.name].loss[one.rank])
+        0.0 if one.form == DENSE.name else float(curves[weight.name].loss[one.rank])
         for weight, one in zip(site.weights, chosen, strict=True)
     ]
     return candidate_at(site, [one.form for one in chosen], [one.dim for one in chosen], fsum(lost), timing)

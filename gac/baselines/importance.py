@@ -7,7 +7,7 @@ import numpy as np
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.weight_rules import Chosen
 from gac.core.arrays import Ints
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.models.sites import Weight
 
 WINDOW = 64
@@ -52,9 +52,9 @@ def most_important(
 
 
 def _near(weight: Weight, start: Chosen, ranks: Ints, window: int) -> list[Chosen]:
-    if start.form == "dense" or len(ranks) == 0:
-        full = form_named("dense").full(weight)
-        return [Chosen("dense", full, full)]
+    if start.form == DENSE.name or len(ranks) == 0:
+        full = DENSE.full(weight)
+        return [Chosen(DENSE.name, full, full)]
     distance = np.abs(ranks - start.dim)
     near = ranks[distance <= max(window, int(distance.min()))]
     return [Chosen(start.form, rank, rank) for rank in near.tolist()]

@@ -15,12 +15,12 @@ LOW_RANK = form_named("low_rank")
 
 def _count(form: Form, weight: Weight, dim: int) -> int:
     """What is shared out between the weights of a form: their parameters, or their numbers in the KV cache."""
-    return form.params(weight, dim) if form.counts == "params" else form.cached(weight, dim)
+    return form.params(weight, dim) if form.rule_resource == "params" else form.cache.numbers(weight, dim)
 
 
 def _count_dense(form: Form, weight: Weight) -> int:
     """The same of the dense weight."""
-    return weight.params if form.counts == "params" else weight.kept
+    return weight.params if form.rule_resource == "params" else weight.cached_numbers
 
 
 def uniform_ranks(weights: Sequence[Weight], budget: float, form: Form = LOW_RANK) -> dict[str, int]:
@@ -68,7 +68,7 @@ def fisher_ranks(
         whole = sum(scores[weight.name] * _count(form, weight, 1) for weight in sharing)
         each = max(left, 0) / whole if whole else 0.0
         shares = {weight.name: int(each * scores[weight.name]) for weight in sharing}
-        capped = [weight for weight in sharing if shares[weight.name] > form.largest_useful(weight)]
+        capped = [weight for weight in sharing if shares[weight.name] > form.max_useful_dim(weight)]
         if not capped:
             return ranks | {name: max(1, share) for name, share in shares.items()}
         ranks |= {weight.name: form.full(weight) for weight in capped}

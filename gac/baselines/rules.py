@@ -104,7 +104,7 @@ def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
     found = {}
     for site in problem.sites:
         for at, weight in enumerate(site.weights):
-            ranks = np.arange(step, form.largest_useful(weight) + 1, step, dtype=np.int64)
+            ranks = np.arange(step, form.max_useful_dim(weight) + 1, step, dtype=np.int64)
             sound = problem.timing.sound(form, weight, ranks, at in site.fused) if align else slice(None)
             found[weight.name] = ranks[sound]
     return found

@@ -21,8 +21,8 @@ from gac.cli.options import (
 )
 from gac.cli.verb import note
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS, form_named
-from gac.plan.recipe import Options, Recipe
-from gac.schemes import DEFAULT_SCHEME
+from gac.plan.recipe import HEADS, Options, Recipe
+from gac.schemes import DEFAULT_SCHEME, SCHEMES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -51,8 +51,9 @@ _MEASURED = (
         default=(DEFAULT_SCHEME,),
         show_default=True,
         metavar="NAME[:N]",
-        help="How numbers may be stored: bf16 (16 bits, as loaded), w8a16, w4a16, w3a16, w2a16 (weights alone, scales "
-        "for groups of N columns). Repeatable; give bf16 too where weights may stay as they are.",
+        help="Allowed weight formats: "
+        + ", ".join(f"{scheme.name} ({scheme.meaning})" for scheme in SCHEMES)
+        + ". N is the size of groups of columns. Repeatable; give bf16 too where weights may stay as they are.",
     ),
     click.option(
         "--rotate/--no-rotate",
@@ -66,8 +67,8 @@ _MEASURED = (
         default=DEFAULT_SCHEME,
         show_default=True,
         metavar="NAME",
-        help="How embedding and head are stored: bf16 (as loaded), or w8a16 (8 bits, a scale a row). Bytes of the "
-        "whole model count it, and so does the predicted loss; no limit does.",
+        help=f"Format of embedding and LM head: {' or '.join(HEADS)}. Counted in the bytes of the whole model "
+        "and in the predicted loss, not in limits.",
     ),
     workloads_option("What latency is predicted for"),
     click.option(
@@ -244,7 +245,9 @@ def _say_cost(model: str, recipe: Recipe) -> None:
     sites = family_of(config).sites(config)
     check_shots(measure.shots, METHODS.get(measure.method), recipe.rule, sites, config.model_type)
     own = [*METHODS.get(measure.method).forms, *recipe.space.forms]
-    attended = METHODS.get(measure.method).two_sided and any(form.attended for form in map(form_named, own))
+    attended = METHODS.get(measure.method).two_sided and any(
+        form.loss.uses_attention_curvature for form in map(form_named, own)
+    )
     size = moment_bytes(sites, attended)
     folder = home() / "statistics"
     kept = f"and factors in {folder}" if kept_on_disk(sites, attended) else f"not kept on disk, factors in {folder}"
@@ -259,17 +262,21 @@ def _say_cost(model: str, recipe: Recipe) -> None:
             f"for a second copy of the weights, compressed to {FIRST_KEPT:g}"
         )
     weights = [weight for site in sites for weight in site.weights]
-    for form in (form for form in map(form_named, recipe.space.forms) if form.runs):
-        dims = [form.full(weight) - form.least for weight in weights if form.shortens(weight) == "in"]
-        runs = sum(dims) + (0 if form.least else comb(min(len(dims), MOST), 2))
+    for form in (form for form in map(form_named, recipe.space.forms) if form.loss.needs_forward_runs):
+        dims = [form.full(weight) - form.min_dim for weight in weights if form.shortens(weight) == "in"]
+        runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
         note(
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, "
             "from the first layer that changes on, unless dense weights keep all limits"
         )
     held = len(held_out(text.windows, text.length)) if attended else 0
-    asked = {one.name: one for form in map(form_named, own) for one in (form.upon or form,) if one.anchors and held}
+    asked = {
+        one.name: one for form in map(form_named, own) for one in (form.base_form or form,) if one.loss.anchors and held
+    }
     for form in asked.values():
-        runs = (len(form.anchors) + 1) * (sum(map(form.takes, weights)) + 1)  # each alone, and all together; of 16 bits
+        runs = (len(form.loss.anchors) + 1) * (
+            sum(map(form.applies_to, weights)) + 1
+        )  # each alone, and all together; of 16 bits
         note(
             f"form {form.name}: the model is run up to {runs} times on {held * text.length} tokens that are held out, "
             "from the layer that changes on"

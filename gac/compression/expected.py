@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.forms.curvature.methods import Method
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.families import Family
@@ -69,7 +69,7 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
     own, refit = Shares.of(family), recipe.refit or "none"
     forms = [*map(form_named, recipe.space.forms)]
-    by_runs = {form.name: own.run[refit] for form in forms if form.runs}
+    by_runs = {form.name: own.run[refit] for form in forms if form.loss.needs_forward_runs}
     by_runs |= {name: WHOLE[refit] for form, whole in curves.wholes.items() for name in (form, whole.form)}
     found = curves.scaled(share, own.rounded[refit], by_runs, on_text=share / unfitted)
     return _beside_rounding(found) if any(scheme_named(name).lossy for name in recipe.space.schemes) else found
@@ -78,7 +78,7 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
 def _beside_rounding(curves: LossCurves) -> LossCurves:
     """Every dim but the full one of another form than the dense one loses ``BESIDE`` more."""
     found = {
-        key: curve if key[0] == "dense" else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
+        key: curve if key[0] == DENSE.name else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
         for key, curve in curves.by_key.items()
     }
     return replace(curves, by_key=found)

@@ -66,7 +66,7 @@ def check_shots(shots: Shots, method: Method, rule: str, sites: Sequence[Site], 
     if rule != "loss":
         given = f"shots=2 with rule {rule}"
         raise GacError(given, "rule loss: the others are compared as they come, in one shot", "Use shots=1.")
-    if not any(weight.writes for site in sites for weight in site.weights):
+    if not any(weight.to_residual for site in sites for weight in site.weights):
         given = f"shots=2 of model type {model_type}, in which the residual stream itself passes norms"
         expected = "layers that only add to the residual stream, for the first shot is fitted again to that"
         raise GacError(given, expected, "Use shots=1.")

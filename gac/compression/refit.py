@@ -31,10 +31,11 @@ from gac.core.errors import GacError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar
 from gac.forms import FORMS, form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
-from gac.forms.tensors import Kept
+from gac.forms.tensors import tensors_of
 from gac.measurement.calibration import TINY, CalibrationRun, decoder_layers, first_half
 from gac.models.linears import linear_at
 from gac.models.modules import frozen, last_norm_of, swapped
@@ -57,12 +58,12 @@ def refit_named(
     Raises:
         GacError: it fits none of the forms, or the residual stream itself passes norms.
     """
-    writes = any(weight.writes for site in sites for weight in site.weights)
+    writes = any(weight.to_residual for site in sites for weight in site.weights)
     if asked is None:
         return "residual" if rule == "loss" and method.refits and writes else "none"
-    if asked == "update" and not any(asked in form_named(name).tensors.refits for name in forms):
+    if asked == "update" and not any(asked in tensors_of(form_named(name)).refits for name in forms):
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
-        fitted = ", ".join(form.name for form in FORMS if asked in form.tensors.refits)
+        fitted = ", ".join(form.name for form in FORMS if asked in tensors_of(form).refits)
         raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
     if asked == "residual" and not writes:
         given = f"refit {asked!r} of model type {model_type}, in which the residual stream itself passes norms"
@@ -76,7 +77,7 @@ def refit(
     weights: Sequence[WeightChoice],
     how: Refit,
     sites: Sequence[Site],
-    kept: Mapping[int, Kept],
+    kept: Mapping[int, LayerArtifacts],
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> dict[str, nn.Module]:
     """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
@@ -142,7 +143,7 @@ class _LayerFit:
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
-    kept: Kept
+    kept: LayerArtifacts
     how: Refit
 
     @property
@@ -151,10 +152,10 @@ class _LayerFit:
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
-        stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.reads or weight.name)]
+        stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.input_group or weight.name)]
         seen = self.both.dense_pass(self.layer, stages)
         dense = {weight.name: linear_at(self.model, weight.name) for weight in self.weights}
-        refits = {w.name: form_named(self.choices[w.name].form).tensors.refit(self.how, w) for w in self.weights}
+        refits = {w.name: tensors_of(form_named(self.choices[w.name].form)).refit(self.how, w) for w in self.weights}
         new = {
             name: modules.get(name) or deepcopy(self.model.get_submodule(name))
             for name, fit in refits.items()

@@ -21,7 +21,7 @@ from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
 from gac.forms import form_named
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import WeightChoice
@@ -144,8 +144,8 @@ class Bench:
         if self.memory_bytes is None:
             return inf
         weights = [weight for site in self.sites for weight in site.weights]
-        copied = sum(weight.params for weight in weights if weight.reads is not None)
-        cached = sum(weight.kept for weight in weights) * workload.batch * workload.tokens
+        copied = sum(weight.params for weight in weights if weight.input_group is not None)
+        cached = sum(weight.cached_numbers for weight in weights) * workload.batch * workload.tokens
         taken = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize // self._gpus
         return _USABLE * self.memory_bytes - taken - _WORKSPACE
 
@@ -169,7 +169,7 @@ class Bench:
         return [self._result(one, of_one, dense, rests, parts) for one, of_one in zip(versions, timed, strict=False)]
 
     def _built(self, one: Version) -> PreTrainedModel:
-        fused = run_together(self.sites) if one.fused is True else one.fused or ()
+        fused = fuse_sites(self.sites) if one.fused is True else one.fused or ()
         if self.split:
             return self.split.variant(one.choices, fused, one.triton, one.plain)
         return variant(self.model, one.choices, fused, one.triton, one.plain, self._ends(one.head))
@@ -223,7 +223,7 @@ class Bench:
 
         The model without GEMMs has dense attention, and models with less of a part tell what other forms change.
         """
-        over = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in one.choices]
+        over = [form_named(choice.form).cache.axis(choice.weight) is not None for choice in one.choices]
         before = [choice for choice, latents in zip(dense.choices, over, strict=True) if latents]
         after = [choice for choice, latents in zip(one.choices, over, strict=True) if latents]
         found = [counted(self.timing, choices, workload) for choices in (dense.choices, one.choices, before, after)]

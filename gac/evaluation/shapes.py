@@ -123,7 +123,7 @@ def variant(
     """
     found = sharing(model)
     swap_in_ends(found, ends)
-    swap_in(found, {one.name: _random(model, one) for one in choices if one.form != "dense" or is_stored(one)})
+    swap_in(found, {one.name: _random(model, one) for one in choices if not one.is_dense or is_stored(one)})
     return running(found, choices, fused, triton, plain)
 
 

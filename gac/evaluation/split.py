@@ -60,13 +60,13 @@ class SplitShapes:
         self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), triton: bool = False, plain: bool = False
     ) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.variant``, split: what does not change is shared with the dense part."""
-        changed = [one for one in choices if one.form != "dense" or is_stored(one)]
+        changed = [one for one in choices if not one.is_dense or is_stored(one)]
         found = self._filled(self._split(changed), dict(self.dense.named_parameters()), changed)
         return running(found, choices, fused, triton, plain)
 
     def without_gemms(self, choices: Sequence[WeightChoice]) -> PreTrainedModel:
         """As ``gac.evaluation.shapes.without_gemms``, split, without the collectives of the weights too."""
-        found = self._split([one for one in choices if one.form != "dense"])
+        found = self._split([one for one in choices if not one.is_dense])
         outputs: dict[tuple[int, int], Tensor] = {}
         for choice in choices:
             module: Any = found.get_submodule(choice.name)

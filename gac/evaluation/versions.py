@@ -120,7 +120,7 @@ class Planner:
         recipe = Recipe.of(budget, **options)
         forms, fuse = recipe.space.forms, recipe.deployment.fuse
         sites = self.problem.sites
-        if not fuse and not any(site.taken_by(form_named(form)) for site in sites for form in forms):
+        if not fuse and not any(site.joint_weights(form_named(form)) for site in sites for form in forms):
             # Where no form takes several weights, each is chosen by itself: the same choices, and far fewer to weigh.
             sites = _one_by_one(sites)
         planned = as_planned(sites, forms, fuse)
@@ -388,7 +388,7 @@ def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequ
     check_cached(planner, budget, kv_cache, forms)
     name, limits = f"{kv_cache:g} of the cache", {"kv_cache": kv_cache, "align": COARSE}
     asked: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
-    if form_named(forms[0]).counts:
+    if form_named(forms[0]).rule_resource:
         asked = {f"uniform {forms[0]}, {name}": {"rule": UNIFORM, "forms": forms[:1]}} | asked
     return [version_of(one, planner.plan(budget, **{"forms": forms} | limits | how)) for one, how in asked.items()]
 
@@ -414,5 +414,5 @@ def _rounded(choice: WeightChoice, rounding: Rounding) -> WeightChoice:
 
 def _loss(choices: Iterable[WeightChoice], curves: LossCurves) -> float:
     """What these ranks lose; dense weights nothing."""
-    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in choices if one.form != "dense"]
+    changed = [(one, curves.of(form_named(one.form), one.weight)) for one in choices if not one.is_dense]
     return sum(float(curve.loss[one.dim]) for one, curve in changed if curve)

@@ -19,8 +19,8 @@ from gac.runtime.packed import in_parts
 from gac.runtime.rounded_inputs import READERS
 from gac.runtime.stored import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
-from gac.schemes.grid import Grid
 from gac.schemes.integers.grids import in_16_bits
+from gac.schemes.matrices import Grid
 
 
 class _Passed(torch.autograd.Function):
@@ -74,7 +74,7 @@ class StraightThrough(nn.Module):
         weight = self._values(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
             return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
-        y = _read(self._scheme.reads, x, weight, self.bias)
+        y = _read(self._scheme.input_quantiser, x, weight, self.bias)
         return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from scipy.interpolate import PchipInterpolator
 
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
-from gac.forms import DEFAULT_FORMS, Form, form_named
+from gac.forms import DEFAULT_FORMS, DENSE, Form, form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.shapes import Shapes
 from gac.models.sites import Site, Weight
@@ -93,10 +93,10 @@ class CurveLibrary:
                 for form in map(form_named, LIBRARY_FORMS)
                 if form.name in held
                 for weight in site.weights
-                if form.shortens(weight) != "out" and form.takes(weight)
+                if form.shortens(weight) != "out" and form.applies_to(weight)
             }
         )
-        forms = list(map(form_named, ("dense", *LIBRARY_FORMS)))
+        forms = [DENSE, *map(form_named, LIBRARY_FORMS)]
         for scheme in (one for one in map(scheme_named, schemes) if one.lossy):
             for layer in range(layers):
                 weights = [weight for site in sites if site.layer == layer for weight in site.weights]
@@ -130,7 +130,7 @@ class CurveLibrary:
                     "Leave the scheme out, or give weights instead of shapes.",
                 )
             found[weight.name] = _at_depth(dense, depth)[0]
-            for form in (form for form in map(form_named, LIBRARY_FORMS) if form.takes(weight)):
+            for form in (form for form in map(form_named, LIBRARY_FORMS) if form.applies_to(weight)):
                 if (by_dim := self.prices.get(f"{scheme}/{form.name}/{called}")) is not None:
                     of_form = _at_depth(by_dim, depth)
                     fractions = np.linspace(0, self.fractions[f"{form.name}/{called}"], len(of_form))
@@ -152,7 +152,7 @@ class CurveLibrary:
         fractions = np.linspace(0, self.fractions.get(key, 1.0), len(losses))
         found = PchipInterpolator(fractions, losses)(np.minimum(kept, fractions[-1]))
         found = np.minimum.accumulate(np.maximum(found, 0.0))
-        if form.bits is None:
+        if form.cache.bits is None:
             found[-1] = 0.0
         return LossCurve(found)
 
@@ -166,6 +166,6 @@ def _at_depth(rows: Floats, depth: float) -> Floats:
 def _kept(form: Form, weight: Weight) -> Floats:
     """At every dim the kept fraction of what the form shortens, of the full rank of latents, or of the parameters."""
     full = form.full(weight)
-    if form.shortens(weight) or form.cache_axis(weight) is not None:
+    if form.shortens(weight) or form.cache.axis(weight) is not None:
         return np.linspace(0, 1, full + 1)
     return np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)

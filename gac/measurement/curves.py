@@ -19,12 +19,13 @@ from gac.core.display import about
 from gac.core.distributed.ranks import ALONE
 from gac.core.linalg import packed
 from gac.core.progress import progress_bar
-from gac.forms import FORMS, Form, form_named, variants_of
+from gac.forms import DENSE, FORMS, Form, form_named, variants_of
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.by_runs import RunForm
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.tensors import Fit, Kept, Statistics
+from gac.forms.tensors import Fit, Statistics, tensors_of
 from gac.measurement.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers
 from gac.measurement.pairs import with_pairs
 from gac.measurement.prices import prices_of
@@ -52,7 +53,7 @@ class LayerFit:
     """
 
     losses: Mapping[str, Floats]
-    kept: Kept
+    kept: LayerArtifacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +76,12 @@ class _Part:
     @property
     def runs(self) -> bool:
         """Whether the model is run for it."""
-        return any(form.runs for form in self.forms)
+        return any(form.loss.needs_forward_runs for form in self.forms)
 
     @property
     def unseen(self) -> bool:
         """Whether running the model is all that it takes, and no moments are needed."""
-        return any(isinstance(form.tensors, RunForm) for form in self.forms)
+        return any(isinstance(tensors_of(form), RunForm) for form in self.forms)
 
 
 RunsByPart = Callable[[_Part], ModelRuns | None]
@@ -100,10 +101,10 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
     weights, pooled = _weights_of(sites), statistics.moments
     losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
     tensors: dict[str, Tensor] = {}
-    statistics = replace(statistics, kept=_chained(Kept(tensors), statistics.kept))
+    statistics = replace(statistics, kept=_chained(LayerArtifacts(tensors), statistics.kept))
     for weight in weights:
         tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
-        if weight.writes or weight.scores:
+        if weight.to_residual or weight.scores:
             tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
     for form, fit in _fits(statistics, weights, part.forms):
         losses[f"{form.name}/{fit.weight.name}"] = fit.loss
@@ -111,16 +112,16 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
         for weight in (*fit.moments, *fit.inputs):
             names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
             tensors |= _kept_moments(weight, pooled(weight), names)
-    return LayerFit(losses, Kept(tensors))
+    return LayerFit(losses, LayerArtifacts(tensors))
 
 
 def keep_inputs(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments) -> LayerFit:
-    """What rounding for the dense model's inputs needs of one layer and is not kept yet, see ``Kept.inputs``."""
+    """Input moments of one layer for quantisation that are not kept yet, see ``LayerArtifacts.inputs``."""
     tensors: dict[str, Tensor] = {}
     for weight in _weights_of(sites):
         if f"inputs/{weight.name}" not in statistics.kept.tensors:
             tensors |= _kept_moments(weight, statistics.moments(weight), ("inputs",))
-    return LayerFit({"loss": np.array(moments.loss)}, Kept(tensors))
+    return LayerFit({"loss": np.array(moments.loss)}, LayerArtifacts(tensors))
 
 
 def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms: Sequence[Form]) -> LayerFit:
@@ -129,13 +130,15 @@ def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms:
     Raises:
         ModelError: a loss is not finite.
     """
-    fits = list(_fits(Statistics(runs.model, unseen, method, Kept({}), runs), weights, forms))
+    fits = list(_fits(Statistics(runs.model, unseen, method, LayerArtifacts({}), runs), weights, forms))
     losses = {f"{form.name}/{fit.weight.name}": fit.loss for form, fit in fits}
-    return LayerFit(losses, Kept({name: tensor for form, fit in fits for name, tensor in _kept_of(form, fit).items()}))
+    return LayerFit(
+        losses, LayerArtifacts({name: tensor for form, fit in fits for name, tensor in _kept_of(form, fit).items()})
+    )
 
 
 def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[Form]) -> Iterator[tuple[Form, Fit]]:
-    return ((fit.form or form, fit) for form in forms for fit in form.tensors.measure(statistics, weights))
+    return ((fit.form or form, fit) for form in forms for fit in tensors_of(form).measure(statistics, weights))
 
 
 def _kept_of(form: Form, fit: Fit) -> dict[str, Tensor]:
@@ -255,19 +258,19 @@ def _from_the_first(run: CalibrationRun, layers: int) -> Callable[[float], None]
 
 def stream_kept(
     run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
-) -> Iterator[tuple[int, Kept]]:
+) -> Iterator[tuple[int, LayerArtifacts]]:
     """What compressing needs of each layer; arguments as for ``stream_fits``."""
     return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
 
 
-def _whole_kept(run: CalibrationRun, sites: Sequence[Site], form: Form) -> Kept:
+def _whole_kept(run: CalibrationRun, sites: Sequence[Site], form: Form) -> LayerArtifacts:
     """What a form needs of all layers."""
     return _chained(*(kept for _, kept in stream_kept(run, sites, [form.name])))
 
 
 def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:
     """Whether keys and values are measured as attention reads them: the method has to tell gradients apart."""
-    return run.method.two_sided and any(form.attended for part in parts for form in part.forms)
+    return run.method.two_sided and any(form.loss.uses_attention_curvature for part in parts for form in part.forms)
 
 
 def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
@@ -300,7 +303,7 @@ def _fits_of(
     prices = prices_of(statistics, _weights_of(sites), [part.scheme for part in schemes.values() if part.scheme])
     for scheme, price in prices.items():
         losses = {f"{scheme}/{name}": loss for name, loss in price.items()}
-        yield schemes[scheme], LayerFit({"loss": np.array(moments.loss)} | losses, Kept({}))
+        yield schemes[scheme], LayerFit({"loss": np.array(moments.loss)} | losses, LayerArtifacts({}))
 
 
 def _measured_by_runs(
@@ -343,7 +346,7 @@ def _tell_of_runs(
     runs_of(steps[0][0])
     seconds, forms = time.monotonic() - begun, {form.name: form for part, _ in steps for form in part.forms}
     taken = [(form, weight) for part, layer in steps for form in part.forms for weight in _weights_of(by_layer[layer])]
-    runs = sum(form.full(weight) - form.least for form, weight in taken if form.shortens(weight) == "in")
+    runs = sum(form.full(weight) - form.min_dim for form, weight in taken if form.shortens(weight) == "in")
     logger.info(
         "running the model %d times to find what %s loses: %s; other forms= (--form) leave that out",
         runs,
@@ -363,7 +366,7 @@ def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -
     def runs_of(part: _Part) -> ModelRuns | None:
         if part.runs:
             return every()
-        anchors = run.method.two_sided and any(form.anchors for form in part.forms)
+        anchors = run.method.two_sided and any(form.loss.anchors for form in part.forms)
         return held_out() if anchors and run.held_out else None
 
     return runs_of
@@ -384,12 +387,19 @@ def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_
 
     What a form rests upon comes before it, whether it is asked for or not.
     """
-    asked = [one for form in map(form_named, forms) for one in (form.upon, form) if one is not None]
-    own = [form for form in {one.name: one for one in asked}.values() if not form.standard and form.name != "dense"]
+    asked = [one for form in map(form_named, forms) for one in (form.base_form, form) if one is not None]
+    own = [
+        form
+        for form in {one.name: one for one in asked}.values()
+        if not (form.loss.in_every_calibration or form.is_dense)
+    ]
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     return [
-        _Part("standard", tuple(form for form in FORMS if form.standard)),
-        *(_Part(f"{ATTENDED}-{form.name}" if form.attended else form.name, (form,)) for form in own),
+        _Part("standard", tuple(form for form in FORMS if form.loss.in_every_calibration)),
+        *(
+            _Part(f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name, (form,))
+            for form in own
+        ),
         *([_Part("inputs", inputs=True)] if inputs else []),
         *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]
@@ -415,7 +425,7 @@ def _is_kept(run: CalibrationRun, part: _Part, layer: int) -> bool:
 def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, sites: Sequence[Site]) -> list[LayerFit]:
     files = [_paths(run, part, layer) for part in parts] if run.store else []
     device = read_parameter(run.model, f"{sites[0].weights[0].name}.weight").device
-    return [LayerFit(read_arrays(losses), Kept(TensorFile(factors, device))) for factors, losses in files]
+    return [LayerFit(read_arrays(losses), LayerArtifacts(TensorFile(factors, device))) for factors, losses in files]
 
 
 def _together(fits: Sequence[LayerFit]) -> LayerFit:
@@ -423,8 +433,8 @@ def _together(fits: Sequence[LayerFit]) -> LayerFit:
     return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
 
 
-def _chained(*parts: Kept) -> Kept:
-    return Kept(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
+def _chained(*parts: LayerArtifacts) -> LayerArtifacts:
+    return LayerArtifacts(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
 
 
 def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
@@ -442,5 +452,5 @@ def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> Los
     for scheme in (part.scheme for part in parts if part.scheme is not None):
         start = f"{scheme.name}/"
         price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}
-        found = found.with_scheme(scheme, weights, [form_named("dense"), *forms], price)
+        found = found.with_scheme(scheme, weights, [DENSE, *forms], price)
     return found

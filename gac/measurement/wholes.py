@@ -15,9 +15,10 @@ import torch
 
 from gac.core.progress import progress_bar
 from gac.forms import Form
-from gac.forms.latent.anchors import anchor_ranks, believed
-from gac.forms.loss_curves import LossCurve, LossCurves, Whole
-from gac.forms.tensors import Kept, SiteWork, Statistics
+from gac.forms.artifacts import LayerArtifacts
+from gac.forms.latent.anchors import anchor_ranks, denoised
+from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
+from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import ATTENDED, CalibrationRun, decoder_layers
 from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import read_arrays, write_tensors
@@ -25,7 +26,7 @@ from gac.models.linears import read_weight
 from gac.models.sites import Weight
 
 Chosen = Mapping[Weight, int]
-KeptOf = Callable[[Form], Kept]
+KeptOf = Callable[[Form], LayerArtifacts]
 
 
 def with_wholes(
@@ -46,23 +47,25 @@ def with_wholes(
         ModelError: a loss is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    wholes: dict[str, Whole] = {}
+    wholes: dict[str, WholeModelLoss] = {}
     for form in forms if run.method.two_sided and run.held_out else ():
-        if form.anchors:
+        if form.loss.anchors:
             whole = run.ranks.once(partial(_kept_or_measured, run, weights, form, curves, kept))
-            wholes |= {one.name: whole for one in forms if (one.upon or one).name == form.name} if whole.summed else {}
+            wholes |= (
+                {one.name: whole for one in forms if (one.base_form or one).name == form.name} if whole.summed else {}
+            )
     return replace(curves, wholes=wholes)
 
 
 def _kept_or_measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, kept: KeptOf
-) -> Whole:
+) -> WholeModelLoss:
     path = None
     if run.store is not None:
         path = run.store.measured(f"whole-{run.method.name}-{ATTENDED}-{form.name}", 0)
         if path.exists():
             found = read_arrays(path)
-            return Whole(form.name, tuple(found["summed"].tolist()), tuple(found["lost"].tolist()))
+            return WholeModelLoss(form.name, tuple(found["summed"].tolist()), tuple(found["lost"].tolist()))
     whole = _measured(run, weights, form, curves, kept(form))
     if path is not None:
         found = {"summed": np.array(whole.summed), "lost": np.array(whole.lost)}
@@ -71,16 +74,16 @@ def _kept_or_measured(
 
 
 def _measured(
-    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, kept: Kept
-) -> Whole:
+    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, kept: LayerArtifacts
+) -> WholeModelLoss:
     taken = {weight: curve for weight in chain(*weights.values()) if (curve := curves.of(form, weight))}
-    work = SiteWork([*taken], kept, Statistics(run.model, unseen, run.method, kept))
+    work = SiteBuild([*taken], kept, Statistics(run.model, unseen, run.method, kept))
     runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows[run.held_out], [], every=True)
 
     def lost(ranks: Chosen) -> float:
-        return runs.divergence({one.name: form.tensors.module(work, one, rank) for one, rank in ranks.items()})
+        return runs.divergence({one.name: tensors_of(form).module(work, one, rank) for one, rank in ranks.items()})
 
-    levels = [ranks for level in form.anchors if (ranks := _ranks(taken, level / (2 * runs.layers)))]
+    levels = [ranks for level in form.loss.anchors if (ranks := _ranks(taken, level / (2 * runs.layers)))]
     coarse = any(torch.finfo(read_weight(run.model, weight.name).dtype).bits < 32 for weight in taken)
     rounding = lost({weight: curve.full for weight, curve in taken.items()}) if levels and coarse else 0.0
     bar = progress_bar("changing all weights", "run", steps=levels, shown=run.progress)
@@ -97,8 +100,8 @@ def _summed(curves: Mapping[Weight, LossCurve], ranks: Chosen) -> float:
     return sum(float(curves[weight].loss[rank]) for weight, rank in ranks.items())
 
 
-def _whole(form: Form, summed: Sequence[float], measured: Sequence[float]) -> Whole:
+def _whole(form: Form, summed: Sequence[float], measured: Sequence[float]) -> WholeModelLoss:
     """Of sums in any order."""
     known = dict(sorted(zip(summed, measured, strict=True)))
-    lost = believed(np.array([*known.values()]), np.array([*known]))
-    return Whole(form.name, tuple(known), tuple(lost.tolist()))
+    lost = denoised(np.array([*known.values()]), np.array([*known]))
+    return WholeModelLoss(form.name, tuple(known), tuple(lost.tolist()))

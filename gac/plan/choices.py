@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gac.core.errors import PlanError
-from gac.forms import check_choice, form_named
+from gac.forms import DENSE, check_choice, form_named
 from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
 from gac.models.sites import Site, Weight
 from gac.plan.costs import BYTES, COSTS
@@ -33,9 +33,14 @@ class WeightChoice:
         return self.form, self.dim, self.scheme
 
     @property
+    def is_dense(self) -> bool:
+        """True if the weight has its dense form, in whatever scheme."""
+        return form_named(self.form).is_dense
+
+    @property
     def changed(self) -> bool:
         """Whether it is no longer as it was in the dense model."""
-        return self.form != "dense" or scheme_named(self.scheme).lossy
+        return not self.is_dense or scheme_named(self.scheme).lossy
 
     @property
     def params(self) -> int:
@@ -55,7 +60,7 @@ class WeightChoice:
     def length(self) -> int:
         """What alignment is judged by: the dim, or the features of as many heads or blocks."""
         form = form_named(self.form)
-        return form.size(self.weight, self.dim) if form.pieces else self.dim
+        return form.size(self.weight, self.dim) if form.dim_counts_units else self.dim
 
     def length_on(self, gpus: int) -> int:
         """That of what one of so many GPUs has of it, as far as alignment goes."""
@@ -73,7 +78,7 @@ class WeightChoice:
     @property
     def aligned(self) -> bool:
         """Whether it is dense, or that length a multiple of 8."""
-        return self.form == "dense" or self.length % 8 == 0
+        return self.is_dense or self.length % 8 == 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class SiteChoice:
 
 def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
     """What these choices take of a cost that follows from dims alone, and what the dense weights take."""
-    cost, dense, plain = COSTS[column], form_named("dense"), scheme_named(DEFAULT_SCHEME)
+    cost, dense, plain = COSTS[column], DENSE, scheme_named(DEFAULT_SCHEME)
     used = sum(cost(form_named(one.form), scheme_named(one.scheme), one.weight, one.dim) for one in weights)
     return used, sum(cost(dense, plain, one.weight, dense.full(one.weight)) for one in weights)
 
@@ -183,8 +188,10 @@ def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> N
     for one in choices:
         check_choice(one.weight, one.form, one.dim)
         scheme = scheme_named(one.scheme)
-        runs = scheme.needs is None or all(map(scheme.runs, form_named(one.form).gemms(one.weight, one.dim, 1)))
-        check(runs, f"{what} has {one.name} as {one.form} {one.dim} in {scheme.name}", scheme.needs or "")
+        runs = scheme.shape_requirement is None or all(
+            map(scheme.supports, form_named(one.form).latency.gemms(one.weight, one.dim, 1))
+        )
+        check(runs, f"{what} has {one.name} as {one.form} {one.dim} in {scheme.name}", scheme.shape_requirement or "")
     _check_meeting(choices, what)
     counted = sum(one.params for one in choices)
     check(counted == params, f"{what} states {params} parameters", f"{counted}, as its dims say")

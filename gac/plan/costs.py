@@ -15,8 +15,8 @@ PARAMS, BYTES, KV_NUMBERS = "params", "bytes", "kv_numbers"
 COSTS: Mapping[str, Callable[[Form, Scheme, Weight, int], int]] = MappingProxyType(
     {
         PARAMS: lambda form, scheme, weight, dim: form.params(weight, dim),
-        BYTES: lambda form, scheme, weight, dim: sum(scheme.bytes(*one) for one in form.matrices(weight, dim)),
-        KV_NUMBERS: lambda form, scheme, weight, dim: form.cached(weight, dim),
+        BYTES: lambda form, scheme, weight, dim: sum(scheme.bytes(*one) for one in form.latency.matrices(weight, dim)),
+        KV_NUMBERS: lambda form, scheme, weight, dim: form.cache.numbers(weight, dim),
     }
 )
 """What one weight costs in a form and a scheme at a dim, by column: its parameters, their bytes, and what the KV cache

@@ -303,7 +303,7 @@ class Plan(Shown, Record):
 
         Of heads and blocks their features count; where weights are split, what each GPU has.
         """
-        changed = [one for one in self.weights if one.form != "dense"]
+        changed = [one for one in self.weights if not one.is_dense]
         steps, dims = ("64", "32", "16", "8"), [one.length_on(self.gpus) for one in changed]
         kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
         return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}

@@ -18,7 +18,7 @@ from gac.core.errors import BudgetError, GacError, did_you_mean
 from gac.core.io import Record
 from gac.core.untrusted import MAX_INTEGER
 from gac.core.workloads import Workload
-from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
+from gac.forms import DEFAULT_FORMS, DENSE, FORMS, LATENCY_FORMS
 from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS, ns_of
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
@@ -39,7 +39,7 @@ _SEAMS = {"method": "gac.forms.curvature.registry:METHODS", "rule": "gac.allocat
 _SEVERAL = ("calibration", "forms", "schemes", "workloads")
 _ALWAYS = ("method", "text", "seed", "forms", "refit", "workloads")
 
-HEADS = (DEFAULT_SCHEME, "w8a16")
+HEADS = tuple(scheme.name for scheme in SCHEMES if scheme.for_embeddings)
 """How embedding and head can be stored."""
 
 FEW_BITS = 4
@@ -132,7 +132,7 @@ class Space:
         _make_plain(self)
         _check_names("space.forms", self.forms)
         given = dict.fromkeys(map(FORMS.name, self.forms))
-        object.__setattr__(self, "forms", tuple(name for name in given if name != "dense"))  # which always competes
+        object.__setattr__(self, "forms", tuple(name for name in given if name != DENSE.name))  # which always competes
         _check_names("space.schemes", self.schemes)
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(map(SCHEMES.name, self.schemes))))

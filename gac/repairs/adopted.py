@@ -14,7 +14,7 @@ from gac.checkpoint.classes import auto_map, classes_of
 from gac.checkpoint.header import digest_of
 from gac.core.untrusted import file_digest
 from gac.core.version import __version__
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.loading import is_checkpoint
 from gac.models.sites import Site, Weight
@@ -87,7 +87,7 @@ def _compressed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
 
 def _site_choice(site: Site, chosen: Chosen) -> SiteChoice:
-    form, dim = chosen.get(site.name, ("dense", 0))
+    form, dim = chosen.get(site.name, (DENSE.name, 0))
     weights = tuple(_weight_choice(weight, form, dim) for weight in site.weights)
     params = sum(one.params for one in weights)
     return SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, 0.0, ())
@@ -95,7 +95,7 @@ def _site_choice(site: Site, chosen: Chosen) -> SiteChoice:
 
 def _weight_choice(weight: Weight, form: str, dim: int) -> WeightChoice:
     """Dense where the dim is the full one."""
-    dense = form_named("dense")
+    dense = DENSE
     if form == dense.name or dim == form_named(form).full(weight):
         return WeightChoice(weight, dense.name, dense.full(weight))
     return WeightChoice(weight, form, dim)

@@ -138,6 +138,6 @@ def _summary(repaired: Repaired) -> Text:
 def _carried(repaired: Repaired) -> Iterator[str]:
     """How many sites have a form at each of its dims."""
     for form, same in groupby(sorted(repaired.carried, key=lambda one: (one.form, one.dim)), lambda one: one.form):
-        counts = Counter(form_named(form).told(one.dim) for one in same)
+        counts = Counter(form_named(form).label(one.dim) for one in same)
         told = ", ".join(f"{count} x {dim}" for dim, count in counts.items())
         yield f"carried   {form} as they were: {told}; there is nothing to pad"

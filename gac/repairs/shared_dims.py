@@ -38,7 +38,7 @@ class SharedDim:
     @property
     def carried(self) -> bool:
         """Whether it stays as it is: it counts heads or blocks, whose features are many and aligned."""
-        return self.form is not None and form_named(self.form).pieces
+        return self.form is not None and form_named(self.form).dim_counts_units
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def counted(count: int, what: str) -> str:
 
 def choice(weight: WeightChoice) -> str:
     """What one weight becomes: ``dense``, ``low_rank 128 w4a16`` (not to be broken between the words)."""
-    dim = [] if weight.form == "dense" else [f"{weight.dim:,}"]
+    dim = [] if weight.is_dense else [f"{weight.dim:,}"]
     scheme = [] if weight.scheme == DEFAULT_SCHEME else [weight.scheme]
     return "\N{NO-BREAK SPACE}".join([weight.form, *dim, *scheme])
 

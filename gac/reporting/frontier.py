@@ -11,6 +11,7 @@ from rich.console import Group
 from gac.allocation.frontier import PARAMS, Frontier, FrontierPoint
 from gac.core.arguments import checked
 from gac.core.errors import GacError, PlanError
+from gac.forms import DENSE
 from gac.plan.costs import BYTES, KV_NUMBERS
 from gac.plan.plan import Plan
 from gac.plan.summary import FUSED
@@ -171,7 +172,7 @@ def _notes(frontier: Frontier) -> Iterator[str]:
     elif any(None in point.latency_ns for point in points):
         untimed = [option for one in frontier.sites for option in one.options if None in option.latency_ns]
         schemes = {scheme for option in untimed for scheme in option.schemes} - {DEFAULT_SCHEME}
-        forms = {form for option in untimed for form in option.forms} - {"dense"}
+        forms = {form for option in untimed for form in option.forms} - {DENSE.name}
         yield f"-: the profile has no {', '.join(sorted(schemes or forms))}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Group
 from rich.text import Text
 
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.models.sites import Site, short_names
 from gac.plan.plan import Plan, PlanComparison, SiteChoice, WeightChoice
 from gac.plan.summary import FUSED, latencies, speed, stored
@@ -61,14 +61,14 @@ def kinds_of(layers: Mapping[int, Mapping[str, WeightChoice]]) -> list[str]:
 def cell_of(weight: WeightChoice) -> str:
     """Form, dim and a scheme that rounds in a few letters: ``r 192 w4a16``; a dash for dense."""
     form = form_named(weight.form)
-    told = form.symbol if form.axis(weight.weight) is None else form.told(weight.dim)
+    told = form.symbol if form.latency.axis(weight.weight) is None else form.label(weight.dim)
     return told if weight.scheme == DEFAULT_SCHEME else f"{told} {weight.scheme}"
 
 
 def legend_of(plan: Plan) -> str:
     """What the letters of the cells mean, of the forms in the plan and of dense, and that schemes round."""
-    names = dict.fromkeys(weight.form for weight in plan.weights if weight.form != "dense")
-    told = dict.fromkeys(f"{form.symbol}: {form.meaning}" for form in map(form_named, (*names, "dense")))
+    names = dict.fromkeys(weight.form for weight in plan.weights if not weight.is_dense)
+    told = dict.fromkeys(f"{form.symbol}: {form.meaning}" for form in (*map(form_named, names), DENSE))
     rounded = sorted({weight.scheme for weight in plan.weights} - {DEFAULT_SCHEME})
     return "; ".join([*told, *([f"{', '.join(rounded)}: rounded"] if rounded else [])])
 

@@ -27,7 +27,9 @@ from gac.reporting.tables import comparison_table
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 from tests.reporting.rendering import shown
 
-SITES = tuple(Site(f"site{at}", 0, kind, (Weight(f"site{at}", SIDE, SIDE, reads="x"),)) for at, kind in enumerate("qk"))
+SITES = tuple(
+    Site(f"site{at}", 0, kind, (Weight(f"site{at}", SIDE, SIDE, input_group="x"),)) for at, kind in enumerate("qk")
+)
 CURVE = LossCurve(np.array([8.0, 8.0, 4.0, 2.0, 1.0, 0.5, *[0.0] * (SIDE - 5)]))
 APART, TOGETHER = [1000, 2000, 3000, 4000, 5000, 6000], 7000
 

@@ -21,7 +21,7 @@ from gac.core.operations import Operation
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site, Weight
 from gac.plan.costs import BYTES, PARAMS, ns_of
 from gac.plan.recipe import Space
@@ -85,7 +85,8 @@ GATED = Site(
     (Weight("gate", 24, 8, "out", "mlp"), Weight("up", 24, 8, "out", "mlp"), Weight("down", 8, 24, "in")),
 )
 QKV = tuple(
-    Site(name, 0, f"{name}_proj", (Weight(name, n, 16, reads="a"),)) for name, n in {"q": 12, "k": 8, "v": 8}.items()
+    Site(name, 0, f"{name}_proj", (Weight(name, n, 16, input_group="a"),))
+    for name, n in {"q": 12, "k": 8, "v": 8}.items()
 )
 
 
@@ -146,8 +147,8 @@ def random_curves(site: Site, rng: np.random.Generator) -> LossCurves:
 def test_candidates_and_optimum_are_those_without_rivals(
     sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (site,) = run_together(sites, either=True)
-    site = site if kind == "either" else site.run(shared=kind == "fused")
+    (site,) = fuse_sites(sites, optional=True)
+    site = site if kind == "either" else site.with_fusion(shared=kind == "fused")
     monkeypatch.setattr(rivals_module, "_FEW", 0)
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -165,8 +166,8 @@ def test_candidates_and_optimum_are_those_without_rivals(
 
 
 def one_site(sites: tuple[Site, ...], kind: str) -> Site:
-    (site,) = run_together(sites, either=True)
-    return site if kind == "either" else site.run(shared=kind == "fused")
+    (site,) = fuse_sites(sites, optional=True)
+    return site if kind == "either" else site.with_fusion(shared=kind == "fused")
 
 
 def assert_same(ours: CandidateSet, others: CandidateSet) -> None:

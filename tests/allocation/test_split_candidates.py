@@ -24,9 +24,9 @@ from tests.allocation.test_candidates import DECODE, PREFILL, curve, profile
 
 GPUS, READ = 2, 64
 WEIGHTS = (
-    Weight("q", 64, READ, reads="in"),
-    Weight("k", 16, READ, reads="in"),
-    Weight("v", 16, READ, reads="in"),
+    Weight("q", 64, READ, input_group="in"),
+    Weight("k", 16, READ, input_group="in"),
+    Weight("v", 16, READ, input_group="in"),
 )
 SITE = Site("s", 0, "s", WEIGHTS, fused=(0, 1, 2))
 WORKLOADS = (PREFILL, DECODE)
@@ -76,7 +76,7 @@ def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
         assert latency == [by_hand(table, forms, dims, one) for one in WORKLOADS]
     choices = []
     for one in WEIGHTS:
-        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(one) + 1) if rank % GPUS == 0]
+        ranks = [rank for rank in range(2, LOW_RANK.max_useful_dim(one) + 1) if rank % GPUS == 0]
         choices.append([("dense", DENSE.full(one)), *(("low_rank", rank) for rank in ranks)])
     for combination in product(*choices):
         forms, dims = [form for form, _ in combination], [dim for _, dim in combination]

@@ -18,9 +18,9 @@ from gac.baselines.first_order import mean_gradients
 from gac.baselines.truncation_losses import KEPT
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import Decomposition, decompose
-from gac.forms.tensors import Kept
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.curves import measure_curves
 from gac.measurement.store import StatisticsStore
@@ -151,7 +151,7 @@ def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatc
     before = copy.deepcopy(tiny_model.state_dict())
     every_rank = truncation_losses.every_rank
 
-    def overflowing(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+    def overflowing(kept: LayerArtifacts, weight: Weight) -> tuple[Tensor, Tensor]:
         second, first = every_rank(kept, weight)
         return (second * torch.inf if weight.name == NAME else second), first
 

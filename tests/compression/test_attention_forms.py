@@ -29,7 +29,7 @@ SEPARATE = [name for name in supported() if any(weight.values for weight in weig
 
 def changes(config: Any, form: str, dim: int) -> dict[str, tuple[str, int]]:
     """Every weight that can have the form has it."""
-    return {weight.name: (form, dim) for weight in weights_of(config) if form_named(form).takes(weight)}
+    return {weight.name: (form, dim) for weight in weights_of(config) if form_named(form).applies_to(weight)}
 
 
 # --- what groups of heads count -------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def test_it_counts_both_factors_and_caches_the_latents() -> None:
     assert (form.groups(K), form.full(K), form.largest_useful(K)) == (4, 32, 31)
     assert form.params(K, 10) == 4 * (10 * 96 + 32 * 10)
     assert form.cached(K, 10) == 40
-    assert form.cached(K, form.full(K)) == form_named("dense").cached(K, 1) == 128
+    assert form.cache.numbers(K, form.full(K)) == form_named("dense").cache.numbers(K, 1) == 128
 
 
 def test_the_size_of_a_group_is_part_of_the_name() -> None:

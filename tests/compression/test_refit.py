@@ -15,7 +15,8 @@ from gac.compression.stream import ways_of
 from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.registry import METHODS
-from gac.models.families import Between, Family, family_of, supported
+from gac.forms.tensors import tensors_of
+from gac.models.families import Family, ResidualPath, family_of, supported
 from gac.plan.plan import Plan
 from tests.changed import with_recipe
 from tests.compression import applying
@@ -69,7 +70,7 @@ def deep(model_type: str) -> PreTrainedModel:
 
 
 def test_every_form_can_be_refitted() -> None:
-    assert all("residual" in form.tensors.refits for form in FORMS)
+    assert all("residual" in tensors_of(form).refits for form in FORMS)
 
 
 @every_family
@@ -94,21 +95,21 @@ def test_a_layer_that_adds_something_else_than_its_family_says_is_refused(
     model_type: str, monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan
 ) -> None:
     model = deep(model_type)
-    monkeypatch.setattr(Family, "between", lambda *_: Between())
+    monkeypatch.setattr(Family, "residual_path", lambda *_: ResidualPath())
     with pytest.raises(ModelError, match=r"adds \d+% other than its weights write"):
         applied(model, half_of(model, make_plan, "residual"))
 
 
 def test_families_that_name_no_norm_and_no_factor_have_neither() -> None:
-    assert {name for name in supported() if between(small_config(name)) != {Between()}} == {*BEHIND}
+    assert {name for name in supported() if between(small_config(name)) != {ResidualPath()}} == {*BEHIND}
 
 
-def between(config: Any) -> set[Between]:
+def between(config: Any) -> set[ResidualPath]:
     """What lies between the weights of the first layer and the residual stream."""
     config.residual_multiplier = 0.3
-    names = [weight.name for weight in weights_of(config) if weight.writes and ".0." in weight.name]
+    names = [weight.name for weight in weights_of(config) if weight.to_residual and ".0." in weight.name]
     assert len(names) == 2
-    return {family_of(config).between(config, name) for name in names}
+    return {family_of(config).residual_path(config, name) for name in names}
 
 
 @pytest.mark.parametrize("model_type", BEHIND)
@@ -196,7 +197,7 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
         raise RuntimeError("no more memory")
 
     for form in FORMS:
-        monkeypatch.setattr(type(form.tensors), "refits", {"residual": fails})
+        monkeypatch.setattr(type(tensors_of(form)), "refits", {"residual": fails})
     with pytest.raises(RuntimeError, match="no more memory"):
         applied(model, half_of(model, make_plan, "residual"))
     assert dict(model.named_modules()) == modules
@@ -266,8 +267,8 @@ def test_16_bit_models_with_huge_hidden_states_and_weights_of_zeros_are_fitted(m
 
 def test_opt_with_its_norms_behind_is_not_fitted() -> None:
     ahead, behind = (weights_of(small_config("opt", do_layer_norm_before=before)) for before in (True, False))
-    assert any(weight.writes for weight in ahead)
-    assert not any(weight.writes for weight in behind)
+    assert any(weight.to_residual for weight in ahead)
+    assert not any(weight.to_residual for weight in behind)
 
 
 def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan) -> None:

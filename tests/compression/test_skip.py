@@ -41,7 +41,7 @@ def config_of(model_type: str, **changed: Any) -> Any:
 def blocks_of(config: Any) -> list[list[Weight]]:
     """The weights of every attention and MLP that can be skipped."""
     found: list[list[Weight]] = [[]]
-    for weight in filter(SKIP.takes, weights_of(config)):
+    for weight in filter(SKIP.applies_to, weights_of(config)):
         found[-1].append(weight)
         if weight.block == "in":
             found.append([])

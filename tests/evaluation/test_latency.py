@@ -34,7 +34,7 @@ from gac.evaluation.versions import (
     versions_at,
     with_head,
 )
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.measurement.curve_library import CurveLibrary
 from gac.models.shapes import shapes_of
 from gac.plan.plan import WeightChoice
@@ -232,7 +232,7 @@ def bytes_of(point: Point) -> float:
 
 
 def test_a_fused_variant_computes_what_the_model_computes(planner: Planner, model: PreTrainedModel) -> None:
-    found = variant(model, planner.dense(fused=True).choices, run_together(planner.problem.sites))
+    found = variant(model, planner.dense(fused=True).choices, fuse_sites(planner.problem.sites))
     assert torch.allclose(step_of(found, PREFILL)(), step_of(model, PREFILL)(), atol=1e-4)
 
 
@@ -257,7 +257,7 @@ def test_a_variant_without_half_of_a_part_runs_fused(
     part: str, workload: Workload, planner: Planner, model: PreTrainedModel
 ) -> None:
     choices = without(planner.problem.sites, part)
-    found = variant(model, choices, run_together(planner.problem.sites))
+    found = variant(model, choices, fuse_sites(planner.problem.sites))
     assert step_of(found, workload)().isfinite().all()
     assert weight_bytes(model) - weight_bytes(found) > 4 * sum(one.weight.params - one.params for one in choices) - 4096
 

@@ -53,12 +53,12 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
         (check_method, changed(Fwsvd, inputs=lambda self, moments: NAN[:3, :3]), r"inputs have shape \(3, 3\)"),
         (
             check_scheme,
-            changed(ShortMantissa, rounded=lambda self, matrix: matrix),
+            changed(ShortMantissa, quantised=lambda self, matrix: matrix),
             "lossy is True, the relative",
         ),
         (
             check_scheme,
-            changed(ShortMantissa, rounded=lambda self, matrix, inputs=None: 0.9 * matrix),
+            changed(ShortMantissa, quantised=lambda self, matrix, inputs=None: 0.9 * matrix),
             "rounding again changes",
         ),
         (

@@ -17,7 +17,7 @@ from gac.compression.apply import share_gemms
 from gac.core.errors import ModelError, PlanError
 from gac.core.operations import linear
 from gac.forms import FORMS
-from gac.forms.planned_sites import check_forms_fit, run_together
+from gac.forms.planned_sites import check_forms_fit, fuse_sites
 from gac.models.attentions import WITHOUT_HEAD_KEYS
 from gac.models.families import Family, family_of, supported, text_config
 from gac.models.linears import as_linear, check_sizes
@@ -128,7 +128,7 @@ def test_generation_with_the_cache_equals_generation_without(compressed: Any) ->
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
     fused = copy.deepcopy(compressed)
-    share_gemms(fused, run_together(family_of(fused.config).sites(fused.config)))
+    share_gemms(fused, fuse_sites(family_of(fused.config).sites(fused.config)))
     assert set(fused.state_dict()) == set(compressed.state_dict())
     assert (logits(fused) - logits(compressed)).abs().max() < 1e-5
 
@@ -140,16 +140,16 @@ def test_the_cache_keeps_what_is_counted(model_type: str) -> None:
         cache = small_model(config)(IDS, use_cache=True).past_key_values
     tokens = IDS.numel()
     kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    assert kept == tokens * sum(weight.kept for weight in weights_of(config))
+    assert kept == tokens * sum(weight.cached_numbers for weight in weights_of(config))
 
 
 def test_two_blocks_of_neurons_lose_the_same_rows() -> None:
     """Gate above up in one weight: a width takes rows of both."""
     weight = Weight("gate_up", 2 * NEURONS, 64, neurons="out", blocks=2)
     narrow = FORMS.get("narrow")
-    assert (narrow.full(weight), narrow.largest_useful(weight)) == (NEURONS, NEURONS - 1)
+    assert (narrow.full(weight), narrow.max_useful_dim(weight)) == (NEURONS, NEURONS - 1)
     assert narrow.params(weight, 40) == 2 * 40 * 64
-    assert narrow.operation(weight, 40, rows=5) == linear(5, 64, 80)
+    assert narrow.latency.operation(weight, 40, rows=5) == linear(5, 64, 80)
 
 
 def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:

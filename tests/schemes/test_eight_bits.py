@@ -20,12 +20,13 @@ from gac.compression.rounding import store
 from gac.core.errors import PlanError, ProfileError
 from gac.core.operations import batched_gemm, linear
 from gac.forms import form_named, variants_of
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.low_rank.rounding import largest_squares
 from gac.forms.planned_sites import as_planned
-from gac.forms.tensors import Kept, Statistics
+from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.prices import rounding_loss
 from gac.models.families import family_of
@@ -38,9 +39,9 @@ from gac.runtime.rounded_inputs import READERS, rounded_linear
 from gac.runtime.storage import Storage
 from gac.runtime.stored import stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
-from gac.schemes.float8.torch import FLOAT8, round_matrix
+from gac.schemes.float8.torch import FLOAT8, quantise_matrix
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.torch import round_matrix as round_integers
+from gac.schemes.integers.torch import quantise_matrix as round_integers
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -55,7 +56,7 @@ BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
 
 def test_bytes_are_those_of_the_tensors_that_are_stored() -> None:
     matrix = normal(24, 304)
-    floats, integers = round_matrix(matrix, None), round_integers(matrix, None, 8, None, zero=False)
+    floats, integers = quantise_matrix(matrix, None), round_integers(matrix, None, 8, None, zero=False)
     assert (floats.numbers.dtype, floats.scale.dtype) == (FLOAT8, torch.bfloat16)
     assert scheme_named("fp8").bytes(24, 304) == floats.numbers.nbytes + floats.scale.nbytes == 24 * 304 + 24 * 2
     assert scheme_named("w8a8").bytes(24, 304) == integers.numbers.nbytes + integers.scale.nbytes == 24 * 304 + 24 * 2
@@ -72,12 +73,12 @@ def test_floats_are_found_again(dtype: torch.dtype) -> None:
     numbers = normal(16, 64).to(FLOAT8).float()
     for eighths in range(8, 16):
         matrix = (numbers * eighths * 2.0**-9).to(dtype)
-        assert torch.equal(scheme_named("fp8").rounded(matrix), matrix)
+        assert torch.equal(scheme_named("fp8").quantised(matrix), matrix)
 
 
 def test_floats_are_the_nearest_in_their_scale() -> None:
     matrix = normal(8, 96) * torch.logspace(0, -3, 96)
-    found = round_matrix(matrix, None)
+    found = quantise_matrix(matrix, None)
     every = torch.arange(256, dtype=torch.uint8).view(FLOAT8).double()
     every = every[every.isfinite()]
     distance = (matrix[..., None] / found.scale.double()[..., None] - every).abs()
@@ -89,7 +90,7 @@ def test_feedback_loses_much_less_of_the_product() -> None:
     x, matrix = normal(4096, 96) * torch.logspace(0, -2, 96) @ normal(96, 96, seed=1), normal(24, 96, seed=2)
     moment = (x.T @ x / len(x)).double()
     lost = [
-        float((((error := (scheme_named("fp8").rounded(matrix, seen) - matrix).double()) @ moment) * error).sum())
+        float((((error := (scheme_named("fp8").quantised(matrix, seen) - matrix).double()) @ moment) * error).sum())
         for seen in (Inputs(moment), None)
     ]
     assert lost[0] < 0.5 * lost[1]
@@ -103,7 +104,7 @@ def test_more_bits_lose_no_more() -> None:
 
 def worse_with_more_bits() -> Scheme:
     worse = copy.copy(scheme_named("bf16"))
-    worse.rounded = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
+    worse.quantised = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
     return worse
 
 
@@ -113,8 +114,8 @@ def worse_with_more_bits() -> Scheme:
 @BOTH
 def test_gemms_of_16ths_run(name: str) -> None:
     scheme = scheme_named(name)
-    assert all(map(scheme.runs, (linear(1, 64, 48), linear(1, 0, 48))))
-    assert not any(map(scheme.runs, (linear(1, 64, 40), linear(1, 40, 64), batched_gemm(2, 1, 64, 64))))
+    assert all(map(scheme.supports, (linear(1, 64, 48), linear(1, 0, 48))))
+    assert not any(map(scheme.supports, (linear(1, 64, 40), linear(1, 40, 64), batched_gemm(2, 1, 64, 64))))
 
 
 def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str, ...]) -> LossCurves:
@@ -126,7 +127,7 @@ def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str,
             for weight in site.weights
             for form in variants_of(map(form_named, ("dense", *forms)), weight)
             for scheme in schemes
-            if form.takes(weight)
+            if form.applies_to(weight)
         }
     )
 
@@ -141,7 +142,7 @@ def alone(out: int, ins: int) -> Site:
 
 
 def mlp(neurons: int, hidden: int = 32) -> Site:
-    gate, up = (Weight(name, neurons, hidden, neurons="out", reads="mlp") for name in ("gate", "up"))
+    gate, up = (Weight(name, neurons, hidden, neurons="out", input_group="mlp") for name in ("gate", "up"))
     return Site("mlp", 0, "mlp", (gate, up, Weight("down", hidden, neurons, neurons="in")))
 
 
@@ -198,7 +199,7 @@ def test_latency_is_unknown_and_refused_by_name(name: str) -> None:
 def reading_alone(name: str) -> Scheme:
     """The scheme, but its weights are not rounded."""
     scheme = copy.copy(scheme_named(name))
-    scheme.rounded = lambda matrix, *known: matrix  # type: ignore[method-assign]
+    scheme.quantised = lambda matrix, *known: matrix  # type: ignore[method-assign]
     return scheme
 
 
@@ -209,7 +210,7 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
     sites = family_of(tiny_model.config).sites(tiny_model.config)
     run = CalibrationRun(tiny_model, windows, Plain(), progress=False)
     layer, moments = next(iter(stream_moments(run, sites)))
-    statistics = Statistics(tiny_model, moments.of, run.method, Kept({}))
+    statistics = Statistics(tiny_model, moments.of, run.method, LayerArtifacts({}))
     for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
         seen: list[Tensor] = []
         module = tiny_model.get_submodule(weight.name)
@@ -229,7 +230,7 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
 def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
     statistics, weight, x = pair_statistics(96, 128)
     inputs = Inputs(statistics.metric(weight).inputs)
-    price = form_named("low_rank").tensors.rounding(statistics, weight, reading_alone(name), inputs)
+    price = tensors_of(form_named("low_rank")).rounding(statistics, weight, reading_alone(name), inputs)
     second, first = (statistics.kept.of(form_named("low_rank"), one, weight) for one in ("second", "first"))
     second, first = with_rotated_latents(second[:, :rank], first[:rank])
     changes = [errors_of(name, x) @ first.T @ second.T, errors_of(name, (x.double() @ first.T).float()) @ second.T]
@@ -282,9 +283,9 @@ def test_modules_round_what_they_multiply(name: str) -> None:
     values = ValueLinear(64, 2, 16, bias=False)
     for number, parameter in enumerate([*pair.parameters(), *values.parameters()]):
         parameter.data.copy_(normal(*parameter.shape, seed=number))
-    x, reader = normal(2, 5, 64), scheme.reads or ""
+    x, reader = normal(2, 5, 64), scheme.input_quantiser or ""
     factors = with_rotated_latents(pair.second.weight, pair.first.weight)
-    second, first, alone = (scheme.rounded(one).float() for one in (*factors, values.weight))
+    second, first, alone = (scheme.quantised(one).float() for one in (*factors, values.weight))
     bias = pair.second.bias
     held, held_values = store(scheme, pair), store(scheme, values)
     latents = rounded_linear(reader, x, first)
@@ -300,8 +301,8 @@ def test_a_compressed_model_rounds_its_inputs(
 ) -> None:
     plan = small.allocate(0.9, schemes=(name,), refit=refit, fuse=True, align=8)
     assert {one.scheme for one in plan.weights} == {name}
-    gemms = [gemm for one in plan.weights for gemm in form_named(one.form).gemms(one.weight, one.dim, 1)]
-    assert all(map(scheme_named(name).runs, gemms))
+    gemms = [gemm for one in plan.weights for gemm in form_named(one.form).latency.gemms(one.weight, one.dim, 1)]
+    assert all(map(scheme_named(name).supports, gemms))
     found = small.compress(plan, model=copy.deepcopy(small.model))
     before, stored = logits(found), stored_modules(found)
     assert len(stored) >= len(plan.weights)

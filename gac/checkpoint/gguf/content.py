@@ -13,7 +13,7 @@ from torch import Tensor
 from gac.checkpoint.gguf.blocks import BLOCK, BLOCK_TYPES, Bytes, smallest_type
 from gac.checkpoint.gguf.package import gguf_package
 from gac.checkpoint.gguf.sources import Source
-from gac.schemes.scaled import Scaled
+from gac.schemes.matrices import Scaled
 
 ROUNDED = "Q8_0"
 """What rounded weights become whose numbers no type of GGUF has: their values are rounded once more, to 8 bits."""

@@ -13,7 +13,7 @@ from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.schemes.scaled import Scaled
+from gac.schemes.matrices import Scaled
 
 
 @dataclass(frozen=True, eq=False)

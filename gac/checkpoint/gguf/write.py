@@ -77,7 +77,7 @@ def export_gguf(
         planned_bytes=plan.bytes[0],
         weights_bytes=_bytes_of_weights(plan, held),
         tensors=tensors_written(zip(held, moved, strict=True)),
-        inputs=tuple(sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).reads})),
+        inputs=tuple(sorted({one.scheme for one in plan.weights if scheme_named(one.scheme).input_quantiser})),
     )
 
 

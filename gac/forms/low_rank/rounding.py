@@ -78,14 +78,14 @@ def rounding_by_rank(
     )
     for factor in (pair.first, pair.second):
         scheme.check_range(factor, f"a factor of {weight.name}")
-    of_first = pair.of_first.cost(scheme.rounded(pair.first, inputs) - pair.first)
+    of_first = pair.of_first.cost(scheme.quantised(pair.first, inputs) - pair.first)
     rows = gradients if weight.scores else None
-    of_second = pair.of_second.cost(scheme.rounded(pair.second, pair.latents, rows) - pair.second)
+    of_second = pair.of_second.cost(scheme.quantised(pair.second, pair.latents, rows) - pair.second)
     left = 1 - _counts(gains).float() / weight.in_features
     by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
     geometric = _means((variances + DAMPING * variances.mean()).log()).exp()
     by_rank += of_second * _relative(second.square().sum(0).cumsum(0) * geometric, rank)
-    if scheme.reads is not None:
+    if scheme.input_quantiser is not None:
         by_rank += _read(scheme, statistics.moments(weight), first, gains, variances)
     return by_rank
 
@@ -97,8 +97,8 @@ def _read(scheme: Scheme, moments: Moments, first: Tensor, gains: Tensor, varian
     are taken for normal numbers, all of the same variance as they are rotated, whose error depends on the largest of a
     token, and so on the rank.
     """
-    assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
-    inputs = gains * (first.square() @ moments.noise[scheme.reads].double())
+    assert scheme.input_quantiser is not None, f"{scheme.name} rounds no inputs"
+    inputs = gains * (first.square() @ moments.noise[scheme.input_quantiser].double())
     counts, each = _counts(gains), _means(variances)
     peaks = largest_squares(counts)
     others = each * (1 - peaks / counts)

@@ -12,7 +12,7 @@ _TAKEN = 4096
 
 def refuses(setting: Setting) -> bool:
     """Whether the scheme has no operator for some sizes of this axis."""
-    return bool(setting.sides) and setting.scheme is not None and setting.scheme.needs is not None
+    return bool(setting.sides) and setting.scheme is not None and setting.scheme.shape_requirement is not None
 
 
 def reads(setting: Setting) -> bool:
@@ -53,7 +53,7 @@ def unread(dim: int, setting: Setting) -> str | None:
     """Why the kernels cannot read one of the matrices, and what happens then; None where they read all known ones."""
     if (scheme := setting.scheme) is None:
         return None
-    reason = next(filter(None, (scheme.unread(*matrix) for matrix in _matrices(dim, setting))), None)
+    reason = next(filter(None, (scheme.kernel_unsupported_reason(*matrix) for matrix in _matrices(dim, setting))), None)
     return None if reason is None else f"{reason}: plain PyTorch unpacks it for every product"
 
 
@@ -63,7 +63,7 @@ def unread(dim: int, setting: Setting) -> str | None:
 def say_runs(dim: int, setting: Setting) -> str:
     assert setting.scheme is not None
     sizes = ", ".join(f"{axis} = {size}" for axis, size in setting.sizes(dim).items() if axis != "m")
-    return f"scheme {setting.scheme.name} needs {setting.scheme.needs}: {sizes}"
+    return f"scheme {setting.scheme.name} needs {setting.scheme.shape_requirement}: {sizes}"
 
 
 def say_read(dim: int, setting: Setting) -> str:

@@ -241,14 +241,14 @@ def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
 
 def _alone(dtype: str) -> bool:
     """Whether it is of a scheme that rounds weights and no inputs."""
-    return numbers_of(dtype) != dtype and stored_as(dtype).reads is None
+    return numbers_of(dtype) != dtype and stored_as(dtype).input_quantiser is None
 
 
 def _in_kernels(dtype: str, sizes: Ints) -> NDArray[np.bool_]:
     """At which sizes kernels of the dtype read the weight, or both of a pair; always where numbers are no scheme's."""
     if numbers_of(dtype) == dtype:
         return np.ones(len(sizes), dtype=np.bool_)
-    unread = cache(stored_as(dtype).unread)
+    unread = cache(stored_as(dtype).kernel_unsupported_reason)
     pairs = (zip(one[1:], one, strict=False) for one in sizes.tolist())  # rows and columns of each weight
     return np.array([all(unread(*weight) is None for weight in weights) for weights in pairs], dtype=np.bool_)
 

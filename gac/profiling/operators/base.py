@@ -121,11 +121,11 @@ class Operator:
         if dtype in ITEM_BYTES:
             return None
         scheme = stored_as(dtype)
-        refused = next((one for one in self.gemms(axes) if not scheme.runs(one)), None)
+        refused = next((one for one in self.gemms(axes) if not scheme.supports(one)), None)
         if refused is None:
             return None
         sizes = ", ".join(f"{axis} = {size}" for axis, size in refused.shape if axis != "m")
-        return f"scheme {scheme.name} needs {scheme.needs}: {sizes}"
+        return f"scheme {scheme.name} needs {scheme.shape_requirement}: {sizes}"
 
     def gemms(self, axes: Axes) -> list[Operation]:
         """Its GEMMs by themselves, in the order of ``products``."""

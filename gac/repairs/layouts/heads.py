@@ -90,7 +90,7 @@ def _given(source: Source, site: Site) -> str:
     called = short_names([weight.name for weight in site.weights])
     shapes = ((called[weight.name], _shape(source, weight)) for weight in site.weights)
     told = (f"{name} {f'{shape[0]} x {shape[1]}' if shape else 'missing'}" for name, shape in shapes)
-    return f"{site.weights[0].reads} has {', '.join(told)}"
+    return f"{site.weights[0].input_group} has {', '.join(told)}"
 
 
 def _expected(form: Form, site: Site) -> str:

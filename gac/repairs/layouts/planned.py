@@ -24,10 +24,10 @@ def planned_blocks(source: Source) -> Iterator[Block]:
     plan = read_plan(source.directory)
     _check_plain(source, plan)
     for site in plan.sites:
-        inside = any(form_named(one.form).inside for one in site.weights)
+        inside = any(form_named(one.form).parent_form_name for one in site.weights)
         sharing: dict[str, list[WeightChoice]] = {}
         for choice in site.weights:
-            if form_named(choice.form).axis(choice.weight):
+            if form_named(choice.form).latency.axis(choice.weight):
                 sharing.setdefault(_owner(site, choice), []).append(choice)
         for name, choices in sharing.items():
             if not (inside and name == site.site):
@@ -86,7 +86,10 @@ def stored_places(source: Source, choices: Iterable[WeightChoice], said: str) ->
 def _runs(name: str, choice: WeightChoice) -> list[Run]:
     """What runs the weight: the form as a whole where it is timed so, else each of its GEMMs."""
     form, weight = form_named(choice.form), choice.weight
-    sized = [(form.operation(weight, dim, 1),) if form.timed else form.gemms(weight, dim, 1) for dim in (1, 2)]
+    sized = [
+        (form.latency.operation(weight, dim, 1),) if form.latency.timed else form.latency.gemms(weight, dim, 1)
+        for dim in (1, 2)
+    ]
     return [run_of(name, one, two) for one, two in zip(*sized, strict=True)]
 
 

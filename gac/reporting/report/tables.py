@@ -103,7 +103,7 @@ def stayed_dense(plan: Plan) -> Table:
     dense: dict[str, list[SiteChoice]] = {}
     for site in plan.sites:
         for weight in site.weights:
-            if weight.form == "dense":
+            if weight.is_dense:
                 dense.setdefault(called[weight.name], []).append(site)
     columns = [("Projection", False), ("Dense", False), ("Layers", False)]
     rows = []

@@ -93,7 +93,7 @@ def test_rules_hold_where_the_schemes_and_operators_say_so() -> None:
             found = told("linear", k, scheme.dtype, "k", {"m": 1, "n": 4096})
             refused = linear.refusal({"m": 1, "k": k, "n": 4096}, scheme.dtype)
             assert (OPERATOR in found and not found[OPERATOR].holds) == (refused is not None)
-            assert found[KERNEL].holds == (scheme.unread(4096, k) is None)
+            assert found[KERNEL].holds == (scheme.kernel_unsupported_reason(4096, k) is None)
             assert (GROUPS in found and not found[GROUPS].holds) == bool(scheme.ragged(k))
 
 
