@@ -76,7 +76,7 @@ class PickedTensors(TensorForm):
             elimination = eliminate(statistics.matrix(weight), statistics.metric(weight))
             yield Fit(weight, elimination.curve.loss, {"order": elimination.order}, [weight])
 
-    def parameters(self, work: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
         index = last_to_go(build.kept.of(self.form, "order", weight), dim)
         dense = build.linear(weight)
         matrix = compensated(dense.weight, index, build.statistics.metric(weight))
