@@ -14,6 +14,7 @@ from gac.core.arguments import Count, checked
 from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError
 from gac.models.linears import as_linear
+from gac.models.loading import check_one_dtype
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.ends import ends_of
@@ -95,11 +96,7 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
                 "Save the model as gac.compress returned it.",
             )
     _check_ends(model, plan)
-    dtypes = {str(parameter.dtype) for parameter in model.parameters()}
-    if len(dtypes) > 1:
-        raise CheckpointError(
-            f"weights in {' and '.join(sorted(dtypes))}", "one dtype for all weights", "Cast the model to one dtype."
-        )
+    check_one_dtype(model, CheckpointError)
 
 
 def _check_ends(model: PreTrainedModel, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What calibration keeps of a layer on disk."""
+"""Results of calibration that are kept on disk, by layer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ class LayerArtifacts:
         return self.tensors[f"{form.name}.{name}/{weight.name}"]
 
     def tokens(self, weight: Weight) -> Tensor:
-        """How much each token counts, shape ``(windows, tokens)``."""
+        """Weight of each token, shape ``(windows, tokens)``."""
         return self.tensors[f"tokens/{weight.name}"]
 
     def gradients(self, weight: Weight) -> Tensor:

@@ -23,7 +23,7 @@ Part = Literal["neurons", "heads", "attentions", "MLPs"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a dim lies in a tensor: along ``axis``, ending at each of the positions ``ends``.
+    """The position of a dim in a tensor: along ``axis``, ending at each of the positions ``ends``.
 
     Zeros that are inserted there change nothing that the weight computes; ``unit`` of them make the dim larger by one.
     """
@@ -49,7 +49,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True)
 class LossMeasure:
-    """How the loss of a form is measured: in the metric of the method, unless it says otherwise.
+    """Measurement of a form's loss: in the metric of the method by default.
 
     Attributes:
         in_every_calibration: any later plan can use the form; others are measured where they are asked for.
@@ -94,7 +94,7 @@ class Latency(ABC):
         return tuple((axes.get("b", 1) * axes["n"], axes["k"]) for axes in gemms)
 
     def splits(self, weight: Weight) -> tuple[Split, ...]:
-        """How each of those matrices is divided over GPUs, given the weight's ``split`` side."""
+        """The split of each of those matrices over GPUs, given the weight's ``split`` side."""
         return ("colwise" if weight.split == "out" else "rowwise",)
 
     def fused_features(self, weight: Weight, dim: int) -> int:
@@ -170,6 +170,7 @@ class Form(ABC):
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.
         removes: parts of a model that it makes fewer, beside the GEMMs.
+        tensor_form: its ``TensorForm``, ``module:class``; of a form in ``spec.py`` by default in ``torch.py`` beside it.
     """
 
     name: str
@@ -183,6 +184,12 @@ class Form(ABC):
     rule_resource: ClassVar[Literal["params", "cached"] | None] = None
     parent_form_name: ClassVar[str | None] = None
     removes: ClassVar[tuple[Part, ...]] = ()
+    tensor_form: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        package, _, module = cls.__module__.rpartition(".")
+        if module == "spec" and "tensor_form" not in vars(cls):
+            cls.tensor_form = f"{package}.torch:{cls.__name__}Tensors"
 
     @cached_property
     def latency(self) -> Latency:
@@ -193,12 +200,6 @@ class Form(ABC):
     def cache(self) -> KVCache:
         """Its numbers in the KV cache."""
         return KVCache(self)
-
-    @property
-    def tensor_form(self) -> str:
-        """Where its ``TensorForm`` is, ``module:class``: here ``torch.py`` beside the module of the form."""
-        cls = type(self)
-        return f"{cls.__module__.rpartition('.')[0]}.torch:{cls.__name__}Tensors"
 
     @property
     def base_form(self) -> "Form | None":

@@ -101,7 +101,7 @@ class LossCurves:
             scaled = by_form.get(form, share) * exact + share * rounded * (curve.loss - exact)
             curves[form, scheme, name] = LossCurve(scaled)
         pairs = {pair: by_form.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
-        wholes = {form: whole.scaled(by_form.get(whole.form, share)) for form, whole in self.wholes.items()}
+        wholes = {name: loss.scaled(by_form.get(loss.form, share)) for name, loss in self.wholes.items()}
         return LossCurves(curves, pairs, {key: on_text * lost for key, lost in self.on_text.items()}, wholes)
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
@@ -118,12 +118,12 @@ class LossCurves:
         )
         # Several forms that were measured as a whole count as one. Quantisation was not measured there.
         exact = [
-            (whole, float(self.by_key[whole.form, DEFAULT_SCHEME, name].loss[dim]))
+            (model, float(self.by_key[model.form, DEFAULT_SCHEME, name].loss[dim]))
             for form, name, dim in chosen
-            if (whole := self.wholes.get(form))
+            if (model := self.wholes.get(form))
         ]
         total = sum(loss for _, loss in exact)
-        of_wholes = sum(((whole.ratio(total) - 1) * loss for whole, loss in exact), 0.0)
+        of_wholes = sum(((model.ratio(total) - 1) * loss for model, loss in exact), 0.0)
         return sum(lost for pair, lost in self.pairs.items() if pair <= changed) + sum(alone) + of_wholes
 
     def with_scheme(

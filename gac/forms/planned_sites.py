@@ -71,8 +71,8 @@ def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str
     for form in map(form_named, forms):
         if not _fits(sites, form):
             if form.dim_counts_units and any(weight.groups == 1 for site in sites for weight in site.weights):
-                given = f"form {form.name} for a {model_type} model with one KV head"
-                raise PlanError(given, "two KV heads or more: one is always kept", "Leave it out.")
+                problem = f"form {form.name} for a {model_type} model with one KV head"
+                raise PlanError(problem, "two KV heads or more: one is always kept", "Leave it out.")
             raise PlanError(
                 f"form {form.name}, which fits no weight of a {model_type} model",
                 f"one of {', '.join(form.name for form in FORMS if _fits(sites, form))}",

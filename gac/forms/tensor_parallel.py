@@ -125,7 +125,6 @@ def _even(units: str, counts: dict[str, int], gpus: int) -> bool:
 
 
 def _counts(site: Site) -> Iterator[tuple[str, int]]:
-    """Units that have to be divided evenly, in words."""
     for weight in site.weights:
         name = weight.name.rpartition(".")[2]
         if weight.queries:
@@ -174,7 +173,6 @@ def _count(weight: Weight, split: Split, gpus: int) -> int:
 
 
 def _block_of(gemm: Operation, weight: Weight, split: Split) -> int:
-    """The divided size of one of the consecutive blocks of the weight."""
     return gemm.axes[_axis(gemm, split)] // (weight.blocks if split == "colwise" else 1)
 
 

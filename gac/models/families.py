@@ -204,7 +204,6 @@ def _drops_heads(config: Any) -> bool:
 
 
 def _counting(config: Any) -> tuple[int, ...]:
-    """The layers from whose caches transformers reads the number of tokens: the first of each kind of attention."""
     kinds = getattr(config, "layer_types", None) or ["attention"]
     return tuple(sorted({kind: kinds.index(kind) for kind in kinds}.values()))
 
@@ -354,7 +353,6 @@ _RECURRENT_LAYERS = {"linear_attention", "recurrent", "mamba", "conv", "hybrid"}
 
 
 def _another_kind(config: Any) -> tuple[str, str, str] | None:
-    """Kind, expectation and remedy for a config that is not a decoder of attention and MLPs."""
     text = text_config(config)
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
     if getattr(config, "is_encoder_decoder", False):
@@ -381,7 +379,6 @@ _DECODER = "Use a decoder that transformers loads as a causal language model, su
 
 
 def _experts(config: Any) -> int:
-    """The largest number of experts of a layer; 0 for dense models."""
     parts = (config, text_config(config), getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
     most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)

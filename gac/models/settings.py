@@ -55,7 +55,6 @@ _PROCESS = _ProcessSettings()
 
 
 def _full_precision() -> Callable[[], None]:
-    """Multiply float32 matrices in float32; returns what restores the precision."""
     mkldnn: Any = torch.backends.mkldnn
     backends = (torch.backends.cuda.matmul, mkldnn.matmul)
     before = [backend.fp32_precision for backend in backends]
@@ -75,7 +74,6 @@ def _full_precision() -> Callable[[], None]:
 
 
 def _any_algorithm() -> Callable[[], None]:
-    """Allow algorithms that are not deterministic; returns what restores the setting."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     return lambda: torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,4 +1,4 @@
-"""What threads of one process must not do at the same time."""
+"""Locks between threads of one process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,30 +23,29 @@ _LOOKING = Lock()
 
 
 def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a function have the models that it is given, alone or in a list, to itself while it runs; with PyTorch's own
-    settings, see ``standard_settings``.
+    """Give a function exclusive use of models among its arguments, and PyTorch's own settings (``standard_settings``).
 
-    To measure a model is to change it for a while (hooks, gradients, its mode), so a second thread would measure
-    something else. It is refused and does not wait: after ``compress`` it would get another model than it asked for.
+    Measuring a model changes it for a while (hooks, gradients, its mode), so a second thread would measure something
+    else. It is refused and does not wait: after ``compress`` the model is another one.
 
     Raises:
         ModelError: by the function, where another thread has one of the models in such a call.
     """
 
     @wraps(call)
-    def alone(*args: P.args, **options: P.kwargs) -> R:
-        with standard_settings(), ExitStack() as held:
-            for given in (*args, *options.values()):
-                for model in given if isinstance(given, (list, tuple)) else (given,):
+    def locked(*args: P.args, **options: P.kwargs) -> R:
+        with standard_settings(), ExitStack() as locks:
+            for value in (*args, *options.values()):
+                for model in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(model, nn.Module):
-                        held.enter_context(_held(model, call.__name__))
+                        locks.enter_context(_locked(model, call.__name__))
             return call(*args, **options)
 
-    return alone
+    return locked
 
 
 @contextmanager
-def _held(model: nn.Module, doing: str) -> Iterator[None]:
+def _locked(model: nn.Module, doing: str) -> Iterator[None]:
     with _LOOKING:
         lock = _IN_USE.setdefault(model, RLock())
     if not lock.acquire(blocking=False):

@@ -62,5 +62,4 @@ class Grid:
 
 
 def _by_column(of_groups: Tensor, size: int, matrix: Tensor) -> Tensor:
-    """The scale or zero point of each column of a matrix, float32, of its shape."""
     return of_groups.float().repeat_interleave(size, dim=1)[:, : matrix.shape[1]]

@@ -17,7 +17,7 @@ from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import applied, logits
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -36,7 +36,7 @@ def changes(config: Any, *pairs: str, rank: int | None = None) -> dict[str, tupl
     return found
 
 
-@every_family
+@every_layout
 def test_at_full_rank_it_is_the_narrower_model(model_type: str, make_plan: MakePlan) -> None:
     config = small_config(model_type)
     narrow = dict.fromkeys(changes(config), ("narrow", WIDTH))

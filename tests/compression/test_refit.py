@@ -21,7 +21,7 @@ from gac.plan.plan import Plan
 from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.compressed import WIDTH
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
 MakePlan = Callable[..., Plan]
@@ -73,7 +73,7 @@ def test_every_form_can_be_refitted() -> None:
     assert all("residual" in tensors_of(form).refits for form in FORMS)
 
 
-@every_family
+@every_layout
 def test_a_refitted_model_is_nearer(model_type: str, make_plan: MakePlan) -> None:
     model = deep(model_type)
     plan, dense = half_of(model, make_plan, "residual"), logits(model)

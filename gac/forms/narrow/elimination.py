@@ -59,7 +59,6 @@ def eliminate(down: Tensor, metric: Metric) -> Elimination:
 
 
 def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
-    """The step as a CUDA graph on a GPU, where launching its small kernels would take most of the time."""
     if device.type != "cuda":
         return step
     graph = torch.cuda.CUDAGraph()

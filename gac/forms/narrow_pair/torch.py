@@ -53,7 +53,6 @@ def _refit_second(refit: WeightRefit, module: nn.Module) -> None:
 
 
 def _narrowed(refit: WeightRefit) -> Tensor:
-    """The dense weight with the neurons that stay only."""
     stay = refit.kept.of(refit.form, "stay", refit.weight)
     return narrowed(refit.weight, refit.dense, stay, lambda weight: refit.method.metric(refit.kept.moments(weight)))
 

@@ -149,7 +149,6 @@ class _Work:
             self._targets[:, :, pieces] -= torch.einsum("bka,kbp->abkp", self._behind[:, rows], missed)
 
     def _fit(self, step: int, first: int, end: int) -> None:
-        """Fit scales and zero points of groups whose first piece is among these."""
         each = self._order.layout.pieces
         groups = torch.arange(-(-first // each), -(-end // each), device=self._targets.device)
         if not len(groups):

@@ -82,7 +82,6 @@ def grid_of(numbers: Tensor, scale: Tensor) -> Grid:
 
 
 def _octave(least: Tensor) -> list[Tensor]:
-    """An octave of scales from the smallest ones, which reach the largest number of each row; float64, ascending."""
     mantissa, exponent = torch.frexp(least.clamp_min(TINY))
     first = (mantissa * 2 * PARTS).ceil_() - PARTS  # 0 to PARTS, counted from the power of two below
     scales = []

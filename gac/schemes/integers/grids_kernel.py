@@ -85,7 +85,6 @@ def _ends(values_ptr, columns, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _grid(low, high, most, zero: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scales and zero points, bit for bit those of ``grids``: PyTorch also casts to 16 bits by way of float32."""
     scale = (high - low) / most if zero else 2 * high / (most - 1)
     bits = scale.to(tl.float32).to(tl.int32, bitcast=True)
     bits += 32767 + (bits >> 16 & 1)  # to the nearest bfloat16, the even one of two
@@ -101,7 +100,6 @@ def _grid(low, high, most, zero: tl.constexpr):  # type: ignore[no-untyped-def]
 def _costs(  # type: ignore[no-untyped-def]
     scale, inverse, zeros, values_ptr, weights_ptr, columns, most, RANGES: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):
-    """Cost of each range; a product with the inverse of a scale rounds as a quotient does, except for ties."""
     scale, inverse, least, largest = scale[:, None], inverse[:, None], -zeros[:, None], (most - zeros)[:, None]
     totals = tl.zeros([RANGES, BLOCK_SIZE], tl.float64)
     for start in range(0, columns, BLOCK_SIZE):

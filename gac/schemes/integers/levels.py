@@ -47,7 +47,6 @@ class IntegerLevels(Levels):
 
 
 def _descend(levels: Levels, order: Order, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """Coordinate descent: each number in turn to its best value, all others fixed."""
     moment, numbers = order.moment, numbers.clone()
     diagonal = moment.diagonal()
     slopes = _flat((numbers - zeros) * scale - targets) @ moment  # E A, (rows, columns)
