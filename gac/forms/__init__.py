@@ -2,20 +2,10 @@
 
 from gac.core.errors import PlanError
 from gac.core.registry import Registry, check_contract
-from gac.forms.base import Form, Shorter, variants_of
+from gac.forms.base import Form as Form
+from gac.forms.base import Shorter as Shorter
+from gac.forms.base import variants_of as variants_of
 from gac.models.sites import Weight, check_weight
-
-__all__ = [
-    "DEFAULT_FORMS",
-    "DENSE",
-    "FORMS",
-    "LATENCY_FORMS",
-    "Form",
-    "Shorter",
-    "check_choice",
-    "form_named",
-    "variants_of",
-]
 
 _EDITED = "Make it again; this file was edited."
 

@@ -170,7 +170,7 @@ class Form(ABC):
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.
         removes: parts of a model that it makes fewer, beside the GEMMs.
-        tensor_form: its ``TensorForm``, ``module:class``; of a form in ``spec.py`` by default in ``torch.py`` beside it.
+        tensor_form: its ``TensorForm``, ``module:class``; by default in ``torch.py`` beside a module ``spec.py``.
     """
 
     name: str

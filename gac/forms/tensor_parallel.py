@@ -49,11 +49,10 @@ def split_fused(form: Form, weight: Weight, dim: int, gpus: int) -> int:
 
 def split_matrices(form: Form, weight: Weight, dim: int, gpus: int) -> tuple[tuple[int, int], ...]:
     """Rows and columns of each GPU's parts of the form's matrices."""
-    matrices = form.latency.matrices(weight, dim)
-    divided = zip(matrices, _splits(form, weight, len(matrices)), strict=True)
+    divided = zip(form.latency.matrices(weight, dim), _divided(form, weight, dim, 1), strict=True)
     return tuple(
         (rows, columns // gpus) if split == "rowwise" else (rows // _count(weight, split, gpus), columns)
-        for (rows, columns), split in divided
+        for (rows, columns), (_, split) in divided
     )
 
 
@@ -80,14 +79,11 @@ def divides(form: Form, weight: Weight, dim: int, scheme: Scheme, gpus: int) -> 
         return True
     if form.dim_counts_units and dim % gpus:
         return False
-    gemms = form.latency.gemms(weight, dim, 1)
-    splits = _splits(form, weight, len(gemms))
-    blocks = (_block_of(gemm, weight, split) for gemm, split in zip(gemms, splits, strict=True))
-    counts = (_count(weight, split, gpus) for split in splits)
-    if any(size % count for size, count in zip(blocks, counts, strict=True)):
+    divided = _divided(form, weight, dim, 1)
+    if any(_size(gemm, weight, split) % _count(weight, split, gpus) for gemm, split in divided):
         return False
-    matrices = zip(form.latency.matrices(weight, dim), splits, strict=True)
-    if not all(_cuts_no_group(scheme, weight, *matrix, split, gpus) for matrix, split in matrices):
+    matrices = zip(form.latency.matrices(weight, dim), divided, strict=True)
+    if any(_cuts(scheme, weight, *matrix, split, gpus) for matrix, (_, split) in matrices):
         return False
     return scheme.shape_requirement is None or all(map(scheme.supports, split_gemms(form, weight, dim, 1, gpus)))
 
@@ -146,11 +142,9 @@ def _counts(site: Site) -> Iterator[tuple[str, int]]:
 
 
 def _parts(form: Form, weight: Weight, dim: int, rows: int, gpus: int) -> list[tuple[Operation, Operation | None]]:
-    gemms = form.latency.gemms(weight, dim, rows)
-    if any(size == 0 for gemm in gemms for _, size in gemm.shape):
+    if any(size == 0 for gemm in form.latency.gemms(weight, dim, rows) for _, size in gemm.shape):
         return []
-    splits = _splits(form, weight, len(gemms))
-    return [_part(gemm, weight, split, gpus) for gemm, split in zip(gemms, splits, strict=True)]
+    return [_part(gemm, weight, split, gpus) for gemm, split in _divided(form, weight, dim, rows)]
 
 
 def _part(gemm: Operation, weight: Weight, split: Split, gpus: int) -> tuple[Operation, Operation | None]:
@@ -172,23 +166,28 @@ def _count(weight: Weight, split: Split, gpus: int) -> int:
     return weight.parts(gpus) if split == "colwise" else gpus
 
 
-def _block_of(gemm: Operation, weight: Weight, split: Split) -> int:
+def _size(gemm: Operation, weight: Weight, split: Split) -> int:
+    """The divided size of one of the consecutive blocks of the weight."""
     return gemm.axes[_axis(gemm, split)] // (weight.blocks if split == "colwise" else 1)
 
 
-def _splits(form: Form, weight: Weight, count: int) -> tuple[Split, ...]:
-    splits = form.latency.splits(weight)
-    if len(splits) != count:
-        problem = f"form {form.name} of {weight.name}, which says how {len(splits)} of its {count} matrices are divided"
-        raise GacError(problem, "one way a matrix", "Define Latency.splits, or plan for one GPU without this form.")
-    return splits
+def _divided(form: Form, weight: Weight, dim: int, rows: int) -> list[tuple[Operation, Split]]:
+    gemms, splits = form.latency.gemms(weight, dim, rows), form.latency.splits(weight)
+    if len(splits) != len(gemms):
+        raise GacError(
+            f"form {form.name} of {weight.name}, which says how {len(splits)} of its {len(gemms)} matrices are divided",
+            "one way a matrix",
+            "Define Latency.splits, or plan for one GPU without this form.",
+        )
+    return list(zip(gemms, splits, strict=True))
 
 
-def _cuts_no_group(scheme: Scheme, weight: Weight, rows: int, columns: int, split: Split, gpus: int) -> bool:
+def _cuts(scheme: Scheme, weight: Weight, rows: int, columns: int, split: Split, gpus: int) -> bool:
+    """True if a part would begin inside a group of columns or a word of packed numbers."""
     if scheme.storage is None:
-        return True
+        return False
     blocks = weight.blocks if split == "colwise" else 1
     part = columns // gpus if split == "rowwise" else rows // blocks // _count(weight, split, gpus)
     grouped = split == "rowwise" and scheme.group is not None and scheme.group < columns
     numbers = lcm(scheme.bits, _WORD) // scheme.bits
-    return part % lcm(numbers, (scheme.group or 1) if grouped else 1) == 0
+    return part % lcm(numbers, (scheme.group or 1) if grouped else 1) != 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -187,6 +188,32 @@ class TensorForm(ABC):
                 insertions = [Insertion(place.axis, end, missing * place.unit) for end in place.ends]
                 filled[place.tensor] = with_zeros(parameters[place.tensor], insertions)
         return filled
+
+
+class RunForm(TensorForm):
+    """A form with two choices, the least dim and the dense weights; it needs no statistics."""
+
+    @abstractmethod
+    def modules(self, runs: ModelRuns, group: Sequence[Weight]) -> dict[str, nn.Module]:
+        """The modules that replace weights that the form takes together, by name."""
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        assert statistics.runs is not None, f"{self.form.name} is measured by running the model"
+        for group in joint_weights(self.form, weights):
+            modules = self.modules(statistics.runs, group)
+            loss = statistics.runs.divergence(modules)
+            kept = {name: value.detach() for name, value in modules[group[-1].name].named_parameters()}
+            yield Fit(group[-1], np.array([loss, 0.0]), kept)
+
+
+def joint_weights(form: Form, weights: Sequence[Weight]) -> Iterator[list[Weight]]:
+    """The weights that a form takes together, each time those up to one that it shortens on its input."""
+    group: list[Weight] = []
+    for weight in filter(form.applies_to, weights):
+        group.append(weight)
+        if form.shortens(weight) == "in":
+            yield group
+            group = []
 
 
 def tensors_of(form: Form) -> TensorForm:

@@ -21,11 +21,10 @@ from gac.core.linalg import packed
 from gac.core.progress import progress_bar
 from gac.forms import DENSE, FORMS, Form, form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
-from gac.forms.by_runs import RunForm
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.tensors import Fit, Statistics, tensors_of
+from gac.forms.tensors import Fit, RunForm, Statistics, tensors_of
 from gac.measurement.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers
 from gac.measurement.pairs import with_pairs
 from gac.measurement.prices import prices_of

@@ -9,9 +9,8 @@ import torch
 
 from gac.core.progress import progress_bar
 from gac.forms import Form
-from gac.forms.by_runs import RunForm, joint_weights
 from gac.forms.loss_curves import LossCurves
-from gac.forms.tensors import tensors_of
+from gac.forms.tensors import RunForm, joint_weights, tensors_of
 from gac.measurement.calibration import CalibrationRun, decoder_layers
 from gac.measurement.runs import ModelRuns
 from gac.measurement.store import read_tensors, write_tensors

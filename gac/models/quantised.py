@@ -92,7 +92,7 @@ def _schemes(stated: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
-    """Refuse weights of few bits whose scales transformers would not, or not exactly, multiply in.
+    """Refuse low-bit weights that transformers would not dequantise exactly.
 
     Args:
         folder: where the files of weights are.

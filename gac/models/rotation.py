@@ -3,7 +3,7 @@
 A model's function stays the same when orthogonal matrices are multiplied into its weights (QuaRot, arXiv 2404.00456;
 SpinQuant, arXiv 2405.16406): the residual stream x becomes x R1, the values v of a head become v R2. The gains of the
 norms that read the stream are first folded into the weights behind them, for R1 does not commute with gains. Outliers
-are then spread over all features, and weights lose less when they are rounded. Nothing is added at run time.
+are then spread over all features, and weights lose less when they are quantised. Nothing is added at run time.
 """
 
 import logging

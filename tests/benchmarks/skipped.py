@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gac.forms import form_named
-from gac.forms.by_runs import RunForm, joint_weights
-from gac.forms.tensors import tensors_of
+from gac.forms.tensors import RunForm, joint_weights, tensors_of
 from gac.measurement import runs
 from gac.measurement.calibration import decoder_layers
 from gac.measurement.runs import ModelRuns

@@ -19,6 +19,7 @@ from gac.plan.plan import Plan
 from gac.runtime.modules import BlockLinear
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import small_config, small_model, weights_of
+from tests.refused import assert_refused
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SHORT, GROUPS, HEAD_DIM = 8, 2, 16
@@ -60,11 +61,10 @@ def test_fewer_heads_than_a_group_are_one_group() -> None:
 
 
 def test_heads_that_cannot_be_grouped_are_refused() -> None:
-    with pytest.raises(PlanError) as caught:
-        Latent(4).groups(Weight("k", 96, 64, heads=6, cached=True))
-    assert str(caught.value) == (
-        "groups of 4 of the 6 heads of k; expected groups of 1, 2, 3, 6 heads. "
-        "Give the number of heads after a colon: latent:6, or the method palu:6."
+    assert_refused(
+        lambda: Latent(4).groups(Weight("k", 96, 64, heads=6, cached=True)),
+        "groups of 4 of the 6 heads of k; expected groups of 1, 2, 3, 6 heads. ",
+        error=PlanError,
     )
 
 

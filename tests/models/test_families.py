@@ -25,8 +25,8 @@ from gac.models.modules import last_norm_of
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from tests.compression.applying import IDS, applied, logits
-from tests.models.refused import assert_refused
 from tests.models.small import LAYOUTS, NEURONS, SMALL, every_layout, small_config, small_model, weights_of
+from tests.refused import assert_refused
 
 MakePlan = Callable[..., Plan]
 

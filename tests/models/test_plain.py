@@ -14,7 +14,7 @@ import gac
 from gac.models.loading import load_model
 from gac.models.plain import check_plain
 from gac.testing import models
-from tests.models.refused import assert_refused
+from tests.refused import assert_refused
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 UP_PROJ = "model.layers.1.mlp.up_proj"

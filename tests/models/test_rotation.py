@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from gac.models.basis import Rotation
 from gac.models.rotation import orthogonal, rotate, rotated, rotates_freely
 from tests.compression.applying import logits
-from tests.models.refused import assert_refused
 from tests.models.small import every_layout, small_config, small_model, weights_of
+from tests.refused import assert_refused
 
 WITH_LAYER_NORM = {"cohere2": "Cohere2LayerNorm", "gpt2": "LayerNorm", "opt": "LayerNorm"}
 WITH_NORMS_BEHIND = ("gemma3_text", "olmo2")

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from gac.core.linalg import cholesky
 from gac.forms.artifacts import LayerArtifacts
-from gac.forms.by_runs import joint_weights
 from gac.forms.curvature.metric import Metric
 from gac.forms.narrow.elimination import compensated, last_to_go
-from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
+from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of, joint_weights
 from gac.models.sites import Weight
 from gac.runtime.modules import empty_linear
 

@@ -21,7 +21,7 @@ from gac.schemes.feedback.order import DAMPING
 from gac.schemes.inputs import Inputs
 
 STEP = 64
-"""Of the rank at which pairs are rounded: an orthogonal matrix of an odd size takes long."""
+"""Step of the rank at which pairs are quantised: an orthogonal matrix of an odd size takes long."""
 POINTS, REACH = 256, 64.0
 """Of the integral over the largest square: points, and how far it goes."""
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from gac.forms.by_runs import RunForm
 from gac.forms.refit import WeightRefit
 from gac.forms.skip.spec import Skip
-from gac.forms.tensors import ModelRuns, SiteBuild
+from gac.forms.tensors import ModelRuns, RunForm, SiteBuild
 from gac.models.sites import Weight
 from gac.runtime.modules import Absent, Constant
 
