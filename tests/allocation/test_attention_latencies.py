@@ -152,4 +152,4 @@ def _params(choices: list[WeightChoice]) -> list[int]:
 
 
 def _cached(choices: list[WeightChoice]) -> list[int]:
-    return [form_named(one.form).cache.numbers(one.weight, one.dim) for one in choices if one.weight.cache.numbers]
+    return [form_named(one.form).cache.numbers(one.weight, one.dim) for one in choices if one.weight.cached]

@@ -228,7 +228,7 @@ def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
             else form.latency.operation(weight, dim, 1024)
         )
         ns += 0 if left is None else table.point(left)
-        features = form.latency.fused_features(weight, dim) if at in site.latency.fused_features else 0
+        features = form.latency.fused_features(weight, dim) if at in site.fused else 0
         if features >= apart_from(1024):
             ns += table.point(linear(1024, weight.in_features, features))
         else:
@@ -325,7 +325,7 @@ def test_where_fusing_is_a_choice_the_dense_reference_runs_apart() -> None:
     (site,) = fuse_sites(QKV, optional=True)
     table = fused_profile()
     ours = dense_candidate(site, Timing(table, (PREFILL,)))
-    apart = dense_candidate(site.with_fusion(shared=False), Timing(table, (PREFILL,)))
+    apart = dense_candidate(site.with_fusion(False), Timing(table, (PREFILL,)))
     assert (ours.latency.tolist(), ours.shared.tolist()) == (apart.latency.tolist(), [False])
 
 

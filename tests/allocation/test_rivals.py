@@ -148,7 +148,7 @@ def test_candidates_and_optimum_are_those_without_rivals(
     sites: tuple[Site, ...], kind: str, limited: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site,) = fuse_sites(sites, optional=True)
-    site = site if kind == "either" else site.with_fusion(shared=kind == "fused")
+    site = site if kind == "either" else site.with_fusion(kind == "fused")
     monkeypatch.setattr(rivals_module, "_FEW", 0)
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -167,7 +167,7 @@ def test_candidates_and_optimum_are_those_without_rivals(
 
 def one_site(sites: tuple[Site, ...], kind: str) -> Site:
     (site,) = fuse_sites(sites, optional=True)
-    return site if kind == "either" else site.with_fusion(shared=kind == "fused")
+    return site if kind == "either" else site.with_fusion(kind == "fused")
 
 
 def assert_same(ours: CandidateSet, others: CandidateSet) -> None:

@@ -38,9 +38,9 @@ def changes(config: Any, form: str, dim: int) -> dict[str, tuple[str, int]]:
 
 def test_it_counts_both_factors_and_caches_the_latents() -> None:
     form = Latent(2)
-    assert (form.groups(K), form.full(K), form.largest_useful(K)) == (4, 32, 31)
+    assert (form.groups(K), form.full(K), form.max_useful_dim(K)) == (4, 32, 31)
     assert form.params(K, 10) == 4 * (10 * 96 + 32 * 10)
-    assert form.cached(K, 10) == 40
+    assert form.cache.numbers(K, 10) == 40
     assert form.cache.numbers(K, form.full(K)) == form_named("dense").cache.numbers(K, 1) == 128
 
 

@@ -118,7 +118,7 @@ def test_a_whole_is_what_the_model_loses_with_all_its_weights_changed(sharp: Any
     runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
     whole = curves.wholes["latent"]
     assert len(whole.summed) == 2
-    for level, summed, lost in zip(Latent.anchors, whole.summed, whole.lost, strict=True):
+    for level, summed, lost in zip(Latent.loss.anchors, whole.summed, whole.lost, strict=True):
         modules, total = {}, 0.0
         for weight in taken:
             curve = curves.of(FORM, weight)

@@ -106,12 +106,7 @@ class LatentTensors(TensorForm):
 
 
 def moments_of_latents(second: Tensor, first: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-    """v and c of every group, float64, shape ``(groups, full)`` both.
-
-    Args:
-        second: B of every group, ``(groups, rows, full)``.
-        first: A of all groups, one above the other, ``(groups * full, in)``.
-    """
+    """v and c of groups, float64 ``(groups, full)``, from B ``(groups, rows, full)`` and A ``(groups * full, in)``."""
     groups, rows, full = second.shape
     wide, parts = first.double(), second.double()
     variances = torch.linalg.vecdot(wide @ metric.inputs, wide).view(groups, full)
@@ -128,11 +123,7 @@ def balance_of(variances: Tensor, gains: Tensor) -> Tensor:
 
 
 def rounding_cost(variances: Tensor, gains: Tensor, bits: int) -> Tensor:
-    """Cost of quantising balanced and rotated latents at ranks 1 to the full one, in the metric, shape ``(full,)``.
-
-    Args:
-        variances, gains: ``(groups, full)``.
-    """
+    """Cost of quantising balanced and rotated latents at ranks 1 to the full one, in the metric, shape ``(full,)``."""
     sums = (variances * gains).sqrt().cumsum(1)
     ranks = torch.arange(1, sums.shape[1] + 1, device=sums.device)
     error = (largest_squares(ranks) / (12 * LARGEST[bits] ** 2)).clamp_max(1)

@@ -45,21 +45,13 @@ def fill_pair(module: nn.Module, factors: tuple[Tensor, Tensor]) -> None:
 
 
 def refit_and_truncate(refit: WeightRefit, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """``(second, first)`` of a weight whose gradients are kept, fitted again and truncated for its new inputs.
-
-    Args:
-        matrix: the dense weight that the pair approximates, shape ``(out, in)``.
-    """
+    """``(second, first)`` of a dense weight ``(out, in)`` with kept gradients, for its new inputs."""
     moments = refit.means.moments(refit.method, refit.kept.gradients(refit.weight))
     return decompose(refit.matrix(matrix), refit.method.metric(moments)).factors(refit.dim)
 
 
 def update_second(refit: WeightRefit, module: nn.Module, matrix: Tensor) -> None:
-    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) of the second factor: ``W S A^T (A S A^T)^-1``.
-
-    Args:
-        matrix: W, as for ``refit_and_truncate``.
-    """
+    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) of the second factor: ``W S A^T (A S A^T)^-1``."""
     first, second = (module.get_parameter(f"{name}.weight") for name in ("first", "second"))
     square = refit.means.square
     gram = damped(first.double() @ square @ first.double().T, 1e-9)

@@ -36,12 +36,7 @@ def rows_of(weight: Weight, kept: Tensor) -> Tensor:
 
 
 def narrowed(weight: Weight, matrix: Tensor, kept: Tensor, metric: Callable[[Weight], Metric]) -> Tensor:
-    """A weight ``(out, in)`` with these neurons only: their rows, or their columns compensated for the others.
-
-    Args:
-        kept: the neurons that stay, shape ``(width,)``.
-        metric: called for down_proj only.
-    """
+    """A weight ``(out, in)`` with neurons ``kept (width,)``: their rows, or their columns compensated for the rest."""
     if weight.neurons == "in":
         return compensated(matrix, kept, metric(weight))
     return matrix[rows_of(weight, kept)]

@@ -23,11 +23,7 @@ from gac.models.sites import Weight
 
 
 def restricted(weight: Weight, dense: Measured, stay: Tensor) -> Measured:
-    """A weight with the neurons that stay only, and its metric over them.
-
-    Args:
-        stay: these neurons, shape ``(width,)``.
-    """
+    """A weight with the neurons ``stay (width,)`` only, and its metric over them."""
     matrix, metric = narrowed(weight, dense.weight, stay, lambda _: dense.metric), dense.metric
     if weight.neurons == "in":
         return Measured(matrix, Metric(metric.inputs[stay][:, stay], metric.gradients))
