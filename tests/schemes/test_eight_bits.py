@@ -13,11 +13,10 @@ from transformers import LlamaForCausalLM
 import gac
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
-from gac.allocation.decide import settled
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
 from gac.compression.rounding import store
-from gac.core.errors import PlanError, ProfileError
+from gac.core.errors import PlanError
 from gac.core.operations import batched_gemm, linear
 from gac.forms import form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
@@ -25,13 +24,11 @@ from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.low_rank.rounding import largest_squares
-from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.prices import rounding_loss
 from gac.models.families import family_of
 from gac.models.linears import linear_at
-from gac.models.loading import load_config
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear, ValueLinear
@@ -41,7 +38,6 @@ from gac.runtime.stored import stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
 from gac.schemes.float8.torch import FLOAT8, quantise_matrix
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.torch import quantise_matrix as round_integers
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -52,19 +48,6 @@ BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
 
 
 # --- what is stored ---------------------------------------------------------------------------------------------------
-
-
-def test_bytes_are_those_of_the_tensors_that_are_stored() -> None:
-    matrix = normal(24, 304)
-    floats, integers = quantise_matrix(matrix, None), round_integers(matrix, None, 8, None, zero=False)
-    assert (floats.numbers.dtype, floats.scale.dtype) == (FLOAT8, torch.bfloat16)
-    assert scheme_named("fp8").bytes(24, 304) == floats.numbers.nbytes + floats.scale.nbytes == 24 * 304 + 24 * 2
-    assert scheme_named("w8a8").bytes(24, 304) == integers.numbers.nbytes + integers.scale.nbytes == 24 * 304 + 24 * 2
-
-
-def test_whole_numbers_fit_a_signed_byte() -> None:
-    numbers = round_integers(normal(24, 304), None, 8, None, zero=False).numbers.int() - 128
-    assert -128 <= int(numbers.min()) < int(numbers.max()) <= 127
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -181,16 +164,6 @@ def test_such_schemes_are_refused_before_anything_is_measured() -> None:
     recipe = gac.Recipe.of(0.9, schemes=("fp8",), profile="nvidia-h100-80gb-hbm3", align=False)
     with pytest.raises(PlanError, match=r"q_proj \(128 x 72\) in schemes fp8"):
         check_reachable(sites, recipe, gac.Profile.load("nvidia-h100-80gb-hbm3"))
-
-
-@BOTH
-def test_latency_is_unknown_and_refused_by_name(name: str) -> None:
-    config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
-    sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
-    rounded = settled(gac.Recipe.of(memory=0.5, schemes=(name,)), sites, profile)
-    assert (rounded.limits.latency, rounded.slack) == ({}, 0.0)
-    with pytest.raises(ProfileError, match=rf"prefill:1x1024 with scheme {name}, which the profile does not have"):
-        settled(gac.Recipe.of(memory=0.5, latency=0.9, schemes=("bf16", name)), sites, profile)
 
 
 # --- the price of rounded inputs --------------------------------------------------------------------------------------
