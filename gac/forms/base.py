@@ -191,6 +191,12 @@ class Form(ABC):
         if module == "spec" and "tensor_form" not in vars(cls):
             cls.tensor_form = f"{package}.torch:{cls.__name__}Tensors"
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @cached_property
     def latency(self) -> Latency:
         """The GEMMs that run it."""
