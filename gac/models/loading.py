@@ -416,8 +416,9 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
             **options,
         )
         if getattr(model, "hf_quantizer", None) is None:
-            cached = Path(str(try_to_load_from_cache(name, "config.json"))).parent
-            check_stored(folder if folder.is_dir() else cached, stated, name)
+            if not folder.is_dir():
+                folder = Path(str(try_to_load_from_cache(name, "config.json"))).parent
+            check_stored(folder, stated, name)
     _check_report(model, report, name, bool(options))
     return model
 
