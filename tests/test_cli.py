@@ -13,7 +13,6 @@ import gac
 from gac.cli import main
 from gac.cli.plot import plot
 from gac.plan.plan import Plan
-from gac.plan.recipe import Options
 from tests.cli.commands import answer, refused, run
 
 H100 = "nvidia-h100-80gb-hbm3"

@@ -69,7 +69,7 @@ def candidates(
     )
     builders = [
         CandidateBuilder(layout, curves, space, group, timing, columns, required)
-        for layout in site.layouts
+        for layout in site.fused_and_unfused
         for group in ([[scheme] for scheme in schemes] if layout.fused else [schemes])
     ]
     parts, known = list[CandidateSet](), ParetoSet()
@@ -82,7 +82,7 @@ def candidates(
     if not parts:
         raise _nothing_allowed(site, space)
     rows = CandidateSet.concatenate(parts)
-    if site.either:
+    if site.fusion_optional:
         rows = _fastest_first(rows, site, timing)
     if len(parts) > 1:
         rows = pareto_optimal(rows, columns)
@@ -93,14 +93,14 @@ def candidates(
 
 def dense_candidate(site: Site, timing: Timing, scheme: Scheme = BF16) -> CandidateSet:
     dense, dims = [form_named("dense")] * len(site.weights), [full_dim(weight) for weight in site.weights]
-    return zip_candidates(site.layouts[0], dense, dims, scheme, timing)
+    return zip_candidates(site.fused_and_unfused[0], dense, dims, scheme, timing)
 
 
 def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: float, timing: Timing) -> CandidateSet:
     """Return one form and dim a weight as the site's only candidate, fused where that is optional and faster."""
     as_forms, as_dims = [form_named(name) for name in forms], [np.array([dim]) for dim in dims]
     scheme = scheme_named(DEFAULT_SCHEME)
-    layouts = [zip_candidates(layout, as_forms, as_dims, scheme, timing) for layout in site.layouts]
+    layouts = [zip_candidates(layout, as_forms, as_dims, scheme, timing) for layout in site.fused_and_unfused]
     fastest = _fastest_first(CandidateSet.concatenate(layouts), site, timing).pick(slice(1))
     return replace(fastest, loss=np.array([loss]))
 
@@ -108,8 +108,14 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
 def _nothing_allowed(site: Site, space: Space) -> PlanError:
     forms = ", ".join(("dense", *space.forms))
     shapes = ", ".join(f"{weight.out_features} x {weight.in_features}" for weight in site.weights)
-    needs = {name: scheme.needs for name in space.schemes if (scheme := scheme_named(name)).needs}
-    able = [scheme.name for scheme in SCHEMES if scheme.needs is None and all(map(scheme.takes, site.weights))]
+    needs = {
+        name: scheme.shape_requirement for name in space.schemes if (scheme := scheme_named(name)).shape_requirement
+    }
+    able = [
+        scheme.name
+        for scheme in SCHEMES
+        if scheme.shape_requirement is None and all(map(scheme.applies_to, site.weights))
+    ]
     return PlanError(
         f"no allowed dim of {forms} for {site.kind} ({shapes}) in schemes {', '.join(space.schemes)}",
         "; ".join(f"{shape} for {name}" for name, shape in needs.items()) or "schemes that take these weights",
@@ -151,7 +157,7 @@ class CandidateBuilder:
         separate = [self._separate(position) for position in range(len(self.site.weights))]
         built: list[CandidateSet] = []
         for form in self.forms:
-            for scheme in self.schemes if (taken := self.site.taken_by(form)) else ():
+            for scheme in self.schemes if (taken := self.site.joint_weights(form)) else ():
                 (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
                 if curve := self.curves.of(form, key, scheme.name):
                     built += self._shortened_together(form, scheme, taken, curve, separate, known)
@@ -164,8 +170,8 @@ class CandidateBuilder:
             curve = self.curves.of(dense, weight, scheme.name)
             dims = runnable_dims(dense, scheme, weight, full_dim(weight), self.timing.gpus)
             options.append(weight_candidates(self.site, position, dense, scheme, dims, curve, self.timing))
-            for form in (form for form in self.forms if form.takes(weight)):
-                if not form.inside and not form.shortens(weight):
+            for form in (form for form in self.forms if form.applies_to(weight)):
+                if not form.parent_form_name and not form.shortens(weight):
                     options += self._in_form(form, scheme, position)
         return CandidateSet.concatenate(options)
 
@@ -174,7 +180,7 @@ class CandidateBuilder:
         weight = self.site.weights[position]
         if (curve := self.curves.of(form, weight, scheme.name)) is None:
             return []
-        dims = self._dims(form, scheme, [position], form.largest_useful(weight))
+        dims = self._dims(form, scheme, [position], form.max_useful_dim(weight))
         return [weight_candidates(self.site, position, form, scheme, dims, curve, self.timing)]
 
     def _shortened_together(
@@ -190,7 +196,9 @@ class CandidateBuilder:
         dims, built = self._dims(form, scheme, taken, curve.full - 1), []
         inside = {
             position: list(
-                variants_of((other for other in self.forms if other.inside == form.name), self.site.weights[position])
+                variants_of(
+                    (other for other in self.forms if other.parent_form_name == form.name), self.site.weights[position]
+                )
             )
             for position in taken
         }

@@ -97,7 +97,7 @@ def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) 
     """Tables can have the latency of a form that attention reads; of others they cannot."""
     weights = [weight for site in sites for weight in site.weights]
     variants = [(variant, weight) for weight in weights for variant in form_named(name).variants(weight)]
-    measurable = any(variant.takes(weight) and variant.cache_axis(weight) for variant, weight in variants)
+    measurable = any(variant.applies_to(weight) and variant.cache.axis(weight) for variant, weight in variants)
     decoding = " ".join(f"--workload {workload}" for workload in workloads if workload.startswith("decode"))
     if not (measurable and decoding):
         return "Leave the form out, or plan without the limit."

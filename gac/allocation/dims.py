@@ -18,12 +18,12 @@ from gac.schemes import Scheme, scheme_named
 
 
 def step_of(form: Form, align: bool | int) -> int:
-    return lcm(form.step, int(align)) if align and not form.pieces else 1
+    return lcm(form.step, int(align)) if align and not form.dim_counts_units else 1
 
 
 def plain_dims(form: Form, align: bool | int, largest: int) -> Ints:
     step = step_of(form, align)
-    return np.arange(step if form.least else 0, largest + 1, step, dtype=np.int64)
+    return np.arange(step if form.min_dim else 0, largest + 1, step, dtype=np.int64)
 
 
 def first_dim(form: Form, weight: Weight, scheme: Scheme, align: bool | int, gpus: int) -> int | None:
@@ -37,7 +37,7 @@ def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
     weights = {unnamed(weight) for site in sites for weight in site.weights}
     for name in space.forms if gpus > 1 else ():
         takers = [(form, weight) for weight in weights for form in variants_of([form_named(name)], weight)]
-        if not any(_some_dim_divides(form, weight, space, gpus) for form, weight in takers if form.takes(weight)):
+        if not any(_some_dim_divides(form, weight, space, gpus) for form, weight in takers if form.applies_to(weight)):
             aligned = f", aligned to {int(space.align)}" if space.align > 1 else ""
             raise PlanError(
                 f"form {name} of weights that are split over {gpus} GPUs{aligned}",
@@ -48,7 +48,7 @@ def check_forms_divide(sites: Sequence[Site], space: Space, gpus: int) -> None:
 
 def _some_dim_divides(form: Form, weight: Weight, space: Space, gpus: int) -> bool:
     dims = plain_dims(form, space.align, form.full(weight) - 1)
-    schemes = filter(lambda scheme: scheme.takes(weight), map(scheme_named, space.schemes))
+    schemes = filter(lambda scheme: scheme.applies_to(weight), map(scheme_named, space.schemes))
     return any(_even(form, scheme, weight, dim, gpus, space.align) for scheme in schemes for dim in dims.tolist())
 
 
@@ -82,9 +82,11 @@ def runnable_dims(form: Form, scheme: Scheme, weight: Weight, dims: Ints, gpus: 
 
 
 def _runnable(form: Form, scheme: Scheme, weight: Weight, dims: Ints) -> NDArray[np.bool_]:
-    if scheme.needs is None or not scheme.takes(weight):
-        return np.full(len(dims), scheme.takes(weight))
-    return np.array([all(map(scheme.runs, form.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_)
+    if scheme.shape_requirement is None or not scheme.applies_to(weight):
+        return np.full(len(dims), scheme.applies_to(weight))
+    return np.array(
+        [all(map(scheme.supports, form.latency.gemms(weight, dim, 1))) for dim in dims.tolist()], dtype=np.bool_
+    )
 
 
 def _divided(
@@ -96,7 +98,7 @@ def _divided(
 def _even(form: Form, scheme: Scheme, weight: Weight, dim: int, gpus: int, align: bool | int) -> bool:
     if not divides(form, weight, dim, scheme, gpus):
         return False
-    if form.pieces or align <= 1:
+    if form.dim_counts_units or align <= 1:
         return True
     moved = zip(split_gemms(form, weight, dim, 1, gpus), moved_axes(form, weight), strict=True)
     return all(axis is None or gemm.axes[axis] % align == 0 for gemm, axis in moved)

@@ -14,7 +14,7 @@ from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, w
 from gac.allocation.split_latencies import timing_of
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import BudgetError, ProfileError
-from gac.forms import FORMS, form_named, variants_of
+from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
@@ -71,7 +71,7 @@ def meets_without_loss(sites: Sequence[Site], recipe: Recipe, profile: Profile) 
 
 def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: str) -> int:
     space = recipe.space
-    any_dim = [name for name in space.schemes if scheme_named(name).needs is None]
+    any_dim = [name for name in space.schemes if scheme_named(name).shape_requirement is None]
     if column != BYTES and any_dim:  # all of these have the same dims
         space = replace(space, schemes=(any_dim[0],))
     timing = timing_of(profile, recipe.deployment)
@@ -145,12 +145,12 @@ def check_shrinks_cache(sites: Sequence[Site], recipe: Recipe) -> None:
 def _smallest_cache(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -> int:
     """Numbers of a token in the smallest cache that these forms can reach, whatever the profile has of their dims."""
     align, gpus = recipe.space.align, recipe.deployment.tensor_parallel
-    dense, plain, smallest = form_named("dense"), scheme_named(DEFAULT_SCHEME), 0
+    dense, plain, smallest = DENSE, scheme_named(DEFAULT_SCHEME), 0
     for weight in (weight for site in sites for weight in site.weights):
         variants = variants_of(map(form_named, forms), weight)
-        firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in variants if form.takes(weight)]
-        cached = (form.cached(weight, dim) for form, dim in firsts if dim is not None)
-        smallest += min([dense.cached(weight, 1), *cached])
+        firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in variants if form.applies_to(weight)]
+        cached = (form.cache.numbers(weight, dim) for form, dim in firsts if dim is not None)
+        smallest += min([dense.cache.numbers(weight, 1), *cached])
     return smallest
 
 
@@ -168,8 +168,8 @@ def _flat_curves(site: Site, space: Space) -> LossCurves:
         {
             (form.name, scheme, weight.name): LossCurve(np.zeros(form.full(weight) + 1))
             for weight in site.weights
-            for form in variants_of(map(form_named, ("dense", *space.forms)), weight)
+            for form in variants_of(map(form_named, (DENSE.name, *space.forms)), weight)
             for scheme in space.schemes
-            if form.takes(weight)
+            if form.applies_to(weight)
         }
     )

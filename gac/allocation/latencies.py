@@ -16,7 +16,6 @@ from gac.forms.tensor_parallel import split_fused
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
 from gac.profiling.cliffs import operator_period, sound_dims
-from gac.profiling.operators import rounded_to
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
@@ -62,11 +61,15 @@ class Timing:
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
         """Return the latencies of a weight in a form at each of the dims."""
-        if not form.timed and form.after(weight, 1, 1) is not None:  # no table has it as one operation
+        if (
+            not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None
+        ):  # no table has it as one operation
             widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
             return add(self.of_fused(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
-        sizes, axis = self._for_all(_at_each(form.size, weight, dims)), form.axis(weight)
-        return self._along(lambda rows: form.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.made)
+        sizes, axis = self._for_all(_at_each(form.size, weight, dims)), form.latency.axis(weight)
+        return self._along(
+            lambda rows: form.latency.operation(weight, int(dims[0]), rows), axis, sizes, scheme, weight.input_from_norm
+        )
 
     def _second_gemm(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme) -> Latencies:
         return self._along(lambda rows: _after(form, weight, int(dims[0]), rows), _IN, self._for_all(dims), scheme)
@@ -74,7 +77,7 @@ class Timing:
     def after_fused(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
         """Return the latencies of a weight less the GEMM that it shares; with its first GEMM where that runs apart."""
         apart = self.of_fused(weight, self._features(form, weight, dims)[0], scheme)
-        if form.after(weight, 1, 1) is None:
+        if form.latency.gemm_after_fused(weight, 1, 1) is None:
             return apart
         return add(apart, self._second_gemm(form, weight, dims, scheme))
 
@@ -92,7 +95,9 @@ class Timing:
 
         def look_up(lacking: Ints) -> Latencies:
             sizes = self._for_all(lacking)
-            return self._along(lambda rows: linear(rows, first.in_features, 1), _OUT, sizes, scheme, first.made)
+            return self._along(
+                lambda rows: linear(rows, first.in_features, 1), _OUT, sizes, scheme, first.input_from_norm
+            )
 
         return self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads))).latencies(
             widths, look_up
@@ -106,20 +111,22 @@ class Timing:
         inputs are.
         """
         assert self.profile is not None, "soundness needs a profile"
-        after = fused and form.after(weight, 1, 1) is not None
-        axis = _IN if after else form.axis(weight)
+        after = fused and form.latency.gemm_after_fused(weight, 1, 1) is not None
+        axis = _IN if after else form.latency.axis(weight)
         assert axis is not None
         sizes = dims if after else _at_each(form.size, weight, dims)
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
-            operation = self.run_as(_after(form, weight, 1, rows) if after else form.operation(weight, 1, rows), scheme)
+            operation = self.run_as(
+                _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows), scheme
+            )
             operator, fixed = operation.operator, [other_axes(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
             sound &= sizes % operator_period(self.profile, operator, DTYPE) == 0
-        if weight.asked and (cached := form.cache_axis(weight)) is not None:
+        if weight.query_heads and (cached := form.cache.axis(weight)) is not None:
             for workload in (workload for workload in self.workloads if workload.phase == "decode"):
-                attention = form.attention(weight, 1, workload.batch, workload.tokens)
+                attention = form.cache.attention(weight, 1, workload.batch, workload.tokens)
                 fixed = [other_axes(attention, cached)]
                 sound &= sound_dims(self.profile, attention.operator, fixed, cached, dims)
         nothing: NDArray[np.bool_] = sizes == 0
@@ -170,7 +177,7 @@ class Timing:
 
     def _without_quantising(self, latency: Ints, operation: Operation, scheme: Scheme) -> Ints:
         assert self.profile is not None
-        if (numbers := rounded_to(scheme)) is None:
+        if (numbers := scheme.input_dtype) is None:
             return latency
         rows, read = operation.axes["m"], np.array([operation.axes[_IN]])
         rounding, _ = self.profile.latency(round_inputs(numbers, rows, 1).operator, {"m": rows}, _IN, read, DTYPE)
@@ -202,7 +209,7 @@ class ByWidth:
 
 @lru_cache(maxsize=4096)
 def unnamed(weight: Weight) -> Weight:
-    return replace(weight, name="", reads=None)
+    return replace(weight, name="", input_group=None)
 
 
 def look_up(profile: Profile, operation: Operation, axis: str, dims: Ints, dtype: str) -> Latencies:
@@ -236,7 +243,7 @@ def _at_each(count: Callable[[Weight, int], int], weight: Weight, dims: Ints) ->
 
 
 def _after(form: Form, weight: Weight, dim: int, rows: int) -> Operation:
-    operation = form.after(weight, dim, rows)
+    operation = form.latency.gemm_after_fused(weight, dim, rows)
     assert operation is not None
     return operation
 
@@ -256,21 +263,21 @@ def attention_latency(timing: Timing, form: Form, weight: Weight, dims: Ints) ->
     """
     latency = np.zeros((len(dims), len(timing.workloads)), dtype=np.int64)
     source = np.full(latency.shape, MEASURED, dtype=np.int64)
-    if timing.profile is None or not weight.asked or timing.gpus > 1 or len(dims) == 0:
+    if timing.profile is None or not weight.query_heads or timing.gpus > 1 or len(dims) == 0:
         return latency, source
     for column, workload in enumerate(timing.workloads):
         if workload.phase == "prefill":
             continue
-        if (axis := form.cache_axis(weight)) is not None:
-            operation = form.attention(weight, int(dims[0]), workload.batch, workload.tokens)
-            both = operation.axes | {axis: form.beside(weight)}
+        if (axis := form.cache.axis(weight)) is not None:
+            operation = form.cache.attention(weight, int(dims[0]), workload.batch, workload.tokens)
+            both = operation.axes | {axis: form.cache.assumed_partner_dim(weight)}
             ns, source[:, column] = look_up(timing.profile, operation, axis, dims, DTYPE)
             partners = timing.profile.point(replace(operation, shape=tuple(both.items())), DTYPE)
             known = np.where(ns == UNKNOWN, UNKNOWN, np.maximum(ns - (partners or 0) // 2, 1))
             latency[:, column] = UNKNOWN if partners is None else known
         elif (dense := _dense_attention(timing.profile, weight, workload)) is not None:
-            kept = np.array([form.cached(weight, dim) for dim in dims.tolist()], dtype=np.int64)
-            latency[:, column] = -(-dense * kept // (2 * weight.kept))
+            kept = np.array([form.cache.numbers(weight, dim) for dim in dims.tolist()], dtype=np.int64)
+            latency[:, column] = -(-dense * kept // (2 * weight.cached_numbers))
     return latency, source
 
 
@@ -287,22 +294,22 @@ def summed_attention(timing: Timing, choices: Iterable[WeightChoice], workload: 
 def has_latencies(timing: Timing, form: Form, sites: Iterable[Site]) -> bool:
     """True if latencies of a form can be known: the table has its operation, or its attention and the dense one."""
     weights = (weight for site in sites for weight in site.weights)
-    return form.timed or all(
+    return form.latency.timed or all(
         timing.once((variant.name, "attention"), weight, partial(_has_attention, timing, variant, weight))
         for weight in weights
         for variant in form.variants(weight)
-        if variant.takes(weight)
+        if variant.applies_to(weight)
     )
 
 
 def _has_attention(timing: Timing, form: Form, weight: Weight) -> bool:
-    if form.cache_axis(weight) is None or timing.profile is None or not weight.asked or timing.gpus > 1:
+    if form.cache.axis(weight) is None or timing.profile is None or not weight.query_heads or timing.gpus > 1:
         return False
     decoding = [workload for workload in timing.workloads if workload.phase == "decode"]
-    known = attention_latency(timing, form, weight, np.array([form.beside(weight)]))[0] != UNKNOWN
+    known = attention_latency(timing, form, weight, np.array([form.cache.assumed_partner_dim(weight)]))[0] != UNKNOWN
     dense = (_dense_attention(timing.profile, weight, workload) for workload in decoding)
     return bool(known.all()) and None not in dense
 
 
 def _dense_attention(profile: Profile, weight: Weight, workload: Workload) -> int | None:
-    return profile.point(form_named("dense").attention(weight, 1, workload.batch, workload.tokens), DTYPE)
+    return profile.point(form_named("dense").cache.attention(weight, 1, workload.batch, workload.tokens), DTYPE)

@@ -18,7 +18,7 @@ from gac.core.errors import BudgetError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named, variants_of
 from gac.forms.loss_curves import LossCurves
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
 from gac.plan.plan import Candidate, Measured
@@ -96,7 +96,7 @@ class Problem:
         """True if a candidate may have more parameters than the dense site, as latents of high rank have."""
         forms = [form_named(name) for name in self.recipe.space.forms]
         weights = (weight for site in self.sites for weight in site.weights)
-        return any(form.outgrows(weight) for weight in weights for form in variants_of(forms, weight))
+        return any(form.can_exceed_dense(weight) for weight in weights for form in variants_of(forms, weight))
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
@@ -117,7 +117,7 @@ class Problem:
 
     @cached_property
     def fused_ns(self) -> list[int | None]:
-        fused = [dense_candidate(site, self.timing) for site in run_together(self.sites)]
+        fused = [dense_candidate(site, self.timing) for site in fuse_sites(self.sites)]
         return [total(fused, ns_of(workload)) for workload in self.workloads]
 
     def loss_beyond_sum(self, chosen: Sequence[Candidate]) -> float:

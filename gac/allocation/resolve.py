@@ -43,7 +43,7 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     targeted = family.sites(config)
     check_forms_fit(targeted, recipe.space.forms, config.model_type)
     check_shots(recipe, method, targeted, config.model_type)
-    refit = _refit(recipe, method, targeted, config.model_type)
+    refit = resolve_refit(recipe, method, targeted, config.model_type)
     sites, resolved = _with_speed(replace(recipe, refit=refit), targeted, profile)
     dropped = _dropped_forms(sites, resolved, profile)
     if dropped:
@@ -63,7 +63,7 @@ def _with_speed(recipe: Recipe, targeted: Sequence[Site], profile: Profile) -> t
 
 def _dropped_forms(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> list[str]:
     """Forms whose loss needs runs of the model, where dense weights meet every limit of latency anyway."""
-    by_runs = [name for name in recipe.space.forms if form_named(name).runs]
+    by_runs = [name for name in recipe.space.forms if form_named(name).loss.needs_forward_runs]
     return by_runs if by_runs and recipe.limits.latency and meets_without_loss(sites, recipe, profile) else []
 
 
@@ -99,15 +99,18 @@ def _check_tensor_parallel(config: Any, gpus: int) -> None:
         )
 
 
-def _refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> Refit:
+def resolve_refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> Refit:
     """The way weights are fitted again: as asked, or as suits the rule, the method and the layers."""
     forms, refit = recipe.space.forms, recipe.refit
-    adds_to_residual = any(weight.writes for site in sites for weight in site.weights)
+    adds_to_residual = any(weight.to_residual for site in sites for weight in site.weights)
     if refit is None:
         return "residual" if recipe.rule == "loss" and method.refits and adds_to_residual else "none"
-    if refit == "update" and not any(refit in form_named(name).tensors.refits for name in forms):
+    if refit == "update":
+        from gac.forms.tensors import tensors_of  # loads torch
+
+    if refit == "update" and not any(refit in tensors_of(form_named(name)).refits for name in forms):
         given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
-        fitted = ", ".join(form.name for form in FORMS if refit in form.tensors.refits)
+        fitted = ", ".join(form.name for form in FORMS if refit in tensors_of(form).refits)
         raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
     if refit == "residual" and not adds_to_residual:
         given = f"refit {refit!r} of model type {model_type}, in which the residual stream itself passes norms"
@@ -134,7 +137,7 @@ def check_shots(recipe: Recipe, method: "Method", sites: Sequence[Site], model_t
     if recipe.rule != "loss":
         given = f"shots=2 with rule {recipe.rule}"
         raise GacError(given, "rule loss: the others are compared as they come, in one shot", "Use shots=1.")
-    if not any(weight.writes for site in sites for weight in site.weights):
+    if not any(weight.to_residual for site in sites for weight in site.weights):
         given = f"shots=2 of model type {model_type}, in which the residual stream itself passes norms"
         expected = "layers that only add to the residual stream, for the first shot is fitted again to that"
         raise GacError(given, expected, "Use shots=1.")

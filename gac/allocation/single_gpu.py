@@ -61,14 +61,14 @@ def _compare(problem: Problem, plan: Plan, single: Plan) -> SingleGpuComparison:
 
 def _sound(choice: WeightChoice, site: SiteChoice, timing: Timing) -> bool:
     form = form_named(choice.form)
-    if form.axis(choice.weight) is None:
+    if form.latency.axis(choice.weight) is None:
         return True
-    shared = site.shared and choice.weight.reads is not None
+    shared = site.shared and choice.weight.input_group is not None
     return bool(timing.sound(form, choice.weight, np.array([choice.dim]), shared, scheme_named(choice.scheme))[0])
 
 
 def _split(site: Site, choice: SiteChoice, timing: Timing) -> CandidateSet | None:
-    layout = site.run(choice.shared) if site.either else site
+    layout = site.with_fusion(choice.shared) if site.fusion_optional else site
     rows = []
     for position, weight in enumerate(choice.weights):
         alike = [other for other in choice.weights if (other.form, other.dim) == (weight.form, weight.dim)]
@@ -87,6 +87,6 @@ def _padded_dim(choices: Sequence[WeightChoice], gpus: int) -> int | None:
     """
     first = choices[0]
     form = form_named(first.form)
-    most = first.dim if form.pieces else min(form_named(other.form).full(other.weight) for other in choices)
+    most = first.dim if form.dim_counts_units else min(form_named(other.form).full(other.weight) for other in choices)
     dims = range(first.dim, most + 1)
     return next((dim for dim in dims if all(replace(other, dim=dim).divides(gpus) for other in choices)), None)

@@ -36,7 +36,7 @@ def check_collectives(profile: Profile, deployment: Deployment, sites: Sequence[
         ProfileError: says how they are measured.
     """
     gpus = deployment.tensor_parallel
-    written = max((weight.out_features for site in sites for weight in site.weights if weight.writes), default=1)
+    written = max((weight.out_features for site in sites for weight in site.weights if weight.to_residual), default=1)
     fused = ([site.weights[position] for position in site.fused] for site in sites)
     gathered = max(
         (sum(min(weight.in_features, weight.out_features) for weight in weights) for weights in fused), default=1
@@ -112,7 +112,7 @@ class SplitTiming(Timing):
                 if axis is None or not present.any():
                     continue
                 parts = [gemms[position] for gemms in lists if len(gemms) > position]
-                apart = not (fused and position == 0 and form.after(weight, 1, 1) is not None)
+                apart = not (fused and position == 0 and form.latency.gemm_after_fused(weight, 1, 1) is not None)
                 sound[present] &= self._sound(parts, axis, scheme, apart)
         return sound
 

@@ -97,9 +97,9 @@ class WeightRule(Rule):
 
     def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
         form, rule, listed = _resource_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
-        cached = form is not None and form.counts == "cached"
+        cached = form is not None and form.rule_resource == "cached"
         if form is None:
-            known = [other.name for other in FORMS if other.counts]
+            known = [other.name for other in FORMS if other.rule_resource]
             remedy = f"Add the form {known[0]}, or use the rule loss."
             yield f"{rule} with forms {listed or 'none'}", f"one of {', '.join(known)} among the forms", remedy
         if cached and not self.limits_cache:
@@ -125,7 +125,7 @@ class WeightRule(Rule):
         form = _resource_form(recipe.space.forms)
         assert form is not None, "check refuses forms that no rule gives"
         limits = allowed(recipe, problem.dense)
-        column = KV_NUMBERS if form.counts == "cached" else PARAMS
+        column = KV_NUMBERS if form.rule_resource == "cached" else PARAMS
         choices, curves = self.choose(problem, form, recipe.fractions[column], limits[column]), curves_of(problem, form)
         sets = [_row(site, choices, curves, problem.timing) for site in problem.sites]
         instance = _bounding(problem, sets, limits)
@@ -177,7 +177,7 @@ class RankRule(WeightRule):
 
     def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> Mapping[str, Chosen]:
         weights = weights_of(problem)
-        taking = [weight for weight in weights if form.takes(weight)]
+        taking = [weight for weight in weights if form.applies_to(weight)]
         return at_ranks(weights, self.ranks(problem, taking, form, fraction, limit), self.rounding, form)
 
 
@@ -198,7 +198,7 @@ def at_ranks(
     for weight in weights:
         full, rank = dense.full(weight), max(1, ranks.get(weight.name, 1))
         dim = rounding.dim(rank) if rounding else rank
-        smaller = weight.name in ranks and dim <= form.largest_useful(weight)
+        smaller = weight.name in ranks and dim <= form.max_useful_dim(weight)
         chosen[weight.name] = (
             Chosen(form.name, dim, rank if padded else dim) if smaller else Chosen("dense", full, full)
         )
@@ -206,7 +206,7 @@ def at_ranks(
 
 
 def _resource_form(forms: Sequence[str]) -> Form | None:
-    return next((form for form in map(form_named, forms) if form.counts), None)
+    return next((form for form in map(form_named, forms) if form.rule_resource), None)
 
 
 def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:

@@ -23,9 +23,9 @@ WINDOW = 64  # largest distance of a candidate from the unaligned rank
 
 def _count(form: Form, weight: Weight, dim: int | None = None) -> int:
     # without a dim: of the dense weight
-    if form.counts == "params":
+    if form.rule_resource == "params":
         return weight.params if dim is None else form.params(weight, dim)
-    return weight.kept if dim is None else form.cached(weight, dim)
+    return weight.cached_numbers if dim is None else form.cache.numbers(weight, dim)
 
 
 def uniform_ranks(weights: Sequence[Weight], budget: float, form: Form = LOW_RANK) -> dict[str, int]:
@@ -68,7 +68,7 @@ def fisher_ranks(
         total = sum(scores[weight.name] * _count(form, weight, 1) for weight in sharing)
         each = max(available, 0) / total if total else 0.0
         shares = {weight.name: int(each * scores[weight.name]) for weight in sharing}
-        capped = [weight for weight in sharing if shares[weight.name] > form.largest_useful(weight)]
+        capped = [weight for weight in sharing if shares[weight.name] > form.max_useful_dim(weight)]
         if not capped:
             return ranks | {name: max(1, share) for name, share in shares.items()}
         ranks |= {weight.name: form.full(weight) for weight in capped}
@@ -266,7 +266,7 @@ def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
     ranks = {}
     for site in problem.sites:
         for index, weight in enumerate(site.weights):
-            dims = np.arange(step, form.largest_useful(weight) + 1, step, dtype=np.int64)
+            dims = np.arange(step, form.max_useful_dim(weight) + 1, step, dtype=np.int64)
             sound = problem.timing.sound(form, weight, dims, index in site.fused) if align else slice(None)
             ranks[weight.name] = dims[sound]
     return ranks

@@ -19,7 +19,7 @@ from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import check_in_memory
@@ -179,7 +179,7 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
         weight, found = dense[choice.name], modules[choice.name]
-        if found != form_named("dense").module(weight, 0):
+        if found != DENSE.module(weight, 0):
             sizes = ", ".join(f"{name}={size}" for name, size in sorted(found.sizes.items()))
             raise CheckpointError(
                 f"{choice.name} is {choice.form} with dim {choice.dim}, {found.module}({sizes})",

@@ -1,7 +1,6 @@
 """From a plan to modules in the model: which one each weight becomes, built, swapped in, sharing first GEMMs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -9,8 +8,9 @@ from torch import Tensor, nn
 
 from gac.core.errors import PlanError
 from gac.forms import form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.planned_sites import as_planned
-from gac.forms.tensors import Kept, SiteWork, Statistics
+from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
@@ -26,7 +26,7 @@ from gac.schemes.storages import storage_of
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
     """The module of a weight's form at its dim; arguments as for ``TensorForm.empty``."""
-    return form_named(choice.form).tensors.empty(choice.weight, choice.dim, bias, device, dtype)
+    return tensors_of(form_named(choice.form)).empty(choice.weight, choice.dim, bias, device, dtype)
 
 
 def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
@@ -41,14 +41,14 @@ def merged(choice: WeightChoice, parameters: Mapping[str, Tensor]) -> dict[str, 
     Args:
         own: the parameters of the weight's module, by their names in it, none in a storage.
     """
-    return form_named(choice.form).tensors.merge(choice.weight, choice.dim, parameters)
+    return tensors_of(form_named(choice.form)).merge(choice.weight, choice.dim, parameters)
 
 
 def planned_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
     """A family's sites as the plan decides on them, fused where it has them so."""
     shared = {choice.site for choice in plan.sites if choice.shared}
     planned = as_planned(sites, plan.recipe.space.forms, plan.recipe.deployment.fuse)
-    variants = (site.run(site.name in shared) if site.either else site for site in planned)
+    variants = (site.with_fusion(site.name in shared) if site.fusion_optional else site for site in planned)
     return where_they_run(tuple(variants), plan.weights)
 
 
@@ -60,7 +60,7 @@ def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tu
         chosen = [by_name[site.weights[index].name] for index in site.fused]
         return all(map(runs, chosen)) and len({choice.scheme for choice in chosen}) == 1
 
-    return tuple(site.run(shared=False) if site.fused and not alike(site) else site for site in sites)
+    return tuple(site.with_fusion(False) if site.fused and not alike(site) else site for site in sites)
 
 
 def runs(choice: WeightChoice) -> bool:
@@ -103,8 +103,12 @@ def skip_absent(model: Any, weights: Sequence[WeightChoice]) -> None:
 
 def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
     """List the norms that quantise inputs of weights, as ``gac.runtime.round_before`` takes them."""
-    rounding = {choice.name for choice in weights if scheme_named(choice.scheme).reads}
-    return [asdict(norm) for norm in family_of(config).made(config) if not rounding.isdisjoint(norm.readers)]
+    rounding = {choice.name for choice in weights if scheme_named(choice.scheme).input_quantiser}
+    return [
+        {"by": output.norm, "readers": output.consumers}
+        for output in family_of(config).norm_outputs(config)
+        if not rounding.isdisjoint(output.consumers)
+    ]
 
 
 def make_quick(model: Any, weights: Sequence[WeightChoice]) -> None:
@@ -139,7 +143,10 @@ def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def build_modules(
-    run: CalibrationRun, weights: Sequence[WeightChoice], sites: Sequence[Site], stream: Iterator[tuple[int, Kept]]
+    run: CalibrationRun,
+    weights: Sequence[WeightChoice],
+    sites: Sequence[Site],
+    stream: Iterator[tuple[int, LayerArtifacts]],
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name, as yet in 16 bits; the model itself is not touched.
 
@@ -160,16 +167,16 @@ def build_modules(
             continue
         statistics = Statistics(run.model, artifacts.moments, run.method, artifacts)
         for site in (site for site in sites if site.layer == layer):
-            work = SiteWork(site.weights, artifacts, statistics)
+            work = SiteBuild(site.weights, artifacts, statistics)
             for weight in site.weights:
                 if module := _module(work, weight, choices[weight.name]):
                     modules[weight.name] = module
     return run.ranks.modules(modules)
 
 
-def _module(work: SiteWork, weight: Weight, choice: WeightChoice) -> nn.Module | None:
+def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
     """Build the module of a weight, not quantised yet; None where it stays dense."""
-    parameters, linear = form_named(choice.form).tensors.parameters(work, weight, choice.dim), work.linear(weight)
+    parameters, linear = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim), work.linear(weight)
     if parameters is None and scheme_named(choice.scheme).lossy:
         parameters = dict(linear.named_parameters())
     return None if parameters is None else _filled(linear, choice, parameters)

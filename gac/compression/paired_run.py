@@ -106,8 +106,8 @@ class PairedRun:
         Raises:
             ModelError: weights are said to write to the residual stream, but the layer does more than to add that.
         """
-        read: Heard = {stage[0].name: [] for stage in stages if not stage[0].writes}
-        written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.writes}
+        read: Heard = {stage[0].name: [] for stage in stages if not stage[0].to_residual}
+        written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.to_residual}
         entered, outputs = self._dense, []
         hooks = {name: self._input_to(heard) for name, heard in read.items()}
         hooks |= {name: self._output_to(heard) for name, heard in written.items()}
@@ -131,7 +131,7 @@ class PairedRun:
             ModelError: the layer runs its weights in another order.
         """
         name = stage[0].name
-        before = list(seen.written)[: list(seen.written).index(name)] if stage[0].writes else []
+        before = list(seen.written)[: list(seen.written).index(name)] if stage[0].to_residual else []
         for index, hidden in enumerate(self._ours):
             heard: list[Tensor] = []
             wrote: Heard = {other: [] for other in before}
@@ -146,7 +146,7 @@ class PairedRun:
                     "Allocate with refit='none'.",
                 )
             x = _flat(heard[0])
-            if not stage[0].writes:
+            if not stage[0].to_residual:
                 yield x, None
                 continue
             lost = (seen.entered[index].float() - hidden.float()).to(x.device)

@@ -31,9 +31,10 @@ from gac.core.distributed.ranks import Ranks
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms import form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
-from gac.forms.tensors import Kept
+from gac.forms.tensors import tensors_of
 from gac.measurement.calibration import TINY, CalibrationRun, decoder_layers, first_half
 from gac.measurement.curves import stream_kept
 from gac.models.linears import linear_at
@@ -85,7 +86,7 @@ def refit(
     weights: Sequence[WeightChoice],
     how: Refit,
     sites: Sequence[Site],
-    artifacts: Mapping[int, Kept],
+    artifacts: Mapping[int, LayerArtifacts],
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> dict[str, nn.Module]:
     """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
@@ -151,7 +152,7 @@ class _LayerFit:
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
-    kept: Kept
+    kept: LayerArtifacts
     how: Refit
 
     @property
@@ -160,10 +161,10 @@ class _LayerFit:
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         """Fit the layer's weights in the order in which they run, and take both models' states through it."""
-        stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.reads or weight.name)]
+        stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.input_group or weight.name)]
         seen = self.both.dense_pass(self.layer, stages)
         dense = {weight.name: linear_at(self.model, weight.name) for weight in self.weights}
-        refits = {w.name: form_named(self.choices[w.name].form).tensors.refit(self.how, w) for w in self.weights}
+        refits = {w.name: tensors_of(form_named(self.choices[w.name].form)).refit(self.how, w) for w in self.weights}
         new = {
             name: modules.get(name) or deepcopy(self.model.get_submodule(name))
             for name, fit in refits.items()

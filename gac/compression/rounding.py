@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from gac.core.errors import PlanError
 from gac.core.linalg import cholesky, damped
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.methods import Method
 from gac.forms.decomposition import with_rotated_latents
-from gac.forms.tensors import Kept
 from gac.measurement.calibration import CalibrationRun
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
@@ -28,7 +28,7 @@ def store_all(
     modules: Mapping[str, nn.Module],
     weights: Sequence[WeightChoice],
     sites: Sequence[Site],
-    stream: Iterator[tuple[int, Kept]],
+    stream: Iterator[tuple[int, LayerArtifacts]],
 ) -> dict[str, nn.Module]:
     """The modules, each in the scheme of its weight, rounded for what the dense model gives it.
 
@@ -54,7 +54,7 @@ def store_all(
     return {**modules, **run.ranks.modules(quantised)}
 
 
-def _rounded(method: Method, scheme: Scheme, module: nn.Module, weight: Weight, artifacts: Kept) -> nn.Module:
+def _rounded(method: Method, scheme: Scheme, module: nn.Module, weight: Weight, artifacts: LayerArtifacts) -> nn.Module:
     moments = artifacts.moments(weight) if weight.scores else artifacts.inputs(weight)
     return store(scheme, module, method.inputs(moments), method.gradients(moments) if weight.scores else None)
 
@@ -125,7 +125,7 @@ def _stored(
     reads = None if inputs is None else Inputs(inputs)
     rows = gradients if gradients is not None and len(gradients) == len(matrix) else None
     if storage is None:
-        values.copy_(scheme.rounded(matrix, reads, rows).view_as(values))
+        values.copy_(scheme.quantised(matrix, reads, rows).view_as(values))
         return module
     tensors, stored = scheme.stored(matrix, reads, rows), StoredLinear.of(storage, module)
     stored.fill(tensors)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gac.models.families import Between, family_of
+from gac.models.families import ResidualPath, family_of
 from gac.models.sites import Weight
 
 RIDGE = 1e-2
@@ -66,10 +66,10 @@ _TINY = torch.finfo(torch.float32).tiny
 def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
     """The ways of those weights that write to the residual stream, by name."""
     family = family_of(model.config)
-    return {w.name: _way(model, family.between(model.config, w.name)) for w in weights if w.writes}
+    return {w.name: _way(model, family.residual_path(model.config, w.name)) for w in weights if w.to_residual}
 
 
-def _way(model: nn.Module, between: Between) -> ToStream:
+def _way(model: nn.Module, between: ResidualPath) -> ToStream:
     if between.norm is None:
         return Factor(between.factor)
     norm = model.get_submodule(between.norm)

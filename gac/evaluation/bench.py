@@ -20,7 +20,7 @@ from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
 from gac.forms import form_named
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.measurement.embeddings import quantised_embeddings
 from gac.models.sites import Site
 from gac.plan.evidence import RoundedHead
@@ -126,8 +126,8 @@ class Bench:
         if self.memory_bytes is None:
             return inf
         weights = [weight for site in self.sites for weight in site.weights]
-        copied = sum(weight.params for weight in weights if weight.reads is not None)
-        cached = sum(weight.kept for weight in weights) * workload.batch * workload.tokens
+        copied = sum(weight.params for weight in weights if weight.input_group is not None)
+        cached = sum(weight.cached_numbers for weight in weights) * workload.batch * workload.tokens
         used = weight_bytes(self.model) + (copied + cached) * self.model.dtype.itemsize // self._gpus
         return _USABLE * self.memory_bytes - used - _WORKSPACE
 
@@ -153,7 +153,7 @@ class Bench:
         return [self._result(version, each, dense, rests, less) for version, each in pairs]
 
     def _build(self, version: Version) -> PreTrainedModel:
-        fused = run_together(self.sites) if version.fused is True else version.fused or ()
+        fused = fuse_sites(self.sites) if version.fused is True else version.fused or ()
         if self.split:
             return self.split.variant(version.choices, fused, version.plain)
         return variant(self.model, version.choices, fused, version.plain, self._ends(version.head))
@@ -188,7 +188,7 @@ class Bench:
             return result
         # The model without GEMMs has dense attention, and reduced models show the effect of other forms. So attention
         # is subtracted from the sums, and the difference that latents make is added.
-        latent = [form_named(choice.form).cache_axis(choice.weight) is not None for choice in version.choices]
+        latent = [form_named(choice.form).cache.axis(choice.weight) is not None for choice in version.choices]
         before, after = ([*compress(each.choices, latent)] for each in (dense_version, version))
         sums = [
             summed_attention(self.timing, each, workload)

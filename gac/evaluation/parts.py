@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gac.forms import Form, form_named
+from gac.forms import DENSE, FORMS, Form, form_named
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
@@ -21,14 +21,11 @@ class Part:
 
     def share(self, choice: WeightChoice) -> float:
         form, dim = form_named(choice.form).shortening(choice.dim)
-        return dim / form.full(choice.weight) if form == self.form else 1.0
+        return dim / form.full(choice.weight) if form.name == self.form.name else 1.0
 
 
 PARTS: Mapping[str, Part] = {
-    "neurons": Part(form_named("narrow"), attention=False),
-    "heads": Part(form_named("heads"), attention=True),
-    "attentions": Part(form_named("skip"), attention=True),
-    "MLPs": Part(form_named("skip"), attention=False),
+    part: Part(form, attention=part in ("heads", "attentions")) for form in FORMS for part in form.removes
 }
 
 
@@ -41,14 +38,14 @@ def shares(choices: Sequence[WeightChoice]) -> dict[str, float]:
 def without(sites: Sequence[Site], part: str | None = None) -> tuple[WeightChoice, ...]:
     """Dense choices without half of one component: half of each block's, or half of the blocks."""
     weights = [weight for site in sites for weight in site.weights]
-    dense = {weight.name: _choice(form_named("dense"), weight) for weight in weights}
+    dense = {weight.name: _choice(DENSE, weight) for weight in weights}
     if part is None:
         return tuple(dense.values())
     form = PARTS[part].form
     planned = as_planned(sites, (form.name,), False)
-    blocks = [each for each in planned if any(map(PARTS[part].is_output, each.weights)) and each.taken_by(form)]
-    for site in blocks[::2] if form.runs else blocks:
-        dense |= {weight.name: _choice(form, weight, 2) for weight in site.weights if form.takes(weight)}
+    blocks = [each for each in planned if any(map(PARTS[part].is_output, each.weights)) and each.joint_weights(form)]
+    for site in blocks[::2] if form.loss.needs_forward_runs else blocks:
+        dense |= {weight.name: _choice(form, weight, 2) for weight in site.weights if form.applies_to(weight)}
     return tuple(dense.values())
 
 

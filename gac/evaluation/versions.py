@@ -101,7 +101,7 @@ class Planner:
         defaults |= {"fuse": False, "latency": "any", "slack": 0, "tensor_parallel": self.gpus}
         recipe = Recipe.of(budget, **(defaults | options))
         forms, fuse, sites = recipe.space.forms, recipe.deployment.fuse, self.problem.sites
-        if not fuse and not any(site.taken_by(form_named(form)) for site in sites for form in forms):
+        if not fuse and not any(site.joint_weights(form_named(form)) for site in sites for form in forms):
             # No form takes several weights, so each is chosen by itself: the same choices, and far fewer candidates.
             sites = [Site(each.name, site.layer, each.name, (each,)) for site in sites for each in site.weights]
         planned = as_planned(sites, forms, fuse)
@@ -340,7 +340,7 @@ def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequ
     check_cached(planner, budget, kv_cache, forms)
     name = f"{kv_cache:g} of the cache"
     options: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
-    if form_named(forms[0]).counts:
+    if form_named(forms[0]).rule_resource:
         options = {f"uniform {forms[0]}, {name}": {"rule": UNIFORM, "forms": forms[:1]}} | options
     common = {"forms": forms, "kv_cache": kv_cache, "align": COARSE}
     return [version_of(label, planner.plan(budget, **(common | extra))) for label, extra in options.items()]

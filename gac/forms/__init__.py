@@ -1,11 +1,11 @@
-"""What a weight can become: one folder a form. Nothing outside asks which form it has; it asks the form."""
+"""Forms of a weight, one folder each. Other rooms never ask which form they have; they ask the form."""
 
 from gac.core.errors import PlanError
 from gac.core.registry import Registry, check_contract
-from gac.forms.base import Form, Shorter, variants_of
+from gac.forms.base import Form as Form
+from gac.forms.base import Shorter as Shorter
+from gac.forms.base import variants_of as variants_of
 from gac.models.sites import Weight, check_weight
-
-__all__ = ["DEFAULT_FORMS", "FORMS", "LATENCY_FORMS", "Form", "Shorter", "check_choice", "form_named", "variants_of"]
 
 _EDITED = "Make it again; this file was edited."
 
@@ -21,16 +21,19 @@ FORMS: Registry[Form] = Registry(
         "heads": "gac.forms.heads.spec:HeadGroups",
         "skip": "gac.forms.skip.spec:Skip",
     },
-    lambda own: check_contract("form", own, (), Form),
+    lambda form: check_contract("form", form, (), Form),
     PlanError,
 )
 """Every form by name; ``latent:N:int8`` has groups of N heads and 8 bits, ``narrow_pair:N`` an MLP of N neurons."""
 
+DENSE = FORMS.get("dense")
+"""The form of weights that stay as they are."""
+
 DEFAULT_FORMS = ("low_rank", "narrow")
-"""What competes with staying dense where nothing else is asked for."""
+"""Forms that compete with the dense weight by default."""
 
 LATENCY_FORMS = (*DEFAULT_FORMS, "skip")
-"""What competes where a latency below the dense model's is asked for: leaving out whole blocks loses least there."""
+"""Defaults where a latency below the dense model's is asked for: skipping whole blocks loses least there."""
 
 
 def form_named(name: str) -> Form:
@@ -50,8 +53,8 @@ def check_choice(weight: Weight, form: str, dim: int) -> None:
     """
     check_weight(weight)
     known = form_named(form)
-    if not known.takes(weight):
+    if not known.applies_to(weight):
         raise PlanError(f"weight {weight.name} has the form {form}", "a form that it can take", _EDITED)
-    if not known.least <= dim <= known.full(weight):
-        expected = f"a dim from {known.least} to {known.full(weight)}"
+    if not known.min_dim <= dim <= known.full(weight):
+        expected = f"a dim from {known.min_dim} to {known.full(weight)}"
         raise PlanError(f"weight {weight.name} has {form} dim {dim}", expected, _EDITED)

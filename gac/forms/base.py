@@ -1,6 +1,7 @@
 """The seam of forms, as far as planning needs it: what one integer makes of a weight. Imports no torch.
 
-What a form does with tensors is the other half of the seam, ``gac.forms.tensors``.
+A form has four parts: its shape (``Form`` itself), ``Form.latency``, ``Form.loss`` and ``Form.cache``; all but the
+shape have defaults. What a form does with tensors is the other half of the seam, ``gac.forms.tensors``.
 """
 
 import math
@@ -8,26 +9,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gac.core.operations import Operation, attend, linear
 from gac.models.sites import Side, Weight
 
-if TYPE_CHECKING:
-    from gac.forms.tensors import TensorForm
-
-
 Split = Literal["colwise", "colwise_gather", "rowwise"]
 """How a matrix is divided over GPUs: its rows (``colwise``, as engines call it, for these are columns of W^T), whose
 outputs stay where they are or are gathered on every GPU, or its columns, whose outputs are summed (all-reduced)."""
+Part = Literal["neurons", "heads", "attentions", "MLPs"]
+"""What a form can remove from a model beside GEMMs."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a dim lies in a tensor: along ``axis``, ending at each of the positions ``ends``.
+    """The position of a dim in a tensor: along ``axis``, ending at each of the positions ``ends``.
 
-    Zeros that are put in there change nothing that the weight computes; ``unit`` of them make the dim larger by one.
+    Zeros that are inserted there change nothing that the weight computes; ``unit`` of them make the dim larger by one.
     """
 
     tensor: str
@@ -37,16 +35,123 @@ class Place:
 
 
 def ends(dim: int, copies: int = 1) -> tuple[int, ...]:
-    """The ends of vectors of ``dim`` that lie one after the other."""
+    """The ends of consecutive vectors of ``dim``."""
     return tuple(dim * (copy + 1) for copy in range(copies))
 
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """What runs a weight: the name of a module in ``gac.runtime.modules.KINDS``, and the sizes that make one."""
+    """The module that runs a weight: its name in ``gac.runtime.modules.KINDS``, and the sizes that make one."""
 
     module: str
     sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class LossMeasure:
+    """Measurement of a form's loss: in the metric of the method by default.
+
+    Attributes:
+        in_every_calibration: any later plan can use the form; others are measured where they are asked for.
+        needs_forward_runs: the model is run with each dim, see ``Statistics.runs``.
+        uses_attention_curvature: the metric is that of the attention over the KV cache, see ``Statistics.attended``.
+        anchors: nats a token that all weights in the form would lose by the metric, at the dims where the model is run
+            to correct it; used where the method is two-sided and some windows are held out
+            (``gac.measurement.attended.held_out``).
+    """
+
+    in_every_calibration: bool = False
+    needs_forward_runs: bool = False
+    uses_attention_curvature: bool = False
+    anchors: tuple[float, ...] = ()
+
+
+class Latency(ABC):
+    """The GEMMs that run a weight in a form.
+
+    Attributes:
+        timed: latency tables hold its operation; if not, they hold its GEMMs.
+    """
+
+    timed: ClassVar[bool] = True
+
+    @abstractmethod
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        """The GEMM over the input of ``rows`` tokens, and the one that follows it, if any."""
+
+    @abstractmethod
+    def axis(self, weight: Weight) -> str | None:
+        """The axis of the operation that the dim sets; None: nothing to choose."""
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        """The GEMMs as one operation for ``rows`` tokens."""
+        (only,) = self.gemms(weight, dim, rows)
+        return only
+
+    def matrices(self, weight: Weight, dim: int) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the matrices of the module; the blocks of a batched GEMM count as one matrix."""
+        gemms = (gemm.axes for gemm in self.gemms(weight, dim, 1))
+        return tuple((axes.get("b", 1) * axes["n"], axes["k"]) for axes in gemms)
+
+    def splits(self, weight: Weight) -> tuple[Split, ...]:
+        """The split of each of those matrices over GPUs, given the weight's ``split`` side."""
+        return ("colwise" if weight.split == "out" else "rowwise",)
+
+    def fused_features(self, weight: Weight, dim: int) -> int:
+        """Output features that it adds to one GEMM over all weights with the same input."""
+        return self.gemms(weight, dim, 1)[0].axes["n"]
+
+    def gemm_after_fused(self, weight: Weight, dim: int, rows: int) -> Operation | None:
+        """The GEMM that still runs after the fused one, with the dim along axis k; None: there is none."""
+        _, *rest = self.gemms(weight, dim, rows)
+        return rest[0] if rest else None
+
+
+class OneGemm(Latency):
+    """One GEMM, with the form's ``sides``."""
+
+    def __init__(self, form: "Form") -> None:
+        self.form = form
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return (linear(rows, *self.form.sides(weight, dim)),)
+
+    def axis(self, weight: Weight) -> str | None:
+        moved = zip("kn", self.form.sides(weight, 1), self.form.sides(weight, 2), strict=True)
+        return next((axis for axis, size, larger in moved if size != larger), None)
+
+
+class KVCache:
+    """The numbers that the KV cache stores for a weight in a form, and the attention over them.
+
+    Attributes:
+        bits: of a quantised number; None: numbers have the dtype of the model. A form that quantises them loses
+            something at its full dim too.
+    """
+
+    bits: int | None = None
+
+    def __init__(self, form: "Form") -> None:
+        self.form = form
+
+    def numbers(self, weight: Weight, dim: int) -> int:
+        """Cached numbers of 16 bits per token; quantised numbers are counted by the 16-bit words that they fill."""
+        if self.form.shortens(weight) != "out":
+            return weight.cached_numbers
+        full = self.form.size(weight, self.form.full(weight))
+        return weight.cached_numbers * self.form.size(weight, dim) // full
+
+    def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
+        """Attention of one new token of each sequence over the cache."""
+        return attend(texts, weight.query_heads, weight.heads, context, weight.out_features // weight.heads)
+
+    def axis(self, weight: Weight) -> str | None:
+        """The axis of that operation that the dim sets; None: its latency scales with the cached numbers."""
+        return None
+
+    def assumed_partner_dim(self, weight: Weight) -> int:
+        """The dim of the other weight of the cache in that operation, whatever it is in a plan."""
+        return self.form.full(weight)
 
 
 class Form(ABC):
@@ -55,45 +160,56 @@ class Form(ABC):
     Attributes:
         name: as plans write it; a parameter follows after a colon.
         symbol: one letter for tables and figures.
-        meaning: what the dim is, in a few words.
-        tensor_form: where its ``TensorForm`` is, ``module:class``; imported when tensors are first at hand.
-        standard: whether every calibration measures it, so that any later plan can use it; others when they are asked
-            for.
-        least: the smallest dim.
+        meaning: the dim in a few words.
+        is_dense: it leaves the weight as it is.
+        min_dim: the smallest dim.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
-        pieces: whether the dim counts heads or blocks, whose features are many and aligned: then any dim is.
-        runs: whether the model is run to measure what each dim loses, see ``Statistics.runs``.
-        attended: whether what it loses is measured in what attention makes of it, see ``Statistics.attended``.
-        anchors: nats a token that all weights in the form would lose by their prices at the dims where the model is run
-            to correct these; where the method is two-sided, and some windows are held out
-            (``gac.measurement.attended.held_out``).
-        timed: whether its operation is one that latency tables hold.
-        counts: what a peer's rule shares out between the weights that it gives this form; None: no rule gives it.
-        bits: of a number that the KV cache keeps of it; None: numbers are kept as they are loaded. A form that rounds
-            them loses something at its full dim too.
-        inside: the form that shortens its weights and those that they meet before it, so that it takes their place in
-            a site which that form takes together; its curves are what it loses beyond that form. None: it stands alone.
+        dim_counts_units: the dim counts heads or blocks, whose features are many and aligned: then any dim is.
+        loss: how its loss is measured.
+        rule_resource: what a peer's rule distributes over the weights that it gives this form; None: no rule gives it.
+        parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
+            them in a site which that form takes together; its curves are the loss beyond that form's.
+        removes: parts of a model that it makes fewer, beside the GEMMs.
+        tensor_form: its ``TensorForm``, ``module:class``; by default in ``torch.py`` beside a module ``spec.py``.
     """
 
     name: str
     symbol: ClassVar[str]
     meaning: ClassVar[str]
-    tensor_form: ClassVar[str]
-    standard: ClassVar[bool] = False
-    least: ClassVar[int] = 1
+    is_dense: ClassVar[bool] = False
+    min_dim: ClassVar[int] = 1
     step: ClassVar[int] = 1
-    pieces: ClassVar[bool] = False
-    runs: ClassVar[bool] = False
-    attended: ClassVar[bool] = False
-    anchors: ClassVar[tuple[float, ...]] = ()
-    timed: ClassVar[bool] = True
-    counts: ClassVar[Literal["params", "cached"] | None] = None
-    bits: int | None = None
-    inside: ClassVar[str | None] = None
+    dim_counts_units: ClassVar[bool] = False
+    loss: LossMeasure = LossMeasure()
+    rule_resource: ClassVar[Literal["params", "cached"] | None] = None
+    parent_form_name: ClassVar[str | None] = None
+    removes: ClassVar[tuple[Part, ...]] = ()
+    tensor_form: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        package, _, module = cls.__module__.rpartition(".")
+        if module == "spec" and "tensor_form" not in vars(cls):
+            cls.tensor_form = f"{package}.torch:{cls.__name__}Tensors"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @cached_property
+    def latency(self) -> Latency:
+        """The GEMMs that run it."""
+        return OneGemm(self)
+
+    @cached_property
+    def cache(self) -> KVCache:
+        """Its numbers in the KV cache."""
+        return KVCache(self)
 
     @property
-    def upon(self) -> "Form | None":
-        """The form that is measured before it, on whose curves and tensors its own rest; None: it stands alone."""
+    def base_form(self) -> "Form | None":
+        """The form that is measured before it, and whose curves and tensors it uses; None: it needs no other."""
         return None
 
     @property
@@ -101,18 +217,12 @@ class Form(ABC):
         """The name without its parameter."""
         return self.name.partition(":")[0]
 
-    @cached_property
-    def tensors(self) -> "TensorForm":
-        """What it does with tensors; needs torch."""
-        found: TensorForm = resolve_name(self.tensor_form)(self)
-        return found
-
-    def takes(self, weight: Weight) -> bool:
-        """Whether the weight can have this form."""
+    def applies_to(self, weight: Weight) -> bool:
+        """True if the weight can have this form."""
         return True
 
     def variants(self, weight: Weight) -> "tuple[Form, ...]":
-        """What the weight may have where this form is asked for: itself, or several forms of its kind."""
+        """The forms that the weight may have where this form is asked for: itself, or several of its kind."""
         return (self,)
 
     @abstractmethod
@@ -124,47 +234,19 @@ class Form(ABC):
         """Exact number of parameters at this dim."""
 
     @abstractmethod
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        """What runs at this dim for ``rows`` tokens."""
-
-    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-        """The GEMMs that make up the operation: itself, or that over the input and what runs after it."""
-        after = self.after(weight, dim, rows)
-        if after is None:
-            return (self.operation(weight, dim, rows),)
-        return linear(rows, weight.in_features, self.fused(weight, dim)), after
-
-    def matrices(self, weight: Weight, dim: int) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of the matrices that its module holds, those of several blocks as one."""
-        axes = (one.axes for one in self.gemms(weight, dim, 1))
-        return tuple((one.get("b", 1) * one["n"], one["k"]) for one in axes)
-
-    def splits(self, weight: Weight) -> tuple[Split, ...]:
-        """How each of those matrices is divided over GPUs, where the weight's ``split`` side is."""
-        return ("colwise" if weight.split == "out" else "rowwise",)
-
-    @abstractmethod
-    def axis(self, weight: Weight) -> str | None:
-        """The axis of the operation that the dim moves (None: nothing to choose)."""
-
-    @abstractmethod
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         """The module that runs it."""
 
     @abstractmethod
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
-        """Where the dim lies in the module's tensors, biases among them whether the weight has one or not."""
+        """The positions of the dim in the module's tensors, biases included whether the weight has one or not."""
 
-    @abstractmethod
-    def fused(self, weight: Weight, dim: int) -> int:
-        """Output features that it adds to one GEMM over all weights that read the same input."""
+    def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
+        """Inputs and outputs of the weight at this dim."""
+        return weight.in_features, weight.out_features
 
-    def after(self, weight: Weight, dim: int, rows: int) -> Operation | None:
-        """What still runs after that GEMM, moved by the dim along axis k; None where nothing does."""
-        return None
-
-    def told(self, dim: int) -> str:
-        """What tables say of a weight at this dim, in a few letters: ``r 192``."""
+    def label(self, dim: int) -> str:
+        """A weight at this dim in a few letters, for tables: ``r 192``."""
         return f"{self.symbol} {dim}"
 
     def shortens(self, weight: Weight) -> Side | None:
@@ -172,41 +254,25 @@ class Form(ABC):
         return None
 
     def shortening(self, dim: int) -> "tuple[Form, int]":
-        """The form and the dim that say how long such a side is: itself, or what it lies inside."""
+        """The form and the dim that set the length of such a side: its own, or those of its parent form."""
         return self, dim
 
     def size(self, weight: Weight, dim: int) -> int:
-        """How long that dim makes the axis that it moves."""
+        """The length of the axis that the dim sets."""
         return dim
 
-    def cached(self, weight: Weight, dim: int) -> int:
-        """Numbers of 16 bits that the KV cache keeps of a token for this weight; what rounded ones fill counts so."""
-        return weight.kept
-
-    def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
-        """What attends over the cache for a new token of each text, in a dense model or moved by ``cache_axis``."""
-        return attend(texts, weight.asked, weight.heads, context, weight.out_features // weight.heads)
-
-    def cache_axis(self, weight: Weight) -> str | None:
-        """The axis of that operation which the dim moves; None: it takes the share of the cache that is left."""
-        return None
-
-    def beside(self, weight: Weight) -> int:
-        """The dim that the other weight of the cache has in that operation, whatever it has in a plan."""
-        return self.full(weight)
-
-    def largest_useful(self, weight: Weight) -> int:
+    def max_useful_dim(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the dense weight."""
         return (weight.params - 1) // self.params(weight, 1)
 
-    def outgrows(self, weight: Weight) -> bool:
-        """Whether it may have more parameters than the dense weight."""
-        return self.takes(weight) and self.params(weight, self.largest_useful(weight)) > weight.params
+    def can_exceed_dense(self, weight: Weight) -> bool:
+        """True if it may have more parameters than the dense weight."""
+        return self.applies_to(weight) and self.params(weight, self.max_useful_dim(weight)) > weight.params
 
 
 def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
-    """What the weight may have where these forms are asked for."""
-    return (one for asked in forms for one in asked.variants(weight))
+    """The forms that the weight may have where these are asked for."""
+    return (variant for form in forms for variant in form.variants(weight))
 
 
 class Shorter(Form):
@@ -216,10 +282,10 @@ class Shorter(Form):
     def shortens(self, weight: Weight) -> Side | None: ...
 
     def copies(self, weight: Weight) -> int:
-        """How many vectors of the dim lie one after the other on that side."""
+        """Number of consecutive vectors of the dim on that side."""
         return 1
 
-    def takes(self, weight: Weight) -> bool:
+    def applies_to(self, weight: Weight) -> bool:
         return self.shortens(weight) is not None
 
     def full(self, weight: Weight) -> int:
@@ -227,35 +293,20 @@ class Shorter(Form):
         return length // self.copies(weight)
 
     def params(self, weight: Weight, dim: int) -> int:
-        return math.prod(self._sides(weight, dim))
-
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        return linear(rows, *self._sides(weight, dim))
+        return math.prod(self.sides(weight, dim))
 
     def size(self, weight: Weight, dim: int) -> int:
         return self.copies(weight) * dim
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        return ModuleSpec("Linear", dict(zip(("in_features", "out_features"), self._sides(weight, dim), strict=True)))
+        return ModuleSpec("Linear", dict(zip(("in_features", "out_features"), self.sides(weight, dim), strict=True)))
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
-        at = ends(dim, self.copies(weight))
+        positions = ends(dim, self.copies(weight))
         if self.shortens(weight) == "in":
-            return (Place("weight", 1, at),)
-        return Place("weight", 0, at), Place("bias", 0, at)
+            return (Place("weight", 1, positions),)
+        return Place("weight", 0, positions), Place("bias", 0, positions)
 
-    def axis(self, weight: Weight) -> str:
-        return "n" if self.shortens(weight) == "out" else "k"
-
-    def fused(self, weight: Weight, dim: int) -> int:
-        assert self.shortens(weight) == "out", f"{weight.name} is shorter on the side of its input"
-        return self.size(weight, dim)
-
-    def cached(self, weight: Weight, dim: int) -> int:
-        shorter = weight.cached and self.shortens(weight) == "out"
-        return self.size(weight, dim) if shorter else weight.kept
-
-    def _sides(self, weight: Weight, dim: int) -> tuple[int, int]:
-        """Its inputs and its outputs at this dim."""
+    def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
         size = self.size(weight, dim)
         return (weight.in_features, size) if self.shortens(weight) == "out" else (size, weight.out_features)

@@ -16,11 +16,10 @@ from gac.forms.loss_curves import LossCurve
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
-    """Every rank of one weight at once: its loss curve and, for a rank, its factors.
+    """All ranks of one weight: ``second[:, :r] @ first[:r]`` is the best of rank r; float64.
 
-    ``second[:, :r] @ first[:r]`` is the best rank-r weight; float64 ``second (out, full)`` and ``first (full, in)``.
-    ``squares (full,)`` are the squared lengths of the columns of ``second`` in the metric of the gradients, in which
-    they are orthogonal.
+    ``squares (full,)`` are the squared lengths of the columns of ``second (out, full)`` in the metric of the gradients,
+    in which they are orthogonal; ``first`` has shape ``(full, in)``.
     """
 
     curve: LossCurve
@@ -71,15 +70,7 @@ def decompose(weight: Tensor, metric: Metric) -> Decomposition:
 
 
 def decompose_as_seen(weight: Tensor, inputs: Tensor, seen: Tensor) -> Decomposition:
-    """Truncate ``weight`` ``(out, in)`` at every rank where its outputs' side of the metric is known as inputs see it.
-
-    Args:
-        inputs: A, shape ``(in, in)``; float64.
-        seen: W^T G W, shape ``(in, in)``; float64.
-
-    Raises:
-        ModelError: a statistic or the weight is not finite.
-    """
+    """``decompose`` from A and ``seen`` = W^T G W in place of the metric, both ``(in, in)``, float64."""
     root = cholesky(inputs)
     return _along_inputs(weight.detach().double() @ root, root, root.T @ seen @ root)
 
@@ -105,9 +96,8 @@ def curve_of(squared: Tensor) -> LossCurve:
 def with_rotated_latents(second: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """``(second Q, Q^T first)``, float64, with a fixed orthogonal matrix Q of the latents: the same product.
 
-    As they are decomposed, latents are uncorrelated and differ much in variance, so none can make up for the rounding
-    of another. Rotated, all have one variance and are correlated. Feedback then loses the geometric mean of the
-    variances instead of their arithmetic mean.
+    Decomposed latents are uncorrelated, so none can compensate the quantisation error of another. Rotated, all have one
+    variance and are correlated: feedback then loses the geometric mean of the variances instead of the arithmetic one.
     """
     basis = orthogonal(len(first), torch.Generator().manual_seed(0), first.device)
     return second.double() @ basis, basis.T @ first.double()

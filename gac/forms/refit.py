@@ -15,41 +15,38 @@ Dense targets on compressed inputs are GPTAQ's (arXiv 2504.02692), there for qua
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from gac.core.linalg import cholesky, damped
+from gac.forms.artifacts import LayerArtifacts
+from gac.forms.base import Form
+from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves, Moments
 from gac.models.linears import as_linear
 from gac.models.sites import Weight
 
-if TYPE_CHECKING:
-    from gac.forms.base import Form
-    from gac.forms.curvature.methods import Method
-    from gac.forms.tensors import Kept
-
-MEAN, OWN = 3e-2, 1e-1
+MEAN_DAMPING, OWN_DAMPING = 3e-2, 1e-1
 """Damping of the regressions, see ``gac.core.linalg.damped``."""
 TOKENS = 128
 """Tokens for each input feature from which that damping is enough; with fewer it grows as they get fewer."""
 STEP = 0.5
-"""How far a weight inside a layer goes towards its dense outputs."""
+"""Step of a weight inside a layer towards its dense outputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class CompressedMeans:
-    """What a weight is fitted with, means over the tokens, float64.
+    """Means over the tokens from which a weight is fitted, float64.
 
     Attributes:
         halves: S = E[x' x'^T] of its inputs x' in the compressed model, on two halves of the windows.
         cross: E[m x'^T]: m is the dense input less x' for a weight inside a layer, shape ``(in, in)``; for one that
-            writes, its dense output without the bias and what to add to it for what the residual stream has lost, shape
-            ``(out, in)``.
+            writes to the residual stream, its dense output without the bias, corrected for what the stream has lost,
+            shape ``(out, in)``.
         scale: E[|x'|], shape ``(in,)``.
         target: E[m], shape ``(in,)`` or ``(out,)``.
-        tokens: how many there were.
+        tokens: their number.
     """
 
     halves: Halves
@@ -63,14 +60,14 @@ class CompressedMeans:
         """S over all windows."""
         return self.halves.mean().double()
 
-    def moments(self, method: "Method", gradients: Tensor) -> Moments:
-        """S in place of the dense model's moment of the inputs."""
+    def moments(self, method: Method, gradients: Tensor) -> Moments:
+        """With S in place of the dense model's moment of the inputs."""
         return Moments(method.pooled(self.halves), gradients, self.scale.float())
 
     def solved(self, missing: Tensor) -> Tensor:
         """Times (S + D)^-1."""
         more = max(1.0, TOKENS * len(self.square) / self.tokens)
-        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, more * MEAN, more * OWN))).T
+        return torch.cholesky_solve(missing.T, cholesky(damped(self.square, more * MEAN_DAMPING, more * OWN_DAMPING))).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,21 +75,21 @@ class WeightRefit:
     """One weight being fitted.
 
     Attributes:
-        form: what the weight became, at the dim.
+        form, dim: what the weight was compressed to.
         dense: W of the dense model, shape ``(out, in)``.
-        bias: what it adds, shape ``(out,)``, where it does.
+        bias: of the dense model, shape ``(out,)``, where there is one.
         kept: of the weight's layer.
-        method: what errors are measured in.
+        method: the method that measures errors.
     """
 
     weight: Weight
-    form: "Form"
+    form: Form
     dim: int
     dense: Tensor
     bias: Tensor | None
-    kept: "Kept"
+    kept: LayerArtifacts
     means: CompressedMeans
-    method: "Method"
+    method: Method
 
     @cached_property
     def turn(self) -> Tensor:
@@ -101,9 +98,9 @@ class WeightRefit:
         return eye + STEP * self.means.solved(self.means.cross)
 
     def matrix(self, before: Tensor) -> Tensor:
-        """What a matrix ``(out, in)`` that reads x' becomes, float64."""
+        """A matrix ``(out, in)`` with inputs x', fitted again, float64."""
         before = before.detach().double()
-        if not self.weight.writes:
+        if not self.weight.to_residual:
             return before @ self.turn
         return before + self.means.solved(self.means.cross - before @ self.means.square)
 
@@ -111,8 +108,8 @@ class WeightRefit:
 Refits = Mapping[str, Callable[[WeightRefit, nn.Module], None]]
 
 
-def refit_whole(refit: WeightRefit, module: nn.Module) -> None:
-    """Of a module that is one GEMM, however short."""
+def refit_matrix(refit: WeightRefit, module: nn.Module) -> None:
+    """Fit a module again that is one GEMM."""
     weight = as_linear(module).weight
     assert isinstance(weight, Tensor)
     weight.copy_(refit.matrix(weight))

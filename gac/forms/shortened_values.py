@@ -1,10 +1,11 @@
-"""Shorter value vectors: the directions in which they go, what each length loses, the weights that make up for it.
+"""Shorter value vectors: directions of removal, loss of each length, and compensated weights.
 
-Attention mixes value vectors linearly: o_proj reads, of head h in group g, z_h = P_h V_g x, whatever the mixture P_h.
-So v_proj may write any projection of its group's vectors, and o_proj may be re-solved for what is left of all heads.
-Which directions: those of the largest eigenvalues of B C, with C the sum of the group's second moments E[z_h z_h^T] and
-B = sum of O_h^T G O_h, which is the best subspace where the heads of a group have equal moments. What a length loses
-is exact for the directions: optimal brain surgeon (LLM Surgeon, arXiv 2312.17244), one neuron of each head at a time.
+Attention mixes value vectors linearly: for head h of group g the input of o_proj is z_h = P_h V_g x, whatever the
+mixture P_h. So v_proj may output any projection of its group's vectors, and o_proj may be re-solved for the rest of all
+heads. The directions are those of the largest eigenvalues of B C, with C the sum of the group's second moments
+E[z_h z_h^T] and B = sum of O_h^T G O_h, the best subspace where the heads of a group have equal moments. The loss of a
+length is exact for the directions: optimal brain surgeon (LLM Surgeon, arXiv 2312.17244), one neuron of each head at
+a time.
 """
 
 from dataclasses import dataclass
@@ -24,11 +25,11 @@ class ShortenedValues:
     """Every length at once.
 
     Attributes:
-        directions: what v_proj writes instead of a group's vectors, the most valuable first, shape
+        directions: basis of a group's vectors, the most valuable first, shape
             ``(groups, head_dim, head_dim)``; float64.
-        output: o_proj as it reads those, shape ``(out, heads, head_dim)``.
+        output: o_proj in that basis, shape ``(out, heads, head_dim)``.
         inputs: their second moments, shape ``(heads * head_dim, heads * head_dim)``; None: o_proj is not re-solved.
-        curve: what each length loses, nats a token.
+        curve: loss of each length, nats a token.
     """
 
     directions: Tensor
@@ -71,12 +72,12 @@ def shorten_values(output: Tensor, metric: Metric, heads: int, groups: int) -> S
         outward.append(root @ vectors)
     directions, back = torch.stack(inward), torch.stack(outward)
     by_head = directions.repeat_interleave(heads // groups, 0)
-    turned = _turned(moments, by_head)
+    inputs = _in_directions(moments, by_head)
     rotated = torch.einsum("ohd,hdl->ohl", weight, back.repeat_interleave(heads // groups, 0))
-    return ShortenedValues(directions, rotated, turned, _curve(rotated, turned, metric))
+    return ShortenedValues(directions, rotated, inputs, _curve(rotated, inputs, metric))
 
 
-def _turned(moments: Tensor, by_head: Tensor) -> Tensor:
+def _in_directions(moments: Tensor, by_head: Tensor) -> Tensor:
     """Moments of what v_proj writes along the directions, shape ``(heads * head_dim, heads * head_dim)``."""
     left = torch.einsum("hld,hdie->hlie", by_head, moments)
     turned = torch.einsum("hlie,ime->hlim", left, by_head)

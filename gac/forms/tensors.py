@@ -2,59 +2,40 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gac.core.arrays import Floats
-from gac.core.linalg import unpacked
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.base import Form
+from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Metric, Moments
-from gac.forms.refit import Refits, WeightRefit, refit_whole
+from gac.forms.refit import Refits, WeightRefit, refit_matrix
 from gac.models.linears import linear_at, read_weight
 from gac.models.sites import Weight
 from gac.models.streaming import on_its_device
 from gac.runtime.modules import KINDS
-
-if TYPE_CHECKING:
-    from gac.forms.curvature.methods import Method
-    from gac.measurement.runs import ModelRuns
-    from gac.schemes import Scheme
-    from gac.schemes.inputs import Inputs
+from gac.schemes import Scheme
+from gac.schemes.inputs import Inputs
 
 
-class Kept:
-    """What is kept of a layer after calibration, so that compressing needs no statistics; each read when asked for.
+class ModelRuns(Protocol):
+    """Runs of the dense model with some modules replaced."""
 
-    Args:
-        tensors: by ``<form>.<name>/<weight>``, and what all forms share by ``<name>/<weight>``.
-    """
+    @property
+    def layers(self) -> int:
+        """Number of layers of the model."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
+    def divergence(self, modules: Mapping[str, nn.Module]) -> float:
+        """Loss with these modules in place of those of the same names, nats a token."""
 
-    def of(self, form: Form, name: str, weight: Weight) -> Tensor:
-        """What a form has kept of a weight, see ``Fit.tensors``."""
-        return self.tensors[f"{form.name}.{name}/{weight.name}"]
-
-    def tokens(self, weight: Weight) -> Tensor:
-        """How much each token counts, shape ``(windows, tokens)``."""
-        return self.tensors[f"tokens/{weight.name}"]
-
-    def gradients(self, weight: Weight) -> Tensor:
-        """G of a weight that writes to the residual stream or that scores come of, or whose moments a form keeps."""
-        return unpacked(self.tensors[f"gradients/{weight.name}"], weight.out_features)
-
-    def moments(self, weight: Weight) -> Moments:
-        """Of a weight whose moments a form asked to keep."""
-        return replace(self.inputs(weight), gradients=self.gradients(weight))
-
-    def inputs(self, weight: Weight) -> Moments:
-        """Of a weight whose moments or inputs a form or rounding asked to keep; those of its gradients are empty."""
-        inputs = unpacked(self.tensors[f"inputs/{weight.name}"], weight.in_features)
-        return Moments(inputs, inputs.new_empty(0, 0), self.tensors[f"scale/{weight.name}"])
+    def mean_output(self, weight: Weight) -> Tensor:
+        """Mean output of a dense weight, shape ``(out,)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,21 +44,21 @@ class Statistics:
 
     Attributes:
         model: the dense model.
-        moments: what was seen of a weight.
-        method: what errors are measured in.
-        kept: what forms that were measured before have kept of the layer; where it is built, all that was kept.
-        losses: their curves by ``<form>/<weight>``, nats a token at every dim; where it is built there are none.
-        runs: runs the model with some of it changed; there for forms that are measured so, or have ``anchors``: for
-            these on text that ``attended`` has not seen. For those that need no statistics nothing else was seen.
-        attended: what was seen of keys' or values' weight as attention reads what is cached; there for forms that are
-            ``attended``, where the method is two-sided.
+        moments: the moments of a weight.
+        method: the method that measures errors.
+        kept: of forms that were measured before; where a site is built, all that was kept.
+        losses: curves of forms that were measured before, by ``<form>/<weight>``; none where a site is built.
+        runs: for forms that need forward runs or have ``anchors``; for the latter on text that ``attended`` has not
+            seen. For forms that need no statistics there is nothing else.
+        attended: moments of k_proj's or v_proj's weight under attention over the cache; for forms that use them, where
+            the method is two-sided.
     """
 
     model: nn.Module
     moments: Callable[[Weight], Moments]
-    method: "Method"
-    kept: Kept
-    runs: "ModelRuns | None" = None
+    method: Method
+    kept: LayerArtifacts
+    runs: ModelRuns | None = None
     losses: Mapping[str, Floats] = field(default_factory=dict)
     attended: Callable[[Weight], Moments] | None = None
 
@@ -86,25 +67,24 @@ class Statistics:
         return read_weight(self.model, weight.name)
 
     def metric(self, weight: Weight) -> Metric:
-        """What errors of the weight are measured in."""
         return self.method.metric(self.moments(weight))
 
     def cached_metric(self, weight: Weight) -> Metric:
-        """The same of k_proj or v_proj where what is cached changes, as attention reads it if that was measured."""
+        """The metric of k_proj or v_proj for errors in the cache, under attention over it where that was measured."""
         return self.method.metric((self.attended or self.moments)(weight))
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What one form has measured of one weight, or of several that it takes together.
+    """The measurement of one weight in a form, or of several that it takes together.
 
     Attributes:
-        weight: the one; of several, the one that is shorter on its input.
+        weight: of several, the one that is shorter on its input.
         loss: nats a token at every dim from 0 to the full one, shape ``(full + 1,)``.
-        tensors: what building needs, by a name of the form's own; ``Kept.of`` finds them.
-        moments: the weights whose moments building needs, see ``Kept.moments``.
-        inputs: the weights of whose moments it needs those of the inputs, see ``Kept.inputs``.
-        form: of those that the measuring form stands for (``Form.variants``) the one that this is of; None: itself.
+        tensors: for building, by a name that the form chooses; ``LayerArtifacts.of`` finds them.
+        moments: weights whose moments building needs, see ``LayerArtifacts.moments``.
+        inputs: weights of whose moments it needs those of the inputs, see ``LayerArtifacts.inputs``.
+        form: the variant that was measured (``Form.variants``); None: the measuring form itself.
     """
 
     weight: Weight
@@ -116,20 +96,20 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class SiteWork:
+class SiteBuild:
     """The weights of one site that are being compressed.
 
     Attributes:
-        weights: all of them, those that stay dense too.
+        weights: all of them, also those that stay dense.
         kept: of the site's layer.
-        statistics: their moments are those that forms asked to keep.
-        shared: whatever weights of the site that are built together have in common, for forms to fill.
+        statistics: with the moments that forms keep.
+        cache: results that the weights of the site share, filled by forms.
     """
 
     weights: Sequence[Weight]
-    kept: Kept
+    kept: LayerArtifacts
     statistics: Statistics
-    shared: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
 
     def linear(self, weight: Weight) -> nn.Linear:
         """The dense weight and its bias."""
@@ -137,82 +117,109 @@ class SiteWork:
 
 
 class TensorForm(ABC):
-    """What a form does with tensors.
+    """A form's operations on tensors."""
 
-    Args:
-        form: its other half.
-    """
-
-    refits: ClassVar[Refits] = {"residual": refit_whole}
-    """How a module that was built takes a weight that is fitted again, by the way of fitting; see ``gac.forms.refit``.
-    A way that is left out leaves the weight as it is, as do weights that ``refit`` leaves out."""
+    refits: ClassVar[Refits] = {"residual": refit_matrix}
+    """Refit functions by refit mode, see ``gac.forms.refit``. In other modes the module stays as it is."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
 
-    def refit(self, how: str, weight: Weight) -> Callable[[WeightRefit, nn.Module], None] | None:
-        """How a module that was built for a weight is fitted again; None leaves it as it is."""
-        return self.refits.get(how)
+    def refit(self, mode: str, weight: Weight) -> Callable[[WeightRefit, nn.Module], None] | None:
+        """The function that fits a built module of the weight again; None leaves it as it is."""
+        return self.refits.get(mode)
 
     @abstractmethod
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        """Loss curves, and what building needs.
+        """Loss curves, and the tensors for building.
 
         Args:
-            weights: all of one layer, those among them that cannot have the form too.
+            weights: all of one layer, also those that cannot have the form.
 
         Raises:
             ModelError: a statistic is not finite.
         """
 
     @abstractmethod
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
 
     def empty(self, weight: Weight, dim: int, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
         """The module of a weight at a dim; its parameters are allocated, not initialised.
 
         Args:
-            bias: whether it adds one, as the dense weight did.
-            device: where to put it; ``meta`` allocates nothing.
+            bias: add one, as the dense weight does.
+            device: ``meta`` allocates nothing.
         """
         spec = self.form.module(weight, dim)
         return KINDS[spec.module][0](**spec.sizes, bias=bias, device=device, dtype=dtype)
 
-    def module(self, work: SiteWork, weight: Weight, dim: int) -> nn.Module:
-        """The module that runs a weight at a dim, where the dense weight runs and in its dtype."""
-        with on_its_device(work.statistics.model.get_submodule(weight.name)):
-            linear, parameters = work.linear(weight), self.parameters(work, weight, dim)
+    def module(self, build: SiteBuild, weight: Weight, dim: int) -> nn.Module:
+        """The module of a weight at a dim, on the device and in the dtype of the dense weight."""
+        with on_its_device(build.statistics.model.get_submodule(weight.name)):
+            linear, parameters = build.linear(weight), self.parameters(build, weight, dim)
             assert parameters is not None, f"{weight.name} stays as it is"
             module = self.empty(weight, dim, linear.bias is not None, linear.weight.device, linear.weight.dtype)
             module.load_state_dict(parameters)
         return module
 
-    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme", inputs: "Inputs") -> Floats | None:
-        """What storing the weight in a scheme adds to the loss at every dim, nats a token, shape ``(full + 1,)``.
+    def rounding(self, statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> Floats | None:
+        """Loss that quantising the weight adds at every dim, nats a token, shape ``(full + 1,)``.
 
-        None: as much as of the dense weight, for each parameter that is left.
+        None: as much per remaining parameter as for the dense weight.
 
         Args:
             statistics: with what was kept when the form was measured.
-            inputs: of the dense weight in the metric, as schemes are told of them.
+            inputs: of the dense weight, in the metric.
         """
         return None
 
-    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
 
         Here: zeros where the dim is shorter than the full one.
 
         Args:
-            own: the module's parameters, by their names in it.
+            parameters: of the module, by their names in it.
         """
-        filled, missing = dict(own), self.form.full(weight) - dim
+        filled, missing = dict(parameters), self.form.full(weight) - dim
         for place in self.form.places(weight, dim):
-            if place.tensor in own:
-                put_in = [Insertion(place.axis, end, missing * place.unit) for end in place.ends]
-                filled[place.tensor] = with_zeros(own[place.tensor], put_in)
+            if place.tensor in parameters:
+                insertions = [Insertion(place.axis, end, missing * place.unit) for end in place.ends]
+                filled[place.tensor] = with_zeros(parameters[place.tensor], insertions)
         return filled
+
+
+class RunForm(TensorForm):
+    """A form with two choices, the least dim and the dense weights; it needs no statistics."""
+
+    @abstractmethod
+    def modules(self, runs: ModelRuns, group: Sequence[Weight]) -> dict[str, nn.Module]:
+        """The modules that replace weights that the form takes together, by name."""
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        assert statistics.runs is not None, f"{self.form.name} is measured by running the model"
+        for group in joint_weights(self.form, weights):
+            modules = self.modules(statistics.runs, group)
+            loss = statistics.runs.divergence(modules)
+            kept = {name: value.detach() for name, value in modules[group[-1].name].named_parameters()}
+            yield Fit(group[-1], np.array([loss, 0.0]), kept)
+
+
+def joint_weights(form: Form, weights: Sequence[Weight]) -> Iterator[list[Weight]]:
+    """The weights that a form takes together, each time those up to one that it shortens on its input."""
+    group: list[Weight] = []
+    for weight in filter(form.applies_to, weights):
+        group.append(weight)
+        if form.shortens(weight) == "in":
+            yield group
+            group = []
+
+
+def tensors_of(form: Form) -> TensorForm:
+    """The form's operations on tensors."""
+    made: TensorForm = resolve_name(form.tensor_form)(form)
+    return made
 
 
 def bias_of(linear: nn.Linear, name: str = "bias") -> dict[str, Tensor]:
@@ -229,15 +236,16 @@ class Insertion:
     count: int
 
 
-def with_zeros(tensor: Tensor, put_in: Iterable[Insertion]) -> Tensor:
-    """The tensor with zeros put in; every number of it is kept, bit for bit."""
-    put_in = list(put_in)
-    for axis in sorted({one.axis for one in put_in}):
+def with_zeros(tensor: Tensor, insertions: Iterable[Insertion]) -> Tensor:
+    """The tensor with zeros inserted; its own numbers stay bit for bit."""
+    insertions = list(insertions)
+    for axis in sorted({insertion.axis for insertion in insertions}):
         pieces, start = [], 0
-        for one in sorted((one for one in put_in if one.axis == axis), key=lambda one: one.position):
-            zeros = tensor.new_zeros(*tensor.shape[:axis], one.count, *tensor.shape[axis + 1 :])
-            pieces += [tensor.narrow(axis, start, one.position - start), zeros]
-            start = one.position
+        along = (insertion for insertion in insertions if insertion.axis == axis)
+        for insertion in sorted(along, key=lambda insertion: insertion.position):
+            zeros = tensor.new_zeros(*tensor.shape[:axis], insertion.count, *tensor.shape[axis + 1 :])
+            pieces += [tensor.narrow(axis, start, insertion.position - start), zeros]
+            start = insertion.position
         pieces.append(tensor.narrow(axis, start, tensor.shape[axis] - start))
         tensor = torch.cat(pieces, dim=axis)
     return tensor

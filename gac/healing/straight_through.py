@@ -19,8 +19,8 @@ from gac.runtime.rounded_inputs import READERS
 from gac.runtime.stored import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
 from gac.schemes.feedback.levels import Levels
-from gac.schemes.grid import Grid
 from gac.schemes.integers.grids import in_16_bits
+from gac.schemes.matrices import Grid
 
 
 class StraightThrough(nn.Module):
@@ -54,7 +54,7 @@ class StraightThrough(nn.Module):
         weight = self.quantized_weight(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
             return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
-        y = _linear(self._scheme.reads, x, weight, self.bias)
+        y = _linear(self._scheme.input_quantiser, x, weight, self.bias)
         return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
 
     def quantized_weight(self, dtype: torch.dtype) -> Tensor:

@@ -86,7 +86,7 @@ class AttendedSums:
         """
         names = [weight.name for weight in self._weights]
         with ExitStack() as stack:
-            for attention in {weight.reads for weight in self._weights if weight.reads}:
+            for attention in {weight.input_group for weight in self._weights if weight.input_group}:
                 stack.enter_context(hearing(model, attention, names, QUERIES, self._add))
             yield
         if names and not self.sums:

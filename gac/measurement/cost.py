@@ -20,7 +20,7 @@ def expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
     recipe, sites = resolved.recipe, resolved.targeted
     weights = [weight for site in sites for weight in site.weights]
     forms = [form_named(name) for name in dict.fromkeys((*resolved.method.forms, *recipe.space.forms))]
-    attended = resolved.method.two_sided and any(form.attended for form in forms)
+    attended = resolved.method.two_sided and any(form.loss.uses_attention_curvature for form in forms)
     folder, stored = home() / "statistics", kept_on_disk(sites, attended)
     where = f"and factors in {folder}" if stored else f"not kept on disk, factors in {folder}"
     yield (
@@ -33,17 +33,17 @@ def expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
             f"two shots: calibration takes {times} as long and twice the disk, and needs memory for a second copy of "
             f"the weights, compressed to {FIRST_KEPT:g}"
         )
-    for form in (form for form in map(form_named, recipe.space.forms) if form.runs):
-        dims = [form.full(weight) - form.least for weight in weights if form.shortens(weight) == "in"]
-        runs = sum(dims) + (0 if form.least else comb(min(len(dims), MOST), 2))
+    for form in (form for form in map(form_named, recipe.space.forms) if form.loss.needs_forward_runs):
+        dims = [form.full(weight) - form.min_dim for weight in weights if form.shortens(weight) == "in"]
+        runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
         yield (
             f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
             "changes on"
         )
     windows = len(held_out(texts.windows, texts.length)) if attended else 0
-    bases = {base.name: base for form in forms for base in (form.upon or form,) if base.anchors and windows}
+    bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}
     for form in bases.values():
-        runs = (len(form.anchors) + 1) * (sum(map(form.takes, weights)) + 1)  # each weight alone, and all of them
+        runs = (len(form.loss.anchors) + 1) * (sum(map(form.applies_to, weights)) + 1)
         yield (
             f"form {form.name}: the model is run up to {runs} times on {windows * texts.length} held-out tokens, from "
             "the layer that changes on"

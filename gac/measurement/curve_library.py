@@ -93,7 +93,7 @@ class CurveLibrary:
                 for form in map(form_named, LIBRARY_FORMS)
                 if form.name in stored
                 for weight in site.weights
-                if form.shortens(weight) != "out" and form.takes(weight)
+                if form.shortens(weight) != "out" and form.applies_to(weight)
             }
         )
         forms = list(map(form_named, ("dense", *LIBRARY_FORMS)))
@@ -129,7 +129,7 @@ class CurveLibrary:
                     "Leave the scheme out, or give weights instead of shapes.",
                 )
             prices[weight.name] = _at_depth(dense, depth)[0]
-            for form in (form for form in map(form_named, LIBRARY_FORMS) if form.takes(weight)):
+            for form in (form for form in map(form_named, LIBRARY_FORMS) if form.applies_to(weight)):
                 if (by_dim := self.prices.get(f"{scheme}/{form.name}/{called}")) is not None:
                     of_form = _at_depth(by_dim, depth)
                     fractions = np.linspace(0, self.fractions[f"{form.name}/{called}"], len(of_form))
@@ -151,7 +151,7 @@ class CurveLibrary:
         fractions = np.linspace(0, self.fractions.get(key, 1.0), len(losses))
         losses_at = PchipInterpolator(fractions, losses)(np.minimum(fractions_kept, fractions[-1]))
         losses_at = np.minimum.accumulate(np.maximum(losses_at, 0.0))
-        if form.bits is None:
+        if form.cache.bits is None:
             losses_at[-1] = 0.0
         return LossCurve(losses_at)
 
@@ -164,6 +164,6 @@ def _at_depth(rows: Floats, depth: float) -> Floats:
 def _kept_fractions(form: Form, weight: Weight) -> Floats:
     """At every dim the kept fraction of what the form shortens, of the full rank of latents, or of the parameters."""
     full = form.full(weight)
-    if form.shortens(weight) or form.cache_axis(weight) is not None:
+    if form.shortens(weight) or form.cache.axis(weight) is not None:
         return np.linspace(0, 1, full + 1)
     return np.arange(full + 1) * np.float64(form.params(weight, 1) / weight.params)

@@ -19,11 +19,11 @@ from gac.core.distributed.ranks import ALONE
 from gac.core.linalg import packed
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
-from gac.forms.by_runs import RunForm
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.tensors import Fit, Kept, Statistics
+from gac.forms.tensors import Fit, RunForm, Statistics, tensors_of
 from gac.measurement.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers
 from gac.measurement.pairs import with_pairs
 from gac.measurement.prices import prices_of
@@ -51,7 +51,7 @@ class LayerFit:
     """
 
     losses: Mapping[str, Floats]
-    kept: Kept
+    kept: LayerArtifacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +74,12 @@ class _Part:
     @property
     def runs(self) -> bool:
         """True if the model is run for it."""
-        return any(form.runs for form in self.forms)
+        return any(form.loss.needs_forward_runs for form in self.forms)
 
     @property
     def unseen(self) -> bool:
         """True if runs of the model suffice, and no moments are needed."""
-        return any(isinstance(form.tensors, RunForm) for form in self.forms)
+        return any(isinstance(tensors_of(form), RunForm) for form in self.forms)
 
 
 RunsByPart = Callable[[_Part], ModelRuns | None]
@@ -99,10 +99,10 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
     weights, pooled = _weights_of(sites), statistics.moments
     losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
     tensors: dict[str, Tensor] = {}
-    statistics = replace(statistics, kept=_chained(Kept(tensors), statistics.kept))
+    statistics = replace(statistics, kept=_chained(LayerArtifacts(tensors), statistics.kept))
     for weight in weights:
         tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
-        if weight.writes or weight.scores:
+        if weight.to_residual or weight.scores:
             tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
     for form, fit in _fits(statistics, weights, part.forms):
         losses[f"{form.name}/{fit.weight.name}"] = fit.loss
@@ -110,7 +110,7 @@ def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMomen
         for weight in (*fit.moments, *fit.inputs):
             names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
             tensors |= _packed_moments(weight, pooled(weight), names)
-    return LayerFit(losses, Kept(tensors))
+    return LayerFit(losses, LayerArtifacts(tensors))
 
 
 def keep_inputs(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments) -> LayerFit:
@@ -119,7 +119,7 @@ def keep_inputs(statistics: Statistics, sites: Sequence[Site], moments: LayerMom
     for weight in _weights_of(sites):
         if f"inputs/{weight.name}" not in statistics.kept.tensors:
             tensors |= _packed_moments(weight, statistics.moments(weight), ("inputs",))
-    return LayerFit({"loss": np.array(moments.loss)}, Kept(tensors))
+    return LayerFit({"loss": np.array(moments.loss)}, LayerArtifacts(tensors))
 
 
 def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms: Sequence[Form]) -> LayerFit:
@@ -128,15 +128,15 @@ def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms:
     Raises:
         ModelError: a loss is not finite.
     """
-    fits = list(_fits(Statistics(runs.model, unseen, method, Kept({}), runs), weights, forms))
+    fits = list(_fits(Statistics(runs.model, unseen, method, LayerArtifacts({}), runs), weights, forms))
     losses = {f"{form.name}/{fit.weight.name}": fit.loss for form, fit in fits}
     return LayerFit(
-        losses, Kept({name: tensor for form, fit in fits for name, tensor in _artifacts(form, fit).items()})
+        losses, LayerArtifacts({name: tensor for form, fit in fits for name, tensor in _artifacts(form, fit).items()})
     )
 
 
 def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[Form]) -> Iterator[tuple[Form, Fit]]:
-    return ((fit.form or form, fit) for form in forms for fit in form.tensors.measure(statistics, weights))
+    return ((fit.form or form, fit) for form in forms for fit in tensors_of(form).measure(statistics, weights))
 
 
 def _artifacts(form: Form, fit: Fit) -> dict[str, Tensor]:
@@ -257,18 +257,18 @@ def _log_eta_after_first_layer(run: CalibrationRun, layers: int) -> Callable[[fl
 
 def stream_kept(
     run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
-) -> Iterator[tuple[int, Kept]]:
+) -> Iterator[tuple[int, LayerArtifacts]]:
     """Yield what compressing needs of each layer; arguments as for ``stream_fits``."""
     return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
 
 
-def _artifacts_of(run: CalibrationRun, sites: Sequence[Site], form: Form) -> Kept:
+def _artifacts_of(run: CalibrationRun, sites: Sequence[Site], form: Form) -> LayerArtifacts:
     return _chained(*(artifacts for _, artifacts in stream_kept(run, sites, [form.name])))
 
 
 def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:
     """True if keys and values are measured as attention reads them; the method has to tell gradients apart."""
-    return run.method.two_sided and any(form.attended for part in parts for form in part.forms)
+    return run.method.two_sided and any(form.loss.uses_attention_curvature for part in parts for form in part.forms)
 
 
 def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
@@ -303,7 +303,7 @@ def _fits_of(
     prices = prices_of(statistics, _weights_of(sites), [part.scheme for part in schemes.values() if part.scheme])
     for scheme, price in prices.items():
         losses = {f"{scheme}/{name}": loss for name, loss in price.items()}
-        yield schemes[scheme], LayerFit({"loss": np.array(moments.loss)} | losses, Kept({}))
+        yield schemes[scheme], LayerFit({"loss": np.array(moments.loss)} | losses, LayerArtifacts({}))
 
 
 def _measured_by_runs(
@@ -343,7 +343,7 @@ def _log_runs(steps: Sequence[tuple[_Part, int]], by_layer: Mapping[int, Sequenc
     runs_of(steps[0][0])
     seconds, forms = time.monotonic() - begun, {form.name: form for part, _ in steps for form in part.forms}
     taken = [(form, weight) for part, layer in steps for form in part.forms for weight in _weights_of(by_layer[layer])]
-    runs = sum(form.full(weight) - form.least for form, weight in taken if form.shortens(weight) == "in")
+    runs = sum(form.full(weight) - form.min_dim for form, weight in taken if form.shortens(weight) == "in")
     logger.info(
         "running the model %d times to find what %s loses: %s; other forms= (--form) leave that out",
         runs,
@@ -363,7 +363,7 @@ def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -
     def runs_of(part: _Part) -> ModelRuns | None:
         if part.runs:
             return every()
-        anchors = run.method.two_sided and any(form.anchors for form in part.forms)
+        anchors = run.method.two_sided and any(form.loss.anchors for form in part.forms)
         return held_out() if anchors and run.held_out else None
 
     return runs_of
@@ -383,12 +383,15 @@ def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_
 
     What a form rests upon comes before it, whether it is asked for or not.
     """
-    wanted = {each.name: each for form in map(form_named, forms) for each in (form.upon, form) if each is not None}
-    others = [form for form in wanted.values() if not form.standard and form.name != "dense"]
+    wanted = {each.name: each for form in map(form_named, forms) for each in (form.base_form, form) if each is not None}
+    others = [form for form in wanted.values() if not form.loss.in_every_calibration and form.name != "dense"]
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
     return [
-        _Part("standard", tuple(form for form in FORMS if form.standard)),
-        *(_Part(f"{ATTENDED}-{form.name}" if form.attended else form.name, (form,)) for form in others),
+        _Part("standard", tuple(form for form in FORMS if form.loss.in_every_calibration)),
+        *(
+            _Part(f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name, (form,))
+            for form in others
+        ),
         *([_Part("inputs", inputs=True)] if inputs else []),
         *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
     ]
@@ -413,7 +416,7 @@ def _is_stored(run: CalibrationRun, part: _Part, layer: int) -> bool:
 def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, sites: Sequence[Site]) -> list[LayerFit]:
     files = [_paths(run, part, layer) for part in parts] if run.store else []
     device = read_parameter(run.model, f"{sites[0].weights[0].name}.weight").device
-    return [LayerFit(read_arrays(losses), Kept(TensorFile(factors, device))) for factors, losses in files]
+    return [LayerFit(read_arrays(losses), LayerArtifacts(TensorFile(factors, device))) for factors, losses in files]
 
 
 def _merged(fits: Sequence[LayerFit]) -> LayerFit:
@@ -421,8 +424,8 @@ def _merged(fits: Sequence[LayerFit]) -> LayerFit:
     return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
 
 
-def _chained(*parts: Kept) -> Kept:
-    return Kept(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
+def _chained(*parts: LayerArtifacts) -> LayerArtifacts:
+    return LayerArtifacts(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
 
 
 def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:

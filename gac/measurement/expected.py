@@ -69,7 +69,7 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
     shares, refit = Shares.of(family), recipe.refit or "none"
     forms = [*map(form_named, recipe.space.forms)]
-    by_runs = {form.name: shares.run[refit] for form in forms if form.runs}
+    by_runs = {form.name: shares.run[refit] for form in forms if form.loss.needs_forward_runs}
     by_runs |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
     scaled = curves.scaled(share, shares.rounded[refit], by_runs, on_text=share / unfitted)
     return _beside_rounding(scaled) if any(scheme_named(name).lossy for name in recipe.space.schemes) else scaled

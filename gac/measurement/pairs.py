@@ -9,8 +9,8 @@ import torch
 
 from gac.core.progress import progress_bar
 from gac.forms import Form
-from gac.forms.by_runs import RunForm, taken_together
 from gac.forms.loss_curves import LossCurves
+from gac.forms.tensors import RunForm, joint_weights, tensors_of
 from gac.measurement.calibration import CalibrationRun, decoder_layers
 from gac.measurement.runs import ModelRuns
 from gac.measurement.store import read_tensors, write_tensors
@@ -37,7 +37,7 @@ def with_pairs(
     """
     pairs: dict[frozenset[tuple[str, str]], float] = {}
     on_text: dict[tuple[str, str], float] = {}
-    for form in (form for form in forms if form.runs and form.least == 0):
+    for form in (form for form in forms if form.loss.needs_forward_runs and form.min_dim == 0):
         lost = run.ranks.once(partial(_stored_or_measured, run, weights, form, curves))
         pairs |= {frozenset((form.name, name) for name in pair): loss for pair, loss in lost.items() if len(pair) == 2}
         on_text |= {(form.name, name): loss for pair, loss in lost.items() if len(pair) == 1 for name in pair}
@@ -65,9 +65,9 @@ def _measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
 ) -> dict[frozenset[str], float]:
     """Losses by pairs of names; by single names, losses on text."""
-    tensors = form.tensors
+    tensors = tensors_of(form)
     assert isinstance(tensors, RunForm), f"{form.name} is marked as measured by runs"
-    taken = [block for of_layer in weights.values() for block in taken_together(form, of_layer)]
+    taken = [block for of_layer in weights.values() for block in joint_weights(form, of_layer)]
     alone = {block[-1].name: curves.of(form, block[-1]) for block in taken}
     losses = {name: float(curve.loss[0]) for name, curve in alone.items() if curve is not None}
     taken.sort(key=lambda block: losses[block[-1].name] / sum(weight.params for weight in block))

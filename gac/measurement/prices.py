@@ -7,7 +7,7 @@ import numpy as np
 from gac.core.arrays import Floats
 from gac.forms import FORMS
 from gac.forms.curvature.metric import FACTOR
-from gac.forms.tensors import Statistics
+from gac.forms.tensors import Statistics, tensors_of
 from gac.models.sites import Weight
 from gac.schemes import Scheme
 from gac.schemes.inputs import Inputs
@@ -26,11 +26,11 @@ def prices_of(
     prices: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
     for weight in weights if schemes else ():
         inputs = Inputs(statistics.metric(weight).inputs, thorough=False)
-        for scheme in (scheme for scheme in schemes if scheme.takes(weight)):
+        for scheme in (scheme for scheme in schemes if scheme.applies_to(weight)):
             scheme_prices = prices[scheme.name]
             scheme_prices[weight.name] = np.array(rounding_loss(statistics, weight, scheme, inputs))
-            for form in (form for form in FORMS if form.standard and form.takes(weight)):
-                if (by_dim := form.tensors.rounding(statistics, weight, scheme, inputs)) is not None:
+            for form in (form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)):
+                if (by_dim := tensors_of(form).rounding(statistics, weight, scheme, inputs)) is not None:
                     scheme_prices[f"{form.name}/{weight.name}"] = by_dim
     return prices
 
@@ -49,10 +49,10 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs
     """
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
     scheme.check_range(matrix, weight.name)
-    error = (matrix - scheme.rounded(matrix, inputs, metric.gradients if weight.scores else None)).detach().double()
+    error = (matrix - scheme.quantised(matrix, inputs, metric.gradients if weight.scores else None)).detach().double()
     lost = float(metric.cost(error))
-    if scheme.reads is not None:
+    if scheme.input_quantiser is not None:
         dense = matrix.detach().double()
-        noise = statistics.moments(weight).noise[scheme.reads].double()
+        noise = statistics.moments(weight).noise[scheme.input_quantiser].double()
         lost += float(((metric.gradients @ dense) * dense).sum(0) @ noise)
     return FACTOR * lost

@@ -1,1 +1,1 @@
-"""What can change: one adapter a model family, from its config alone."""
+"""The linear weights of a model, by family."""

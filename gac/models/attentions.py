@@ -1,4 +1,4 @@
-"""What every attention of a model is: its heads, and which layers see no more than a window. From the config alone."""
+"""Heads and sliding windows of a model's attentions, from its config alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +27,11 @@ class Heads:
 
     @property
     def numbers(self) -> int:
-        """What the cache of a layer keeps of a token, keys and values."""
+        """Cached numbers of a token in a layer, keys and values."""
         return 2 * self.cached * self.length
 
     def over(self, texts: int, tokens: int) -> Operation:
-        """What attends over so many cached tokens for a new token of each text."""
+        """Attention of a new token of each sequence over so many cached tokens."""
         return attend(texts, self.queries, self.cached, tokens, self.length)
 
 
@@ -54,7 +54,7 @@ def sliding_layers(config: Any) -> tuple[int, ...]:
 
 
 def window_of(config: Any) -> int | None:
-    """How many tokens those layers cache at most; None where there are none, or the config does not say."""
+    """The most tokens that those layers cache; None: there are no such layers, or no limit in the config."""
     return getattr(config, "sliding_window", None) if sliding_layers(config) else None
 
 
@@ -64,8 +64,8 @@ def cut_layers(config: Any) -> list[int]:
     Raises:
         ModelError: there is none.
     """
-    whole = sliding_layers(config)
-    layers = [layer for layer in range(config.num_hidden_layers) if layer not in whole]
+    sliding = sliding_layers(config)
+    layers = [layer for layer in range(config.num_hidden_layers) if layer not in sliding]
     if not layers:
         raise ModelError(
             f"a {config.model_type} whose layers all attend within a sliding window",

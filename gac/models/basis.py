@@ -1,14 +1,14 @@
-"""What a rotation did to a model, as plans record it; ``gac.models.rotation`` does it."""
+"""The record of a rotation in plans; ``gac.models.rotation`` does it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """What was rotated, beside the values of heads.
+    """The rotated parts of a model: the values of heads, and the residual stream.
 
     Attributes:
-        stream: whether the residual stream was.
+        stream: the residual stream is rotated.
         untied: parameters of the head where it was tied to the embedding and is now a weight of its own; else 0.
     """
 
@@ -17,6 +17,6 @@ class Rotation:
 
     def __str__(self) -> str:
         """``residual stream and values of heads; the head is no longer tied: 28,311,552 parameters more``."""
-        what = "residual stream and values of heads" if self.stream else "values of heads alone"
+        parts = "residual stream and values of heads" if self.stream else "values of heads alone"
         more = f"; the head is no longer tied: {self.untied:,} parameters more" if self.untied else ""
-        return f"{what}{more}"
+        return f"{parts}{more}"

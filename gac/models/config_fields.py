@@ -124,7 +124,6 @@ def _check_fields(part: Mapping[str, Any]) -> None:
 
 
 def _check_rope(name: str, rope: Any) -> None:
-    """Parameters of rotary embeddings: of all layers, or by their kind."""
     if not isinstance(rope, dict):
         raise _wrong(name, rope, "an object")
     for key, value in rope.items():

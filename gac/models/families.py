@@ -1,4 +1,4 @@
-"""Families: what a model of each architecture can have changed, read from its config alone."""
+"""Families: the linear weights of each architecture, read from its config alone."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -16,12 +16,12 @@ _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 
 
 @dataclass(frozen=True)
-class Between:
-    """What lies between the output of a weight and the residual stream: nothing, a norm or a factor.
+class ResidualPath:
+    """A norm or a factor between the output of a weight and the residual stream, if any.
 
     Attributes:
-        norm: dotted name of the norm that the output passes; None where there is none.
-        factor: what the output is multiplied by.
+        norm: dotted name of the norm.
+        factor: multiplies the output.
     """
 
     norm: str | None = None
@@ -29,42 +29,41 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What makes the input of some weights, by names.
+class NormOutput:
+    """The output of a norm, by dotted names.
 
     Attributes:
-        by: a norm.
-        readers: the weights, which alone read it.
+        norm: the norm.
+        consumers: the weights whose input it is, and nothing else's.
     """
 
-    by: str
-    readers: tuple[str, ...]
+    norm: str
+    consumers: tuple[str, ...]
 
-    def within(self, prefix: str) -> "Made":
-        """With this before all names."""
-        return Made(prefix + self.by, tuple(prefix + name for name in self.readers))
+    def with_prefix(self, prefix: str) -> "NormOutput":
+        return NormOutput(prefix + self.norm, tuple(prefix + name for name in self.consumers))
 
 
 @dataclass(frozen=True)
 class Family:
-    """One layout of decoder layers: what they call their linear weights, and which of these are stacked in one.
+    """One layout of decoder layers: the names of their linear weights, and which of these are stacked in one.
 
-    What lies between the weights may differ: norms, biases, rotary embeddings, the activation.
+    All else may differ: norms, biases, rotary embeddings, the activation.
 
     Attributes:
         model_types: of the transformers configs.
         layers: name of the list of layers in the model; all names below but the next are names in a layer.
         last_norm: name in the model of the norm that the last layer's output passes before the head; see
             ``gac.models.modules.last_norm_of`` for models that were made without it.
-        qkv: the weights that write queries, keys and values, in this order; or the one that writes all three.
-        output: the weight that reads what attention mixed.
-        up: the weights that write the MLP's neurons: gate and up, or the only one.
-        down: the weight that reads them.
-        blocks: how many vectors of neurons each of ``up`` writes, one after the other: 2 where it is gate above up.
-        neurons: what the config calls their number; where that is None, they are 4 times the hidden size.
-        norms: the norms that what ``output`` and ``down`` write passes before it is added to the residual stream.
-        before: the norms that the attention and the MLP alone read through; no name where there is no such norm.
-        factor: what the config calls the number that it is multiplied by before that; None where there is none.
+        qkv: the projections of queries, keys and values, in this order; or the one of all three.
+        output: the output projection of the attention.
+        up: the projections to the MLP's neurons: gate and up, or the only one.
+        down: the projection from them.
+        blocks: number of consecutive vectors of neurons in the output of each of ``up``: 2 where it is gate above up.
+        neurons: the config's key for their number; where it holds None, they are 4 times the hidden size.
+        norms: the norms between the outputs of ``output`` and ``down`` and the residual stream.
+        before: the input norms of the attention and the MLP alone; no name where there is no such norm.
+        factor: the config's key for the factor of those outputs before the stream.
         pre_norm: the config's flag without which the residual stream itself passes norms.
     """
 
@@ -89,25 +88,25 @@ class Family:
             ModelError: no model can have these sizes.
         """
         self._check(config)
-        found: list[Site] = []
-        made = {name for one in self._made(config) for name in one.readers}
+        sites: list[Site] = []
+        from_norms = {name for output in self._norm_outputs(config) for name in output.consumers}
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
             for weight in self._blocked(self._attention(config), layer not in _counting(config)):
-                here = _within(prefix, weight, made)
-                found.append(Site(here.name, layer, here.name.rpartition(".")[2], (here,)))
+                named = _with_prefix(prefix, weight, from_norms)
+                sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             mlp = self._blocked(self._mlp(config), layer > 0 and "." in self.down)
-            weights = tuple(_within(prefix, weight, made) for weight in mlp)
-            found.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
-        return tuple(found)
+            weights = tuple(_with_prefix(prefix, weight, from_norms) for weight in mlp)
+            sites.append(Site(_owner(weights[-1].name), layer, "mlp", weights))
+        return tuple(sites)
 
     @property
-    def pressed(self) -> bool:
-        """Whether kvpress finds its attentions: in layers of ``model.layers``, with rotary embedding."""
+    def supports_kvpress(self) -> bool:
+        """True if kvpress finds its attentions: in layers of ``model.layers``, with rotary embedding."""
         return self.layers == "model.layers"
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
-        """All of the config that the sizes in ``sites`` follow from: where these are the same, so are those.
+        """The values of the config that determine the sizes in ``sites``.
 
         Raises:
             ModelError: no model can have these sizes.
@@ -117,38 +116,37 @@ class Family:
         names = ("num_hidden_layers", *_SIZES, self.neurons, *filter(None, [self.pre_norm]))
         return (model_type, *(getattr(config, name, None) for name in names))
 
-    def between(self, config: Any, weight: str) -> Between:
-        """What lies between a weight that writes to the residual stream, given by its name, and that stream."""
+    def residual_path(self, config: Any, weight: str) -> ResidualPath:
+        """The path from a weight that writes to the residual stream, given by its name, to that stream."""
         prefix, layer, name = re.split(r"\.(\d+)\.", weight, maxsplit=1)
         norm = self.norms and f"{prefix}.{layer}.{self.norms[name == self.down]}"
-        return Between(norm or None, getattr(config, self.factor) if self.factor else 1.0)
+        return ResidualPath(norm or None, getattr(config, self.factor) if self.factor else 1.0)
 
     def norms_of(self, block: str) -> tuple[str, ...]:
-        """The norms that only this attention or MLP, given by its name, reads and writes through."""
+        """The input and output norms of this attention or MLP alone, given by its name."""
         layer, _, name = block.rpartition(".")
-        at = int(name != _owner(self.output))
-        return tuple(f"{layer}.{norm}" for norm in (self.before[at], *((self.norms or ("", ""))[at : at + 1])) if norm)
+        index = int(name != _owner(self.output))
+        norms = (self.before[index], (self.norms or ("", ""))[index])
+        return tuple(f"{layer}.{norm}" for norm in norms if norm)
 
-    def made(self, config: Any) -> Iterator[Made]:
-        """What makes the inputs of weights, and of nothing else, and can round them, layer by layer."""
+    def norm_outputs(self, config: Any) -> Iterator[NormOutput]:
+        """Outputs of norms that can quantise them, and that are the inputs of weights alone, layer by layer."""
         for layer in range(config.num_hidden_layers):
-            for one in self._made(config):
-                yield one.within(f"{self.layers}.{layer}.")
+            for output in self._norm_outputs(config):
+                yield output.with_prefix(f"{self.layers}.{layer}.")
 
-    def _made(self, config: Any) -> list[Made]:
-        """That of one layer."""
+    def _norm_outputs(self, config: Any) -> list[NormOutput]:
         norms = ("", "") if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS else self.before
-        return [Made(norm, readers) for norm, readers in zip(norms, (self.qkv, self.up), strict=True) if norm]
+        return [NormOutput(norm, consumers) for norm, consumers in zip(norms, (self.qkv, self.up), strict=True) if norm]
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
-        """The weights of one attention or MLP, of which the last one writes; marked where all of it can be skipped."""
+        # The last weight writes to the residual stream.
         *first, last = weights
         for weight in (*first, last):
             side: Side = "in" if weight is last else "out"
-            yield replace(weight, block=side) if skippable and last.writes else weight
+            yield replace(weight, block=side) if skippable and last.to_residual else weight
 
     def _check(self, config: Any) -> None:
-        """Refuse sizes that no model can have: an edited config may hold any."""
         names = (*_SIZES, self.neurons)
         for name, most in (("num_hidden_layers", MOST_LAYERS), *((name, LARGEST_SIZE) for name in names)):
             size = getattr(config, name, None)
@@ -161,46 +159,42 @@ class Family:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
     def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, writing, found = config.hidden_size, self._writing(config), heads_of(config)
-        heads, groups = found.queries, found.cached
-        query, key = found.length * heads, found.length * groups
+        hidden, writing, sizes = config.hidden_size, self._writing(config), heads_of(config)
+        heads, groups = sizes.queries, sizes.cached
+        query, key = sizes.length * heads, sizes.length * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
             yield Weight(self.output, hidden, query, **writing)
             return
         q_proj, k_proj, v_proj = self.qkv
         block, dropped = _owner(q_proj), groups if _drops_heads(config) and heads % groups == 0 else 0
-        yield Weight(q_proj, query, hidden, reads=block, groups=dropped)
-        kept: _Kept = {"heads": groups, "cached": True, "asked": heads}
-        yield Weight(k_proj, key, hidden, reads=block, groups=dropped, **kept)
-        yield Weight(v_proj, key, hidden, reads=block, values="out", groups=dropped, **kept)
+        yield Weight(q_proj, query, hidden, input_group=block, groups=dropped)
+        cached: _Cached = {"heads": groups, "cached": True, "query_heads": heads}
+        yield Weight(k_proj, key, hidden, input_group=block, groups=dropped, **cached)
+        yield Weight(v_proj, key, hidden, input_group=block, values="out", groups=dropped, **cached)
         yield Weight(self.output, hidden, query, values="in", heads=heads, groups=dropped, **writing)
 
     def _writing(self, config: Any) -> "_Writing":
-        writes = self.pre_norm is None or bool(getattr(config, self.pre_norm))
-        return {"writes": writes, "normed": self.norms is not None}
+        to_residual = self.pre_norm is None or bool(getattr(config, self.pre_norm))
+        return {"to_residual": to_residual, "normed": self.norms is not None}
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
         neurons = getattr(config, self.neurons) or 4 * hidden
-        reads = _owner(self.up[0]) if len(self.up) > 1 else None
+        group = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
-            yield Weight(name, self.blocks * neurons, hidden, neurons="out", reads=reads, blocks=self.blocks)
+            yield Weight(name, self.blocks * neurons, hidden, neurons="out", input_group=group, blocks=self.blocks)
         yield Weight(self.down, hidden, neurons, neurons="in", **self._writing(config))
 
 
-class _Kept(TypedDict):
-    """What is said of a weight whose output the cache keeps."""
-
+class _Cached(TypedDict):
     heads: int
     cached: bool
-    asked: int
+    query_heads: int
 
 
 class _Writing(TypedDict):
-    """What is said of a weight that writes to the residual stream."""
-
-    writes: bool
+    to_residual: bool
     normed: bool
 
 
@@ -210,14 +204,13 @@ def _drops_heads(config: Any) -> bool:
 
 
 def _counting(config: Any) -> tuple[int, ...]:
-    """The layers whose caches tell transformers how long the text is: the first of each kind of attention."""
     kinds = getattr(config, "layer_types", None) or ["attention"]
     return tuple(sorted({kind: kinds.index(kind) for kind in kinds}.values()))
 
 
-def _within(prefix: str, weight: Weight, made: Container[str]) -> Weight:
-    reads = None if weight.reads is None else prefix + weight.reads
-    return replace(weight, name=prefix + weight.name, reads=reads, made=weight.name in made)
+def _with_prefix(prefix: str, weight: Weight, from_norms: Container[str]) -> Weight:
+    group = None if weight.input_group is None else prefix + weight.input_group
+    return replace(weight, name=prefix + weight.name, input_group=group, input_from_norm=weight.name in from_norms)
 
 
 def _owner(name: str) -> str:
@@ -239,16 +232,16 @@ LLAMA = (
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
 
 LLAMA_PARALLEL = ("cohere", "cohere2", "stablelm")
-"""The same, but attention and MLP read through one norm, in StableLM where the config says so."""
+"""The same, but attention and MLP share one norm, in StableLM where the config says so."""
 
 LLAMA_NORMED = ("exaone4", "olmo2", "olmo3")
 """The same, but norms stand behind o_proj and down_proj, and none before attention and MLP."""
 
 LAYER_NORMS = ("gpt2", "gpt_neox", "nemotron", "opt", "starcoder2")
-"""Architectures whose attention and MLP read through a LayerNorm, which has no kernel that rounds what it makes."""
+"""Architectures with a LayerNorm before attention and MLP; it has no kernel that quantises its output."""
 
 FIXED_HEADS = ("nemotron", "olmo2", "olmo3", "opt", "stablelm")
-"""Architectures whose attention asks for as many heads as the config says, or whose norms pass over all heads."""
+"""Architectures whose attention needs the number of heads of the config, or whose norms pass over all heads."""
 
 _ALL = (
     Family(LLAMA),
@@ -340,7 +333,7 @@ def family_of(config: Any) -> Family:
         kind = f", a mixture of experts ({experts} experts a layer)"
         expected, remedy = (
             "one MLP a layer, which every token passes",
-            "Use a dense model: experts have no loss curves.",
+            "Use a dense model: mixture-of-experts models are not supported.",
         )
     else:
         kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
@@ -360,7 +353,6 @@ _RECURRENT_LAYERS = {"linear_attention", "recurrent", "mamba", "conv", "hybrid"}
 
 
 def _another_kind(config: Any) -> tuple[str, str, str] | None:
-    """For a config that is not a decoder of attention and MLPs: its kind, what is expected, and the remedy."""
     text = text_config(config)
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or ()}
     if getattr(config, "is_encoder_decoder", False):
@@ -387,7 +379,6 @@ _DECODER = "Use a decoder that transformers loads as a causal language model, su
 
 
 def _experts(config: Any) -> int:
-    """How many experts a layer has at most; 0 where the config says nothing of experts, or of one."""
     parts = (config, text_config(config), getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in _EXPERTS)
     most = max((max(count) if isinstance(count, (list, tuple)) else count for count in counts if count), default=0)

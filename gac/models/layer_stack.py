@@ -26,30 +26,30 @@ class LayerStack:
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.model, self.layers = model, layers
         self._calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        self._beside: tuple[None, ...] | None = None
+        self._extra_outputs: tuple[None, ...] | None = None
 
     @contextmanager
     def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Learn how the layers are called, from one window at a time.
+        """Record how the layers are called, one window at a time.
 
         Args:
             lowest: the first layer that will be run.
-            seen: hears each of those layers' numbers and input, ``(1, tokens, hidden)``.
+            seen: called with the number and the input ``(1, tokens, hidden)`` of each layer.
 
         Raises:
             ModelError: a layer is not called with hidden states first, or with what differs between windows.
         """
         with ExitStack() as hooks:
-            for at in range(lowest, len(self.layers)):
-                hook = partial(self._enter, at, seen)
-                hooks.enter_context(self.layers[at].register_forward_pre_hook(hook, with_kwargs=True))
+            for layer in range(lowest, len(self.layers)):
+                hook = partial(self._enter, layer, seen)
+                hooks.enter_context(self.layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
             yield
 
     @torch.no_grad()
     def entered(self, windows: Tensor) -> Tensor:
-        """What the first layer reads of windows ``(windows, tokens)``; it is learnt how all layers are called.
+        """Inputs of the first layer for windows ``(windows, tokens)``; records how all layers are called.
 
-        Only the first layer runs, for one window: that shows what layers return.
+        Only the first layer runs, for one window: that shows the structure of outputs.
 
         Returns:
             hidden states, ``(windows, tokens, hidden)``.
@@ -68,27 +68,27 @@ class LayerStack:
         with self.traced(0, lambda _layer, _hidden: None):
             first = next(entering(self.model, self.layers[0], [windows[:1]]))
         self.run(0, first)
-        found = first.new_empty(len(windows), *first.shape[1:])
+        inputs = first.new_empty(len(windows), *first.shape[1:])
         with self.traced(0, seen), self._passing(self.layers):
-            for ids, hidden in zip(windows, found, strict=True):
+            for ids, hidden in zip(windows, inputs, strict=True):
                 heard.clear()
                 with suppress(StopLayerError):
                     run_on(self.model, ids[None])
                 hidden.copy_(heard[0][0])
-        return found
+        return inputs
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """A layer's output for hidden states ``(windows, tokens, hidden)``."""
         args, kwargs = self._calls[layer]
         output = self.layers[layer](hidden, *args, **kwargs)
-        self._beside = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
+        self._extra_outputs = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
         return _hidden(output)
 
     def logits(self, ids: Tensor, hidden: Tensor) -> Tensor:
         """The model's logits ``(tokens, vocabulary)`` of a window, as ``ending`` lets it run; ids ``(tokens,)``."""
         with self.ending(hidden):
-            found: Tensor = run_on(self.model, ids[None]).logits[0]
-        return found
+            logits: Tensor = run_on(self.model, ids[None]).logits[0]
+        return logits
 
     @contextmanager
     def ending(self, hidden: Tensor) -> Iterator[None]:
@@ -98,14 +98,13 @@ class LayerStack:
 
     @contextmanager
     def _passing(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """With layers that return what they are given."""
         with ExitStack() as replaced:
             for layer in layers:
                 replaced.enter_context(_calling(layer, self._passed))
             yield
 
-    def _passed(self, given: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-        return given if self._beside is None else (given, *self._beside)
+    def _passed(self, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+        return hidden if self._extra_outputs is None else (hidden, *self._extra_outputs)
 
     def _enter(
         self,
@@ -124,7 +123,7 @@ class LayerStack:
 
 
 class StopLayerError(Exception):
-    """What was wanted of a layer has been seen; nobody sees this."""
+    """Ends a run early; never leaves this module's callers."""
 
 
 def stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -134,7 +133,7 @@ def stop_at(heard: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...])
 
 
 def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """What the first decoder layer reads of each of some windows ``(windows, tokens)``: the run ends there."""
+    """Inputs of the first decoder layer for each part of windows ``(windows, tokens)``; the rest does not run."""
     for ids in parts:
         heard: list[Tensor] = []
         stopping = first.register_forward_pre_hook(partial(stop_at, heard))
@@ -144,22 +143,20 @@ def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Ite
 
 
 def _hidden(output: Any) -> Tensor:
-    """The hidden states that a layer returns, alone or first."""
-    found: Tensor = output if isinstance(output, Tensor) else output[0]
-    return found
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden
 
 
 @contextmanager
 def _calling(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """With another ``forward`` on a module."""
-    own = module.__dict__.get("forward")
+    before = module.__dict__.get("forward")
     module.forward = forward
     try:
         yield
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if before is not None:
+            module.forward = before
 
 
 def room(device: torch.device) -> int:
@@ -167,15 +164,15 @@ def room(device: torch.device) -> int:
     return free_memory(device) // 2 if device.type == "cuda" else HOST_BYTES
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two calls' arguments are equal, tensors by value."""
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
+def _same(first: Any, second: Any) -> bool:
+    """True for equal arguments of two calls, tensors by value."""
+    if isinstance(first, Tensor):
+        return isinstance(second, Tensor) and first.shape == second.shape and torch.equal(first, second)
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(_same(value, second[key]) for key, value in first.items())
+    if isinstance(first, tuple | list):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second)
 
 
 def _not_a_decoder(model: nn.Module, why: str) -> ModelError:

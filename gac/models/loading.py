@@ -1,4 +1,4 @@
-"""Where a model comes from: a loaded one, a directory, a hub id, or a packaged one."""
+"""Load a model from a directory, a hub id or a package, or take a loaded one; checks and digests of it."""
 
 import contextlib
 import hashlib
@@ -35,10 +35,9 @@ from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
 from gac.models.threads import LOADING
 
-DIGESTED_AT_ONCE = 8
-"""Parameters whose digests are taken at a time."""
+DIGEST_THREADS = 8
 _ROTARY_CACHE = re.compile(r"\.rotary_emb\.(cos|sin)_cached$")
-"""What old checkpoints keep of rotary embeddings; it follows from the config."""
+"""Rotary tables in old checkpoints; they follow from the config."""
 logger = logging.getLogger("gac")
 # A hostile config makes transformers fail in any of these ways, far from where the field was read.
 UNREADABLE = (
@@ -56,7 +55,7 @@ _logging: Any = transformers.utils.logging
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A causal LM, the name it goes by, and its tokenizer or where to read that from when it is first asked for.
+    """A causal LM, its name, and its tokenizer or the source from which that is read on first use.
 
     Reading ``tokenizer`` raises ModelError where there is none.
     """
@@ -93,8 +92,8 @@ def load_model(
         dequantise: read a quantised checkpoint as the weights that it stands for, or refuse it.
 
     Raises:
-        ModelError: nothing of this name, no causal LM, missing or unexpected weights, a package to install, or a
-            loaded model of another dtype.
+        ModelError: nothing of this name, no causal LM, missing or unexpected weights, a missing package, or a loaded
+            model of another dtype.
     """
     if isinstance(model, str | Path):
         name = str(model)
@@ -106,10 +105,10 @@ def load_model(
         if not isinstance(model, PreTrainedModel) or not model.can_generate():
             expected = "a causal language model of transformers, or the name of one"
             raise ModelError(f"a {type(model).__name__}", expected, "Load it with AutoModelForCausalLM.")
-        if made := next((key for key, values in model.named_parameters() if values.is_inference()), None):
+        if key := next((key for key, values in model.named_parameters() if values.is_inference()), None):
             expected = "weights made outside of torch.inference_mode, which can be measured by gradients"
             remedy = "Load the model outside of torch.inference_mode; torch.no_grad will do."
-            raise ModelError(f"{made} was made in torch.inference_mode", expected, remedy)
+            raise ModelError(f"{key} was made in torch.inference_mode", expected, remedy)
         if dtype not in (None, model.dtype):
             raise ModelError(f"a model loaded in {model.dtype}", str(dtype), f"Load it with dtype={dtype}.")
         name = model.config.name_or_path or f"{type(model).__name__} in memory"
@@ -136,7 +135,7 @@ def load_tokenizer(name: str) -> Any:
             tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     except UNREADABLE as failure:
         raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
-    if not tokens:  # of some architectures transformers makes an empty one where there are no files
+    if not tokens:  # transformers makes an empty one for some architectures
         raise _no_tokenizer(f"{name} has no files of a tokenizer")
     return tokenizer
 
@@ -185,38 +184,38 @@ def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
 
 def check_in_memory(
     model: nn.Module,
-    asked: str = "",
+    option: str = "",
     use: str = "where its smaller one can take its place",
     otherwise: str = " to compress it; a plan can be made as it is",
 ) -> None:
-    """Refuse a model of which accelerate keeps weights elsewhere until they run.
+    """Refuse a model with weights that accelerate has offloaded.
 
     Args:
-        asked, use, otherwise: what was asked for, what is done with weights in memory, and what to do without.
+        option, use, otherwise: parts of the message: the option that needs it, its use of weights, and the alternative.
 
     Raises:
         ModelError: names the first such parameter.
     """
-    held = (*model.named_parameters(), *model.named_buffers())
-    if name := next((name for name, values in held if values.is_meta), None):
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if name := next((name for name, values in tensors if values.is_meta), None):
         raise ModelError(
-            f"{name} is offloaded by its device_map{asked}",
+            f"{name} is offloaded by its device_map{option}",
             f"every weight in the memory of a device, {use}",
             f'Load the model with device_map="cpu"{otherwise}.',
         )
 
 
-def check_one_dtype(model: nn.Module) -> None:
-    """Refuse a model whose weights have several dtypes; a compressed checkpoint has but one.
+def check_one_dtype(model: nn.Module, error: type[GacError] = ModelError) -> None:
+    """Refuse a model with several dtypes; a compressed checkpoint has one.
 
     Raises:
-        ModelError: names the first parameter of each dtype.
+        GacError: of the class ``error``, names the first parameter of each dtype.
     """
     first: dict[torch.dtype, str] = {}
     for name, parameter in model.named_parameters():
         first.setdefault(parameter.dtype, name)
     if len(first) > 1:
-        raise ModelError(
+        raise error(
             " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),
             "one dtype for all weights",
             "Cast the model to one, as in model.to(torch.bfloat16).",
@@ -224,7 +223,7 @@ def check_one_dtype(model: nn.Module) -> None:
 
 
 def check_frequencies(model: nn.Module) -> None:
-    """Refuse rotary embeddings with other frequencies than the config gives, which is all that is saved of them.
+    """Refuse rotary embeddings with other frequencies than the config's, which is all that is saved of them.
 
     Raises:
         ModelError: names the first such buffer.
@@ -232,21 +231,19 @@ def check_frequencies(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if not hasattr(module, "rope_type") or not hasattr(module, "config"):
             continue
-        due = dict(type(module)(module.config).named_buffers())
+        expected = dict(type(module)(module.config).named_buffers())
         for name, values in module.named_buffers():
             changing = re.search("dynamic|longrope", str(module.rope_type)) and "original" not in name
-            if not (values.is_meta or changing or name not in due or _nearly_equal(values, due[name])):
+            if values.is_meta or changing or name not in expected:
+                continue
+            # As equal as two devices compute them, in a dtype to which the model may have been cast.
+            due, tolerance = expected[name].to(values), 4 * torch.finfo(values.dtype).eps
+            if values.shape != due.shape or not torch.allclose(values, due, rtol=tolerance, atol=0):
                 raise ModelError(
                     f"{path}.{name}, which is not what the model's config gives",
                     "frequencies that follow from the config, which is all that is saved of them",
                     "Set rope_parameters in the config, and load the model with it.",
                 )
-
-
-def _nearly_equal(values: torch.Tensor, due: torch.Tensor) -> bool:
-    """As equal as two devices compute them, in the dtype of the first, to which they may have been cast."""
-    due, tolerance = due.to(values), 4 * torch.finfo(values.dtype).eps
-    return values.shape == due.shape and torch.allclose(values, due, rtol=tolerance, atol=0)
 
 
 def check_finite(model: nn.Module) -> None:
@@ -258,7 +255,9 @@ def check_finite(model: nn.Module) -> None:
     named = ((name, read_parameter(model, name)) for name, _ in model.named_parameters())
     buffers = ((name, values) for name, values in model.named_buffers() if not values.is_meta)
     for name, values in chain(named, buffers):
-        finite = torch.isfinite(values.float() if values.element_size() == 1 else values)  # of 8 bits it is not there
+        finite = torch.isfinite(
+            values.float() if values.element_size() == 1 else values
+        )  # isfinite has no 8-bit kernel
         if not finite.all():
             raise ModelError(
                 f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {values.numel():,}",
@@ -270,12 +269,10 @@ def check_finite(model: nn.Module) -> None:
 def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     """SHA-256 of the config, and of the SHA-256 of every parameter in its dtype.
 
-    Where the model was read from, and what its config says of generation and of versions, do not count. Some
-    parameters at a time are taken to the host; tied ones count once.
+    The model's source, and the config's keys for generation and versions, do not count; tied parameters count once.
 
     Args:
-        names: the targeted modules, for example ``model.layers.0.self_attn.q_proj``; they come first, and their order
-            counts.
+        names: the targeted modules, such as ``model.layers.0.self_attn.q_proj``; they come first, in this order.
 
     Raises:
         ModelError: a parameter has no values.
@@ -283,10 +280,12 @@ def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     config = _essential(json.loads(model.config.to_json_string()))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     targeted = [f"{name}.weight" for name in names]
-    with ThreadPoolExecutor(DIGESTED_AT_ONCE) as pool:
-        order = (*targeted, *sorted(_parameters(model).difference(targeted)))
-        for one in pool.map(lambda name: tensor_digest(name, read_parameter(model, name)), order):
-            digest.update(one)
+    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
+        tied: Any = model.all_tied_weights_keys  # offloaded, tied parameters are no longer one tensor
+        untied = {name for name, values in model.named_parameters() if not (values.is_meta and name in tied)}
+        order = (*targeted, *sorted(untied.difference(targeted)))
+        for of_tensor in pool.map(lambda name: tensor_digest(name, read_parameter(model, name)), order):
+            digest.update(of_tensor)
     return digest.hexdigest()
 
 
@@ -313,7 +312,6 @@ _NOT_OF_THE_MODEL = frozenset(
 
 
 def _essential(config: Any) -> Any:
-    """A config as JSON without what no output of the model follows from, in the configs within it too."""
     if not isinstance(config, dict):
         return config
     return {
@@ -323,14 +321,8 @@ def _essential(config: Any) -> Any:
     }
 
 
-def _parameters(model: PreTrainedModel) -> set[str]:
-    """The names of all parameters, of tied ones the first; offloaded, those are no longer one tensor."""
-    tied: Any = model.all_tied_weights_keys
-    return {name for name, values in model.named_parameters() if not (values.is_meta and name in tied)}
-
-
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a directory holds a model that GAC compressed and saved."""
+    """True for a directory of a model that GAC compressed and saved."""
     try:
         return "gac" in read_model_json(Path(path) / "config.json", "a config", ModelError)
     except ModelError:
@@ -344,24 +336,23 @@ def default_device() -> str:
     return "cuda" if launch.processes() == 1 else f"cuda:{launch.local_rank()}"
 
 
-def usable_device(asked: torch.device | str | None) -> torch.device:
+def usable_device(name: torch.device | str | None) -> torch.device:
     """The device of this name, None being the GPU if there is one.
 
     Raises:
         ModelError: there is no such device here.
     """
-    try:
-        device = torch.device(default_device() if asked is None else asked)
-    except RuntimeError as failure:
-        raise _no_device(asked) from failure
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise _no_device(asked)
-    return device
-
-
-def _no_device(asked: object) -> ModelError:
     gpus = torch.cuda.device_count()
-    return ModelError(f"device {str(asked)!r}", f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out.")
+    refusal = ModelError(
+        f"device {str(name)!r}", f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out."
+    )
+    try:
+        device = torch.device(default_device() if name is None else name)
+    except RuntimeError as failure:
+        raise refusal from failure
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise refusal
+    return device
 
 
 @contextlib.contextmanager
@@ -379,21 +370,21 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(error: Callable[[str], GacError]) -> Iterator[None]:
-    """Turn what transformers raises for files that it cannot read into one error; its log is made safe to print.
+    """Turn errors of transformers for unreadable files into one error, and make its log safe to print.
 
     Args:
-        error: makes it of the first line of what was raised.
+        error: gets the first line of the message.
     """
     handlers = logging.getLogger("transformers").handlers
     for handler in handlers:
         handler.addFilter(_escape)
     try:
         yield
-    except torch.OutOfMemoryError:  # which says nothing of the files
+    except torch.OutOfMemoryError:  # not an error of the files
         raise
     except UNREADABLE as failure:
-        said = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
-        raise error(first_line(said or failure)) from failure
+        cause = failure.__cause__ if isinstance(failure, StrictDataclassError) else None
+        raise error(first_line(cause or failure)) from failure
     finally:
         for handler in handlers:
             handler.removeFilter(_escape)
@@ -430,18 +421,14 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
             **options,
         )
         if getattr(model, "hf_quantizer", None) is None:
-            check_stored(folder if folder.is_dir() else _snapshot(name), stated, name)
+            if not folder.is_dir():
+                folder = Path(str(try_to_load_from_cache(name, "config.json"))).parent
+            check_stored(folder, stated, name)
     _check_report(model, report, name, bool(options))
     return model
 
 
-def _snapshot(name: str) -> Path:
-    """The directory in the hub's cache that holds a model that was just read."""
-    return Path(str(try_to_load_from_cache(name, "config.json"))).parent
-
-
 def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None:
-    """Refuse tensors that a model lacks, that have other shapes, or that its layers have no place for."""
     kind, missing = type(model).__name__, report["missing_keys"]
     spine = _spine(model)
     unexpected = sorted(key for key in report["unexpected_keys"] if not (dequantised and ACTIVATIONS.search(key)))
@@ -458,9 +445,10 @@ def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None
             "%s: %d tensors that a %s does not have are left out: %s", name, len(unexpected), kind, unexpected[0]
         )
     for key, stored, expected in sorted(report["mismatched_keys"]):
-        given = f"{name} has {key} of shape {tuple(stored)}"
         raise ModelError(
-            given, f"{tuple(expected)}, as config.json says", "Use the config that belongs to the weights."
+            f"{name} has {key} of shape {tuple(stored)}",
+            f"{tuple(expected)}, as config.json says",
+            "Use the config that belongs to the weights.",
         )
     if missing:
         raise ModelError(
@@ -471,27 +459,27 @@ def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None
 
 
 def _spine(model: nn.Module) -> set[str]:
-    """The modules around a model's list of layers, by name: other modules in these belong to another task."""
     lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
     parts = next(lists, "").split(".")
     return {".".join(parts[:count]) for count in range(len(parts))}
 
 
 def _owner(model: nn.Module, key: str) -> str:
-    """The innermost module of a model that a tensor of this name would be in."""
     modules = dict(model.named_modules())
     parts = key.split(".")
     return next(name for end in reversed(range(len(parts))) if (name := ".".join(parts[:end])) in modules)
 
 
-def _no_tokenizer(given: str) -> ModelError:
-    return ModelError(given, "a tokenizer, or the name of one", "Pass tokenizer=.")
+def _no_tokenizer(problem: str) -> ModelError:
+    return ModelError(problem, "a tokenizer, or the name of one", "Pass tokenizer=.")
 
 
 def _check_name(name: str) -> None:
-    """Tell a directory from a hub id, and from a misspelt name of ours, before anything goes to the network."""
-    if not _is_utf8(name):
-        raise ModelError(f"model {name!a}", "a name in UTF-8, which plans and cards can hold", "Rename the directory.")
+    try:
+        name.encode()
+    except UnicodeEncodeError as failure:
+        expected = "a name in UTF-8, which plans and cards can hold"
+        raise ModelError(f"model {name!a}", expected, "Rename the directory.") from failure
     if os.path.isdir(name):
         check_model_files(Path(name), ModelError)
         return
@@ -507,14 +495,6 @@ def _check_name(name: str) -> None:
     _check_hub(name)
 
 
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _is_hub_id(name: str) -> bool:
     try:
         validate_repo_id(name)
@@ -524,13 +504,12 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _check_hub(name: str) -> None:
-    """Ask the hub once whether it can be reached, for a file that is not in its cache; transformers asks for 28 s."""
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
     try:
         HfApi().model_info(name, timeout=10)
     except HfHubHTTPError:
-        return  # it was reached; transformers says what is wrong with the name
+        return  # reachable; transformers explains the error of the name
     except Exception as failure:  # of whatever client the hub's library uses
         raise ModelError(
             f"model {name!r}: no such directory, and the hub cannot be reached ({first_line(failure)})",
@@ -540,7 +519,6 @@ def _check_hub(name: str) -> None:
 
 
 def _nearly_known(name: str) -> str:
-    """What to do about a name that is one of ours but for its spelling, or for its weights; else nothing."""
     if name in SHAPES:
         return f"Of {name} the shapes alone are known: name a directory or a hub id that holds its weights."
     return "" if "/" in name else did_you_mean(name, (*PACKAGED, *SHAPES), "", cutoff=0.8)
@@ -556,11 +534,6 @@ def _reading(name: str) -> Iterator[None]:
 
 
 def _unreadable(name: str, reason: str) -> ModelError:
-    """The error for a model that transformers cannot read.
-
-    Args:
-        reason: the first line of what transformers raised.
-    """
     for part, problem, expected, remedy in _REASONS:
         if part in reason:
             return ModelError(f"model {name!r} {problem}", expected, _made_from(name) or remedy)
@@ -573,7 +546,6 @@ def _unreadable(name: str, reason: str) -> ModelError:
 
 
 def _made_from(name: str) -> str:
-    """Advice for a directory that holds no model, but what was made from one."""
     if os.path.exists(os.path.join(name, "adapter_config.json")):
         return "This is an adapter: merge it into its base model (merge_and_unload of peft), and save that."
     return ORIGINAL if os.path.isdir(name) and any(Path(name).glob("*.gguf")) else ""
@@ -609,4 +581,4 @@ _REASONS = (
     ("does not appear to have a file named model", *_WEIGHTS),
     ("does not appear to have a file named pytorch_model", *_WEIGHTS),
 )
-"""By a part of what transformers raises: the problem of the model, what is expected of it, and the remedy."""
+"""Problem, expectation and remedy by a part of transformers' message."""

@@ -78,7 +78,7 @@ def last_norm_of(model: nn.Module) -> str | None:
 
 
 def input_device(model: Any) -> torch.device:
-    """Where a model looks up tokens."""
+    """The device of a model's input embedding."""
     embedding: nn.Module = model.get_input_embeddings()
     device = next(chain(embedding.parameters(), embedding.buffers())).device
     hook: Any = getattr(embedding, "_hf_hook", None)  # of accelerate, where the weights lie elsewhere
@@ -86,7 +86,7 @@ def input_device(model: Any) -> torch.device:
 
 
 def run_on(model: Any, ids: torch.Tensor) -> Any:
-    """What a causal LM returns for token ids ``(windows, tokens)``, without a cache."""
+    """Outputs of a causal LM for token ids ``(windows, tokens)``, without a cache."""
     return model(input_ids=ids.to(input_device(model)), use_cache=False)
 
 

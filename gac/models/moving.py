@@ -1,4 +1,4 @@
-"""Weights on their way to a GPU: they pass through pinned memory, which all threads of PyTorch fill."""
+"""Copy weights to a GPU through pinned memory, which all threads of PyTorch fill."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,75 +12,69 @@ import torch
 from torch import Tensor, nn
 
 LARGE = 1 << 16
-"""Bytes from which a weight goes that way; smaller ones are sent as they are."""
+"""Bytes from which a weight goes through pinned memory."""
 CHUNK = 32 << 20
-"""Bytes of each of the two pinned buffers: one is filled while the other is sent."""
+"""Bytes of each of two pinned buffers: one is filled while the other is sent."""
 _TURN = 2e-4
-"""Seconds after which a thread lets another go on meanwhile: Python's own 0.005 would keep the GPU waiting."""
+"""Switch interval of threads in seconds; Python's default of 0.005 would keep the GPU waiting."""
 _cuda: Any = torch.cuda  # whose events have no annotations
 
 
 def moved(model: Any, device: torch.device | str) -> Any:
-    """The model on a device, as ``model.to(device)`` puts it there.
-
-    To a GPU this is sooner: ``to`` has one thread read a mapped file, which is slower than the GPU takes it in.
-    """
+    """The model on a device, like ``model.to(device)``, which reads a mapped file with one slow thread."""
     place = torch.device(device)
     if place.type == "cuda" and (large := _large(model)):
-        for values, there in zip(large, _sent(large, place), strict=True):
-            values.data = there
+        for values, copy in zip(large, _sent(large, place), strict=True):
+            values.data = copy
     return model.to(place)
 
 
 @contextmanager
 def sending(tensors: Mapping[str, Tensor], device: torch.device) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Send tensors of host memory to a GPU, in a thread of their own, while something else is done.
-
-    Whatever ends the context, the thread ends with it.
+    """Copy tensors from host memory to a GPU in a background thread, which ends with the context.
 
     Yields:
-        What waits for them, and hands them over where they are then, once, or raises what failed in the thread. For any
-        other device there is no thread, and it returns them as they are.
+        A function to call once: it waits for the copies and returns them, or raises the error of the thread. For any
+        other device it returns the tensors as they are.
     """
     if device.type != "cuda":
         yield lambda: dict(tensors)
         return
-    if device.index is None:  # each thread has a GPU of its own that is meant by this
+    if device.index is None:  # which is another GPU in another thread
         device = torch.device("cuda", torch.cuda.current_device())
     stopped, turn = Event(), sys.getswitchinterval()
     with ThreadPoolExecutor(1, "gac-sending") as pool:
-        there = pool.submit(_sent, list(tensors.values()), device, stopped)
+        copies = pool.submit(_sent, list(tensors.values()), device, stopped)
         sys.setswitchinterval(_TURN)
         try:
-            yield lambda: {name: there.result().pop(0) for name in tensors}  # nothing here holds them then
+            yield lambda: {name: copies.result().pop(0) for name in tensors}  # frees them here
         finally:
             sys.setswitchinterval(turn)
             stopped.set()
 
 
 def _large(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers in host memory, each once; none that is more than its numbers, one after the other."""
-    held = {id(one): one for one in chain(model.parameters(), model.buffers())}.values()
-    plain = [one for one in held if type(one) in (Tensor, nn.Parameter) and one.layout is torch.strided]
-    return [one for one in plain if one.device.type == "cpu" and one.nbytes >= LARGE and one.is_contiguous()]
+    tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}.values()
+    plain = [tensor for tensor in tensors if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided]
+    return [
+        values for values in plain if values.device.type == "cpu" and values.nbytes >= LARGE and values.is_contiguous()
+    ]
 
 
 def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None = None) -> list[Tensor]:
-    """The same numbers on the GPU; of what is sent when it is told to stop, nothing is of use."""
-    found = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors]
-    pairs = list(zip(tensors, found, strict=True))
+    targets = [torch.empty(source.shape, dtype=source.dtype, device=device) for source in tensors]
+    pairs = list(zip(tensors, targets, strict=True))
     large, small = ([pair for pair in pairs if (pair[0].nbytes >= LARGE) is is_large] for is_large in (True, False))
     with torch.cuda.device(device), torch.no_grad():
         if small:
-            torch._foreach_copy_([there for _, there in small], [one for one, _ in small])
+            torch._foreach_copy_([target for _, target in small], [source for source, _ in small])
         if large:
             _pass_through(large, stopped)
         torch.cuda.synchronize()
-    return found
+    return targets
 
 
 def _pass_through(pairs: Sequence[tuple[Tensor, Tensor]], stopped: Event | None) -> None:
-    """Send the bytes of large tensors, as many at a time as a pinned buffer holds."""
     stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     done = [_cuda.Event() for _ in stages]
     for turn, (sources, targets) in enumerate(_batches(pairs)):
@@ -88,7 +82,7 @@ def _pass_through(pairs: Sequence[tuple[Tensor, Tensor]], stopped: Event | None)
             break
         stage, event = stages[turn % 2], done[turn % 2]
         event.synchronize()
-        sizes = [len(one) for one in sources]
+        sizes = [len(source) for source in sources]
         staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
         torch._foreach_copy_(staged, sources)  # in one call, for Python goes on in other threads meanwhile
         torch._foreach_copy_(targets, staged, non_blocking=True)
@@ -96,7 +90,6 @@ def _pass_through(pairs: Sequence[tuple[Tensor, Tensor]], stopped: Event | None)
 
 
 def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """The bytes of tensors, and where each goes in those that they are sent to, as many at a time as a buffer holds."""
     sources: list[Tensor] = []
     targets: list[Tensor] = []
     room = CHUNK
@@ -113,5 +106,4 @@ def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tens
 
 
 def _pieces(values: Tensor) -> Sequence[Tensor]:
-    """Its bytes, as many at a time as a buffer holds."""
     return torch.split(values.detach().reshape(-1).view(torch.uint8), CHUNK)

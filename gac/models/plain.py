@@ -53,7 +53,6 @@ def check_class(model: PreTrainedModel) -> None:
 
 
 def _check_parameters(model: PreTrainedModel) -> None:
-    """Compare names and shapes of all parameters with those of a new model of the same config."""
     architecture: Any = type(model)
     with torch.device("meta"):
         fresh = architecture._from_config(copy.deepcopy(model.config))
@@ -113,7 +112,6 @@ def _check_linear(model: nn.Module, name: str) -> None:
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks that may change what the model computes: no checkpoint holds them."""
     for name, module in model.named_modules():
         if any(getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING for hook in _hooks(module)):
             raise ModelError(
@@ -133,7 +131,6 @@ _HOOKING = ("accelerate", "peft", "transformers")
 
 
 def _check_memory(model: PreTrainedModel) -> None:
-    """Refuse weights that share memory: they would be counted, and changed, more than once."""
     last: tuple[int, int, int, str] = (0, 0, 0, "")
     for span in sorted(_spans(model)):
         if span[0] == last[0] and span[1] < last[2]:
@@ -146,7 +143,6 @@ def _check_memory(model: PreTrainedModel) -> None:
 
 
 def _spans(model: Any) -> Iterator[tuple[int, int, int, str]]:
-    """Storage, first byte, end and name of every parameter; of a head that is the embedding, only the embedding."""
     ends = [(f"{name}.weight", module.weight) for name, module in ends_of(model).items()]
     tied = ends[-1][0] if ends[0][1] is ends[-1][1] and len(ends) > 1 else None
     for name, values in model.named_parameters(remove_duplicate=False):
@@ -159,14 +155,13 @@ def _spans(model: Any) -> Iterator[tuple[int, int, int, str]]:
 
 
 def _check_configs(model: Any) -> None:
-    """Refuse configs that transformers would not save: it says so only when all the work is done."""
     for config in (model.config, model.generation_config):
         try:
             with TemporaryDirectory() as folder:
                 config.save_pretrained(folder)
         except UNREADABLE as failure:
             kind = type(config).__name__
-            given = f"an invalid {kind} ({' '.join(str(failure).split())})"
+            problem = f"an invalid {kind} ({' '.join(str(failure).split())})"
             name = "generation_config" if config is model.generation_config else "config"
             remedy = f"Correct model.{name}, which is read from {name}.json."
-            raise ModelError(given, "one that transformers can save", remedy) from failure
+            raise ModelError(problem, "one that transformers can save", remedy) from failure

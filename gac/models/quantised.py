@@ -92,7 +92,7 @@ def _schemes(stated: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
-    """Refuse weights of few bits whose scales transformers would not, or not exactly, multiply in.
+    """Refuse low-bit weights that transformers would not dequantise exactly.
 
     Args:
         folder: where the files of weights are.
@@ -108,8 +108,8 @@ def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
     for tensor in (tensor for tensor in narrow if not _CAUSAL_MASK.search(tensor)):
         if not stated:
             scales = sum(bool(SCALES.search(other)) for other in tensors)
-            given = f"{name} stores {tensor} in {tensors[tensor][0]}, has {scales} tensors of scales"
-            raise ModelError(f"{given}, and no config says how it is quantised", _EXPECTED, ORIGINAL)
+            problem = f"{name} stores {tensor} in {tensors[tensor][0]}, has {scales} tensors of scales"
+            raise ModelError(f"{problem}, and no config says how it is quantised", _EXPECTED, ORIGINAL)
         stem = tensor.removesuffix("_packed")
         if not stem.endswith(".weight"):
             continue
@@ -141,7 +141,6 @@ def stored(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """The files of weights in a directory, of the first kind that transformers finds; none where it finds none."""
     for single in ("model.safetensors", "pytorch_model.bin"):
         if (folder / single).is_file():
             return [single]

@@ -1,9 +1,9 @@
-"""Rotation: another basis of the residual stream and of the values of heads, in which no feature stands out.
+"""Rotation of the residual stream and of the values of heads, which removes outlier features.
 
 A model's function stays the same when orthogonal matrices are multiplied into its weights (QuaRot, arXiv 2404.00456;
 SpinQuant, arXiv 2405.16406): the residual stream x becomes x R1, the values v of a head become v R2. The gains of the
 norms that read the stream are first folded into the weights behind them, for R1 does not commute with gains. Outliers
-are then spread over all features, and weights lose less when they are rounded. Nothing is added at run time.
+are then spread over all features, and weights lose less when they are quantised. Nothing is added at run time.
 """
 
 import logging
@@ -62,7 +62,7 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
 
 
 def rotates_freely(model: PreTrainedModel) -> bool:
-    """Whether ``rotate`` takes the model and adds no parameters: the head is untied, or values alone are rotated."""
+    """True if ``rotate`` accepts the model and adds no parameters."""
     try:
         return not _checked(model)[0].untied
     except ModelError:
@@ -92,7 +92,7 @@ def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
 
 
 def _checked(model: PreTrainedModel) -> tuple[Rotation, list["_Layer"]]:
-    """What ``rotate`` would do, and the layers that it would change; nothing is changed yet.
+    """The rotation and the layers that it changes; nothing is changed yet.
 
     Raises:
         ModelError: as ``rotate``.
@@ -101,15 +101,15 @@ def _checked(model: PreTrainedModel) -> tuple[Rotation, list["_Layer"]]:
     family = family_of(model.config)
     _offset(model, family.last_norm)
     stream = family.norms is None and all(family.before)
-    layers = [_Layer(model, family, at, stream) for at in range(model.config.num_hidden_layers)]
+    layers = [_Layer(model, family, layer, stream) for layer in range(model.config.num_hidden_layers)]
     return Rotation(stream, _untied(model) if stream else 0), layers
 
 
 class _Layer:
     """The linear weights of one decoder layer, and the norms that they read through where the stream is rotated."""
 
-    def __init__(self, model: PreTrainedModel, family: Family, at: int, stream: bool) -> None:
-        self._model, self._prefix, config = model, f"{family.layers}.{at}.", model.config
+    def __init__(self, model: PreTrainedModel, family: Family, layer: int, stream: bool) -> None:
+        self._model, self._prefix, config = model, f"{family.layers}.{layer}.", model.config
         self._blocks = tuple(zip(family.before, (family.qkv, family.up), (family.output, family.down), strict=True))
         self._linears = {
             name: _plain(model, self._prefix + name)
@@ -165,13 +165,11 @@ class _Wide:
 
 
 def _in_basis(values: Tensor, basis: Tensor) -> Tensor:
-    """Rows times the basis, block by block where they are longer."""
     blocks = values.reshape(*values.shape[:-1], -1, len(basis))
     return (blocks @ basis.to(values)).flatten(-2)
 
 
 def _store(module: nn.Module, name: str, values: Tensor) -> None:
-    """A new parameter of the dtype of the one before."""
     before: Any = getattr(module, name)
     setattr(module, name, nn.Parameter(values.to(before.dtype).contiguous(), before.requires_grad))
 
@@ -184,15 +182,14 @@ def _untied(model: PreTrainedModel) -> int:
     """
     for name, module in ends_of(model).items():
         if said := unusual(module):
-            given = f"{name} is {said}, with rotate=True"
-            raise ModelError(given, "a plain embedding and a linear head", "Leave rotate out for this model.")
+            problem = f"{name} is {said}, with rotate=True"
+            raise ModelError(problem, "a plain embedding and a linear head", "Leave rotate out for this model.")
     causal_lm: Any = model
     matrix: Tensor = causal_lm.get_output_embeddings().weight
     return matrix.numel() if matrix is causal_lm.get_input_embeddings().weight else 0
 
 
 def _rotate_ends(model: PreTrainedModel, basis: Tensor) -> None:
-    """Rotate the embedding, and the head with the last norm's gain."""
     causal_lm: Any = model
     embedding, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
     gain = _folded(model, family_of(model.config).last_norm)
@@ -201,7 +198,6 @@ def _rotate_ends(model: PreTrainedModel, basis: Tensor) -> None:
 
 
 def _by_rows(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """A matrix changed in float64, some rows at a time."""
     return torch.cat([change(rows.double()).to(weight.dtype) for rows in torch.split(weight.detach(), _ROWS)])
 
 
@@ -213,13 +209,13 @@ def _plain(model: PreTrainedModel, name: str) -> nn.Linear:
     """
     module = model.get_submodule(name)
     if type(module) is not nn.Linear or not module.weight.is_floating_point():
-        given = f"{name} is a {type(module).__name__}, with rotate=True"
-        raise ModelError(given, "plain linear weights", "Merge adapters and dequantise first, or leave rotate out.")
+        problem = f"{name} is a {type(module).__name__}, with rotate=True"
+        raise ModelError(problem, "plain linear weights", "Merge adapters and dequantise first, or leave rotate out.")
     return module
 
 
 def _offset(model: PreTrainedModel, norm: str) -> float:
-    """What an RMSNorm adds to its weight to have its gain: 0, or 1 (Gemma). Found by running it.
+    """The offset between the weight of an RMSNorm and its gain: 0, or 1 (Gemma). Found by running it.
 
     Raises:
         ModelError: it is no RMSNorm.
@@ -227,12 +223,12 @@ def _offset(model: PreTrainedModel, norm: str) -> float:
     module: Any = model.get_submodule(norm)
     weight = getattr(module, "weight", None)
     if weight is not None and getattr(module, "bias", None) is None:
-        given = torch.linspace(0.5, 1.5, len(weight), device=weight.device, dtype=weight.dtype)
+        x = torch.linspace(0.5, 1.5, len(weight), device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
-            found = module(given[None]).double()[0]
-        plain = given.double() / given.double().square().mean().sqrt()
+            y = module(x[None]).double()[0]
+        normed = x.double() / x.double().square().mean().sqrt()
         for offset in (0.0, 1.0):
-            if torch.allclose(found, plain * (offset + weight.detach().double()), rtol=_NEAR, atol=_NEAR):
+            if torch.allclose(y, normed * (offset + weight.detach().double()), rtol=_NEAR, atol=_NEAR):
                 return offset
     raise ModelError(
         f"{norm} is a {type(module).__name__}, with rotate=True",
@@ -242,7 +238,6 @@ def _offset(model: PreTrainedModel, norm: str) -> float:
 
 
 def _folded(model: PreTrainedModel, norm: str) -> Tensor:
-    """The gain of an RMSNorm in float64, which is 1 from then on."""
     module, offset = model.get_submodule(norm), _offset(model, norm)
     weight: Any = module.weight
     gain: Tensor = offset + weight.detach().double()
@@ -251,6 +246,5 @@ def _folded(model: PreTrainedModel, norm: str) -> Tensor:
 
 
 def _tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """The parameters that are others' by name, as transformers keeps them: it leaves them out when it saves."""
     names: dict[str, str] = model.all_tied_weights_keys
     return names

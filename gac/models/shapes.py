@@ -25,7 +25,6 @@ class Shapes:
 
 
 def _every_sixth(layers: int) -> tuple[str, ...]:
-    """Gemma 3's: five layers of a window, then one that sees all."""
     return tuple("full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers))
 
 

@@ -12,6 +12,8 @@ LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
 Side = Literal["out", "in"]
 """A side of a weight: its outputs or its inputs."""
+_IN_FILES = {"input_group": "reads", "to_residual": "writes", "query_heads": "asked", "input_from_norm": "made"}
+"""Names of fields in plan files."""
 
 
 @dataclass(frozen=True)
@@ -20,42 +22,48 @@ class Weight:
 
     Attributes:
         name: dotted module name, for example ``model.layers.0.self_attn.q_proj``.
-        neurons: the side that holds an MLP's neurons, and that ``narrow`` shortens; None elsewhere.
-        blocks: how many vectors of neurons that side holds, one after the other: 2 where gate and up are one weight.
-        reads: names the input where other weights read it too (q/k/v, gate/up); None where it is read alone.
-        values: the side that holds the value vectors of an attention's heads, and that ``head_dim`` shortens: ``out``
-            of v_proj, ``in`` of o_proj; None elsewhere.
-        cached: whether the KV cache keeps its output (k_proj, v_proj), all but the queries.
-        queries: how many of its outputs are queries, where one weight writes queries, keys and values.
-        heads: how many heads its output consists of (k_proj, v_proj: key-value heads) or its input (o_proj: query
-            heads); 0 elsewhere.
-        writes: whether its output is added to the residual stream (o_proj, down_proj), as it is or behind what
-            ``Family.between`` names.
-        normed: whether a norm lies between that output and the stream.
-        block: the side on which it meets the other weights of an attention or an MLP that can be skipped as a whole:
-            ``in`` of the weight that writes, ``out`` of all others; None where it cannot.
-        groups: how many groups of heads that side consists of, one after the other, each a key-value head with its
-            query heads, where ``heads`` may drop some; 0 elsewhere.
-        asked: how many query heads attend to what the cache keeps of its output (k_proj, v_proj); 0 elsewhere.
-        made: whether a norm makes its input, and can round it, see ``Family.made``.
+        neurons: the side with an MLP's neurons, which ``narrow`` shortens; None elsewhere.
+        input_group: names the input that several weights share (q/k/v, gate/up); None where no other weight has it.
+        values: the side with the value vectors of an attention's heads, which ``head_dim`` shortens: ``out`` of v_proj,
+            ``in`` of o_proj; None elsewhere.
+        heads: number of heads of its output (k_proj, v_proj: key-value heads) or input (o_proj: query heads); 0
+            elsewhere.
+        cached: the KV cache keeps its output (k_proj, v_proj), all but the queries.
+        blocks: number of consecutive vectors of neurons on that side: 2 where gate and up are one weight.
+        queries: number of outputs that are queries, where one weight has queries, keys and values as outputs.
+        to_residual: its output is added to the residual stream (o_proj, down_proj), directly or through a
+            ``ResidualPath``.
+        normed: a norm lies between that output and the stream.
+        block: the side on which it meets the other weights of an attention or MLP that can be skipped: ``in`` of the
+            weight that writes to the stream, ``out`` of all others; None where it cannot be skipped.
+        groups: number of consecutive groups of heads on that side, each a key-value head with its query heads, where
+            ``heads`` may drop some; 0 elsewhere.
+        query_heads: number of query heads that attend to its cached output (k_proj, v_proj); 0 elsewhere.
+        input_from_norm: its input is the output of a norm that can quantise it, see ``Family.norm_outputs``.
     """
+
+    __pydantic_config__ = {  # noqa: RUF012
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "alias_generator": lambda name: _IN_FILES.get(name, name),
+    }
 
     name: str
     out_features: int
     in_features: int
-    neurons: Literal["out", "in"] | None = None
-    reads: str | None = None
-    values: Literal["out", "in"] | None = None
+    neurons: Side | None = None
+    input_group: str | None = None
+    values: Side | None = None
     heads: int = 0
     cached: bool = False
     blocks: int = 1
     queries: int = 0
-    writes: bool = False
+    to_residual: bool = False
     normed: bool = False
     block: Side | None = None
     groups: int = 0
-    asked: int = 0
-    made: bool = False
+    query_heads: int = 0
+    input_from_norm: bool = False
 
     @property
     def params(self) -> int:
@@ -64,32 +72,32 @@ class Weight:
 
     @property
     def scores(self) -> bool:
-        """Whether attention scores come of its output (queries, keys), whose gradients are strongly correlated."""
-        return not self.writes and self.neurons is None and self.values is None
+        """True for queries and keys: the gradients of their outputs are strongly correlated."""
+        return not self.to_residual and self.neurons is None and self.values is None
 
     @property
     def split(self) -> Side:
-        """The side that tensor parallelism divides over GPUs: what it reads where it writes to the residual stream.
+        """The side that tensor parallelism divides: the inputs of o_proj and down_proj, the outputs of all others.
 
         So o_proj and down_proj read what the GPU has computed itself, and their outputs are summed over the GPUs.
         """
-        return "in" if self.writes else "out"
+        return "in" if self.to_residual else "out"
 
     def parts(self, gpus: int) -> int:
-        """Into how many parts that side is divided for so many GPUs: at most as many as there are key-value heads.
+        """Number of parts of that side on so many GPUs: at most the number of key-value heads.
 
         Where those are fewer, several GPUs have the same one, as its query heads are on several.
         """
         return min(gpus, self.heads) if self.cached and self.heads and not self.queries else gpus
 
     @property
-    def kept(self) -> int:
-        """Numbers that the KV cache keeps of a token for the dense weight."""
+    def cached_numbers(self) -> int:
+        """Numbers per token in the KV cache for the dense weight."""
         return self.out_features - self.queries if self.cached else 0
 
 
 def check_weight(weight: Weight) -> None:
-    """Refuse a weight that cannot be, as an edited file may have it: all that forms count with divides.
+    """Refuse impossible sizes, which an edited file may have.
 
     Raises:
         PlanError: a size is out of range, or neurons or heads do not divide the side that holds them.
@@ -125,10 +133,10 @@ class Site:
     Attributes:
         name: dotted module name (``model.layers.0.mlp``, ``model.layers.0.self_attn.q_proj``).
         layer: index of the decoder layer.
-        kind: what it is in the family's words (``q_proj``, ..., ``mlp``); the same in every layer.
+        kind: its name in the family (``q_proj``, ..., ``mlp``); the same in every layer.
         weights: the linear weights it governs; some forms take several of them at once.
         fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
-        either: whether they may run by themselves as well, so that this is chosen too.
+        fusion_optional: they may also run one by one, so that this is chosen too.
     """
 
     name: str
@@ -136,30 +144,30 @@ class Site:
     kind: str
     weights: tuple[Weight, ...]
     fused: tuple[int, ...] = ()
-    either: bool = False
+    fusion_optional: bool = False
 
     @property
-    def layouts(self) -> "tuple[Site, ...]":
-        """The ways in which it may run: itself, or apart (the first) and fused."""
-        return (self.run(shared=False), self.run(shared=True)) if self.either else (self,)
+    def fused_and_unfused(self) -> "tuple[Site, ...]":
+        """The ways in which it may run: only itself, or first unfused and then fused."""
+        return (self.with_fusion(False), self.with_fusion(True)) if self.fusion_optional else (self,)
 
-    def run(self, shared: bool) -> "Site":
-        """The site where it is chosen whether its weights share a GEMM."""
-        return replace(self, fused=self.fused if shared else (), either=False)
+    def with_fusion(self, fused: bool) -> "Site":
+        """The site where this has been chosen."""
+        return replace(self, fused=self.fused if fused else (), fusion_optional=False)
 
     @property
     def params(self) -> int:
         return sum(weight.params for weight in self.weights)
 
-    def taken_by(self, form: Shortens) -> tuple[int, ...]:
-        """Positions of the weights that a form shortens together; empty where it finds no two sides that meet."""
-        found = tuple(at for at, weight in enumerate(self.weights) if form.shortens(weight))
-        sides = {form.shortens(self.weights[at]) for at in found}
-        return found if sides == {"out", "in"} else ()
+    def joint_weights(self, form: Shortens) -> tuple[int, ...]:
+        """Positions of the weights that a form shortens together; empty where no two of their sides meet."""
+        shortened = tuple(index for index, weight in enumerate(self.weights) if form.shortens(weight))
+        sides = {form.shortens(self.weights[index]) for index in shortened}
+        return shortened if sides == {"out", "in"} else ()
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """What to call the weights of one layer: the last part of a name, after the part before it where two end alike."""
+    """Names of the weights of one layer for tables: the last part, and the one before it where two end alike."""
     parts = {name: name.split(".") for name in names}
-    ends = Counter(found[-1] for found in parts.values())
-    return {name: ".".join(found[-2:] if ends[found[-1]] > 1 else found[-1:]) for name, found in parts.items()}
+    ends = Counter(split[-1] for split in parts.values())
+    return {name: ".".join(split[-2:] if ends[split[-1]] > 1 else split[-1:]) for name, split in parts.items()}

@@ -1,7 +1,7 @@
-"""Models larger than a GPU: their layers are spread over all GPUs, or come to one in turn.
+"""Models larger than a GPU: their layers are spread over all GPUs, or streamed to one.
 
-Weights that come in turn lie in host memory, and those of each module come to the GPU while it runs. What transformers
-reads from safetensors lies in the mapped file, so that all processes of a host share its pages.
+Streamed weights stay in host memory, and those of each module are copied to the GPU while it runs. Weights that
+transformers reads from safetensors stay in the mapped file, so that all processes of a host share its pages.
 """
 
 import importlib.util
@@ -20,9 +20,9 @@ from gac.models.moving import moved
 logger = logging.getLogger(__name__)
 
 SHARE = 0.6
-"""How much of a GPU's free memory weights may take: moments, hidden states and decompositions need the rest."""
+"""Share of a GPU's free memory for weights: moments, hidden states and decompositions need the rest."""
 FULL = 0.9
-"""A model whose weights take more of it is too large for one GPU."""
+"""Share above which a model is too large for one GPU."""
 
 
 def placed(model: Any, device: torch.device) -> Any:
@@ -55,9 +55,9 @@ def spread(model: Any, device: torch.device) -> Any:
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    whole = sorted(model._no_split_modules or ())
+    unsplit = sorted(model._no_split_modules or ())
     room: dict[Any, int] = {gpu: int(SHARE * free_memory(torch.device("cuda", gpu))) for gpu in range(count)}
-    places = infer_auto_device_map(model, get_balanced_memory(model, room, whole), whole)
+    places = infer_auto_device_map(model, get_balanced_memory(model, room, unsplit), unsplit)
     if not room.keys() >= set(places.values()):
         fits = f"{count} GPUs with room for {sum(room.values()) / 1e9:.0f} GB"
         raise ModelError(
@@ -83,33 +83,34 @@ def streamed(model: Any, device: torch.device | str) -> Any:
 
 def _check_accelerate(model: Any) -> None:
     if importlib.util.find_spec("accelerate") is None:
-        given = f"a {type(model).__name__} that does not fit the GPU"
-        raise ModelError(given, "accelerate, which brings layers to GPUs", "pip install accelerate.")
+        problem = f"a {type(model).__name__} that does not fit the GPU"
+        raise ModelError(problem, "accelerate, which brings layers to GPUs", "pip install accelerate.")
 
 
 def _size(model: Any) -> int:
-    """Bytes of its weights."""
     return sum(values.nbytes for values in model.parameters())
 
 
 @contextmanager
 def on_its_device(module: nn.Module, without: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """With the weights of a module on its device from the first call to the last, where they lie elsewhere.
+    """Keep streamed weights of a module on its device within the context.
 
     Args:
-        without: modules in it whose weights stay where they are.
+        without: inner modules that are left out.
     """
-    left_out = {inner for one in without for inner in one.modules()}
-    inside = (one for one in module.modules() if one not in left_out)
-    hooked = [one for one in inside if getattr(getattr(one, "_hf_hook", None), "offload", False)]
-    hooks: list[Any] = [one._hf_hook for one in hooked]
+    excluded = {inner for outer in without for inner in outer.modules()}
+    hooks: list[tuple[nn.Module, Any]] = [
+        (inner, hook)
+        for inner in module.modules()
+        if inner not in excluded and getattr(hook := getattr(inner, "_hf_hook", None), "offload", False)
+    ]
     try:
-        for one, hook in zip(hooked, hooks, strict=True):
-            hook.pre_forward(one)
+        for inner, hook in hooks:
+            hook.pre_forward(inner)
             hook.offload = False
         yield
     finally:
-        for one, hook in zip(hooked, hooks, strict=True):
+        for inner, hook in hooks:
             if not hook.offload:
                 hook.offload = True
-                hook.post_forward(one, None)
+                hook.post_forward(inner, None)

@@ -33,6 +33,11 @@ class WeightChoice:
         return self.form, self.dim, self.scheme
 
     @property
+    def is_dense(self) -> bool:
+        """True if the weight has its dense form, in whatever scheme."""
+        return form_named(self.form).is_dense
+
+    @property
     def changed(self) -> bool:
         """True unless it stays as in the dense model."""
         return self.form != "dense" or scheme_named(self.scheme).lossy
@@ -55,7 +60,7 @@ class WeightChoice:
     def length(self) -> int:
         """The length that alignment is judged by: the dim, or the features of as many heads or blocks."""
         form = form_named(self.form)
-        return form.size(self.weight, self.dim) if form.pieces else self.dim
+        return form.size(self.weight, self.dim) if form.dim_counts_units else self.dim
 
     def length_on(self, gpus: int) -> int:
         """The same for the part that one of several GPUs has."""
@@ -196,9 +201,11 @@ def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> N
     for choice in choices:
         check_choice(choice.weight, choice.form, choice.dim)
         scheme, form = scheme_named(choice.scheme), form_named(choice.form)
-        runs = scheme.needs is None or all(map(scheme.runs, form.gemms(choice.weight, choice.dim, 1)))
+        runs = scheme.shape_requirement is None or all(
+            map(scheme.supports, form.latency.gemms(choice.weight, choice.dim, 1))
+        )
         problem = f"{what} has {choice.name} as {choice.form} {choice.dim} in {scheme.name}"
-        check(runs, problem, scheme.needs or "")
+        check(runs, problem, scheme.shape_requirement or "")
     _check_shortened(choices, what)
     count = sum(choice.params for choice in choices)
     check(count == params, f"{what} states {params} parameters", f"{count}, as its dims say")

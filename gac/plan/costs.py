@@ -75,7 +75,7 @@ _RECORDS = (
         label="bytes",
         million="MB",
         billion="GB",
-        of_choice=lambda form, scheme, weight, dim: _bytes(scheme, form.matrices(weight, dim)),
+        of_choice=lambda form, scheme, weight, dim: _bytes(scheme, form.latency.matrices(weight, dim)),
         on_gpu=lambda form, scheme, weight, dim, gpus: _bytes(scheme, split_matrices(form, weight, dim, gpus)),
     ),
     Cost(
@@ -83,8 +83,8 @@ _RECORDS = (
         limit="kv_cache",
         unit="numbers a token",
         label="KV cache",
-        of_choice=lambda form, scheme, weight, dim: form.cached(weight, dim),
-        on_gpu=lambda form, scheme, weight, dim, gpus: form.cached(weight, dim) // weight.parts(gpus),
+        of_choice=lambda form, scheme, weight, dim: form.cache.numbers(weight, dim),
+        on_gpu=lambda form, scheme, weight, dim, gpus: form.cache.numbers(weight, dim) // weight.parts(gpus),
     ),
 )
 COSTS: Mapping[str, Cost] = MappingProxyType({cost.name: cost for cost in _RECORDS})

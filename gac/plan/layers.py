@@ -49,7 +49,7 @@ def kinds_of(layers: Mapping[int, Mapping[str, WeightChoice]]) -> list[str]:
 def cell_of(weight: WeightChoice) -> str:
     """Form, dim and a lossy scheme in a few letters: ``r 192 w4a16``; a dash for dense."""
     form = form_named(weight.form)
-    label = form.symbol if form.axis(weight.weight) is None else form.told(weight.dim)
+    label = form.symbol if form.latency.axis(weight.weight) is None else form.label(weight.dim)
     return label if weight.scheme == DEFAULT_SCHEME else f"{label} {weight.scheme}"
 
 

@@ -40,7 +40,7 @@ class SharedDim:
     @property
     def fixed(self) -> bool:
         """True if it counts heads or blocks, which need no padding."""
-        return self.form is not None and form_named(self.form).pieces
+        return self.form is not None and form_named(self.form).dim_counts_units
 
 
 @dataclass(frozen=True)

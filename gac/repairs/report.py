@@ -121,7 +121,7 @@ def _summary(result: RepairResult) -> Text:
     ]
     unpadded = sorted(result.carried, key=lambda dim: (dim.form, dim.dim))
     for form, same in groupby(unpadded, lambda dim: dim.form):
-        counts = Counter(form_named(form).told(dim.dim) for dim in same)
+        counts = Counter(form_named(form).label(dim.dim) for dim in same)
         labels = ", ".join(f"{count} x {label}" for label, count in counts.items())
         lines.append(f"carried   {form} as they were: {labels}; there is nothing to pad")
     added = f"{result.added_bytes:,} added ({result.overhead:.2%})"

@@ -85,7 +85,7 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
         for form in _variants(site, forms):
             for weights in _taken(site, form):
                 kind = site.kind if len(weights) > 1 else short[weights[0].name]
-                largest = min(form.largest_useful(weight) for weight in weights)
+                largest = min(form.max_useful_dim(weight) for weight in weights)
                 moved = tuple(axis for weight in weights for axis in _moved(form, weight, short[weight.name]))
                 choice = Choice(kind, 1, form.name, largest, form.step, moved)
                 alike.setdefault(repr(choice), []).append(choice)
@@ -102,7 +102,7 @@ def tokens_kept(family: Family, config: Any, step: int) -> Choice:
     Raises:
         ModelError: no press can cut a layer.
     """
-    if not family.pressed:
+    if not family.supports_kvpress:
         raise not_pressed(config.model_type)
     heads = heads_of(config)
     a_head = {"b": heads.cached}
@@ -123,29 +123,29 @@ def _variants(site: Site, forms: Sequence[str]) -> list[Form]:
 
 def _taken(site: Site, form: Form) -> list[list[Weight]]:
     """The groups of weights that share one dim."""
-    if taken := site.taken_by(form):
+    if taken := site.joint_weights(form):
         return [[site.weights[number] for number in taken]]
     if isinstance(form, Shorter):
         return []
-    return [[weight] for weight in site.weights if form.axis(weight) is not None and form.takes(weight)]
+    return [[weight] for weight in site.weights if form.latency.axis(weight) is not None and form.applies_to(weight)]
 
 
 def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
     """The axes that differ between one dim and the next, and the changes of attention and of the cache."""
-    gemms = form.gemms(weight, 1, 1), form.gemms(weight, 2, 1)
+    gemms = form.latency.gemms(weight, 1, 1), form.latency.gemms(weight, 2, 1)
     names = [name] if len(gemms[0]) == 1 else [f"{name}.first", f"{name}.second"]
     for gemm_name, first, second in zip(names, *gemms, strict=True):
         before, after = first.axes, second.axes
         fixed = {axis: size for axis, size in before.items() if axis != "m" and after[axis] == size}
         for axis in (axis for axis in before if after[axis] != before[axis]):
             yield Moved(gemm_name, first.operator, axis, after[axis] - before[axis], fixed)
-    if rank := form.cache_axis(weight):
-        yield Moved("attention", form.attention(weight, 1, 1, 1).operator, rank, 1, {})
-    dims = form.step if form.bits else 1
-    if per_dim := form.cached(weight, 1 + dims) - form.cached(weight, 1):
-        if form.pieces and weight.values == "out":
+    if rank := form.cache.axis(weight):
+        yield Moved("attention", form.cache.attention(weight, 1, 1, 1).operator, rank, 1, {})
+    dims = form.step if form.cache.bits else 1
+    if per_dim := form.cache.numbers(weight, 1 + dims) - form.cache.numbers(weight, 1):
+        if form.dim_counts_units and weight.values == "out":
             yield Moved("attention", "sdpa", "heads", weight.heads // form.full(weight), {})
-        elif form.shortens(weight) and not form.pieces:
+        elif form.shortens(weight) and not form.dim_counts_units:
             yield Moved("attention", "sdpa", "values", per_dim // weight.heads, {"kv": weight.heads})
         shared = gcd(per_dim, dims)
         yield Moved("cache", None, None, per_dim // shared, {}, dims // shared)

@@ -1,4 +1,4 @@
-"""How the numbers of a weight are stored and multiplied: one folder a scheme."""
+"""Number formats of weights: how they are stored and multiplied."""
 
 from gac.core.errors import PlanError
 from gac.core.registry import Registry, check_contract
@@ -9,21 +9,21 @@ __all__ = ["DEFAULT_SCHEME", "SCHEMES", "Scheme", "StorageSpec", "scheme_named",
 SCHEMES: Registry[Scheme] = Registry(
     "scheme",
     {
-        "bf16": "gac.schemes.bf16.spec:Bf16",
+        "bf16": "gac.schemes.bf16:Bf16",
         "fp8": "gac.schemes.float8.spec:Float8",
-        "w8a8": "gac.schemes.int8.spec:Int8",
+        "w8a8": "gac.schemes.int8:Int8",
         "w8a16": "gac.schemes.integers.spec:W8A16",
         "w4a16": "gac.schemes.integers.spec:W4A16",
         "w3a16": "gac.schemes.integers.spec:W3A16",
         "w2a16": "gac.schemes.integers.spec:W2A16",
     },
-    lambda own: check_contract("scheme", own, ("dtype", "bits"), Scheme),
+    lambda scheme: check_contract("scheme", scheme, ("dtype", "bits"), Scheme),
     PlanError,
 )
 """Every scheme by name."""
 
 DEFAULT_SCHEME = "bf16"
-"""How numbers are stored where nothing else is asked for: as they were loaded, counted as 16 bits."""
+"""The scheme of weights by default: numbers as they were loaded, counted as 16 bits."""
 
 
 def scheme_named(name: str) -> Scheme:
@@ -36,17 +36,16 @@ def scheme_named(name: str) -> Scheme:
 
 
 def scheme_timed_as(dtype: str) -> Scheme | None:
-    """The scheme with a storage that latency tables call so; None where none is known.
+    """The scheme with a storage that has this name in latency tables; None: there is none.
 
-    Where schemes have a parameter, their dtype ends in it as their name does: ``w4a16:64``.
+    A scheme with a parameter has it in its dtype too: ``w4a16:64``.
 
     Raises:
         PlanError: the parameter is none.
     """
     kind, colon, parameter = dtype.partition(":")
-    stored = {one.dtype: one for one in SCHEMES if one.storage is not None}
-    if colon and dtype not in stored:
-        make = getattr(stored.get(kind), "with_parameter", None)
-        found: Scheme | None = None if make is None else make(parameter)
-        return found
+    stored = {scheme.dtype: scheme for scheme in SCHEMES if scheme.storage is not None}
+    if colon and dtype not in stored and (make := getattr(stored.get(kind), "with_parameter", None)):
+        made: Scheme = make(parameter)
+        return made
     return stored.get(dtype)

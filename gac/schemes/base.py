@@ -1,4 +1,4 @@
-"""The seam of schemes: bytes, operators, and what rounding does to a weight. Imports no torch."""
+"""The seam of schemes: bytes, operators, and quantisation of a weight. Imports no torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,17 +14,43 @@ from gac.runtime.kernel_limits import LIMITS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gac.schemes.grid import Grid
     from gac.schemes.inputs import Inputs
-    from gac.schemes.scaled import Scaled
+    from gac.schemes.matrices import Grid, Scaled
+
+LARGEST_SCALE = 65280.0
+"""The largest number that float16 and bfloat16 both hold."""
 
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """What holds a matrix: the name of a storage in ``gac.runtime.stored.STORAGES``, and the options that make one."""
+    """A storage of matrices: its name in ``gac.runtime.stored.STORAGES``, and the options that make one."""
 
     storage: str
     options: Mapping[str, int | bool | str | None]
+
+
+def config_group(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A group of compressed-tensors' ``config_groups`` without its targets.
+
+    Args:
+        layout: the name of the format, which defines the layout of the tensors.
+        weights, inputs: from ``config_arguments``; None: inputs are not quantised.
+    """
+    return {"format": layout, "weights": weights, "input_activations": inputs, "output_activations": None}
+
+
+def config_arguments(
+    bits: int, kind: str, strategy: str, group: int | None = None, symmetric: bool = True
+) -> dict[str, Any]:
+    """Arguments of a group for weights or inputs.
+
+    Args:
+        kind: of a number, ``int`` or ``float``.
+        strategy: of scales: ``channel`` (a row), ``group``, or ``token``, which are found as tokens come.
+        symmetric: without zero points.
+    """
+    arguments = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy}
+    return arguments | {"dynamic": strategy == "token", "group_size": group}
 
 
 class Scheme(ABC):
@@ -32,56 +58,62 @@ class Scheme(ABC):
 
     Attributes:
         name: as plans write it; of those that compressed-tensors has presets for, its name in lower case.
-        dtype: what latency tables call it: of one that has a storage a name of its own, which ends in the parameter
-            where its name does; of others the numbers that its modules hold.
+        meaning: a few words for help and tables.
+        dtype: its name in latency tables: of one with a storage a name that no other has, with the same parameter as
+            ``name``; of others the dtype of the numbers in its modules.
         bits: of one number, scales and zero points apart.
-        lossy: whether it rounds; one that does not keeps every number as it was loaded.
-        storage: what holds a rounded matrix, in memory and on disk, and multiplies with it; None: the modules that
-            forms are built as, with the rounded numbers in the model's dtype.
-        needs: what its operators want of a weight's matrices, in words that follow "expected"; None: they take all.
-        group: neighbouring columns of a row that have one scale; None: all of them, or as its modules hold them.
-        largest: number that can be stored, on both sides of zero: its scales reach no further.
-        reads: what rounds the inputs of a matrix before they are multiplied, by its name in
-            ``gac.runtime.rounded_inputs.READERS``; None: they are multiplied as they are.
+        lossy: it quantises; if not, it keeps every number as it was loaded.
+        for_embeddings: embedding and LM head can be stored so.
+        storage: holds a quantised matrix, in memory and on disk, and multiplies with it; None: the modules of forms do,
+            with the quantised numbers in the model's dtype.
+        shape_requirement: of its operators on a weight's matrices, in words that follow "expected"; None: none.
+        group: neighbouring columns of a row with one scale; None: all of them, or as its modules hold them.
+        largest: the largest number that can be stored, on both sides of zero.
+        input_quantiser: of the inputs of a matrix, by its name in ``gac.runtime.rounded_inputs.READERS``; None: inputs
+            are not quantised.
+        input_dtype: of quantised inputs, as latency tables call it.
     """
 
     name: str
     dtype: str
     bits: int
+    meaning: str = ""
     lossy: ClassVar[bool] = True
+    for_embeddings: bool = False
     storage: StorageSpec | None = None
-    needs: ClassVar[str | None] = None
+    shape_requirement: ClassVar[str | None] = None
     group: int | None = None
     largest: float = inf
-    reads: ClassVar[str | None] = None
+    input_quantiser: ClassVar[str | None] = None
+    input_dtype: ClassVar[str | None] = None
 
-    def takes(self, weight: Weight) -> bool:
-        """Whether the weight can be stored so."""
+    def applies_to(self, weight: Weight) -> bool:
+        """True if the weight can be stored so."""
         return True
 
-    def runs(self, gemm: Operation) -> bool:
-        """Whether there is an operator for this GEMM of a weight, whatever its rows; all where it needs nothing."""
+    def supports(self, gemm: Operation) -> bool:
+        """True if there is an operator for this GEMM, whatever its rows; always without a ``shape_requirement``."""
         return True
 
-    def unread(self, rows: int, columns: int) -> str | None:
-        """Why the kernels of its storage cannot read a matrix, which plain PyTorch then multiplies with.
+    def kernel_unsupported_reason(self, rows: int, columns: int) -> str | None:
+        """The reason why the kernels of its storage cannot read a matrix, so that plain PyTorch multiplies with it.
 
-        None: they can, as far as its size tells; or it has no storage, or one that says nothing of its kernels.
+        None: they can, as far as its size tells; or there is no storage, or one without known limits.
         """
         if self.storage is None or self.storage.storage not in LIMITS:
             return None
         return LIMITS[self.storage.storage](rows, columns, **self.storage.options)
 
     def ragged(self, columns: int) -> int:
-        """Columns of the last group of a row where they do not fill it; 0 where every group is full."""
+        """Columns of the last group of a row if they do not fill it, else 0."""
         return 0 if self.group is None or self.group >= columns else columns % self.group
 
     def bytes(self, rows: int, columns: int) -> int:
-        """Exact bytes of a matrix where it is stored: all that its storage holds of it, but for its ``metadata``."""
+        """Exact bytes of a stored matrix: all tensors of its storage but its ``metadata``."""
         return -(-rows * columns * self.bits // 8)
 
     def operation(self, operation: Operation) -> Operation:
-        """What runs instead of this operation of 16-bit weights."""
+        """The operation that replaces this one of 16-bit weights."""
         return operation
 
     def check_range(self, matrix: "Tensor", name: str = "a matrix") -> None:
@@ -102,64 +134,65 @@ class Scheme(ABC):
             )
 
     @abstractmethod
-    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
-        """The matrix ``(rows, columns)`` of a module's parameters as it is after storing, in its own dtype.
+    def quantised(
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
+    ) -> "Tensor":
+        """The matrix ``(rows, columns)`` of a module's parameters after storing, in the same dtype.
 
         Args:
-            inputs: what the matrix is multiplied with, for schemes that round so that the product changes least; None
-                where that is not known.
+            inputs: of the product, for schemes that minimise its error; None if unknown.
             gradients: E[g g^T] of the gradients of the product, shape ``(rows, rows)``, where the errors of some rows
-                can make up for those of others; None: rows are rounded by themselves.
+                can compensate those of others; None: rows are quantised one by one.
         """
 
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
-        """The tensors of its storage that hold what ``rounded`` gives of the same; for schemes that have one."""
+        """The tensors of its storage that hold the result of ``quantised``; for schemes with a storage."""
         raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
 
     def config_group(self, columns: int) -> dict[str, Any] | None:
-        """What compressed-tensors' ``config_groups`` say of a stored matrix, without its targets.
+        """The group of compressed-tensors' ``config_groups`` for a stored matrix, without its targets.
 
-        None: they cannot say it, and nothing but GAC reads such a matrix.
+        None: there is none, and only GAC reads such a matrix.
 
         Args:
-            columns: of the matrix, for a scale may be for as many as do not divide them.
+            columns: of the matrix; groups may not divide them.
         """
         return None
 
-    def scaled(self, values: "Tensor", held: "Mapping[str, Tensor]") -> "Scaled | None":
-        """What its storage holds as whole numbers with scales, which other formats (GGUF) carry as they are.
+    def scaled(self, values: "Tensor", tensors: "Mapping[str, Tensor]") -> "Scaled | None":
+        """Its integers and scales, which other formats (GGUF) store as they are.
 
-        None where it holds no such numbers: other formats round the values again.
+        None: it has no such numbers, and other formats quantise the values again.
 
         Args:
-            values: what the tensors stand for, float32, shape ``(rows, columns)``.
-            held: the tensors, as ``stored`` gives them.
+            values: of the tensors, float32, shape ``(rows, columns)``.
+            tensors: from ``stored``.
         """
         return None
 
-    def grid(self, held: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid | None":
-        """What its storage holds as numbers of a format, which training moves to others; ``on_grid`` stores those.
+    def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid | None":
+        """Its numbers and scales as a grid on which training moves them; ``on_grid`` stores the result.
 
-        None where it does not say: then healing leaves such weights as they are.
+        None: it has no grid, and healing leaves such weights as they are.
 
         Args:
-            held: the tensors, as ``stored`` gives them.
+            tensors: from ``stored``.
         """
         return None
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
-        """The tensors of its storage that hold this grid's numbers and scales, for schemes that have grids."""
+        """The tensors of its storage for this grid, for schemes with grids."""
         raise NotImplementedError(f"scheme {self.name} has grids, and does not say how they are stored")
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
-        """The mean squared error that the reader makes of each feature, ``(..., features)``, if they are independent.
+        """Mean squared error of each quantised input feature, ``(..., features)``, if features are independent.
 
-        Asked of schemes that round inputs, for inputs that no text has shown: the latents of a pair.
+        For schemes that quantise inputs, and inputs that no text has shown: the latents of a pair.
 
         Args:
-            squares: E[x^2] of each feature x, without the tokens of which it is the largest, shape ``(features,)``.
+            squares: E[x^2] of each feature x over the tokens in which it is not the largest, shape ``(features,)``.
             peak: E[max x^2] over the tokens, shape ``()`` or ``(..., 1)``.
         """
         raise NotImplementedError

@@ -1,12 +1,11 @@
-"""What schemes have in common whose GEMMs read 8 bits on both sides. Imports no torch."""
+"""Common to schemes with 8-bit weights and 8-bit inputs. Imports no torch."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.core.operations import Operation
 from gac.runtime.kernel_limits import STEP
-from gac.schemes.base import Scheme
-from gac.schemes.config_groups import by_token, config_group, in_rows
+from gac.schemes.base import Scheme, config_arguments, config_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,17 +14,17 @@ _SCALE_BYTES = 2
 
 
 class EightBits(Scheme):
-    """Weights of 8 bits with a scale for each row, inputs of 8 bits with a scale for each token, found as it comes.
+    """Weights of 8 bits with a scale for each row, inputs of 8 bits with a scale for each token, found as tokens come.
 
     Attributes:
-        kind: what compressed-tensors calls the numbers, ``int`` or ``float``.
+        kind: of the numbers in compressed-tensors, ``int`` or ``float``.
     """
 
     bits = 8
     kind: ClassVar[str]
-    needs = f"rows and columns that are multiples of {STEP}, and no batched GEMM"
+    shape_requirement = f"rows and columns that are multiples of {STEP}, and no batched GEMM"
 
-    def runs(self, gemm: Operation) -> bool:
+    def supports(self, gemm: Operation) -> bool:
         axes = gemm.axes
         return "b" not in axes and not axes["k"] % STEP and not axes["n"] % STEP
 
@@ -33,7 +32,8 @@ class EightBits(Scheme):
         return rows * (columns + _SCALE_BYTES) if columns else 0
 
     def config_group(self, columns: int) -> dict[str, Any] | None:
-        return config_group(f"{self.kind}-quantized", in_rows(self.bits, self.kind), by_token(self.bits, self.kind))
+        weights, inputs = (config_arguments(self.bits, self.kind, strategy) for strategy in ("channel", "token"))
+        return config_group(f"{self.kind}-quantized", weights, inputs)
 
     @abstractmethod
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor": ...

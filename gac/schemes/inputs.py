@@ -1,4 +1,4 @@
-"""What rounding a matrix is told of its inputs."""
+"""Inputs of a matrix, for its quantisation."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a matrix ``(rows, columns)`` is multiplied with. Several matrices and schemes can be told of the same.
+    """Statistics of the inputs of a matrix ``(rows, columns)``, shared by several matrices and schemes.
 
     Attributes:
         moment: E[x x^T], shape ``(columns, columns)``.
-        thorough: whether a scheme is to take its time. Where only the price of rounding is asked for it need not.
+        thorough: optimise the result; a price alone does not need it.
     """
 
     moment: Tensor
     thorough: bool = True
-    _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    _results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, make: Callable[[Tensor], T]) -> T:
-        """What a scheme finds of the moment, kept under a key of its own as long as the inputs are."""
-        if key not in self._found:
-            self._found[key] = make(self.moment)
-        return cast(T, self._found[key])
+        """A function of the moment, computed once per key."""
+        if key not in self._results:
+            self._results[key] = make(self.moment)
+        return cast(T, self._results[key])

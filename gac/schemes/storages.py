@@ -1,4 +1,4 @@
-"""From what a scheme says of its storage to the storage itself."""
+"""The storages of schemes; needs torch."""
 
 from gac.runtime.storage import Storage
 from gac.runtime.stored import STORAGES
@@ -6,7 +6,7 @@ from gac.schemes.base import Scheme
 
 
 def storage_of(scheme: Scheme) -> Storage | None:
-    """What holds the matrices of a scheme; None: the forms' own modules."""
+    """The storage of a scheme's matrices; None: the modules of forms hold them."""
     if scheme.storage is None:
         return None
     return STORAGES[scheme.storage.storage][0](**scheme.storage.options)

@@ -11,9 +11,9 @@ from gac.compression.apply import build_modules, empty_module, merged, skip_abse
 from gac.core.arrays import Floats
 from gac.core.operations import Operation
 from gac.forms import FORMS, Form
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
-from gac.forms.tensors import Kept
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import stream_fits
 from gac.models.families import family_of
@@ -56,11 +56,11 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     assert form.meaning, f"{form.name}.meaning is empty"
     model = tiny_model()
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
-    applicable = [site for site in sites if all(map(form.takes, site.weights))]
+    applicable = [site for site in sites if all(map(form.applies_to, site.weights))]
     assert applicable, f"{form.name} takes no weight of a tiny Llama"
     first_layer = (weight for site in applicable if site.layer == applicable[0].layer for weight in site.weights)
     for weight in (*weights, *first_layer):
-        assert form.takes(weight), f"{form.name} does not take {weight.name}"
+        assert form.applies_to(weight), f"{form.name} does not take {weight.name}"
         assert form.variants(weight), f"{form.name} takes {weight.name}, and stands for no form of it"
         for variant in form.variants(weight):
             _check_weight(variant, weight)
@@ -76,7 +76,7 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
 
 def _check_weight(form: Form, weight: Weight) -> None:
     full = form.full(weight)
-    for dim in sorted({form.least, 1, max(1, full // 2), max(1, full - 1), full}):
+    for dim in sorted({form.min_dim, 1, max(1, full // 2), max(1, full - 1), full}):
         of = f"{form.name} of {weight.name} at dim {dim}"
         _check_sizes(form, weight, dim, of)
         _check_meets(form, weight, dim, of)
@@ -85,9 +85,11 @@ def _check_weight(form: Form, weight: Weight) -> None:
 
 def _check_meets(form: Form, weight: Weight, dim: int, of: str) -> None:
     outer, length = form.shortening(dim)
-    assert outer.name == (form.inside or form.name), f"{of}: as long as {outer.name}, inside {form.inside}"
+    assert outer.name == (form.parent_form_name or form.name), (
+        f"{of}: as long as {outer.name}, inside {form.parent_form_name}"
+    )
     side = outer.shortens(weight)
-    assert side or not form.inside, f"{of}: inside {outer.name}, which does not shorten the weight"
+    assert side or not form.parent_form_name, f"{of}: inside {outer.name}, which does not shorten the weight"
     if side:
         name, both = f"{side}_features", [form.module(weight, dim).sizes, outer.module(weight, length).sizes]
         ours, theirs = (sizes.get(name, sizes.get("heads", 0) * sizes.get("length", 0)) for sizes in both)
@@ -99,9 +101,9 @@ def _check_params(form: Form, weight: Weight) -> None:
     growing = all(less < more for less, more in pairwise(counts))
     assert growing, f"{form.name} of {weight.name}: a larger dim does not always have more parameters"
     outer, length = form.shortening(1)
-    dense = outer.params(weight, length) if form.inside else weight.params
-    smaller, useful = sum(count < dense for count in counts), form.largest_useful(weight)
-    right = form.cache_axis(weight) is not None or min(useful, len(counts)) == smaller
+    dense = outer.params(weight, length) if form.parent_form_name else weight.params
+    smaller, useful = sum(count < dense for count in counts), form.max_useful_dim(weight)
+    right = form.cache.axis(weight) is not None or min(useful, len(counts)) == smaller
     assert right, f"{form.name} of {weight.name}: dims up to {smaller} are smaller than dense, not {useful}"
 
 
@@ -115,20 +117,20 @@ def _check_sizes(form: Form, weight: Weight, dim: int, of: str) -> None:
     module = _module(form, weight, dim)
     stored = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.endswith("bias"))
     assert stored == form.params(weight, dim), f"{of}: {form.params(weight, dim)} parameters, its module holds {stored}"
-    cached = form.cached(weight, dim)
-    valid = type(cached) is int and 0 <= cached <= weight.kept
-    assert valid, f"{of}: keeps {cached!r} numbers of a token in the KV cache, {weight.kept} if dense"
+    cached = form.cache.numbers(weight, dim)
+    valid = type(cached) is int and 0 <= cached <= weight.cached_numbers
+    assert valid, f"{of}: keeps {cached!r} numbers of a token in the KV cache, {weight.cached_numbers} if dense"
     _check_operations(form, weight, dim, of)
     _check_places(form, weight, dim, of)
 
 
 def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
-    operation, axis = form.operation(weight, dim, _ROWS), form.axis(weight)
-    for gemm in (operation, *form.gemms(weight, dim, _ROWS)):
+    operation, axis = form.latency.operation(weight, dim, _ROWS), form.latency.axis(weight)
+    for gemm in (operation, *form.latency.gemms(weight, dim, _ROWS)):
         assert isinstance(gemm, Operation), f"{of}: runs {gemm!r}, which is no Operation"
-    known = operation.operator in OPERATORS.names or not form.timed
+    known = operation.operator in OPERATORS.names or not form.latency.timed
     assert known, f"{of}: runs {operation.operator}, which is no operator of latency tables, and is not marked so"
-    gemms = [gemm.axes for gemm in form.gemms(weight, dim, _ROWS)]
+    gemms = [gemm.axes for gemm in form.latency.gemms(weight, dim, _ROWS)]
     numbers = sum(gemm.get("b", 1) * gemm["k"] * gemm["n"] for gemm in gemms)
     assert numbers == form.params(weight, dim), f"{of}: its GEMMs read {numbers} numbers, not as many as parameters"
     if axis is not None:
@@ -157,24 +159,26 @@ def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
     assert curves, f"{form.name}: no loss curve of layer {layer} is measured"
     for name, loss in curves.items():
         exact = loss
-        if form.bits is not None:
-            assert form.upon is not None, f"{form.name} rounds, and rests upon no form that does not"
-            exact = losses[f"{form.upon.name}/{name.partition('/')[2]}"]
+        if form.cache.bits is not None:
+            assert form.base_form is not None, f"{form.name} rounds, and rests upon no form that does not"
+            exact = losses[f"{form.base_form.name}/{name.partition('/')[2]}"]
             assert bool((loss >= exact).all()), f"{name}: rounding wins at some dim"
         assert exact[-1] == 0, f"{name}: the full dim loses {exact[-1]} nats a token"
         assert bool((exact[:-1] >= exact[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
 
 
-def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], artifacts: Mapping[int, Kept]) -> None:
+def _check_model(
+    form: Form, run: CalibrationRun, sites: Sequence[Site], artifacts: Mapping[int, LayerArtifacts]
+) -> None:
     model, (outer, length) = run.model, form.shortening(1)
     lengths = {site.name: length for site in sites}
-    before = _logits(_compressed(outer, run, sites, artifacts, lengths) if form.inside else model)
+    before = _logits(_compressed(outer, run, sites, artifacts, lengths) if form.parent_form_name else model)
     full = {site.name: form.full(site.weights[0]) for site in sites}
     full_model = _compressed(form, run, sites, artifacts, full)
     difference, tolerance = float((_logits(full_model) - before).abs().max()), _near(form, before)
-    than = f"{outer.name} {length}'s" if form.inside else "the dense model's"
+    than = f"{outer.name} {length}'s" if form.parent_form_name else "the dense model's"
     assert difference < tolerance, f"{form.name} at the full dim: logits differ by up to {difference:.2g} from {than}"
-    half = {name: max(form.least, dim // 2) for name, dim in full.items()}
+    half = {name: max(form.min_dim, dim // 2) for name, dim in full.items()}
     smaller = _compressed(form, run, sites, artifacts, half)
     _check_cache(form, smaller, half)
     dense = deepcopy(model)
@@ -192,7 +196,7 @@ def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], artifac
 
 
 def _near(form: Form, logits: Tensor) -> float:
-    return 1e-3 if form.bits is None else float(logits.abs().max()) * 2.0 ** (2 - form.bits)
+    return 1e-3 if form.cache.bits is None else float(logits.abs().max()) * 2.0 ** (2 - form.cache.bits)
 
 
 def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
@@ -208,7 +212,7 @@ def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
     cached = sum(tensor[0, :, 0].numel() for layer in layers for tensor in (layer.keys, layer.values))
     sites = as_planned(family_of(model.config).sites(model.config), [form.name], False)
     counted = sum(
-        form.cached(weight, dims[site.name]) if site.name in dims else weight.kept
+        form.cache.numbers(weight, dims[site.name]) if site.name in dims else weight.cached_numbers
         for site in sites
         for weight in site.weights
     )
@@ -216,7 +220,11 @@ def _check_cache(form: Form, model: nn.Module, dims: Mapping[str, int]) -> None:
 
 
 def _compressed(
-    form: Form, run: CalibrationRun, sites: Sequence[Site], artifacts: Mapping[int, Kept], dims: Mapping[str, int]
+    form: Form,
+    run: CalibrationRun,
+    sites: Sequence[Site],
+    artifacts: Mapping[int, LayerArtifacts],
+    dims: Mapping[str, int],
 ) -> nn.Module:
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     copy = deepcopy(run.model)

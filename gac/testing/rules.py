@@ -5,7 +5,7 @@ import math
 import gac
 from gac.allocation.rules import RULES, Rule
 from gac.core.errors import GacError
-from gac.forms import DEFAULT_FORMS, FORMS
+from gac.forms import DEFAULT_FORMS, DENSE, FORMS
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.testing.models import own_home, tiny_model, tiny_text, tiny_tokenizer
@@ -55,7 +55,7 @@ def _plan(rule: Rule, budget: float) -> Plan:
 
 def _check_plan(rule: Rule, plan: Plan, of: str) -> None:
     proof, loss = plan.certificate, plan.prediction.summed
-    forms = {weight.form for weight in plan.weights} - {"dense", DEFAULT_FORMS[0]}
+    forms = {weight.form for weight in plan.weights} - {DENSE.name, DEFAULT_FORMS[0]}
     assert not forms, f"{of}: gives {', '.join(sorted(forms))}, which was not asked for"
     assert proof.method == rule.name or rule.name == "loss", f"{of}: certified as {proof.method!r}"
     close = math.isclose(proof.value, loss, rel_tol=1e-9, abs_tol=1e-12)

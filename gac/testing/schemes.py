@@ -48,7 +48,7 @@ def check_scheme(scheme: Scheme) -> None:
     named = scheme.storage is None or scheme.dtype not in ITEM_BYTES
     assert named, f"{scheme.name}: has a storage, and tables call it {scheme.dtype!r}, as they do numbers"
     _check_needs(scheme)
-    if scheme.reads is not None:
+    if scheme.input_quantiser is not None:
         _check_reading(scheme)
     for shape in _SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
@@ -58,16 +58,16 @@ def check_scheme(scheme: Scheme) -> None:
 
 def _check_rounding(scheme: Scheme, matrix: torch.Tensor, of: str) -> None:
     before = matrix.clone()
-    rounded = scheme.rounded(matrix)
+    rounded = scheme.quantised(matrix)
     assert torch.equal(matrix, before), f"{of}: the matrix itself was changed"
     assert rounded.shape == matrix.shape, f"{of}: rounded to shape {tuple(rounded.shape)}"
     assert rounded.dtype == matrix.dtype, f"{of}: rounded to {rounded.dtype}"
-    again = scheme.rounded(rounded)
+    again = scheme.quantised(rounded)
     alike = 0.0 if matrix.dtype == torch.float32 else ROUNDED  # a product of 16 bits is no longer on the grid
     moved = float((again - rounded).norm())
     assert moved <= alike * float(rounded.norm()), f"{of}: rounding again changes what is rounded"
     zeros = torch.zeros_like(matrix)
-    assert torch.equal(scheme.rounded(zeros), zeros), f"{of}: zeros are not kept"
+    assert torch.equal(scheme.quantised(zeros), zeros), f"{of}: zeros are not kept"
     lost = float((matrix.double() - rounded.double()).norm() / matrix.double().norm())
     assert lost < 1, f"{of}: the error is {lost:.2g} times as long as the matrix"
     assert scheme.lossy == (lost > 0), f"{of}: lossy is {scheme.lossy}, the relative error is {lost:.2g}"
@@ -105,7 +105,7 @@ def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, 
 def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, of: str) -> None:
     columns = matrix.shape[1]
     inputs = torch.eye(columns, dtype=torch.float64) + 10 * torch.ones(columns, columns, dtype=torch.float64)
-    informed = scheme.rounded(matrix, Inputs(inputs))
+    informed = scheme.quantised(matrix, Inputs(inputs))
     tensors = scheme.stored(matrix, Inputs(inputs)) if scheme.storage else {}
     scattered = [name for name, result in tensors.items() if not result.is_contiguous()]
     assert not scattered, f"{of}: kernels cannot read {', '.join(scattered)}, which are not contiguous"
@@ -118,23 +118,27 @@ def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tens
 def _check_needs(scheme: Scheme) -> None:
     sizes = (*range(1, 18), 4096)
     shapes = [(k, n) for k in sizes for n in sizes]
-    runs = {shape: scheme.runs(linear(1, *shape)) for shape in shapes}
+    runs = {shape: scheme.supports(linear(1, *shape)) for shape in shapes}
     assert runs[4096, 4096], f"{scheme.name}: runs no weight of 4096 x 4096"
-    assert all(runs.values()) == (scheme.needs is None), f"{scheme.name}: needs {scheme.needs!r}, runs say otherwise"
-    same = all(runs[shape] == scheme.runs(linear(1024, *shape)) for shape in shapes)
+    assert all(runs.values()) == (scheme.shape_requirement is None), (
+        f"{scheme.name}: needs {scheme.shape_requirement!r}, runs say otherwise"
+    )
+    same = all(runs[shape] == scheme.supports(linear(1024, *shape)) for shape in shapes)
     assert same, f"{scheme.name}: what runs depends on the rows"
 
 
 def _check_reading(scheme: Scheme) -> None:
-    assert scheme.reads in READERS, f"{scheme.name}: reads {scheme.reads!r}, which is none of {', '.join(READERS)}"
+    assert scheme.input_quantiser in READERS, (
+        f"{scheme.name}: reads {scheme.input_quantiser!r}, which is none of {', '.join(READERS)}"
+    )
     spread = torch.logspace(0, -2, 128)
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0)) * spread
     x[0] = 0
-    numbers, scale = READERS[scheme.reads](x)
+    numbers, scale = READERS[scheme.input_quantiser](x)
     read = numbers * scale
     assert (numbers.shape, scale.shape) == (x.shape, (len(x), 1)), f"{scheme.name}: tokens are not read one by one"
     assert not read[0].any(), f"{scheme.name}: zeros are not kept where inputs are read"
-    again, other = READERS[scheme.reads](read)
+    again, other = READERS[scheme.input_quantiser](read)
     assert torch.allclose(again * other, read, rtol=1e-6), f"{scheme.name}: reading again changes what was read"
     largest = x.abs() == x.abs().amax(1, keepdim=True)
     others = x.where(~largest, torch.zeros_like(x)).square().mean(0)
@@ -155,7 +159,7 @@ def check_bits(*schemes: Scheme) -> None:
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         alike = torch.eye(shape[1], dtype=torch.float64)
         for inputs in (alike, alike + 1):
-            errors = [(scheme, (scheme.rounded(matrix, Inputs(inputs)) - matrix).double()) for scheme in by_bits]
+            errors = [(scheme, (scheme.quantised(matrix, Inputs(inputs)) - matrix).double()) for scheme in by_bits]
             lost = [(scheme, float(((error @ inputs) * error).sum())) for scheme, error in errors]
             for (fewer, more_lost), (more, less_lost) in pairwise(lost):
                 worse = more.bits > fewer.bits and less_lost > more_lost

@@ -151,4 +151,4 @@ def _params(choices: list[WeightChoice]) -> list[int]:
 
 
 def _cached(choices: list[WeightChoice]) -> list[int]:
-    return [form_named(each.form).cached(each.weight, each.dim) for each in choices if each.weight.cached]
+    return [form_named(each.form).cache.numbers(each.weight, each.dim) for each in choices if each.weight.cached]

@@ -16,7 +16,7 @@ from gac.allocation.problem import Problem
 from gac.core.errors import BudgetError, PlanError
 from gac.core.operations import batched_gemm
 from gac.forms import form_named
-from gac.forms.loss_curves import LossCurve, Whole
+from gac.forms.loss_curves import LossCurve, WholeModelLoss
 from gac.models.sites import Site, Weight
 from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
 from gac.plan.recipe import Recipe
@@ -37,7 +37,7 @@ def problem() -> Problem:
     latent = {
         each.name: LossCurve(3.0 ** (index - 5) * 0.9**ranks * (ranks < OUT)) for index, each in enumerate(weights)
     }
-    curves = replace(curves_by(latent=latent), wholes={"latent": Whole("latent", (0.1, 1.0), (0.1, 1.5))})
+    curves = replace(curves_by(latent=latent), wholes={"latent": WholeModelLoss("latent", (0.1, 1.0), (0.1, 1.5))})
     recipe = Recipe.of(forms=["latent"], workloads=[], align=False, refit="none")
     return Problem(sites, curves, profile(rows(8, [10] * 6)), recipe, MEASURED)
 
@@ -66,8 +66,8 @@ def test_every_point_is_the_plan_of_its_limit(result: Frontier) -> None:
 def test_no_point_has_more_parameters_than_the_dense_model(result: Frontier) -> None:
     of = problem()
     assert of.may_outgrow
-    assert form_named("latent").outgrows(of.sites[0].weights[0])
-    assert not form_named("low_rank").outgrows(of.sites[0].weights[0])
+    assert form_named("latent").can_exceed_dense(of.sites[0].weights[0])
+    assert not form_named("low_rank").can_exceed_dense(of.sites[0].weights[0])
     assert any(option.params > site.site.params for site in result.sites for option in site.options)
     assert max(point.params for point in result.points) <= result.dense_params
 
@@ -148,9 +148,9 @@ def test_a_limit_of_latency_beside_the_parameters_can_be_met_at_every_point() ->
 
 def test_a_form_with_a_width_is_asked_for_each_of_them() -> None:
     weights = (
-        Weight("gate", 24, 12, neurons="out", reads="x"),
-        Weight("up", 24, 12, neurons="out", reads="x"),
-        Weight("down", 12, 24, neurons="in", writes=True),
+        Weight("gate", 24, 12, neurons="out", input_group="x"),
+        Weight("up", 24, 12, neurons="out", input_group="x"),
+        Weight("down", 12, 24, neurons="in", to_residual=True),
     )
     recipe = Recipe.of(forms=["narrow", "narrow_pair"], memory=0.7, workloads=[], align=False, refit="none", latency={})
     curves = curves_by(narrow={"down": LossCurve(0.9 ** np.arange(25) * (np.arange(25) < 24))})

@@ -17,14 +17,14 @@ from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.narrow_pair.spec import widths
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site, Weight
 from gac.plan.costs import PARAMS, ns_of
 from gac.plan.recipe import Space
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
-from gac.schemes.bf16.spec import Bf16
+from gac.schemes.bf16 import Bf16
 from tests.allocation.small_problems import curves_by
 from tests.allocation.small_problems import measured as row
 from tests.headers import make_profile
@@ -189,7 +189,7 @@ def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:
 
 
 QKV = tuple(
-    Site(name, 0, name, (Weight(name, out, 16, reads="attn"),)) for name, out in (("q", 12), ("k", 8), ("v", 8))
+    Site(name, 0, name, (Weight(name, out, 16, input_group="attn"),)) for name, out in (("q", 12), ("k", 8), ("v", 8))
 )
 GATED = Site(
     "mlp",
@@ -213,7 +213,7 @@ def fused_profile() -> Profile:
 
 
 def fused_site(sites: tuple[Site, ...]) -> tuple[Site, LossCurves]:
-    (site,) = run_together(sites)
+    (site,) = fuse_sites(sites)
     return site, curves_of(*sites)
 
 
@@ -226,7 +226,11 @@ def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
     width, ns = 0, 0
     for index, (weight, name, dim) in enumerate(zip(site.weights, forms, dims, strict=True)):
         form = form_named(name)
-        left = form.after(weight, dim, 1024) if index in site.fused else form.operation(weight, dim, 1024)
+        left = (
+            form.latency.gemm_after_fused(weight, dim, 1024)
+            if index in site.fused
+            else form.latency.operation(weight, dim, 1024)
+        )
         ns += 0 if left is None else table.point(left)
         features = form.fused(weight, dim) if index in site.fused else 0
         if features >= apart_from(1024):
@@ -243,7 +247,7 @@ def combinations(site: Site, curves: LossCurves, table: Profile | None = None) -
         [("dense", dense.full(w), w.params, 0.0)]
         + [
             ("low_rank", r, low.params(w, r), loss_of(curves, "low_rank", w, r))
-            for r in range(1, low.largest_useful(w) + 1)
+            for r in range(1, low.max_useful_dim(w) + 1)
         ]
         for w in site.weights
     ]
@@ -259,7 +263,7 @@ def combinations(site: Site, curves: LossCurves, table: Profile | None = None) -
 
 
 def test_sites_that_read_the_same_input_become_one() -> None:
-    merged = run_together((*QKV, Q, GATED))
+    merged = fuse_sites((*QKV, Q, GATED))
     assert [(site.name, site.fused) for site in merged] == [("attn.q+k+v", (0, 1, 2)), ("q", ()), ("mlp", (0, 1))]
     assert [weight.name for weight in merged[0].weights] == ["q", "k", "v"]
 
@@ -307,7 +311,7 @@ def test_a_shape_that_the_profile_lacks_makes_the_site_unknown() -> None:
 @pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])
 def test_where_fusing_is_a_choice_the_candidates_of_both_kinds_compete(sites) -> None:
     table = fused_profile()
-    (site,) = run_together(sites, either=True)
+    (site,) = fuse_sites(sites, optional=True)
     _, curves = fused_site(sites)
     apart, fused, both = (fused_candidates(each, curves, table) for each in (*site.layouts, site))
     assert {*both.shared.tolist()} == {False, True}
@@ -322,16 +326,16 @@ def least_loss(rows: CandidateSet, limit: int, most: int) -> float:
 
 
 def test_where_fusing_is_a_choice_the_dense_reference_runs_apart() -> None:
-    (site,) = run_together(QKV, either=True)
+    (site,) = fuse_sites(QKV, optional=True)
     table = fused_profile()
     ours = dense_candidate(site, Timing(table, (PREFILL,)))
-    apart = dense_candidate(site.run(shared=False), Timing(table, (PREFILL,)))
+    apart = dense_candidate(site.with_fusion(False), Timing(table, (PREFILL,)))
     assert (ours.latency.tolist(), ours.shared.tolist()) == (apart.latency.tolist(), [False])
 
 
 @pytest.mark.parametrize(("fused_ns", "faster"), [(20.0, True), (40.0, False)])
 def test_where_only_parameters_are_limited_the_faster_way_stays(fused_ns: float, faster: bool) -> None:
-    (site,) = run_together(QKV, either=True)
+    (site,) = fuse_sites(QKV, optional=True)
     sizes = {8: 10.0, 12: 10.0, sum(weight.out_features for weight in site.weights): fused_ns}
     table = profile(*[row("linear", ns, m=1024, k=16, n=n) for n, ns in sizes.items()])
     result = made(site, LossCurves({}), table)
@@ -395,7 +399,7 @@ def test_the_front_with_pairs_inside_is_that_of_every_combination(asked: list[st
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
 def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
     table, curves = pairs_profile(), curves_of(GATED)
-    site = run_together((GATED,))[0] if fused else GATED
+    site = fuse_sites((GATED,))[0] if fused else GATED
     reduced = fused_candidates(site, curves, table, "narrow_pair")
     everything = [*combinations(site, curves, table), *pairs_inside(site, curves, table)]
     for limit in (150, 250, 400):
@@ -408,7 +412,7 @@ def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
 
 
 def test_pairs_inside_compete_in_both_layouts() -> None:
-    (site,) = run_together((GATED,), either=True)
+    (site,) = fuse_sites((GATED,), optional=True)
     curves, table = curves_of(GATED), pairs_profile()
     apart, fused, both = (fused_candidates(each, curves, table, "narrow_pair") for each in (*site.layouts, site))
     for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):

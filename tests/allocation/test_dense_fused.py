@@ -28,7 +28,8 @@ from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, 
 from tests.reporting.rendering import shown
 
 SITES = tuple(
-    Site(f"site{index}", 0, kind, (Weight(f"site{index}", SIDE, SIDE, reads="x"),)) for index, kind in enumerate("qk")
+    Site(f"site{index}", 0, kind, (Weight(f"site{index}", SIDE, SIDE, input_group="x"),))
+    for index, kind in enumerate("qk")
 )
 CURVE = LossCurve(np.array([8.0, 8.0, 4.0, 2.0, 1.0, 0.5, *[0.0] * (SIDE - 5)]))
 APART, TOGETHER = [1000, 2000, 3000, 4000, 5000, 6000], 7000

@@ -63,10 +63,10 @@ def test_points_over_the_latency_of_a_workload() -> None:
 
 def test_a_point_keeps_what_is_fused(tmp_path: Path) -> None:
     """Pairs of ranks are faster fused, the two dense weights by themselves."""
-    weights = tuple(Weight(f"site{index}", SIDE, SIDE, reads="x") for index in range(2))
+    weights = tuple(Weight(f"site{index}", SIDE, SIDE, input_group="x") for index in range(2))
     shared = [measured("linear", 9 if n < 2 * SIDE else 200, m=8, k=SIDE, n=n) for n in range(2, 25) if n != SIDE]
     table = profile([*rows(8, LATENCIES), *shared, *(measured("linear", 1, m=8, k=r, n=SIDE) for r in range(1, 6))])
-    site = Site("both", 0, "q_proj", weights, fused=(0, 1), either=True)
+    site = Site("both", 0, "q_proj", weights, fused=(0, 1), fusion_optional=True)
     chosen = replace(TWO, sites=(site,), profile=table)
     frontier(asking(chosen, 1.0, fuse="auto", workloads=[PREFILL]), points=3).save(tmp_path / "chosen.json")
     result = Frontier.load(tmp_path / "chosen.json")

@@ -31,8 +31,10 @@ WORKLOAD = Workload.parse("prefill:1x8")
 def layer(index: int) -> tuple[Site, ...]:
     """k_proj, v_proj and o_proj of one layer."""
     weights = (
-        Weight(f"{index}.k", GROUPS * HEAD_DIM, HIDDEN, reads=str(index), cached=True),
-        Weight(f"{index}.v", GROUPS * HEAD_DIM, HIDDEN, reads=str(index), values="out", heads=GROUPS, cached=True),
+        Weight(f"{index}.k", GROUPS * HEAD_DIM, HIDDEN, input_group=str(index), cached=True),
+        Weight(
+            f"{index}.v", GROUPS * HEAD_DIM, HIDDEN, input_group=str(index), values="out", heads=GROUPS, cached=True
+        ),
         Weight(f"{index}.o", HIDDEN, HEADS * HEAD_DIM, values="in", heads=HEADS),
     )
     return tuple(Site(weight.name, index, weight.name[-1], (weight,)) for weight in weights)
@@ -66,17 +68,18 @@ def every_choice(site: Site, curves: LossCurves) -> list[Row]:
     low, short, dense = (form_named(name) for name in ("low_rank", "head_dim", "dense"))
     single = []
     for weight in site.weights:
-        ranks = range(1, low.largest_useful(weight) + 1)
-        cached = dense.cached(weight, 1)
+        ranks = range(1, low.max_useful_dim(weight) + 1)
+        cached = dense.cache.numbers(weight, 1)
         options = [(low.params(weight, rank), float(curves.of(low, weight).loss[rank]), cached) for rank in ranks]
         single.append([*options, (weight.params, 0.0, cached)])
     result = [total(parts) for parts in itertools.product(*single)]
-    taken = site.taken_by(short)
+    taken = site.joint_weights(short)
     if taken:
         loss = curves.of(short, site.weights[taken[-1]])
         for dim in range(1, HEAD_DIM):
             pairs = [
-                (short.params(site.weights[index], dim), 0.0, short.cached(site.weights[index], dim)) for index in taken
+                (short.params(site.weights[index], dim), 0.0, short.cache.numbers(site.weights[index], dim))
+                for index in taken
             ]
             rest = [single[index] for index in range(len(single)) if index not in taken]
             result += [total((*parts, *pairs, (0, float(loss.loss[dim]), 0))) for parts in itertools.product(*rest)]
@@ -104,7 +107,7 @@ def test_v_and_o_are_one_site_where_the_form_is_allowed() -> None:
     joined = as_planned(plain, FORMS, fused=False)
     assert [(site.name, site.kind, len(site.weights)) for site in joined] == [("0.k", "k", 1), ("0.v+o", "v+o", 2)]
     (fused,) = as_planned(plain, FORMS, fused=True)
-    assert (fused.kind, fused.fused, fused.taken_by(form_named("head_dim"))) == ("k+v+o", (0, 1), (1, 2))
+    assert (fused.kind, fused.fused, fused.joint_weights(form_named("head_dim"))) == ("k+v+o", (0, 1), (1, 2))
 
 
 @pytest.mark.parametrize("fused", [False, True])

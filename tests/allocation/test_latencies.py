@@ -6,7 +6,7 @@ import pytest
 from gac.allocation.latencies import MEASURED, Timing
 from gac.core.workloads import Workload
 from gac.forms import form_named
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Site
@@ -35,7 +35,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def first_layer(name: str) -> tuple[Site, ...]:
     sites = family_of(SHAPES[name]).sites(SHAPES[name])
-    return run_together([site for site in sites if site.layer == 0])
+    return fuse_sites([site for site in sites if site.layer == 0])
 
 
 def test_every_fused_width_has_a_latency(name: str) -> None:
@@ -51,7 +51,7 @@ def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
     timing = flat((*model_points(name), *fused_points(name)))
     for site in first_layer(name):
         for position, weight in enumerate(site.weights):
-            ranks = np.arange(8, LOW_RANK.largest_useful(weight) + 1, 8)
+            ranks = np.arange(8, LOW_RANK.max_useful_dim(weight) + 1, 8)
             assert (timing.of_weight(LOW_RANK, weight, ranks)[0] == 1).all()
             if position in site.fused:
                 apart = ranks >= apart_from(1024)

@@ -20,7 +20,7 @@ from gac.core.operations import Operation
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site, Weight
 from gac.plan.costs import BYTES, PARAMS, ns_of
 from gac.plan.recipe import Space
@@ -37,7 +37,8 @@ GATED = Site(
     (Weight("gate", 24, 8, "out", "mlp"), Weight("up", 24, 8, "out", "mlp"), Weight("down", 8, 24, "in")),
 )
 QKV = tuple(
-    Site(name, 0, f"{name}_proj", (Weight(name, n, 16, reads="a"),)) for name, n in {"q": 12, "k": 8, "v": 8}.items()
+    Site(name, 0, f"{name}_proj", (Weight(name, n, 16, input_group="a"),))
+    for name, n in {"q": 12, "k": 8, "v": 8}.items()
 )
 
 
@@ -93,8 +94,8 @@ def random_curves(site: Site, rng: np.random.Generator) -> LossCurves:
 
 
 def one_site(sites: tuple[Site, ...], kind: str) -> Site:
-    (site,) = run_together(sites, either=True)
-    return site if kind == "either" else site.run(shared=kind == "fused")
+    (site,) = fuse_sites(sites, optional=True)
+    return site if kind == "either" else site.with_fusion(kind == "fused")
 
 
 def assert_same(ours: CandidateSet, others: CandidateSet) -> None:

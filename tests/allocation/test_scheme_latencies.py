@@ -57,7 +57,7 @@ def test_each_scheme_has_its_own_latency_and_the_table_says_how_it_is_known() ->
     plain, how = timing.of_weight(LOW_RANK, weight, ranks)
     stored, known = timing.of_weight(LOW_RANK, weight, ranks, W4A16)
     assert (stored < plain).all()
-    assert stored[0, DECODE] == np.ceil(by_bytes(Point(LOW_RANK.operation(weight, 256, 1), "w4a16")))
+    assert stored[0, DECODE] == np.ceil(by_bytes(Point(LOW_RANK.latency.operation(weight, 256, 1), "w4a16")))
     assert how.tolist() == [[MEASURED] * 2] * 2
     assert known.tolist() == [[MEASURED] * 2, [INTERPOLATED] * 2]
     assert (timing.of_weight(LOW_RANK, weight, ranks, scheme_named("w3a16"))[0] == UNKNOWN).all()
@@ -68,7 +68,7 @@ def test_latencies_are_modelled_in_a_scheme_where_the_table_has_rows_of_it() -> 
     weight = Weight("w", 3000, 4992)
     latency, how = timing.of_weight(DENSE, weight, np.array([1]), W4A16)
     assert how.tolist() == [[MODELLED] * 2]
-    expected = by_bytes(Point(DENSE.operation(weight, 1, 1), "w4a16"))
+    expected = by_bytes(Point(DENSE.latency.operation(weight, 1, 1), "w4a16"))
     assert latency[0, DECODE] == pytest.approx(expected, rel=0.05)
     assert (timing.of_weight(DENSE, weight, np.array([1]), scheme_named("w4a16:64"))[0] == UNKNOWN).all()
     assert timing.profile.model.error(1, "w4a16") < 0.05
@@ -109,7 +109,7 @@ def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: 
     )
     assert weight.made
     assert not down.made
-    apart = replace(weight, made=False)
+    apart = replace(weight, input_from_norm=False)
     rounding = [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
     saved = timing.of_weight(form, apart, dim_array, FP8)[0] - timing.of_weight(form, weight, dim_array, FP8)[0]
     assert saved.tolist() == [rounding] * len(dims)
@@ -126,8 +126,8 @@ def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: 
 def test_a_shared_gemm_reads_what_was_rounded_once() -> None:
     profile = table((*model_points("smollm2", schemes=("fp8",)), *fused_points("smollm2", schemes=("fp8",))))
     timing, width = Timing(profile, WORKLOADS), np.array([[960, 960]])
-    made = Weight("w", 576, 576, made=True)
-    saved = timing.of_fused(replace(made, made=False), width, FP8)[0] - timing.of_fused(made, width, FP8)[0]
+    made = Weight("w", 576, 576, input_from_norm=True)
+    saved = timing.of_fused(replace(made, input_from_norm=False), width, FP8)[0] - timing.of_fused(made, width, FP8)[0]
     assert saved.tolist() == [
         [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
     ]
@@ -223,4 +223,4 @@ def ns_of(profile: Profile, choice: WeightChoice, dense: bool) -> int:
     form = DENSE if dense else form_named(choice.form)
     dim = form.full(choice.weight) if dense else choice.dim
     dtype = "bf16" if dense else scheme_named(choice.scheme).dtype
-    return profile.point(form.operation(choice.weight, dim, 1), dtype)
+    return profile.point(form.latency.operation(choice.weight, dim, 1), dtype)

@@ -23,7 +23,11 @@ from tests.allocation.small_problems import measured as row
 from tests.allocation.test_candidates import DECODE, PREFILL, curve, profile
 
 GPUS, READ = 2, 64
-WEIGHTS = (Weight("q", 64, READ, reads="in"), Weight("k", 16, READ, reads="in"), Weight("v", 16, READ, reads="in"))
+WEIGHTS = (
+    Weight("q", 64, READ, input_group="in"),
+    Weight("k", 16, READ, input_group="in"),
+    Weight("v", 16, READ, input_group="in"),
+)
 SITE = Site("s", 0, "s", WEIGHTS, fused=(0, 1, 2))
 WORKLOADS = (PREFILL, DECODE)
 LOW_RANK, DENSE = form_named("low_rank"), form_named("dense")
@@ -74,7 +78,7 @@ def test_no_combination_is_better_and_all_latencies_are_those_by_hand(
         assert latency == [by_hand(table, forms, dims, item) for item in WORKLOADS]
     choices = []
     for item in WEIGHTS:
-        ranks = [rank for rank in range(2, LOW_RANK.largest_useful(item) + 1) if rank % GPUS == 0]
+        ranks = [rank for rank in range(2, LOW_RANK.max_useful_dim(item) + 1) if rank % GPUS == 0]
         choices.append([("dense", DENSE.full(item)), *(("low_rank", rank) for rank in ranks)])
     for combination in product(*choices):
         forms, dims = [form for form, _ in combination], [dim for _, dim in combination]

@@ -30,8 +30,8 @@ from tests.headers import make_profile
 DECODE = Workload.parse("decode:1@1024")
 GPUS = 4
 LOW_RANK = form_named("low_rank")
-Q = Weight("q_proj", 4096, 4096, reads="x")
-O = Weight("o_proj", 4096, 4096, values="in", heads=32, writes=True)  # noqa: E741
+Q = Weight("q_proj", 4096, 4096, input_group="x")
+O = Weight("o_proj", 4096, 4096, values="in", heads=32, to_residual=True)  # noqa: E741
 
 
 def ns_of(point: Point) -> float:

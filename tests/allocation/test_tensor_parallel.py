@@ -20,11 +20,11 @@ from gac.schemes import scheme_named
 from tests.models.small import small_config, small_model, weights_of
 
 BF16, W4A16 = scheme_named("bf16"), scheme_named("w4a16")
-Q = Weight("q_proj", 4096, 4096, reads="x")
-K = Weight("k_proj", 1024, 4096, reads="x", heads=8, cached=True)
-O = Weight("o_proj", 4096, 4096, values="in", heads=32, writes=True)  # noqa: E741
-DOWN = Weight("down_proj", 4096, 14336, neurons="in", writes=True)
-GATE = Weight("gate_proj", 14336, 4096, neurons="out", reads="y")
+Q = Weight("q_proj", 4096, 4096, input_group="x")
+K = Weight("k_proj", 1024, 4096, input_group="x", heads=8, cached=True)
+O = Weight("o_proj", 4096, 4096, values="in", heads=32, to_residual=True)  # noqa: E741
+DOWN = Weight("down_proj", 4096, 14336, neurons="in", to_residual=True)
+GATE = Weight("gate_proj", 14336, 4096, neurons="out", input_group="y")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def _choice(weight: Weight, scheme: str, gpus: int) -> WeightChoice:
 
 
 def _takes(form: str, weight: Weight) -> bool:
-    return form_named(form).takes(weight)
+    return form_named(form).applies_to(weight)
 
 
 def _size(model: Any, name: str, cuts: Any) -> tuple[int, int]:

@@ -154,9 +154,9 @@ def test_an_unknown_latency_stays_unknown() -> None:
 
 def test_weights_that_run_together_are_timed_together() -> None:
     """Two pairs of 4 over one GEMM of width 8, which this profile lacks, unlike the pairs by themselves."""
-    weights = tuple(Weight(f"site{index}", 12, 12, reads="x") for index in range(2))
+    weights = tuple(Weight(f"site{index}", 12, 12, input_group="x") for index in range(2))
     site = Site("both", 0, "q_proj", weights, fused=(0, 1))
-    both, either = (replace(SMALL, sites=(fused,)) for fused in (site, replace(site, either=True)))
+    both, either = (replace(SMALL, sites=(fused,)) for fused in (site, replace(site, fusion_optional=True)))
     assert [workload.plan_ns for workload in plan("uniform", of=both).workloads] == [None, None]
     assert None not in [workload.plan_ns for workload in plan("uniform", of=either).workloads]
 

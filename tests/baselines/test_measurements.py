@@ -17,9 +17,9 @@ from gac.baselines import measurements
 from gac.baselines.measurements import KEPT_FRACTIONS, mean_gradients
 from gac.core.arrays import Floats
 from gac.core.errors import ModelError
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import Decomposition, decompose
-from gac.forms.tensors import Kept
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.curves import measure_curves
 from gac.measurement.store import StatisticsStore
@@ -153,7 +153,7 @@ def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatc
     before = copy.deepcopy(tiny_model.state_dict())
     every_rank = measurements.every_rank
 
-    def overflowing(artifacts: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+    def overflowing(artifacts: LayerArtifacts, weight: Weight) -> tuple[Tensor, Tensor]:
         second, first = every_rank(artifacts, weight)
         return (second * torch.inf if weight.name == NAME else second), first
 

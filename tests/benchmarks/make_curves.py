@@ -117,9 +117,9 @@ def rows_of(problem: Problem, forms: Sequence[str]) -> tuple[dict[str, np.ndarra
         for weight in (weight for site in problem.sites for weight in site.weights):
             if curve := problem.curves.of(form, weight):
                 key = f"{form.name}/{weight.name.rpartition('.')[2]}"
-                if form.cache_axis(weight) is None:
+                if form.cache.axis(weight) is None:
                     fractions[key] = form.params(weight, curve.full) / weight.params
-                points = POINTS if form.cache_axis(weight) is None else min(POINTS, curve.full + 1)
+                points = POINTS if form.cache.axis(weight) is None else min(POINTS, curve.full + 1)
                 dims = np.linspace(0, curve.full, points)
                 rows.setdefault(key, []).append(np.interp(dims, np.arange(curve.full + 1), curve.loss))
     return {key: np.stack(found) for key, found in rows.items()}, fractions

@@ -77,7 +77,7 @@ def llama(budget: float, step: int, seed: int) -> Setting:
     start = at_ranks(weights, uniform_ranks(weights, budget), None, LOW_RANK)
     ranks = {}
     for weight in weights:
-        every = np.arange(step, LOW_RANK.largest_useful(weight) + 1, step)
+        every = np.arange(step, LOW_RANK.max_useful_dim(weight) + 1, step)
         ranks[weight.name] = every[np.abs(every - start[weight.name].dim) <= WINDOW]
     return Setting(weights, scores, start, ranks, floored(budget, sum(weight.params for weight in weights)))
 

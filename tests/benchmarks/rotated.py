@@ -70,7 +70,7 @@ def permute(model: Any) -> str:
         for weight in site.weights:
             linear = model.get_submodule(weight.name)
             assert linear.bias is None, f"{weight.name} has a bias"
-            reorder(linear, stream if weight.writes else EVERY, EVERY if weight.writes else stream)
+            reorder(linear, stream if weight.to_residual else EVERY, EVERY if weight.to_residual else stream)
             if weight.neurons:
                 reorder(linear, *((neurons, EVERY) if weight.neurons == "out" else (EVERY, neurons)))
     for layer in range(config.num_hidden_layers):

@@ -53,7 +53,7 @@ def errors(matrix: Tensor, weight: Weight, scheme: Scheme, own: Metric, check: M
     """``tr(G E A E^T)`` on text that did not round, by what rounding knows and does."""
 
     def lost(inputs: Inputs | None, gradients: Tensor | None = None) -> float:
-        return float(check.cost((scheme.rounded(matrix, inputs, gradients) - matrix).double()))
+        return float(check.cost((scheme.quantised(matrix, inputs, gradients) - matrix).double()))
 
     def all_there_is() -> float:
         return lost(Inputs(own.inputs), own.gradients if weight.scores else None)

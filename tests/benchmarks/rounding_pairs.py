@@ -18,11 +18,12 @@ from torch import Tensor
 
 from gac.compression.rounding import store
 from gac.forms import form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.methods import Kfac
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.low_rank.rounding import even_rank
-from gac.forms.tensors import Kept, Statistics
+from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.text import calibration_windows
 from gac.models.sites import Weight
 from gac.runtime.modules import LowRankLinear
@@ -66,8 +67,8 @@ def main() -> None:
     rows = []
     for weight, (moments,) in seen_of_layers(loaded.model, method, windows.ids):
         kept: dict[str, Tensor] = {}
-        statistics = Statistics(loaded.model, {weight: moments}.__getitem__, method, Kept(kept))
-        (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
+        statistics = Statistics(loaded.model, {weight: moments}.__getitem__, method, LayerArtifacts(kept))
+        (fit,) = tensors_of(form_named("low_rank")).measure(statistics, [weight])
         kept |= {f"low_rank.{name}/{weight.name}": value for name, value in fit.tensors.items()}
         for scheme in map(scheme_named, SCHEMES):
             rows.append({"weight": weight.name, "scheme": scheme.name} | Pair(statistics, weight, scheme).figures())
@@ -85,7 +86,7 @@ class Pair:
         self._metric = statistics.metric(weight)
 
     def figures(self) -> dict[str, float]:
-        weight, tensors = self._weight, form_named("low_rank").tensors
+        weight, tensors = self._weight, tensors_of(form_named("low_rank"))
         half = min(weight.out_features, weight.in_features) // 2
         lost = {name: self._lost(half, basis) for name, basis in BASES.items()}
         price = tensors.rounding(self._statistics, weight, self._scheme, Inputs(self._metric.inputs, thorough=False))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gac.forms import form_named
-from gac.forms.by_runs import RunForm, taken_together
+from gac.forms.tensors import RunForm, joint_weights, tensors_of
 from gac.measurement import runs
 from gac.measurement.calibration import decoder_layers
 from gac.measurement.runs import ModelRuns
@@ -39,7 +39,7 @@ def main() -> None:
         "calibration": calibration_windows(f"wiki-sample:{asked.windows}x1024", loaded.tokenizer).ids,
         "other text": evaluation_windows("wiki-sample", loaded.tokenizer, asked.windows).ids,
     }
-    blocks = [together for of_layer in layers.values() for together in taken_together(SKIP, of_layer)]
+    blocks = [together for of_layer in layers.values() for together in joint_weights(SKIP, of_layer)]
     few = measured(loaded.model, layers, texts["calibration"], blocks)
     blocks.sort(key=lambda block: few[block[-1].name]["divergence"])
     del blocks[asked.blocks :]
@@ -58,7 +58,7 @@ def measured(
 ) -> dict[str, dict[str, float]]:
     """Of each block, by the weight through which it writes: the divergence, what text loses, and its standard error."""
     seen = ModelRuns(model, decoder_layers(model, layers), ids, [weight for block in blocks for weight in block])
-    tensors, found = SKIP.tensors, {}
+    tensors, found = tensors_of(SKIP), {}
     assert isinstance(tensors, RunForm)
     for block in blocks:
         of_windows = seen.measured(tensors.modules(seen, block)).double()

@@ -78,7 +78,7 @@ def made(folder: Path, hidden: int) -> Iterator[Path]:
             for weight in weights_of(config):
                 full = ("dense", form_named("dense").full(weight))
                 wanted = forms[int(weight.name.split(".layers.")[1].split(".")[0])]
-                form, dim = next((one for one in wanted if form_named(one[0]).takes(weight)), full)
+                form, dim = next((one for one in wanted if form_named(one[0]).applies_to(weight)), full)
                 chosen[weight.name] = form, dim, scheme
             path = folder / f"{family}-{scheme}"
             stored(small_model(config), _make_plan, chosen).save_pretrained(path)

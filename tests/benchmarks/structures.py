@@ -52,7 +52,7 @@ class Structures(Study):
         return self._known[choices]
 
     def measured(self, plan: Plan) -> dict[str, Any]:
-        writing = [one for one in plan.weights if one.weight.writes]
+        writing = [one for one in plan.weights if one.weight.to_residual]
         return {
             "taken": Counter(one.form.partition(":")[0] for one in plan.weights),
             "skipped attentions": sum(_is_skipped(one) and one.weight.values == "in" for one in writing),

@@ -52,7 +52,9 @@ def _choosy(weight: Weight, scheme: str) -> tuple[str, int, str]:
     """A pair or the dense weight in the scheme where it takes that, else as it is."""
     dense = form_named("dense")
     for form, dim in ((form_named("low_rank"), 16), (dense, dense.full(weight))):
-        if all(map(scheme_named(scheme).runs, form.gemms(weight, dim, 1))) and (form is dense or weight.writes):
+        if all(map(scheme_named(scheme).supports, form.latency.gemms(weight, dim, 1))) and (
+            form is dense or weight.to_residual
+        ):
             return form.name, dim, scheme
     return dense.name, dense.full(weight), "bf16"
 
@@ -69,7 +71,7 @@ def _form_of(weight: Weight, pattern: int) -> tuple[str, int]:
     elif weight.neurons is None:
         wanted = [("skip", 0)]
     dense = form_named("dense")
-    return next((one for one in wanted if form_named(one[0]).takes(weight)), ("dense", dense.full(weight)))
+    return next((one for one in wanted if form_named(one[0]).applies_to(weight)), ("dense", dense.full(weight)))
 
 
 def in_schemes(plan: Plan, schemes: Mapping[str, str]) -> Plan:

@@ -10,7 +10,7 @@ from gac.core.errors import ModelError
 from gac.measurement.calibration import decoder_layers
 from gac.models.families import family_of
 from gac.models.layer_stack import LayerStack
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 
 IDS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
 
@@ -55,7 +55,7 @@ def test_logits_that_are_not_finite_are_refused() -> None:
         fitted_scale([(torch.zeros(2, 5), torch.full((2, 5), torch.nan))])
 
 
-@every_family
+@every_layout
 def test_the_last_norm_scales_what_the_head_reads(model_type: str) -> None:
     model = small_model(small_config(model_type))
     name = family_of(model.config).last_norm
@@ -76,7 +76,7 @@ def test_the_last_norm_scales_what_the_head_reads(model_type: str) -> None:
     torch.testing.assert_close(read[1], 0.9 * read[0])
 
 
-@every_family
+@every_layout
 def test_logits_of_a_last_layers_output_are_the_models(model_type: str) -> None:
     model = small_model(small_config(model_type, num_hidden_layers=3)).eval()
     weights = weights_of(model.config)

@@ -13,7 +13,7 @@ from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.curvature.metric import Metric
 from gac.forms.curvature.registry import METHODS
-from gac.forms.heads.torch import LEFT, eliminate_groups
+from gac.forms.heads.torch import AFTER_REFIT, eliminate_groups
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import stream_fits
@@ -21,23 +21,24 @@ from gac.models.families import FIXED_HEADS, family_of, supported
 from gac.models.modules import swap_in
 from gac.plan.plan import Plan, WeightChoice
 from tests.compression.applying import IDS, applied, divergence, logits
-from tests.models.small import small_config, small_model, weights_of
+from tests.models.small import LAYOUTS, small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 HEADS = form_named("heads")
-TAKING = [name for name in supported() if any(HEADS.takes(weight) for weight in weights_of(small_config(name)))]
 GENERATE: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
 
 
+def applies_to(model_type: str, **changed: Any) -> bool:
+    return any(map(HEADS.applies_to, weights_of(small_config(model_type, **changed))))
+
+
 def test_most_architectures_have_heads_to_drop() -> None:
-    assert set(supported()) - set(TAKING) == {"gpt2", "gpt_neox", "phi3", *FIXED_HEADS}
-
-
-@pytest.mark.parametrize("model_type", sorted(set(supported()) - set(TAKING)))
-def test_others_are_refused_by_name(model_type: str) -> None:
-    config = small_config(model_type)
-    with pytest.raises(PlanError, match=f"form heads, which fits no weight of a {model_type} model; expected one of"):
-        check_forms_fit(family_of(config).sites(config), ["heads"], model_type)
+    fixed = {"gpt2", "gpt_neox", "phi3", *FIXED_HEADS}
+    assert {name for name in supported() if not applies_to(name)} == fixed
+    for model_type in fixed:
+        config = small_config(model_type)
+        with pytest.raises(PlanError, match=f"form heads, which fits no weight of a {model_type} model"):
+            check_forms_fit(family_of(config).sites(config), ["heads"], model_type)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_others_are_refused_by_name(model_type: str) -> None:
     [("cohere", {"use_qk_norm": True}), ("llama", {"num_key_value_heads": 1}), ("llama", {"num_key_value_heads": 3})],
 )
 def test_a_config_may_leave_none_to_drop(model_type: str, changed: dict[str, Any]) -> None:
-    assert not any(HEADS.takes(weight) for weight in weights_of(small_config(model_type, **changed)))
+    assert not applies_to(model_type, **changed)
 
 
 def test_an_attention_is_one_site() -> None:
@@ -60,7 +61,7 @@ def test_it_counts_query_heads_with_their_keys() -> None:
     q, k, v, o = weights_of(small_config("llama"))[:4]  # 4 heads and 2 groups of 32, hidden 64
     assert [HEADS.full(weight) for weight in (q, k, v, o)] == [2] * 4
     assert [HEADS.params(weight, 1) for weight in (q, k, v, o)] == [64 * 64, 32 * 64, 32 * 64, 64 * 64]
-    assert [HEADS.cached(weight, 1) for weight in (q, k, v, o)] == [0, 32, 32, 0]
+    assert [HEADS.cache.numbers(weight, 1) for weight in (q, k, v, o)] == [0, 32, 32, 0]
 
 
 # --- which go -------------------------------------------------------------------------------------------------------
@@ -85,14 +86,14 @@ def test_groups_go_as_their_loss_says() -> None:
     for gone in range(1, groups):
         before = order[: gone - 1].tolist()
         without = {
-            one: lost(weight, metric, inside[[at for at in range(groups) if at not in [*before, one]]].flatten())
-            for one in range(groups)
-            if one not in before
+            group: lost(weight, metric, inside[[n for n in range(groups) if n not in [*before, group]]].flatten())
+            for group in range(groups)
+            if group not in before
         }
-        assert order[gone - 1] == min(without, key=lambda one: without[one])
+        assert order[gone - 1] == min(without, key=lambda group: without[group])
 
 
-@pytest.mark.parametrize("model_type", TAKING)
+@pytest.mark.parametrize("model_type", filter(applies_to, LAYOUTS))
 def test_nothing_is_lost_with_heads_that_write_nothing(model_type: str, make_plan: MakePlan) -> None:
     config = small_config(model_type)
     dense = small_model(config)
@@ -101,7 +102,7 @@ def test_nothing_is_lost_with_heads_that_write_nothing(model_type: str, make_pla
         for layer, group in ((0, 1), (1, 0)):  # another group in each layer
             output: Any = dense.get_submodule(f"{family.layers}.{layer}.{family.output}")
             output.weight.view(64, 2, -1)[:, group] = 0
-    plan = make_plan(config, {weight.name: ("heads", 1) for weight in weights_of(config) if HEADS.takes(weight)})
+    plan = make_plan(config, {weight.name: ("heads", 1) for weight in weights_of(config) if HEADS.applies_to(weight)})
     small: Any = applied(copy.deepcopy(dense), plan, "svd-llm")
     assert (logits(small) - logits(dense)).abs().max() < 1e-3 * logits(dense).abs().max()
     cached = small.generate(IDS, **GENERATE)
@@ -140,4 +141,4 @@ def test_what_a_number_of_heads_loses_is_measured_by_running_the_model() -> None
             changed = fewer(run.windows).logits
         measured[dim] = divergence(dense, changed)
     never_rising = [max(measured[other] for other in range(dim, 4)) for dim in (1, 2, 3)]
-    assert (loss[1:4] / LEFT).tolist() == pytest.approx(never_rising, rel=1e-4)
+    assert (loss[1:4] / AFTER_REFIT).tolist() == pytest.approx(never_rising, rel=1e-4)

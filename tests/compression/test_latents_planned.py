@@ -11,7 +11,7 @@ from gac.core.errors import BudgetError, GacError
 from gac.forms import form_named
 from gac.forms.curvature.metric import Metric
 from gac.forms.decomposition import decompose, with_rotated_latents
-from gac.forms.latent.rounded import balance, moments_of_latents, rounding_cost
+from gac.forms.latent.torch import balance_of, moments_of_latents, rounding_cost
 from gac.measurement.store import read_tensors
 from gac.models.sites import Weight
 from gac.runtime.latent_rounding import rounded
@@ -56,7 +56,7 @@ def cost_of_rounding(case: tuple[Tensor, Metric, Tensor], second: Tensor, first:
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_price_is_what_rounding_costs(case: tuple[Tensor, Metric, Tensor], bits: int, rank: int) -> None:
     second, first, variances, gains = pair_of(case, rank)
-    by = balance(variances, gains)[0, :rank]
+    by = balance_of(variances, gains)[0, :rank]
     turned = with_rotated_latents(second / by, first * by[:, None])
     price = float(rounding_cost(variances, gains, bits)[rank - 1])
     assert price == pytest.approx(cost_of_rounding(case, *turned, bits), rel=0.25)
@@ -65,7 +65,7 @@ def test_the_price_is_what_rounding_costs(case: tuple[Tensor, Metric, Tensor], b
 @pytest.mark.parametrize("bits", [8, 4])
 def test_balanced_and_rotated_latents_lose_less(case: tuple[Tensor, Metric, Tensor], bits: int) -> None:
     second, first, variances, gains = pair_of(case, ROWS)
-    by = balance(variances, gains)[0]
+    by = balance_of(variances, gains)[0]
     plain = cost_of_rounding(case, second, first, bits)
     rotated = cost_of_rounding(case, *with_rotated_latents(second, first), bits)
     both = cost_of_rounding(case, *with_rotated_latents(second / by, first * by[:, None]), bits)
@@ -74,7 +74,7 @@ def test_balanced_and_rotated_latents_lose_less(case: tuple[Tensor, Metric, Tens
 
 def test_what_was_never_seen_costs_nothing() -> None:
     variances, gains = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 3.0]])
-    assert balance(variances, gains)[0, 1] == 1
+    assert balance_of(variances, gains)[0, 1] == 1
     assert rounding_cost(variances, gains, 8).isfinite().all()
 
 
@@ -82,11 +82,11 @@ def test_the_cache_is_counted_in_whole_words() -> None:
     weight = Weight("k", 192, 576, heads=3, cached=True)
     for name, groups in (("latent:int8", 1), ("latent:1:int4", 3)):
         form = form_named(name)
-        assert form.bits is not None
-        assert form.largest_useful(weight) == form.full(weight) == 192 // groups
+        assert form.cache.bits is not None
+        assert form.max_useful_dim(weight) == form.full(weight) == 192 // groups
         for dim in (1, 7, 64):
-            assert form.cached(weight, dim) == token_words(groups, dim, form.bits)
-    assert form_named("latent:int8").told(64) == "g 64/8"
+            assert form.cache.numbers(weight, dim) == token_words(groups, dim, form.cache.bits)
+    assert form_named("latent:int8").label(64) == "g 64/8"
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------
@@ -98,8 +98,8 @@ def test_a_tight_cache_takes_few_bits_and_is_never_over(small: Small, kv_cache: 
     plan = small.allocate(1.0, forms=FORMS, kv_cache=kv_cache, align=align, refit="none")
     used, whole = plan.kv_numbers
     assert used <= int(kv_cache * whole)
-    assert used == sum(form_named(one.form).cached(one.weight, one.dim) for one in plan.weights)
-    assert any(form_named(one.form).bits for one in plan.weights)
+    assert used == sum(form_named(one.form).cache.numbers(one.weight, one.dim) for one in plan.weights)
+    assert any(form_named(one.form).cache.bits for one in plan.weights)
     if not align:
         alone = small.allocate(1.0, forms=FORMS[:1], kv_cache=kv_cache, align=False, refit="none")
         assert plan.prediction.loss < alone.prediction.loss
@@ -117,7 +117,7 @@ def test_what_is_saved_runs_with_the_cache_of_the_plan(small: Small, refit: str,
         bits = {
             one.name: second_factor(model.get_submodule(one.name)).bits for one in plan.weights if one.form in FORMS
         }
-        assert bits == {one.name: form_named(one.form).bits for one in plan.weights if one.form in FORMS}
+        assert bits == {one.name: form_named(one.form).cache.bits for one in plan.weights if one.form in FORMS}
         model.bfloat16()
         with torch.no_grad():
             layers = model(torch.arange(10)[None], use_cache=True).past_key_values.layers

@@ -17,7 +17,7 @@ from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import applied, logits
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
@@ -36,7 +36,7 @@ def changes(config: Any, *pairs: str, rank: int | None = None) -> dict[str, tupl
     return found
 
 
-@every_family
+@every_layout
 def test_at_full_rank_it_is_the_narrower_model(model_type: str, make_plan: MakePlan) -> None:
     config = small_config(model_type)
     narrow = dict.fromkeys(changes(config), ("narrow", WIDTH))
@@ -67,7 +67,7 @@ def test_a_shared_gemm_takes_ranks_of_pairs_and_rows_of_the_others(pairs: list[s
 @pytest.mark.parametrize("fuse", [True, False, "auto"])
 def test_from_a_budget_to_files_and_back(small: Small, fuse: Any, tmp_path: Path) -> None:
     plan = small.allocate(0.4, forms=FORMS, align=False, fuse=fuse)
-    pairs = [site for site in plan.sites if any(form_named(one.form).inside for one in site.weights)]
+    pairs = [site for site in plan.sites if any(form_named(one.form).parent_form_name for one in site.weights)]
     assert pairs
     assert plan.certificate.status == "optimal"
     model, _ = small.there_and_back(plan, tmp_path)
@@ -146,5 +146,5 @@ def test_a_width_that_no_mlp_has_is_refused() -> None:
 
 def test_a_recipe_may_name_one_width(small: Small) -> None:
     plan = small.allocate(0.4, forms=("low_rank", "narrow", "narrow_pair:72"), align=False)
-    assert {one.form for one in plan.weights if form_named(one.form).inside} == {"narrow_pair:72"}
+    assert {one.form for one in plan.weights if form_named(one.form).parent_form_name} == {"narrow_pair:72"}
     assert torch.isfinite(logits(small.compress(plan))).all()

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from gac.allocation.resolve import resolve_refit
 from gac.compression.paired_run import PairedRun
-from gac.compression.refit import refit_named
 from gac.compression.stream import ways_of
 from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.registry import METHODS
+from gac.forms.tensors import tensors_of
 from gac.measurement.expected import PLAIN
-from gac.models.families import Between, Family, family_of, supported
+from gac.models.families import Family, ResidualPath, family_of, supported
 from gac.plan.plan import Plan
+from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.compressed import WIDTH
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
 MakePlan = Callable[..., Plan]
@@ -69,10 +71,10 @@ def deep(model_type: str) -> PreTrainedModel:
 
 
 def test_every_form_can_be_refitted() -> None:
-    assert all("residual" in form.tensors.refits for form in FORMS)
+    assert all("residual" in tensors_of(form).refits for form in FORMS)
 
 
-@every_family
+@every_layout
 def test_a_refitted_model_is_nearer(model_type: str, make_plan: MakePlan) -> None:
     model = deep(model_type)
     plan, dense = half_of(model, make_plan, "residual"), logits(model)
@@ -89,29 +91,29 @@ def divergence(model: PreTrainedModel, dense: Tensor) -> float:
     return float(torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum"))
 
 
-@pytest.mark.parametrize("model_type", BEHIND)
+@pytest.mark.parametrize("model_type", ["gemma3_text", "granite", "olmo2"])
 def test_a_layer_that_adds_something_else_than_its_family_says_is_refused(
     model_type: str, monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan
 ) -> None:
     model = deep(model_type)
-    monkeypatch.setattr(Family, "between", lambda *_: Between())
+    monkeypatch.setattr(Family, "residual_path", lambda *_: ResidualPath())
     with pytest.raises(ModelError, match=r"adds \d+% other than its weights write"):
         applied(model, half_of(model, make_plan, "residual"))
 
 
-def test_families_that_name_no_norm_and_no_factor_have_neither() -> None:
-    assert {name for name in supported() if between(small_config(name)) != {Between()}} == {*BEHIND}
+def test_families_without_norm_and_factor_have_a_plain_residual_path() -> None:
+    assert {name for name in supported() if paths_of(small_config(name)) != {ResidualPath()}} == {*BEHIND}
 
 
-def between(config: Any) -> set[Between]:
-    """What lies between the weights of the first layer and the residual stream."""
+def paths_of(config: Any) -> set[ResidualPath]:
+    """Those of the first layer."""
     config.residual_multiplier = 0.3
-    names = [weight.name for weight in weights_of(config) if weight.writes and ".0." in weight.name]
+    names = [weight.name for weight in weights_of(config) if weight.to_residual and ".0." in weight.name]
     assert len(names) == 2
-    return {family_of(config).between(config, name) for name in names}
+    return {family_of(config).residual_path(config, name) for name in names}
 
 
-@pytest.mark.parametrize("model_type", BEHIND)
+@pytest.mark.parametrize("model_type", ["gemma3_text", "granite", "olmo2"])
 def test_a_step_gives_the_residual_stream_what_it_lacks(model_type: str) -> None:
     model = deep(model_type)
     (way,) = (way for name, way in ways_of(model, weights_of(model.config)).items() if ".0.mlp." in name)
@@ -196,7 +198,7 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
         raise RuntimeError("no more memory")
 
     for form in FORMS:
-        monkeypatch.setattr(type(form.tensors), "refits", {"residual": fails})
+        monkeypatch.setattr(type(tensors_of(form)), "refits", {"residual": fails})
     with pytest.raises(RuntimeError, match="no more memory"):
         applied(model, half_of(model, make_plan, "residual"))
     assert dict(model.named_modules()) == modules
@@ -218,22 +220,25 @@ def test_the_default_is_that_of_the_method_the_rule_and_the_layers(
     asked: Any, rule: str, method: str, model_type: str, fitted: str
 ) -> None:
     sites = family_of(small_config(model_type)).sites(small_config(model_type))
-    assert refit_named(asked, rule, METHODS.get(method), ["low_rank"], sites, model_type) == fitted
+    assert (
+        resolve_refit(Recipe.of(refit=asked, rule=rule, forms=["low_rank"]), METHODS.get(method), sites, model_type)
+        == fitted
+    )
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:
     config = small_config("opt", do_layer_norm_before=False)
     sites = family_of(config).sites(config)
-    with pytest.raises(GacError) as refused:
-        refit_named("residual", "loss", METHODS.get("kfac"), ["low_rank"], sites, "opt")
-    assert str(refused.value) == (
-        "refit 'residual' of model type opt, in which the residual stream itself passes norms; expected layers that "
-        "only add to the residual stream. Use refit='none'."
-    )
-    with pytest.raises(
-        GacError, match="refit 'update' with forms narrow; expected low_rank, narrow_pair among the forms"
+    for mode, form, message in (
+        (
+            "residual",
+            "low_rank",
+            "refit 'residual' of model type opt, in which the residual stream itself passes norms",
+        ),
+        ("update", "narrow", "refit 'update' with forms narrow; expected low_rank, narrow_pair among the forms"),
     ):
-        refit_named("update", "loss", METHODS.get("kfac"), ["narrow"], sites, "opt")
+        with pytest.raises(GacError, match=message):
+            resolve_refit(Recipe.of(refit=mode, forms=[form]), METHODS.get("kfac"), sites, "opt")
 
 
 def test_the_prediction_knows_of_it(small: Small) -> None:
@@ -265,9 +270,9 @@ def test_16_bit_models_with_huge_hidden_states_and_weights_of_zeros_are_fitted(m
 
 
 def test_opt_with_its_norms_behind_is_not_fitted() -> None:
-    ahead, behind = (weights_of(small_config("opt", do_layer_norm_before=before)) for before in (True, False))
-    assert any(weight.writes for weight in ahead)
-    assert not any(weight.writes for weight in behind)
+    for before in (True, False):
+        weights = weights_of(small_config("opt", do_layer_norm_before=before))
+        assert any(weight.to_residual for weight in weights) == before
 
 
 def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan) -> None:

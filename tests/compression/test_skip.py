@@ -27,7 +27,7 @@ from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from gac.runtime.skipped import PassedNorm, SkippedBlock
 from tests.compression.applying import IDS, applied, divergence, logits
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SKIP = form_named("skip")
@@ -41,7 +41,7 @@ def config_of(model_type: str, **changed: Any) -> Any:
 def blocks_of(config: Any) -> list[list[Weight]]:
     """The weights of every attention and MLP that can be skipped."""
     found: list[list[Weight]] = [[]]
-    for weight in filter(SKIP.takes, weights_of(config)):
+    for weight in filter(SKIP.applies_to, weights_of(config)):
         found[-1].append(weight)
         if weight.block == "in":
             found.append([])
@@ -75,7 +75,7 @@ def of_family(model_type: str, make_plan: MakePlan) -> tuple[Any, Any, Plan]:
     return dense, copy.deepcopy(small), plan
 
 
-@every_family
+@every_layout
 def test_leaving_blocks_out_changes_no_output_of_absent_weights(model_type: str, make_plan: MakePlan) -> None:
     dense, small, plan = of_family(model_type, make_plan)
     before, state = logits(small), small.state_dict()
@@ -88,7 +88,7 @@ def test_leaving_blocks_out_changes_no_output_of_absent_weights(model_type: str,
     assert sum(isinstance(module, SkippedBlock) for module in small.modules()) == len(blocks_of(dense.config))
 
 
-@every_family
+@every_layout
 def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_plan: MakePlan) -> None:
     config = config_of(model_type)
     _, small, plan = of_family(model_type, make_plan)
@@ -107,7 +107,7 @@ def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_pla
             assert norm not in ran
 
 
-@every_family
+@every_layout
 def test_every_architecture_generates_without_blocks(model_type: str, make_plan: MakePlan) -> None:
     _, small, plan = of_family(model_type, make_plan)
     skip_absent(small, plan.weights)
@@ -116,7 +116,7 @@ def test_every_architecture_generates_without_blocks(model_type: str, make_plan:
     assert torch.equal(cached, small.generate(IDS, cache_implementation="static", **GENERATE))
 
 
-@every_family
+@every_layout
 def test_what_can_be_skipped(model_type: str) -> None:
     config = config_of(model_type)
     names = {block[-1].name.rpartition(".")[0].rpartition("layers.")[2] for block in blocks_of(config)}

@@ -14,7 +14,6 @@ from pages import PAGES, ROOT, blocks, commands
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
-from gac.plan.recipe import Options
 from tests.cli.commands import run
 
 BLOCKS = [(page, block) for page, text in PAGES.items() for block in blocks(text, "python")]

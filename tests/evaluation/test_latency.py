@@ -47,7 +47,7 @@ from gac.evaluation.versions import (
     versions_at,
     with_head,
 )
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.measurement.curve_library import CurveLibrary
 from gac.models.shapes import shapes_of
 from gac.plan.evidence import RoundedHead
@@ -237,7 +237,7 @@ def test_a_head_in_a_scheme_without_a_price_is_refused() -> None:
 
 
 def test_a_fused_variant_computes_the_same(planner: Planner, model: PreTrainedModel) -> None:
-    fused = variant(model, planner.dense(fused=True).choices, run_together(planner.problem.sites))
+    fused = variant(model, planner.dense(fused=True).choices, fuse_sites(planner.problem.sites))
     assert torch.allclose(step_of(fused, PREFILL)(), step_of(model, PREFILL)(), atol=1e-4)
 
 
@@ -261,7 +261,7 @@ def test_a_fused_variant_without_half_of_a_component_runs(
     part: str, workload: Workload, planner: Planner, model: PreTrainedModel
 ) -> None:
     choices = without(planner.problem.sites, part)
-    fused = variant(model, choices, run_together(planner.problem.sites))
+    fused = variant(model, choices, fuse_sites(planner.problem.sites))
     assert step_of(fused, workload)().isfinite().all()
     saved = sum(choice.weight.params - choice.params for choice in choices)
     assert weight_bytes(model) - weight_bytes(fused) > 4 * saved - 4096

@@ -11,12 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gac.core.operations import Operation, linear
 from gac.forms import Form
 from gac.forms.base import ModuleSpec, Place
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.forms.refit import Refits
-from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm, bias_of
+from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
 from gac.runtime.modules import KINDS, empty_linear
 
@@ -47,8 +46,8 @@ class Picked(Form):
     meaning = "input features that a weight reads"
     tensor_form = f"{__name__}:PickedTensors"
 
-    def takes(self, weight: Weight) -> bool:
-        return weight.reads is None
+    def applies_to(self, weight: Weight) -> bool:
+        return weight.input_group is None
 
     def full(self, weight: Weight) -> int:
         return weight.in_features
@@ -56,11 +55,8 @@ class Picked(Form):
     def params(self, weight: Weight, dim: int) -> int:
         return weight.out_features * dim
 
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        return linear(rows, dim, weight.out_features)
-
-    def axis(self, weight: Weight) -> str:
-        return "k"
+    def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
+        return dim, weight.out_features
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         sizes = {"in_features": weight.in_features, "kept": dim, "out_features": weight.out_features}
@@ -69,28 +65,25 @@ class Picked(Form):
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return (Place("linear.weight", 1, (dim,)),)
 
-    def fused(self, weight: Weight, dim: int) -> int:
-        return 0  # it shares its input with no other
-
 
 class PickedTensors(TensorForm):
-    """Kept is the order in which features go, and the moments that the rest are compensated with."""
+    """Keeps the order of removal, and the moments for compensation."""
 
     refits: ClassVar[Refits] = {}
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        for weight in filter(self.form.takes, weights):
-            found = eliminate(statistics.matrix(weight), statistics.metric(weight))
-            yield Fit(weight, found.curve.loss, {"order": found.order}, [weight])
+        for weight in filter(self.form.applies_to, weights):
+            elimination = eliminate(statistics.matrix(weight), statistics.metric(weight))
+            yield Fit(weight, elimination.curve.loss, {"order": elimination.order}, [weight])
 
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
-        index = last_to_go(work.kept.of(self.form, "order", weight), dim)
-        dense = work.linear(weight)
-        matrix = compensated(dense.weight, index, work.statistics.metric(weight))
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
+        index = last_to_go(build.kept.of(self.form, "order", weight), dim)
+        dense = build.linear(weight)
+        matrix = compensated(dense.weight, index, build.statistics.metric(weight))
         return {"linear.weight": matrix, "index": index} | bias_of(dense, "linear.bias")
 
-    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        matrix = own["linear.weight"]
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        matrix = parameters["linear.weight"]
         dense = matrix.new_zeros(weight.out_features, weight.in_features)
-        dense[:, own["index"]] = matrix
-        return {"weight": dense} | ({"bias": own["linear.bias"]} if "linear.bias" in own else {})
+        dense[:, parameters["index"]] = matrix
+        return {"weight": dense} | ({"bias": parameters["linear.bias"]} if "linear.bias" in parameters else {})

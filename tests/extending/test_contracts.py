@@ -10,6 +10,7 @@ from torch import Tensor
 from gac.allocation.rules import RULES
 from gac.allocation.weight_rules import RankRule
 from gac.forms import FORMS
+from gac.forms.base import KVCache, OneGemm
 from gac.forms.head_dim.spec import HeadDim
 from gac.schemes import StorageSpec
 from gac.testing import check_form, check_method, check_rule, check_scheme
@@ -34,6 +35,20 @@ class Wavering(RankRule):
         return {weight.name: self.asked for weight in weights}
 
 
+class OtherAxis(OneGemm):
+    """Names an axis that its operation lacks."""
+
+    def axis(self, weight: Any) -> str:
+        return "r"
+
+
+class DenseCache(KVCache):
+    """Counts what the cache keeps of the dense weight."""
+
+    def numbers(self, weight: Any, dim: int) -> int:
+        return weight.cached_numbers
+
+
 class Lossy(PickedTensors):
     """Forgets to compensate, and half of what the features held."""
 
@@ -53,12 +68,12 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
         (check_method, changed(Fwsvd, inputs=lambda self, moments: NAN[:3, :3]), r"inputs have shape \(3, 3\)"),
         (
             check_scheme,
-            changed(ShortMantissa, rounded=lambda self, matrix: matrix),
+            changed(ShortMantissa, quantised=lambda self, matrix: matrix),
             "lossy is True, the relative",
         ),
         (
             check_scheme,
-            changed(ShortMantissa, rounded=lambda self, matrix, inputs=None: 0.9 * matrix),
+            changed(ShortMantissa, quantised=lambda self, matrix, inputs=None: 0.9 * matrix),
             "rounding again changes",
         ),
         (
@@ -72,11 +87,11 @@ NAN = torch.full((16, 16), torch.nan, dtype=torch.float64)
             "has a storage, and tables call it 'bf16'",
         ),
         (check_form, changed(Picked, params=lambda self, weight, dim: dim), "1 parameters, its module holds 64"),
-        (check_form, changed(Picked, takes=lambda self, weight: False), "takes no weight of a tiny Llama"),
-        (check_form, changed(Picked, axis=lambda self, weight: "r"), "axis r is none of its operation"),
+        (check_form, changed(Picked, applies_to=lambda self, weight: False), "takes no weight of a tiny Llama"),
+        (check_form, changed(Picked, latency=property(OtherAxis)), "axis r is none of its operation"),
         (
             check_form,
-            changed(HeadDim, cached=lambda self, weight, dim: weight.kept),
+            changed(HeadDim, cache=property(DenseCache)),
             "cache keeps .* of a token, not 128",
         ),
         (check_rule, Wavering(), "wavering: another plan when asked again"),

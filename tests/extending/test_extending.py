@@ -47,7 +47,7 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_contract_of_every_form(form: Any) -> None:
     known = FORMS.get(form)
-    check_form(known, *filter(known.takes, WEIGHTS))
+    check_form(known, *filter(known.applies_to, WEIGHTS))
 
 
 def test_values_that_a_method_folds_keep_the_contract_of_the_form() -> None:
@@ -118,7 +118,7 @@ def test_a_scheme_of_ones_own(
     assert plan.prediction.loss > 0
     for name, parameter in loaded.named_parameters():
         if parameter.dim() > 1 and ".layers." in name:
-            assert torch.equal(parameter, plugin.rounded(parameter))
+            assert torch.equal(parameter, plugin.quantised(parameter))
 
 
 def test_the_page_shows_these_files() -> None:

@@ -112,7 +112,7 @@ def test_what_is_held_out_is_in_no_moment_of_keys_and_values(sharp: Any) -> None
     other = WINDOWS.clone()
     other[out] = WINDOWS[[0, 1]]
     sites = family_of(sharp.config).sites(sharp.config)
-    weight = next(weight for weight in weights_of(sharp.config) if FORM.takes(weight))
+    weight = next(weight for weight in weights_of(sharp.config) if FORM.applies_to(weight))
     runs = (replace(run_of(sharp, ids), attended=True) for ids in (WINDOWS, other))
     found = [moments for run in runs for layer, moments in run.moments(sites) if layer == 0 and moments is not None]
     for name in ("inputs", "gradients"):
@@ -124,7 +124,7 @@ def test_a_curve_is_what_the_model_loses_on_text_that_is_held_out(sharp: Any, pr
     fits = fits_of(run_of(sharp), "latent")
     runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
     found = losses_of(fits)
-    for weight in filter(FORM.takes, weights_of(sharp.config)):
+    for weight in filter(FORM.applies_to, weights_of(sharp.config)):
         (rank,) = anchor_ranks(prices[weight.name], [level(prices)])
         kept = ChainMap(*(dict(fit.kept.tensors) for fit in fits.values()))
         second, first = (kept[f"latent.{name}/{weight.name}"] for name in ("second", "first"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gac.forms.curvature.registry import METHODS
-from gac.forms.loss_curves import LossCurve, LossCurves, Whole
+from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
 from gac.measurement.expected import BEHIND_NORMS, BESIDE, PLAIN, WHOLE, expected_curves, expected_error, expected_share
 from gac.models.families import Family, family_of
 from gac.plan.evidence import Calibration
@@ -48,7 +48,7 @@ def test_each_kind_of_loss_has_its_share(family: Family) -> None:
 @pytest.mark.parametrize("family", [LLAMA, GEMMA], ids=["llama", "gemma3_text"])
 def test_of_a_price_that_runs_have_corrected_it_is_what_a_refit_leaves(family: Family) -> None:
     priced = LossCurves({("latent", "bf16", "k"): LossCurve(np.array([3.0, 1.0, 0.0]))})
-    corrected = replace(priced, wholes={"latent": Whole("latent", (1.0,), (1.2,))})
+    corrected = replace(priced, wholes={"latent": WholeModelLoss("latent", (1.0,), (1.2,))})
     for refit in ("none", "residual"):
         for curves, left in ((corrected, WHOLE[refit]), (priced, own(family, "predicted", refit))):
             found = expected_curves(curves, recipe(forms=("latent",), refit=refit), METHODS.get("kfac"), family)

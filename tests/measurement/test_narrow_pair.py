@@ -13,7 +13,7 @@ from gac.forms import form_named
 from gac.forms.curvature.metric import Metric
 from gac.forms.curvature.registry import METHODS
 from gac.forms.narrow_pair.spec import widths
-from gac.forms.tensors import SiteWork, Statistics
+from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.curves import LayerFit, stream_fits
 from gac.measurement.store import StatisticsStore
@@ -30,19 +30,19 @@ def mlp_of(model: PreTrainedModel) -> Site:
     return next(site for site in family_of(model.config).sites(model.config) if site.kind == "mlp")
 
 
-def measured(model: PreTrainedModel, method: str) -> tuple[LayerFit, Mapping[str, Metric], SiteWork]:
+def measured(model: PreTrainedModel, method: str) -> tuple[LayerFit, Mapping[str, Metric], SiteBuild]:
     """What is measured of the first layer, the metrics of its MLP, and what builds that."""
     run, site = CalibrationRun(model, IDS, METHODS.get(method), progress=False), mlp_of(model)
     fit = dict(stream_fits(run, [site], forms=["narrow_pair"]))[0]
     moments = dict(stream_moments(run, [site]))[0]
     metrics = {one.name: run.method.metric(moments.of(one, run.method.pooled)) for one in site.weights}
     kept = fit.kept
-    return fit, metrics, SiteWork(site.weights, kept, Statistics(model, kept.moments, run.method, kept))
+    return fit, metrics, SiteBuild(site.weights, kept, Statistics(model, kept.moments, run.method, kept))
 
 
-def built(work: SiteWork, weight: Weight, form: str, dim: int) -> Tensor:
+def built(work: SiteBuild, weight: Weight, form: str, dim: int) -> Tensor:
     """The dense weight that a form at a dim stands for, its missing neurons where they were."""
-    tensors, stay = form_named(form).tensors, work.kept.of(form_named(f"narrow_pair:{WIDTHS[2]}"), "stay", weight)
+    tensors, stay = tensors_of(form_named(form)), work.kept.of(form_named(f"narrow_pair:{WIDTHS[2]}"), "stay", weight)
     parts = {name: value.detach().double() for name, value in tensors.parameters(work, weight, dim).items()}
     padded = tensors.merge(weight, dim, parts)["weight"]
     found, neurons = torch.zeros_like(padded), padded.shape[0 if weight.neurons == "out" else 1] // weight.blocks
@@ -77,7 +77,7 @@ def test_the_curves_are_the_losses_of_what_is_built(model_type: str, method: str
             assert lost == pytest.approx(beyond + loss[rank], rel=1e-4, abs=1e-6 * loss[0])
 
 
-def narrowed_rows(work: SiteWork, weight: Weight, dense: Tensor) -> Tensor:
+def narrowed_rows(work: SiteBuild, weight: Weight, dense: Tensor) -> Tensor:
     """The dense weight; of one that writes neurons, with nothing in the rows of those that go."""
     if weight.neurons == "in":
         return dense
@@ -100,8 +100,8 @@ def test_no_pair_of_a_rank_loses_less() -> None:
         assert loss_of(matrix, second @ first, among) > best * (1 - 1e-6)
 
 
-def work_factors(work: SiteWork, weight: Weight, name: str, rank: int) -> tuple[Tensor, Tensor]:
-    found = form_named(name).tensors.parameters(work, weight, rank)
+def work_factors(work: SiteBuild, weight: Weight, name: str, rank: int) -> tuple[Tensor, Tensor]:
+    found = tensors_of(form_named(name)).parameters(work, weight, rank)
     return found["second.weight"], found["first.weight"]
 
 
@@ -112,7 +112,7 @@ def test_a_pair_of_what_stays_loses_less_than_the_rows_of_a_pair_of_all() -> Non
     stay = work.kept.of(form_named(name), "stay", weight)
     metric = metrics[weight.name]
     among = Metric(metric.inputs, metric.gradients[stay][:, stay])
-    whole = form_named("low_rank").tensors.parameters(work, weight, rank)
+    whole = tensors_of(form_named("low_rank")).parameters(work, weight, rank)
     rows = (whole["second.weight"] @ whole["first.weight"])[stay]
     dense = work.statistics.matrix(weight).detach()[stay]
     assert fit.losses[f"{name}/{weight.name}"][rank] < loss_of(dense, rows, among)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gac.forms import form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.latent.spec import Latent
-from gac.forms.loss_curves import LossCurve, LossCurves, Whole
-from gac.forms.tensors import Kept
+from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
 from gac.measurement.attended import held_out
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import measure_curves, stream_kept
@@ -27,11 +27,11 @@ from tests.models.small import weights_of
 
 WINDOWS = torch.randint(0, 256, (13, 16), generator=torch.Generator().manual_seed(4))
 FORM = form_named("latent")
-WHOLE = Whole("latent", (1.0, 4.0), (1.0, 16.0))
+WHOLE = WholeModelLoss("latent", (1.0, 4.0), (1.0, 16.0))
 LOSS = np.array([8.0, 4.0, 2.0, 1.0, 0.0])
 
 
-def curves_of(**wholes: Whole) -> LossCurves:
+def curves_of(**wholes: WholeModelLoss) -> LossCurves:
     latents = {("latent", "bf16", name): LossCurve(LOSS) for name in "kv"}
     few = {("latent:int8", "bf16", name): LossCurve(LOSS + 0.5) for name in "kv"}
     other = {("low_rank", "bf16", "q"): LossCurve(LOSS)}
@@ -47,7 +47,7 @@ def test_a_whole_passes_through_what_was_measured() -> None:
 
 
 def test_what_is_lost_together_never_falls_as_the_sum_grows() -> None:
-    whole = Whole("latent", (0.01, 0.1, 0.4), (0.05, 0.05, 0.9))
+    whole = WholeModelLoss("latent", (0.01, 0.1, 0.4), (0.05, 0.05, 0.9))
     sums = np.geomspace(1e-4, 10, 200)
     assert (np.diff([one * whole.ratio(one) for one in sums]) >= -1e-12).all()
 
@@ -67,7 +67,7 @@ def test_rounding_is_in_no_whole() -> None:
 
 
 def test_several_forms_are_one_whole() -> None:
-    other = Whole("latent:1", (2.0,), (6.0,))
+    other = WholeModelLoss("latent:1", (2.0,), (6.0,))
     curves = curves_of(latent=WHOLE)
     both = LossCurves(
         dict(curves.by_key) | {("latent:1", "bf16", "v"): LossCurve(LOSS)}, wholes={"latent": WHOLE, "latent:1": other}
@@ -113,12 +113,12 @@ def measured(run: CalibrationRun, *forms: str) -> LossCurves:
 def test_a_whole_is_what_the_model_loses_with_all_its_weights_changed(sharp: Any, tmp_path: Path) -> None:
     run = run_of(sharp, store=StatisticsStore(tmp_path))
     curves = measured(run, "latent")
-    sites, taken = family_of(sharp.config).sites(sharp.config), [*filter(FORM.takes, weights_of(sharp.config))]
+    sites, taken = family_of(sharp.config).sites(sharp.config), [*filter(FORM.applies_to, weights_of(sharp.config))]
     kept = {name: one for _, of in stream_kept(run, sites, ["latent"]) for name, one in of.tensors.items()}
     runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
     whole = curves.wholes["latent"]
     assert len(whole.summed) == 2
-    for level, summed, lost in zip(Latent.anchors, whole.summed, whole.lost, strict=True):
+    for level, summed, lost in zip(Latent.loss.anchors, whole.summed, whole.lost, strict=True):
         modules, total = {}, 0.0
         for weight in taken:
             curve = curves.of(FORM, weight)
@@ -157,8 +157,10 @@ def test_rounding_in_16_bits_is_no_loss_and_a_whole_never_falls(sharp: Any, monk
     sites = family_of(sharp.config).sites(sharp.config)
     weights = {layer: [one for site in sites if site.layer == layer for one in site.weights] for layer in range(2)}
     run = run_of(sharp.bfloat16())
-    kept = Kept({name: one for _, of in stream_kept(run, sites, ["latent"]) for name, one in of.tensors.items()})
-    taken = [*filter(FORM.takes, weights_of(sharp.config))]
+    kept = LayerArtifacts(
+        {name: one for _, of in stream_kept(run, sites, ["latent"]) for name, one in of.tensors.items()}
+    )
+    taken = [*filter(FORM.applies_to, weights_of(sharp.config))]
     curve = LossCurve(np.linspace(0.2, 0, FORM.full(taken[0]) + 1) / len(taken))
     curves = LossCurves({("latent", "bf16", weight.name): curve for weight in taken})
     lost = iter([1.0, 1.15, 1.1])  # of the full ranks, which is rounding, and at both levels

@@ -1,4 +1,4 @@
-"""A small random model of every supported architecture; the contract suites take their parameters from here."""
+"""Small random models: one of each layout for property tests, all of them for the round trip."""
 
 from typing import Any
 
@@ -23,6 +23,12 @@ SMALL = {
 }
 NEURONS = 176
 
+LAYOUTS = ("llama", "cohere2", "gemma3_text", "glm", "gpt2", "granite", "olmo2", "opt", "phi3")
+"""Separate q, k, v; one norm for both blocks and sliding windows; norms on both sides; stacked gate and up; Conv1D,
+stacked q, k, v and LayerNorm; a factor; norms behind only and fixed heads; no gate and another name of everything;
+q, k, v and gate, up stacked."""
+
+every_layout = pytest.mark.parametrize("model_type", LAYOUTS)
 every_family = pytest.mark.parametrize("model_type", supported())
 
 

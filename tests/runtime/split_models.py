@@ -55,7 +55,7 @@ def _mixed(family: str, scheme: str, make_plan: Callable[..., Any], fused: bool 
 def _form_of(weight: Weight) -> tuple[str, int]:
     dense = form_named("dense")
     layer = int(weight.name.split(".layers.")[1].split(".")[0])
-    wanted = (one for one in FORMS[layer] if form_named(one[0]).takes(weight))
+    wanted = (one for one in FORMS[layer] if form_named(one[0]).applies_to(weight))
     return next(wanted, ("dense", dense.full(weight)))
 
 

@@ -45,7 +45,7 @@ def changes(config: Any, form: str = "latent:1") -> dict[str, tuple[str, int]]:
     """Ranks that differ by layer, and between keys and values."""
     found = {}
     for weight in weights_of(config):
-        if form_named(form).takes(weight):
+        if form_named(form).applies_to(weight):
             found[weight.name] = (form, (V if weight.values else K) * (1 + int(".1." in weight.name)))
     return found
 

@@ -189,7 +189,7 @@ def test_other_forms_read_what_was_rounded(
 ) -> None:
     model, chosen = dense("llama")
     for weight in weights_of(model.config):
-        if ".1." in weight.name and form_named(form[0]).takes(weight):
+        if ".1." in weight.name and form_named(form[0]).applies_to(weight):
             chosen[weight.name] = (*form, "fp8" if form[1] else "bf16")
     model = stored(model, make_plan, chosen)
     found = logits(model)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from gac.compression.apply import share_gemms
-from gac.forms.planned_sites import run_together
+from gac.forms.planned_sites import fuse_sites
 from gac.models.families import family_of
 from gac.plan.plan import Plan
 from gac.runtime.shared_gemm import FusedInput
@@ -36,7 +36,7 @@ def plain(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> LlamaForCausalLM
 
 def fused(model: nn.Module) -> nn.Module:
     other = copy.deepcopy(model)
-    share_gemms(other, run_together(family_of(other.config).sites(other.config)))
+    share_gemms(other, fuse_sites(family_of(other.config).sites(other.config)))
     return other
 
 

@@ -133,11 +133,11 @@ def test_a_module_is_divided_as_its_form_says() -> None:
     for name in ("llama", "gpt_neox", "phi3"):
         for weight in weights_of(small_config(name)):
             for form in variants_of((form_named(kind) for kind in KINDS_OF_FORMS), weight):
-                if not form.takes(weight):
+                if not form.applies_to(weight):
                     continue
-                spec = form.module(weight, max(1, form.least))
+                spec = form.module(weight, max(1, form.min_dim))
                 module = KINDS[spec.module][0](**spec.sizes, bias=False, device="meta")
-                assert tuple(styles_of(module, weight.split).values()) == form.splits(weight)
+                assert tuple(styles_of(module, weight.split).values()) == form.latency.splits(weight)
                 seen.add((form.kind, weight.split))
     assert {kind for kind, _ in seen} == {*KINDS_OF_FORMS}
 

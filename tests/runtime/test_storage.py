@@ -14,7 +14,7 @@ from gac.runtime.modules import BlockLinear, Heads, LatentLinear, LowRankLinear,
 from gac.runtime.packed import PackedIntegers, unpack, words_of
 from gac.runtime.stored import StoredLinear, plain_state, stored_modules
 from gac.schemes import scheme_named
-from gac.schemes.integers.packing import pack
+from gac.schemes.integers.torch import pack
 from gac.schemes.storages import storage_of
 
 SCHEMES = ("w8a16", "w4a16", "w4a16:24", "w3a16:32", "w2a16")
@@ -106,7 +106,7 @@ def test_outputs_are_those_of_the_rounded_weight(kind: str, name: str, dtype: to
     if type(plain) is LowRankLinear:
         values = [*reversed(with_rotated_latents(values[1], values[0]))]
     for matrix, value in zip(matrices, values, strict=True):
-        matrix.copy_(scheme.rounded(value).view_as(matrix))
+        matrix.copy_(scheme.quantised(value).view_as(matrix))
     x = torch.randn(2, 3, 70, dtype=dtype)
     assert torch.equal(output(held, x), output(plain, x))
     assert type(held(x)) is type(plain(x))

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from gac.forms import form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.methods import Kfac
 from gac.forms.curvature.metric import Moments
-from gac.forms.tensors import Kept, Statistics
+from gac.forms.tensors import Statistics, tensors_of
 from gac.models.sites import Weight
 from gac.runtime.rounded_inputs import READERS
 from gac.schemes import scheme_named
@@ -20,7 +21,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def errors_of(name: str, x: Tensor) -> Tensor:
-    numbers, scale = READERS[scheme_named(name).reads or ""](x)
+    numbers, scale = READERS[scheme_named(name).input_quantiser or ""](x)
     return (numbers * scale - x).double()
 
 
@@ -46,9 +47,12 @@ def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
     model, weight = nn.Module(), Weight("w", outs, ins)
     model.w = nn.Linear(ins, outs, bias=False)
     model.w.weight.data.copy_(normal(outs, ins, seed=3))
-    noise = {scheme_named(name).reads or "": errors_of(name, x).square().mean(0).float() for name in ("fp8", "w8a8")}
+    noise = {
+        scheme_named(name).input_quantiser or "": errors_of(name, x).square().mean(0).float()
+        for name in ("fp8", "w8a8")
+    }
     moments = Moments(x.T @ x / len(x), root @ root.T, x.abs().mean(0), noise)
-    statistics = Statistics(model, lambda _: moments, Plain(), Kept({}))
-    (fit,) = form_named("low_rank").tensors.measure(statistics, [weight])
-    kept = Kept({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
+    statistics = Statistics(model, lambda _: moments, Plain(), LayerArtifacts({}))
+    (fit,) = tensors_of(form_named("low_rank")).measure(statistics, [weight])
+    kept = LayerArtifacts({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
     return replace(statistics, kept=kept), weight, x

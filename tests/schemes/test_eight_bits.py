@@ -13,24 +13,22 @@ from transformers import LlamaForCausalLM
 import gac
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates
-from gac.allocation.decide import speed_defaults
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.latencies import Timing
 from gac.compression.rounding import store
-from gac.core.errors import PlanError, ProfileError
+from gac.core.errors import PlanError
 from gac.core.operations import batched_gemm, linear
 from gac.forms import form_named, variants_of
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.low_rank.rounding import largest_squares
-from gac.forms.planned_sites import as_planned
-from gac.forms.tensors import Kept, Statistics
+from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.prices import rounding_loss
 from gac.models.families import family_of
 from gac.models.linears import linear_at
-from gac.models.loading import load_config
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear, ValueLinear
@@ -38,9 +36,8 @@ from gac.runtime.rounded_inputs import READERS, rounded_linear
 from gac.runtime.storage import Storage
 from gac.runtime.stored import stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
-from gac.schemes.float8.torch import FLOAT8, round_matrix
+from gac.schemes.float8.torch import FLOAT8, quantise_matrix
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers.torch import round_matrix as round_integers
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -53,31 +50,18 @@ BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
 # --- what is stored ---------------------------------------------------------------------------------------------------
 
 
-def test_bytes_are_those_of_the_tensors_that_are_stored() -> None:
-    matrix = normal(24, 304)
-    floats, integers = round_matrix(matrix, None), round_integers(matrix, None, 8, None, zero=False)
-    assert (floats.numbers.dtype, floats.scale.dtype) == (FLOAT8, torch.bfloat16)
-    assert scheme_named("fp8").bytes(24, 304) == floats.numbers.nbytes + floats.scale.nbytes == 24 * 304 + 24 * 2
-    assert scheme_named("w8a8").bytes(24, 304) == integers.numbers.nbytes + integers.scale.nbytes == 24 * 304 + 24 * 2
-
-
-def test_whole_numbers_fit_a_signed_byte() -> None:
-    numbers = round_integers(normal(24, 304), None, 8, None, zero=False).numbers.int() - 128
-    assert -128 <= int(numbers.min()) < int(numbers.max()) <= 127
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_floats_are_found_again(dtype: torch.dtype) -> None:
     """Those of any scale with 4 bits, whatever power of two it has."""
     numbers = normal(16, 64).to(FLOAT8).float()
     for eighths in range(8, 16):
         matrix = (numbers * eighths * 2.0**-9).to(dtype)
-        assert torch.equal(scheme_named("fp8").rounded(matrix), matrix)
+        assert torch.equal(scheme_named("fp8").quantised(matrix), matrix)
 
 
 def test_floats_are_the_nearest_in_their_scale() -> None:
     matrix = normal(8, 96) * torch.logspace(0, -3, 96)
-    found = round_matrix(matrix, None)
+    found = quantise_matrix(matrix, None)
     every = torch.arange(256, dtype=torch.uint8).view(FLOAT8).double()
     every = every[every.isfinite()]
     distance = (matrix[..., None] / found.scale.double()[..., None] - every).abs()
@@ -89,7 +73,7 @@ def test_feedback_loses_much_less_of_the_product() -> None:
     x, matrix = normal(4096, 96) * torch.logspace(0, -2, 96) @ normal(96, 96, seed=1), normal(24, 96, seed=2)
     moment = (x.T @ x / len(x)).double()
     lost = [
-        float((((error := (scheme_named("fp8").rounded(matrix, seen) - matrix).double()) @ moment) * error).sum())
+        float((((error := (scheme_named("fp8").quantised(matrix, seen) - matrix).double()) @ moment) * error).sum())
         for seen in (Inputs(moment), None)
     ]
     assert lost[0] < 0.5 * lost[1]
@@ -103,7 +87,7 @@ def test_more_bits_lose_no_more() -> None:
 
 def worse_with_more_bits() -> Scheme:
     worse = copy.copy(scheme_named("bf16"))
-    worse.rounded = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
+    worse.quantised = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
     return worse
 
 
@@ -113,8 +97,8 @@ def worse_with_more_bits() -> Scheme:
 @BOTH
 def test_gemms_of_16ths_run(name: str) -> None:
     scheme = scheme_named(name)
-    assert all(map(scheme.runs, (linear(1, 64, 48), linear(1, 0, 48))))
-    assert not any(map(scheme.runs, (linear(1, 64, 40), linear(1, 40, 64), batched_gemm(2, 1, 64, 64))))
+    assert all(map(scheme.supports, (linear(1, 64, 48), linear(1, 0, 48))))
+    assert not any(map(scheme.supports, (linear(1, 64, 40), linear(1, 40, 64), batched_gemm(2, 1, 64, 64))))
 
 
 def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str, ...]) -> LossCurves:
@@ -126,7 +110,7 @@ def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str,
             for weight in site.weights
             for form in variants_of(map(form_named, ("dense", *forms)), weight)
             for scheme in schemes
-            if form.takes(weight)
+            if form.applies_to(weight)
         }
     )
 
@@ -141,7 +125,7 @@ def alone(out: int, ins: int) -> Site:
 
 
 def mlp(neurons: int, hidden: int = 32) -> Site:
-    gate, up = (Weight(name, neurons, hidden, neurons="out", reads="mlp") for name in ("gate", "up"))
+    gate, up = (Weight(name, neurons, hidden, neurons="out", input_group="mlp") for name in ("gate", "up"))
     return Site("mlp", 0, "mlp", (gate, up, Weight("down", hidden, neurons, neurons="in")))
 
 
@@ -181,23 +165,13 @@ def test_such_schemes_are_refused_before_anything_is_measured() -> None:
         check_reachable(sites, recipe, gac.Profile.load("nvidia-h100-80gb-hbm3"))
 
 
-@BOTH
-def test_latency_is_unknown_and_refused_by_name(name: str) -> None:
-    config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
-    sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
-    rounded = speed_defaults(gac.Recipe.of(memory=0.5, schemes=(name,)), sites, profile)
-    assert (rounded.limits.latency, rounded.slack) == ({}, 0.0)
-    with pytest.raises(ProfileError, match=rf"prefill:1x1024 with scheme {name}, which the profile does not have"):
-        speed_defaults(gac.Recipe.of(memory=0.5, latency=0.9, schemes=("bf16", name)), sites, profile)
-
-
 # --- the price of rounded inputs --------------------------------------------------------------------------------------
 
 
 def reading_alone(name: str) -> Scheme:
     """The scheme, but its weights are not rounded."""
     scheme = copy.copy(scheme_named(name))
-    scheme.rounded = lambda matrix, *known: matrix  # type: ignore[method-assign]
+    scheme.quantised = lambda matrix, *known: matrix  # type: ignore[method-assign]
     return scheme
 
 
@@ -208,7 +182,7 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
     sites = family_of(tiny_model.config).sites(tiny_model.config)
     run = CalibrationRun(tiny_model, windows, Plain(), progress=False)
     layer, moments = next(iter(stream_moments(run, sites)))
-    statistics = Statistics(tiny_model, moments.of, run.method, Kept({}))
+    statistics = Statistics(tiny_model, moments.of, run.method, LayerArtifacts({}))
     for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
         seen: list[Tensor] = []
         module = tiny_model.get_submodule(weight.name)
@@ -228,7 +202,7 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
 def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
     statistics, weight, x = pair_statistics(96, 128)
     inputs = Inputs(statistics.metric(weight).inputs)
-    price = form_named("low_rank").tensors.rounding(statistics, weight, reading_alone(name), inputs)
+    price = tensors_of(form_named("low_rank")).rounding(statistics, weight, reading_alone(name), inputs)
     second, first = (statistics.kept.of(form_named("low_rank"), one, weight) for one in ("second", "first"))
     second, first = with_rotated_latents(second[:, :rank], first[:rank])
     changes = [errors_of(name, x) @ first.T @ second.T, errors_of(name, (x.double() @ first.T).float()) @ second.T]
@@ -281,9 +255,9 @@ def test_modules_round_what_they_multiply(name: str) -> None:
     values = ValueLinear(64, 2, 16, bias=False)
     for number, parameter in enumerate([*pair.parameters(), *values.parameters()]):
         parameter.data.copy_(normal(*parameter.shape, seed=number))
-    x, reader = normal(2, 5, 64), scheme.reads or ""
+    x, reader = normal(2, 5, 64), scheme.input_quantiser or ""
     factors = with_rotated_latents(pair.second.weight, pair.first.weight)
-    second, first, alone = (scheme.rounded(one).float() for one in (*factors, values.weight))
+    second, first, alone = (scheme.quantised(one).float() for one in (*factors, values.weight))
     bias = pair.second.bias
     held, held_values = store(scheme, pair), store(scheme, values)
     latents = rounded_linear(reader, x, first)
@@ -299,8 +273,8 @@ def test_a_compressed_model_rounds_its_inputs(
 ) -> None:
     plan = small.allocate(0.9, schemes=(name,), refit=refit, fuse=True, align=8)
     assert {one.scheme for one in plan.weights} == {name}
-    gemms = [gemm for one in plan.weights for gemm in form_named(one.form).gemms(one.weight, one.dim, 1)]
-    assert all(map(scheme_named(name).runs, gemms))
+    gemms = [gemm for one in plan.weights for gemm in form_named(one.form).latency.gemms(one.weight, one.dim, 1)]
+    assert all(map(scheme_named(name).supports, gemms))
     found = small.compress(plan, model=copy.deepcopy(small.model))
     before, stored = logits(found), stored_modules(found)
     assert len(stored) >= len(plan.weights)

@@ -8,6 +8,7 @@ from gac.compression.rounding import store
 from gac.forms import form_named
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
+from gac.forms.tensors import tensors_of
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.stored import plain_state
 from gac.schemes import scheme_named
@@ -31,8 +32,8 @@ def test_rotated_latents_make_up_for_one_another() -> None:
     matrix, latents = normal(48, 64).double(), torch.logspace(0, -4, 64, dtype=torch.float64).diag()
     other, basis = with_rotated_latents(matrix, torch.eye(64))
     seen, scheme = basis @ latents @ basis.T, scheme_named("w4a16:32")
-    plain = lost(scheme.rounded(matrix, Inputs(latents)) - matrix, latents)
-    assert lost(scheme.rounded(other, Inputs(seen)) - other, seen) < 0.4 * plain
+    plain = lost(scheme.quantised(matrix, Inputs(latents)) - matrix, latents)
+    assert lost(scheme.quantised(other, Inputs(seen)) - other, seen) < 0.4 * plain
 
 
 def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
@@ -43,10 +44,10 @@ def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
     dense = (module.second.weight @ module.first.weight).detach()
     second, first = with_rotated_latents(module.second.weight.detach(), module.first.weight.detach())
     state = plain_state(store(scheme, module, inputs), torch.float32)
-    first = scheme.rounded(first, Inputs(inputs)).float()
+    first = scheme.quantised(first, Inputs(inputs)).float()
     assert torch.equal(state["first.weight"], first)
     seen = first.double() @ inputs @ first.double().T
-    as_it_was = scheme.rounded(second, Inputs(seen)).float()
+    as_it_was = scheme.quantised(second, Inputs(seen)).float()
     solved, not_solved = (lost(dense - one @ first, inputs) for one in (state["second.weight"], as_it_was))
     assert solved < not_solved
 
@@ -56,7 +57,7 @@ def test_the_second_factor_is_solved_for_the_first_as_it_was_rounded() -> None:
 def test_one_rounding_prices_every_rank(outs: int, ins: int, name: str) -> None:
     statistics, weight, _ = pair_statistics(outs, ins)
     form, metric, scheme = form_named("low_rank"), statistics.metric(weight), scheme_named(name)
-    price = form.tensors.rounding(statistics, weight, scheme, Inputs(metric.inputs))
+    price = tensors_of(form).rounding(statistics, weight, scheme, Inputs(metric.inputs))
     second, first = (statistics.kept.of(form, one, weight) for one in ("second", "first"))
     for rank in (16, 24, 48, 56):
         module = LowRankLinear(ins, rank, outs, bias=False)

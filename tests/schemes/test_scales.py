@@ -10,10 +10,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import gac
 from gac.core.errors import ModelError
 from gac.schemes import scheme_named
+from gac.schemes.base import LARGEST_SCALE
 from gac.schemes.inputs import Inputs
-from gac.schemes.integers import descent
-from gac.schemes.integers.grids import SMALLEST_SCALE, fitted, in_16_bits
-from gac.schemes.integers.spec import LARGEST_SCALE
+from gac.schemes.integers import levels as integer_levels
+from gac.schemes.integers.grids import fit_grid, in_16_bits
+from gac.schemes.integers.ranges import SMALLEST_SCALE
 from tests.schemes.test_integers import correlated, lost
 
 SCHEMES = ("w8a16", "w8a16:64", "w4a16", "w4a16:32", "w3a16", "w2a16", "w8a8")
@@ -65,7 +66,7 @@ def with_the_nearest_scale(matrix: Tensor, bits: int, zero: bool) -> Tensor:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_no_group_loses_more_than_with_the_nearest_scale(bits: int, zero: bool, kind: str) -> None:
     matrix = GROUPS[kind]
-    grid = fitted(matrix[:, None], torch.ones(SIZE, dtype=torch.float64), 2**bits - 1, zero)
+    grid = fit_grid(matrix[:, None], torch.ones(SIZE, dtype=torch.float64), 2**bits - 1, zero)
     error = (grid.nearest(matrix[:, None])[:, 0] - matrix).square().sum(1)
     nearest = (with_the_nearest_scale(matrix, bits, zero) - matrix).square().sum(1)
     assert bool((error <= 1.01 * nearest + 1e-30).all())
@@ -75,7 +76,7 @@ def test_no_group_loses_more_than_with_the_nearest_scale(bits: int, zero: bool, 
 def test_rounding_told_of_inputs_loses_no_more(name: str) -> None:
     scheme, moment = scheme_named(name), correlated(SIZE)
     for matrix in (GROUPS["random"][:16], GROUPS["one sign"][:16], GROUPS["equal"][::16]):
-        plain, told = scheme.rounded(matrix), scheme.rounded(matrix, Inputs(moment))
+        plain, told = scheme.quantised(matrix), scheme.quantised(matrix, Inputs(moment))
         assert lost(matrix, told, moment) <= 1.01 * lost(matrix, plain, moment) + 1e-30
 
 
@@ -85,7 +86,7 @@ def test_groups_of_zeros_and_of_the_smallest_numbers(name: str) -> None:
     matrix[1] = torch.finfo(torch.float32).tiny / 4  # subnormal
     matrix[2] = torch.linspace(-1e-6, 1e-6, SIZE)
     for inputs in (None, Inputs(correlated(SIZE))):
-        found = scheme.rounded(matrix, inputs)
+        found = scheme.quantised(matrix, inputs)
         assert bool(found.isfinite().all())
         assert not found[0].any()
         assert float((found[1:] - matrix[1:]).abs().max()) <= 1e-6
@@ -96,16 +97,16 @@ def test_small_weights_keep_their_precision(name: str) -> None:
     """Scales below 2^-14 are subnormal in float16, which holds them all the same."""
     matrix = torch.randn(24, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     large, small = (
-        float((scheme_named(name).rounded(part * matrix) / part - matrix).norm()) for part in (1.0, 2.0**-10)
+        float((scheme_named(name).quantised(part * matrix) / part - matrix).norm()) for part in (1.0, 2.0**-10)
     )
     assert small < 1.2 * large
 
 
 def test_the_loss_does_not_depend_on_the_size_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     moment, matrix = correlated(SIZE), torch.randn(16, SIZE, dtype=torch.float64)
-    large, small = (scheme_named("w3a16").rounded(matrix, Inputs(part * moment)) for part in (1.0, 1e-8))
+    large, small = (scheme_named("w3a16").quantised(matrix, Inputs(part * moment)) for part in (1.0, 1e-8))
     assert lost(matrix, small, moment) <= 1.001 * lost(matrix, large, moment)
-    assert descent.AGAIN > 0
+    assert integer_levels.ROUNDS > 0
 
 
 def test_scales_are_within_what_16_bits_hold() -> None:
@@ -127,10 +128,10 @@ def test_a_matrix_of_the_largest_numbers_is_rounded_and_one_beyond_is_refused(na
     matrix[0, :2] = torch.tensor([1.0, -1.0], dtype=torch.float64)
     inputs = Inputs(correlated(SIZE)) if told else None
     most = 0.999 * scheme.largest
-    found = scheme.rounded(most * matrix, inputs)
+    found = scheme.quantised(most * matrix, inputs)
     assert float((found - most * matrix).norm()) < 0.8 * float((most * matrix).norm())
     with pytest.raises(ModelError, match=rf"numbers up to .*, in scheme {name}; expected numbers up to"):
-        scheme.rounded(1.1 * scheme.largest * matrix, inputs)
+        scheme.quantised(1.1 * scheme.largest * matrix, inputs)
 
 
 def test_such_weights_are_refused_by_name_before_anything_runs(

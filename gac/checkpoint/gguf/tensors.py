@@ -23,7 +23,7 @@ from gac.plan.plan import Plan
 from gac.runtime.ends import ends_of
 from gac.runtime.stored import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.schemes.scaled import Scaled
+from gac.schemes.matrices import Scaled
 
 BLOCK = 32
 REQUANTISED = "Q8_0"

@@ -124,7 +124,7 @@ def export_gguf(
         planned_bytes=plan.bytes[0],
         weights_bytes=sum(tensor.nbytes for tensor in contents if tensor.source.name in names),
         tensors=_grouped(zip(contents, errors, strict=True)),
-        inputs=tuple(sorted({choice.scheme for choice in plan.weights if scheme_named(choice.scheme).reads})),
+        inputs=tuple(sorted({choice.scheme for choice in plan.weights if scheme_named(choice.scheme).input_quantiser})),
     )
 
 

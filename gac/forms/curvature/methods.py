@@ -1,4 +1,4 @@
-"""Methods: which metric measures a weight's error. They differ in A and G, see ``gac.forms.curvature.metric``."""
+"""Methods: metrics of a weight's error. They differ in A and G, see ``gac.forms.curvature.metric``."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
@@ -20,17 +20,17 @@ UNCROSSED = 1e-2, 3e-2
 
 
 class Method(ABC):
-    """How errors of weights are measured; ``gac.testing.check_method`` checks one of your own.
+    """A metric for errors of weights; ``gac.testing.check_method`` checks one of your own.
 
-    What was measured is kept on disk under the method's name: a method that measures differently needs another name.
+    Results are kept on disk under the method's name: a method that measures differently needs another name.
 
     Attributes:
         name: as users give it, with its parameter where it has one.
         power: p of the statistics, see ``gac.measurement.calibration``.
-        forms: the forms that it is made for; empty: any but those that other methods are made for.
-        folds: whether v_proj is truncated by itself for the form ``head_dim``, by ``fold``.
-        refits: whether its plans are refitted where nothing else is asked for.
-        two_sided: whether errors of outputs are weighed by the gradients of each output, not by their mean.
+        forms: the forms that it is for; empty: any but those of other methods.
+        folds: v_proj is truncated by itself for the form ``head_dim``, by ``fold``.
+        refits: its plans are refitted by default.
+        two_sided: errors of outputs are weighted by the gradients of each output, not by their mean.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Method(ABC):
 
     @abstractmethod
     def inputs(self, moments: Moments) -> Tensor:
-        """What the inputs' side of an error is measured in, float64 ``(in, in)``."""
+        """The metric of the inputs' side of an error, float64 ``(in, in)``."""
 
     def gradients(self, moments: Moments) -> Tensor:
         """The outputs' side, float64 ``(out, out)``: the mean squared gradient, the same for all outputs."""
@@ -57,7 +57,7 @@ class Method(ABC):
         return Metric(self.inputs(moments), self.gradients(moments))
 
     def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
-        """Value vectors at every length, from v_proj alone; asked of methods that ``folds``.
+        """Value vectors at every length, from v_proj alone; for methods with ``folds``.
 
         Args:
             values: v_proj.

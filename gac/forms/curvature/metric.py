@@ -1,4 +1,4 @@
-"""What an error of a weight is measured in.
+"""Metrics of errors of weights.
 
 Replacing W by W - E costs about ``1/2 tr(G E A E^T)`` nats a token (K-FAC, arXiv 1503.05671), with A the second moment
 of the weight's inputs and G that of the gradients at its output.
@@ -19,7 +19,7 @@ FACTOR = 0.64
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """What an error of a weight is measured in, float64: ``inputs`` ``(in, in)`` and ``gradients`` ``(out, out)``."""
+    """The metric of errors of a weight, float64: ``inputs`` ``(in, in)`` and ``gradients`` ``(out, out)``."""
 
     inputs: Tensor
     gradients: Tensor
@@ -31,9 +31,9 @@ class Metric:
         """
         kind = torch.float32 if error.is_cuda else torch.float64
         with tf32_products(error.is_cuda):
-            seen = self.gradients.to(kind) @ error.to(kind) @ self.inputs.to(kind)
-        found: Tensor = (seen.double() * error).sum()
-        return found
+            products = self.gradients.to(kind) @ error.to(kind) @ self.inputs.to(kind)
+        cost: Tensor = (products.double() * error).sum()
+        return cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +82,14 @@ class Halves:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What was seen of one weight, float32.
+    """Second moments of one weight's inputs and output gradients, float32.
 
     Attributes:
         inputs: second moment A of the activations, shape ``(in, in)``.
         gradients: second moment G of the gradients at the output, shape ``(out, out)``.
         scale: mean absolute activation of each input feature (weighed as A is), shape ``(in,)``.
-        noise: mean squared error (likewise) of each input feature where inputs are rounded token by token, shape
-            ``(in,)``, by the name of the reader (``gac.runtime.rounded_inputs``); empty where no tokens were seen.
+        noise: mean squared error (likewise) of each input feature where inputs are quantised token by token, shape
+            ``(in,)``, by the name of the quantiser (``gac.runtime.rounded_inputs``); empty without tokens.
     """
 
     inputs: Tensor

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from gac.forms.curvature.methods import Method
 
 
-def _check(own: Any) -> None:
+def _check(method: Any) -> None:
     from gac.forms.curvature.methods import Method
 
-    check_contract("method", own, (), Method)
-    if own.folds and type(own).fold is Method.fold:
-        raise GacError(f"method {own.name}, which folds", "its own fold(values, output, heads, groups)", "Add it.")
+    check_contract("method", method, (), Method)
+    if method.folds and type(method).fold is Method.fold:
+        raise GacError(f"method {method.name}, which folds", "its own fold(values, output, heads, groups)", "Add it.")
 
 
 METHODS: "Registry[Method]" = Registry(

@@ -4,18 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from gac.forms.tensors import Fit, SiteWork, Statistics, TensorForm
+from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
 from gac.models.sites import Weight
 
 
 class DenseTensors(TensorForm):
-    """The dense weight's."""
-
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         return iter(())
 
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> None:
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> None:
         return None
 
-    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(own)
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(parameters)

@@ -1,6 +1,6 @@
 """Attention with shorter value vectors."""
 
-from gac.forms.base import ModuleSpec, Shorter
+from gac.forms.base import LossMeasure, ModuleSpec, Shorter
 from gac.models.sites import Side, Weight
 
 
@@ -14,8 +14,7 @@ class HeadDim(Shorter):
     name = "head_dim"
     symbol = "d"
     meaning = "head_dim of the values"
-    tensor_form = "gac.forms.head_dim.torch:HeadDimTensors"
-    standard = True
+    loss = LossMeasure(in_every_calibration=True)
     step = 8
 
     def shortens(self, weight: Weight) -> Side | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gac.forms.base import Place, Shorter
+from gac.forms.base import LossMeasure, Place, Shorter
 from gac.models.sites import Side, Weight
 
 
@@ -16,9 +16,9 @@ class HeadGroups(Shorter):
     name = "heads"
     symbol = "h"
     meaning = "key-value heads that an attention keeps"
-    tensor_form = "gac.forms.heads.torch:HeadTensors"
-    pieces = True
-    runs = True
+    loss = LossMeasure(needs_forward_runs=True)
+    dim_counts_units = True
+    removes = ("heads",)
 
     def shortens(self, weight: Weight) -> Side | None:
         if weight.groups < 2:
@@ -32,5 +32,5 @@ class HeadGroups(Shorter):
         return dim * (super().full(weight) // weight.groups)
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
-        at, length = (self.size(weight, dim),), self.size(weight, 1)
-        return tuple(replace(place, ends=at, unit=length) for place in super().places(weight, dim))
+        ends, unit = (self.size(weight, dim),), self.size(weight, 1)
+        return tuple(replace(place, ends=ends, unit=unit) for place in super().places(weight, dim))

@@ -18,7 +18,7 @@ import numpy as np
 from gac.core.arrays import Floats
 
 LARGEST_RATIO = 8.0
-"""The largest of measured loss and price that is believed, either way."""
+"""Bound on the ratio of measured loss to price, either way."""
 
 
 def anchor_ranks(price: Floats, prices: Sequence[float]) -> list[int]:
@@ -27,15 +27,15 @@ def anchor_ranks(price: Floats, prices: Sequence[float]) -> list[int]:
     Args:
         price: at ranks 0 to the full one; never rises.
     """
-    dear = [int((price[1:] >= one).sum()) for one in prices]
+    dear = [int((price[1:] >= limit).sum()) for limit in prices]
     return sorted({rank for rank in dear if rank}, reverse=True)
 
 
-def believed(measured: Floats, price: Floats) -> Floats:
-    """What is believed of measured losses, by rising prices: noise aside, what costs more never loses less."""
+def denoised(measured: Floats, price: Floats) -> Floats:
+    """Measured losses by rising price, as a running maximum: a higher price never loses less."""
     ratios = np.clip(measured / price, 1 / LARGEST_RATIO, LARGEST_RATIO)
-    found: Floats = np.maximum.accumulate(ratios * price)
-    return found
+    losses: Floats = np.maximum.accumulate(ratios * price)
+    return losses
 
 
 def anchored(price: Floats, measured: Mapping[int, float]) -> Floats:
@@ -44,8 +44,8 @@ def anchored(price: Floats, measured: Mapping[int, float]) -> Floats:
         return price
     ranks = sorted(measured, reverse=True)
     known = price[ranks]
-    losses = np.log(believed(np.array([measured[rank] for rank in ranks]), known))
+    losses = np.log(denoised(np.array([measured[rank] for rank in ranks]), known))
     known = np.log(known)
-    given = np.log(np.maximum(price, np.finfo(float).tiny))
-    inside = np.clip(given, known[0], known[-1])
-    return np.where(price > 0, np.exp(np.interp(inside, known, losses) + given - inside), 0.0)
+    logs = np.log(np.maximum(price, np.finfo(float).tiny))
+    inside = np.clip(logs, known[0], known[-1])
+    return np.where(price > 0, np.exp(np.interp(inside, known, losses) + logs - inside), 0.0)

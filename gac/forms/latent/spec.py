@@ -1,11 +1,12 @@
 """Keys and values that the cache keeps as latents of groups of heads."""
 
 import re
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from gac.core.errors import PlanError
-from gac.core.operations import Operation, attend_latents, batched_gemm
-from gac.forms.base import Form, ModuleSpec, Place, Split, ends
+from gac.core.operations import Operation, attend_latents, batched_gemm, linear
+from gac.forms.base import Form, KVCache, Latency, LossMeasure, ModuleSpec, Place, Split, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
 from gac.runtime.latent_words import token_words
@@ -24,15 +25,66 @@ def named(group: int, bits: int | None = None) -> str:
     return ":".join(parts)
 
 
+class LatentGemms(Latency):
+    """A GEMM for all A_g, and a batched GEMM for the B_g; a GPU multiplies whole groups out by itself."""
+
+    timed = False
+
+    def __init__(self, form: "Latent") -> None:
+        self.form = form
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        groups = self.form.groups(weight)
+        first = linear(rows, weight.in_features, groups * dim)
+        return first, batched_gemm(groups, rows, dim, weight.out_features // groups)
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        pair = low_rank(rows, weight.in_features, dim, weight.out_features)
+        return Operation("latent", (("b", self.form.groups(weight)), *pair.shape))
+
+    def splits(self, weight: Weight) -> tuple[Split, ...]:
+        return "colwise", "colwise"
+
+    def axis(self, weight: Weight) -> str:
+        return "r"
+
+
+class LatentCache(KVCache):
+    """Latents in place of keys or values, in ``bits`` where they are quantised."""
+
+    def __init__(self, form: "Latent", bits: int | None) -> None:
+        self.form: Latent = form
+        self.bits = bits
+
+    def numbers(self, weight: Weight, dim: int) -> int:
+        groups = self.form.groups(weight)
+        return groups * dim if self.bits is None else token_words(groups, dim, self.bits)
+
+    def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
+        """With the assumed rank of the other weight's latents: one shape stands for all of these."""
+        size, other = weight.out_features // weight.heads, self.assumed_partner_dim(weight)
+        k, v = (other, dim) if weight.values else (dim, other)
+        groups = self.form.groups(weight)
+        return attend_latents(texts, weight.query_heads, weight.heads, context, size, groups, k, v, self.bits)
+
+    def axis(self, weight: Weight) -> str:
+        return "v" if weight.values else "k"
+
+    def assumed_partner_dim(self, weight: Weight) -> int:
+        """Half of the full rank, in steps."""
+        step = 2 * self.form.step
+        return max(step, self.form.full(weight) // (2 * step) * step)
+
+
 class Latent(Form):
     """k_proj or v_proj as a low-rank pair for each group of heads, all of one rank (PaLU, arXiv 2407.21118).
 
     W's rows of one group are B_g A_g with B_g ``(rows of the group, rank)`` and A_g ``(rank, in)``. The A_g are one
-    GEMM together, the B_g a batched GEMM. What the A_g write, the latents, is what the KV cache keeps of a token: keys
-    before norms and rotary embedding. Attention multiplies them out when it reads them, see ``gac.runtime.latents``.
-    Its GEMMs are timed one by one, and attention over latents beside that over a dense cache. Rows of 16 bytes want
-    ranks that are multiples of 8 in 16 bit. Where a group is one head, ``head_dim`` folds V's second factor into
-    o_proj, and is the cheaper form.
+    GEMM together, the B_g a batched GEMM. The outputs of the A_g, the latents, are what the KV cache keeps of a token:
+    keys before norms and rotary embedding. Attention multiplies them out when it reads them, see
+    ``gac.runtime.latents``. Its GEMMs are timed one by one, and attention over latents beside that over a dense cache.
+    Rows of 16 bytes want ranks that are multiples of 8 in 16 bit. Where a group is one head, ``head_dim`` folds V's
+    second factor into o_proj, and is the cheaper form.
 
     Args:
         group: heads in a group. A layer with no more heads than that is one group.
@@ -40,35 +92,40 @@ class Latent(Form):
 
     symbol = "g"
     meaning = "rank of a latent for each group of heads"
-    tensor_form = "gac.forms.latent.torch:LatentTensors"
+    loss = LossMeasure(uses_attention_curvature=True, anchors=(0.03, 0.1, 0.4))
     step = 8
-    timed = False
-    counts: ClassVar[Literal["params", "cached"] | None] = "cached"
-    attended = True
-    anchors: ClassVar[tuple[float, ...]] = (0.03, 0.1, 0.4)
+    rule_resource: ClassVar[Literal["params", "cached"] | None] = "cached"
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
         self.name = named(group)
 
+    @cached_property
+    def latency(self) -> Latency:
+        return LatentGemms(self)
+
+    @cached_property
+    def cache(self) -> KVCache:
+        return LatentCache(self, None)
+
     def with_parameter(self, text: str) -> "Latent":
-        """Groups of N heads, in a cache of few bits where the text says so: ``N``, ``int8``, ``N:int8``, ``N:int4``.
+        """Groups of N heads, in a quantised cache where the text says so: ``N``, ``int8``, ``N:int8``, ``N:int4``.
 
         Raises:
             PlanError: it says neither.
         """
-        found = _PARAMETER.fullmatch(text)
-        if found is None:
+        match = _PARAMETER.fullmatch(text)
+        if match is None:
             expected = "latent:N with a number of heads of 1 or more, latent:int8, latent:int4, latent:N:int8 or so"
             raise PlanError(f"form latent:{text}", expected, "Correct the name.")
-        group, bits = int(found["group"] or DEFAULT_GROUP), found["bits"] or found["alone"]
+        group, bits = int(match["group"] or DEFAULT_GROUP), match["bits"] or match["alone"]
         return Latent(group) if bits is None else RoundedLatent(group, int(bits))
 
-    def takes(self, weight: Weight) -> bool:
+    def applies_to(self, weight: Weight) -> bool:
         return weight.cached and weight.heads > 0
 
     def groups(self, weight: Weight) -> int:
-        """How many groups the weight's heads make.
+        """Number of groups of the weight's heads.
 
         Raises:
             PlanError: the heads cannot be divided into such groups.
@@ -78,8 +135,8 @@ class Latent(Form):
             raise PlanError(
                 f"groups of {self.group} of the {weight.heads} heads of {weight.name}",
                 f"groups of {', '.join(divisors)} heads",
-                f"Give the number of heads after a colon: {named(int(divisors[-1]), self.bits)}, or the method "
-                f"palu:{divisors[-1]}.",
+                "Give the number of heads after a colon: "
+                f"{named(int(divisors[-1]), self.cache.bits)}, or the method palu:{divisors[-1]}.",
             )
         return max(1, weight.heads // self.group)
 
@@ -89,36 +146,9 @@ class Latent(Form):
     def params(self, weight: Weight, dim: int) -> int:
         return dim * (self.groups(weight) * weight.in_features + weight.out_features)
 
-    def cached(self, weight: Weight, dim: int) -> int:
-        return self.groups(weight) * dim
-
-    def largest_useful(self, weight: Weight) -> int:
+    def max_useful_dim(self, weight: Weight) -> int:
         """The largest dim with a smaller cache than the dense weight; its parameters may be more."""
         return self.full(weight) - 1
-
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        pair = low_rank(rows, weight.in_features, dim, weight.out_features)
-        return Operation("latent", (("b", self.groups(weight)), *pair.shape))
-
-    def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
-        """Beside latents of the other weight, of half of all numbers: of these one shape stands for all."""
-        size, other = weight.out_features // weight.heads, self.beside(weight)
-        k, v = (other, dim) if weight.values else (dim, other)
-        return attend_latents(texts, weight.asked, weight.heads, context, size, self.groups(weight), k, v, self.bits)
-
-    def cache_axis(self, weight: Weight) -> str:
-        return "v" if weight.values else "k"
-
-    def beside(self, weight: Weight) -> int:
-        """The rank of the other weight's latents where attention is measured along this one's."""
-        return max(2 * self.step, self.full(weight) // (4 * self.step) * 2 * self.step)
-
-    def splits(self, weight: Weight) -> tuple[Split, ...]:
-        """Whole groups: each GPU multiplies its latents out by itself."""
-        return "colwise", "colwise"
-
-    def axis(self, weight: Weight) -> str:
-        return "r"
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         sizes = {"in_features": weight.in_features, "groups": self.groups(weight), "rank": dim}
@@ -127,20 +157,13 @@ class Latent(Form):
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return Place("first.weight", 0, ends(dim, self.groups(weight))), Place("second.weight", 2, (dim,))
 
-    def fused(self, weight: Weight, dim: int) -> int:
-        return self.groups(weight) * dim
-
-    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
-        groups = self.groups(weight)
-        return batched_gemm(groups, rows, dim, weight.out_features // groups)
-
 
 class RoundedLatent(Latent):
-    """The same pairs, whose latents are rounded to 8 or 4 bits between the factors, and lie in the cache so.
+    """The same pairs, whose latents are quantised to 8 or 4 bits between the factors, and cached so.
 
     Each token and group has a scale of 16 bits (``gac.runtime.latent_rounding``). The price of a rank is that of the
-    latents before, and of their rounding (``gac.forms.latent.rounded``). What the cache keeps is counted in words of 16
-    bits, so it is as exact as the numbers of other forms.
+    plain latents, and of their quantisation (``gac.forms.latent.torch.rounding_cost``). The cache is counted in words
+    of 16 bits, as exact as the numbers of other forms.
 
     Args:
         group: as for ``Latent``.
@@ -148,29 +171,27 @@ class RoundedLatent(Latent):
     """
 
     meaning = "rank of a latent for each group of heads / bits of its numbers in the KV cache"
-    tensor_form = "gac.forms.latent.rounded:RoundedLatentTensors"
-    counts = None
-    anchors = ()
+    loss = LossMeasure(uses_attention_curvature=True)
+    rule_resource = None
 
     def __init__(self, group: int, bits: int) -> None:
         super().__init__(group)
         self.bits, self.name = bits, named(group, bits)
 
     @property
-    def upon(self) -> Latent:
+    def base_form(self) -> Latent:
         return Latent(self.group)
 
-    def cached(self, weight: Weight, dim: int) -> int:
-        assert self.bits is not None
-        return token_words(self.groups(weight), dim, self.bits)
+    @cached_property
+    def cache(self) -> KVCache:
+        return LatentCache(self, self.bits)
 
-    def largest_useful(self, weight: Weight) -> int:
-        """All: rounded latents of the full rank are fewer bytes than the dense weight's features."""
+    def max_useful_dim(self, weight: Weight) -> int:
+        """All: quantised latents of the full rank are fewer bytes than the dense weight's features."""
         return self.full(weight)
 
-    def told(self, dim: int) -> str:
-        return f"{super().told(dim)}/{self.bits}"
+    def label(self, dim: int) -> str:
+        return f"{super().label(dim)}/{self.bits}"
 
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        assert self.bits is not None
         return ModuleSpec("RoundedLatentLinear", {**super().module(weight, dim).sizes, "bits": self.bits})

@@ -1,4 +1,20 @@
-"""Latents of groups of heads: a low-rank pair for each group of one weight (PaLU, arXiv 2407.21118, section 3.2)."""
+"""Latents of groups of heads: a low-rank pair for each group of one weight (PaLU, arXiv 2407.21118, section 3.2).
+
+**Quantised latents.** With c = diag(B^T G B) and v = diag(A M A^T) of a group's pair, latent i has variance v_i, and an
+error of it costs c_i times its square; the product is the square of the singular value s_i. All latents of a token are
+quantised with one step, ``max |z| / largest``. So they are
+
+- **balanced**: latent i is multiplied by (c_i / v_i)^(1/4), and its column of B divided by it. Variance and cost of an
+  error are s_i both. Of all such factors these lose least, by Cauchy and Schwarz: (sum s)^2 in place of sum v sum c.
+- **rotated**, by the fixed orthogonal matrix of ``gac.forms.decomposition``: all r have the mean variance, none is much
+  larger than the others (PaLU rotates latents by a Hadamard matrix for that), and a product of the factors stays what
+  it was.
+
+Then they are taken for normal numbers, of which the largest square is E[max z^2] (``largest_squares``), and quantising
+costs, beside ``tr(G E A E^T)`` of what is cut off:
+
+    E[max z^2] / (12 largest^2) (sum s)^2 / r
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -8,80 +24,136 @@ import torch
 from torch import Tensor, nn
 
 from gac.core.arrays import Floats
-from gac.forms.curvature.metric import Metric
-from gac.forms.decomposition import Decomposition, decompose
+from gac.forms.artifacts import LayerArtifacts
+from gac.forms.curvature.metric import FACTOR, Metric
+from gac.forms.decomposition import Decomposition, decompose, with_rotated_latents
 from gac.forms.latent.anchors import anchor_ranks, anchored
 from gac.forms.latent.spec import Latent
 from gac.forms.loss_curves import LossCurve
+from gac.forms.low_rank.rounding import largest_squares
 from gac.forms.low_rank.torch import merged_pair
 from gac.forms.refit import Refits, WeightRefit
-from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
+from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
+from gac.runtime.latent_words import LARGEST
 
 
 def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> tuple[list[Decomposition], LossCurve]:
     """Truncate each group's rows of a weight ``(out, in)`` by themselves, in their part of the metric.
 
-    The curve is what each rank loses in all groups together. An error of two groups is taken for the sum of their
+    The curve is the loss of each rank in all groups. An error of two groups is taken for the sum of their
     errors: gradients that they share count as independent.
 
     Args:
-        groups: how many; each has ``out / groups`` neighbouring rows.
+        groups: their number; each has ``out / groups`` neighbouring rows.
 
     Raises:
         ModelError: a statistic or the weight is not finite.
     """
     rows = weight.shape[0] // groups
     parts = [slice(start, start + rows) for start in range(0, groups * rows, rows)]
-    found = [decompose(weight[part], Metric(metric.inputs, metric.gradients[part, part])) for part in parts]
-    return found, LossCurve(np.sum([group.curve.loss for group in found], axis=0))
+    decomposed = [decompose(weight[part], Metric(metric.inputs, metric.gradients[part, part])) for part in parts]
+    return decomposed, LossCurve(np.sum([group.curve.loss for group in decomposed], axis=0))
 
 
-def _first_only(refit: WeightRefit, module: nn.Module) -> None:
-    """The first factors of groups of heads; what follows them stays."""
+def _refit_first(refit: WeightRefit, module: nn.Module) -> None:
     first = module.get_parameter("first.weight")
     first.copy_(first.double() @ refit.turn)
 
 
 class LatentTensors(TensorForm):
-    """Factors of all ranks of each group are kept. Where the model is run, curves pass through what that measured."""
+    """Keeps factors of all ranks of each group; where the model is run, curves pass through the measured losses."""
 
-    refits: ClassVar[Refits] = {"residual": _first_only}
+    refits: ClassVar[Refits] = {"residual": _refit_first}
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         for weight in weights:
             folded = statistics.method.folds and weight.values == "out"
-            if self.form.takes(weight) and not folded:
+            if self.form.applies_to(weight) and not folded:
                 matrix = statistics.matrix(weight)
-                found, curve = decompose_groups(matrix, statistics.cached_metric(weight), self._groups(weight))
-                seconds, firsts = zip(*(group.factors(curve.full) for group in found), strict=True)
+                groups, curve = decompose_groups(matrix, statistics.cached_metric(weight), self._latent.groups(weight))
+                seconds, firsts = zip(*(group.factors(curve.full) for group in groups), strict=True)
                 kept = {"second": torch.stack(seconds).to(matrix.dtype), "first": torch.cat(firsts).to(matrix.dtype)}
                 yield Fit(weight, self._anchored(statistics, weight, curve.loss, kept), kept)
 
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
-        second, first = (work.kept.of(self.form, name, weight) for name in ("second", "first"))
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
+        second, first = (build.kept.of(self.form, name, weight) for name in ("second", "first"))
         rows = first.view(len(second), -1, weight.in_features)[:, :dim].flatten(0, 1)
         pair = {"first.weight": rows, "second.weight": second[:, :, :dim]}
-        return pair | bias_of(work.linear(weight), "second.bias")
+        return pair | bias_of(build.linear(weight), "second.bias")
 
-    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return merged_pair(weight, own)
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return merged_pair(weight, parameters)
 
     def _anchored(self, statistics: Statistics, weight: Weight, price: Floats, kept: Mapping[str, Tensor]) -> Floats:
-        """The price of every rank, corrected by running the model with this weight alone changed."""
         if (runs := statistics.runs) is None:
             return price
-        own = Kept({f"{self.form.name}.{name}/{weight.name}": tensor for name, tensor in kept.items()})
-        work = SiteWork([weight], own, statistics)
+        artifacts = LayerArtifacts({f"{self.form.name}.{name}/{weight.name}": tensor for name, tensor in kept.items()})
+        build = SiteBuild([weight], artifacts, statistics)
 
         def lost(rank: int) -> float:
-            return runs.divergence({weight.name: self.module(work, weight, rank)})
+            return runs.divergence({weight.name: self.module(build, weight, rank)})
 
-        ranks = anchor_ranks(price, [total / (2 * runs.layers) for total in self.form.anchors])
+        ranks = anchor_ranks(price, [total / (2 * runs.layers) for total in self.form.loss.anchors])
         coarse = torch.finfo(statistics.matrix(weight).dtype).bits < 32
         rounding = lost(len(price) - 1) if ranks and coarse else 0.0
         return anchored(price, {rank: lost(rank) - rounding for rank in ranks})
 
-    def _groups(self, weight: Weight) -> int:
+    @property
+    def _latent(self) -> Latent:
         assert isinstance(self.form, Latent)
-        return self.form.groups(weight)
+        return self.form
+
+
+def moments_of_latents(second: Tensor, first: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+    """v and c of groups, float64 ``(groups, full)``, from B ``(groups, rows, full)`` and A ``(groups * full, in)``."""
+    groups, rows, full = second.shape
+    wide, parts = first.double(), second.double()
+    variances = torch.linalg.vecdot(wide @ metric.inputs, wide).view(groups, full)
+    blocks = [metric.gradients[start : start + rows, start : start + rows] for start in range(0, groups * rows, rows)]
+    gains = [(part * (block @ part)).sum(0) for part, block in zip(parts, blocks, strict=True)]
+    return variances.clamp_min(0), torch.stack(gains).clamp_min(0)
+
+
+def balance_of(variances: Tensor, gains: Tensor) -> Tensor:
+    """Factor of each latent, of the shape of its variance; 1 where no token was seen."""
+    least = torch.finfo(torch.float32).tiny
+    seen = (variances > least) & (gains > least)
+    return torch.where(seen, (gains / variances.clamp_min(least)) ** 0.25, 1.0).clamp(1e-6, 1e6)
+
+
+def rounding_cost(variances: Tensor, gains: Tensor, bits: int) -> Tensor:
+    """Cost of quantising balanced and rotated latents at ranks 1 to the full one, in the metric, shape ``(full,)``."""
+    sums = (variances * gains).sqrt().cumsum(1)
+    ranks = torch.arange(1, sums.shape[1] + 1, device=sums.device)
+    error = (largest_squares(ranks) / (12 * LARGEST[bits] ** 2)).clamp_max(1)
+    cost: Tensor = (error * sums.square() / ranks).sum(0)
+    return cost
+
+
+class RoundedLatentTensors(LatentTensors):
+    """Keeps the factors by which latents are multiplied before they are rotated; the pairs are the base form's."""
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        plain, bits = self.form.base_form, self.form.cache.bits
+        assert plain is not None, f"{self.form.name} has no base form"
+        assert bits is not None, f"{self.form.name} is not quantised"
+        for weight in weights:
+            if (exact := statistics.losses.get(f"{plain.name}/{weight.name}")) is None:
+                continue
+            second, first = (statistics.kept.of(plain, name, weight) for name in ("second", "first"))
+            variances, gains = moments_of_latents(second, first, statistics.cached_metric(weight))
+            lost = FACTOR * rounding_cost(variances, gains, bits).cpu().numpy()
+            kept = {"balance": balance_of(variances, gains).float()}
+            yield Fit(weight, exact + np.concatenate([[0.0], lost]), kept)
+
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
+        assert self.form.base_form is not None, f"{self.form.name} quantises no other form"
+        pair = LatentTensors(self.form.base_form).parameters(build, weight, dim)
+        balance = build.kept.of(self.form, "balance", weight)[:, :dim].double()
+        firsts = pair["first.weight"].view(len(balance), dim, -1).double() * balance[:, :, None]
+        seconds = pair["second.weight"].double() / balance[:, None]
+        rotated = [with_rotated_latents(second, first) for second, first in zip(seconds, firsts, strict=True)]
+        dtype = pair["first.weight"].dtype
+        first = torch.cat([first for _, first in rotated]).to(dtype)
+        return pair | {"first.weight": first, "second.weight": torch.stack([second for second, _ in rotated]).to(dtype)}

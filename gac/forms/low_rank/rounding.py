@@ -1,8 +1,8 @@
-"""What rounding the factors of a pair costs at every rank, from rounding them at one.
+"""Cost of quantising the factors of a pair at every rank, from quantising them at one rank.
 
 A pair is stored with its latents rotated (``with_rotated_latents``). Before that, B^T G B and A M A^T are diagonal,
 with c and d on the diagonals; M is the moment of the inputs. Rotated, all rows of A are alike. Their errors cost
-``|A|^2 sum(c) / r``. The second factor is solved for A as it was rounded, which leaves ``1 - r / in`` of that. The
+``|A|^2 sum(c) / r``. The second factor is solved for the quantised A, which leaves ``1 - r / in`` of that. The
 errors of B cost ``|B|^2`` times the geometric mean of d, for feedback makes up for the rest. The page
 results/precision.md compares this with pairs that were stored.
 """
@@ -21,19 +21,19 @@ from gac.schemes.feedback.order import DAMPING
 from gac.schemes.inputs import Inputs
 
 STEP = 64
-"""Of the rank at which pairs are rounded: an orthogonal matrix of an odd size takes long."""
+"""Step of the rank at which pairs are quantised: an orthogonal matrix of an odd size takes long."""
 POINTS, REACH = 256, 64.0
 """Of the integral over the largest square: points, and how far it goes."""
 
 
 @dataclass(frozen=True, eq=False)
 class RotatedPair:
-    """A pair as it is stored, float64, and what all schemes have to know of it.
+    """A pair as it is stored, float64, and its statistics for all schemes.
 
     Attributes:
         second, first: shapes ``(out, rank)`` and ``(rank, in)``.
-        latents: what the second is multiplied with.
-        of_second, of_first: what errors of either factor cost.
+        latents: inputs of the second.
+        of_second, of_first: metrics of errors of either factor.
     """
 
     second: Tensor
@@ -78,27 +78,27 @@ def rounding_by_rank(
     )
     for factor in (pair.first, pair.second):
         scheme.check_range(factor, f"a factor of {weight.name}")
-    of_first = pair.of_first.cost(scheme.rounded(pair.first, inputs) - pair.first)
+    of_first = pair.of_first.cost(scheme.quantised(pair.first, inputs) - pair.first)
     rows = gradients if weight.scores else None
-    of_second = pair.of_second.cost(scheme.rounded(pair.second, pair.latents, rows) - pair.second)
+    of_second = pair.of_second.cost(scheme.quantised(pair.second, pair.latents, rows) - pair.second)
     left = 1 - _counts(gains).float() / weight.in_features
     by_rank = of_first * left * _relative(_means(first.square().sum(1)) * gains.cumsum(0), rank)
     geometric = _means((variances + DAMPING * variances.mean()).log()).exp()
     by_rank += of_second * _relative(second.square().sum(0).cumsum(0) * geometric, rank)
-    if scheme.reads is not None:
+    if scheme.input_quantiser is not None:
         by_rank += _read(scheme, statistics.moments(weight), first, gains, variances)
     return by_rank
 
 
 def _read(scheme: Scheme, moments: Moments, first: Tensor, gains: Tensor, variances: Tensor) -> Tensor:
-    """What rounding the inputs of both factors costs at every rank from 1, in the metric, shape ``(full,)``.
+    """Cost of quantising the inputs of both factors at every rank from 1, in the metric, shape ``(full,)``.
 
     An error of variance n in the inputs costs ``c a diag(n) a^T`` for the row a of A, and it was measured. The latents
     are taken for normal numbers, all of the same variance as they are rotated, whose error depends on the largest of a
     token, and so on the rank.
     """
-    assert scheme.reads is not None, f"{scheme.name} rounds no inputs"
-    inputs = gains * (first.square() @ moments.noise[scheme.reads].double())
+    assert scheme.input_quantiser is not None, f"{scheme.name} quantises no inputs"
+    inputs = gains * (first.square() @ moments.noise[scheme.input_quantiser].double())
     counts, each = _counts(gains), _means(variances)
     peaks = largest_squares(counts)
     others = each * (1 - peaks / counts)
@@ -118,7 +118,6 @@ def largest_squares(counts: Tensor) -> Tensor:
 
 
 def _counts(values: Tensor) -> Tensor:
-    """1, 2, ..., n."""
     return torch.arange(1, len(values) + 1, device=values.device)
 
 
@@ -128,5 +127,4 @@ def _means(values: Tensor) -> Tensor:
 
 
 def _relative(by_rank: Tensor, rank: int) -> Tensor:
-    """Over what it is at a rank."""
     return by_rank / by_rank[rank - 1].clamp_min(torch.finfo(by_rank.dtype).tiny)

@@ -1,9 +1,10 @@
 """A weight as two factors."""
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from gac.core.operations import Operation, linear
-from gac.forms.base import Form, ModuleSpec, Place, Split
+from gac.forms.base import Form, Latency, LossMeasure, ModuleSpec, Place, Split
 from gac.models.sites import Weight
 
 
@@ -12,15 +13,35 @@ def low_rank(m: int, k: int, r: int, n: int) -> Operation:
     return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
 
 
+class GemmPair(Latency):
+    """Two GEMMs; on several GPUs the rank-r vectors between them are gathered, or summed, on every GPU."""
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return linear(rows, weight.in_features, dim), linear(rows, dim, weight.out_features)
+
+    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
+        first, second = (gemm.axes for gemm in self.gemms(weight, dim, rows))
+        return low_rank(rows, first["k"], dim, second["n"])
+
+    def splits(self, weight: Weight) -> tuple[Split, ...]:
+        return ("colwise_gather", "colwise") if weight.split == "out" else ("rowwise", "colwise_gather")
+
+    def axis(self, weight: Weight) -> str:
+        return "r"
+
+
 class LowRank(Form):
     """W ~ B A with B ``(out, rank)`` and A ``(rank, in)``: two GEMMs."""
 
     name = "low_rank"
     symbol = "r"
     meaning = "rank of a pair"
-    tensor_form = "gac.forms.low_rank.torch:LowRankTensors"
-    standard = True
-    counts: ClassVar[Literal["params", "cached"] | None] = "params"
+    loss = LossMeasure(in_every_calibration=True)
+    rule_resource: ClassVar[Literal["params", "cached"] | None] = "params"
+
+    @cached_property
+    def latency(self) -> Latency:
+        return GemmPair()
 
     def full(self, weight: Weight) -> int:
         return min(weight.out_features, weight.in_features)
@@ -28,25 +49,9 @@ class LowRank(Form):
     def params(self, weight: Weight, dim: int) -> int:
         return dim * (weight.out_features + weight.in_features)
 
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        return low_rank(rows, weight.in_features, dim, weight.out_features)
-
-    def splits(self, weight: Weight) -> tuple[Split, ...]:
-        """Both factors are divided; the rank-r vectors between them are gathered, or summed, on every GPU."""
-        return ("colwise_gather", "colwise") if weight.split == "out" else ("rowwise", "colwise_gather")
-
-    def axis(self, weight: Weight) -> str:
-        return "r"
-
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         sizes = {"in_features": weight.in_features, "rank": dim, "out_features": weight.out_features}
         return ModuleSpec("LowRankLinear", sizes)
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         return Place("first.weight", 0, (dim,)), Place("second.weight", 1, (dim,))
-
-    def fused(self, weight: Weight, dim: int) -> int:
-        return dim
-
-    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
-        return linear(rows, dim, weight.out_features)

@@ -1,7 +1,7 @@
 """A weight as two factors: truncated in the metric, and truncated again for the inputs of the compressed model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -9,32 +9,33 @@ from torch import Tensor, nn
 
 from gac.core.arrays import Floats
 from gac.core.linalg import cholesky, damped, eigh
-from gac.forms import form_named
+from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import balanced, decompose
 from gac.forms.low_rank.rounding import rounding_by_rank
+from gac.forms.low_rank.spec import LowRank
 from gac.forms.refit import Refits, WeightRefit
-from gac.forms.tensors import Fit, Kept, SiteWork, Statistics, TensorForm, bias_of
+from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
+from gac.schemes import Scheme
+from gac.schemes.inputs import Inputs
 
-if TYPE_CHECKING:
-    from gac.schemes import Scheme
-    from gac.schemes.inputs import Inputs
+_LOW_RANK = LowRank()
 
 
-def every_rank(kept: Kept, weight: Weight) -> tuple[Tensor, Tensor]:
+def every_rank(kept: LayerArtifacts, weight: Weight) -> tuple[Tensor, Tensor]:
     """``(second (out, full), first (full, in))``, the largest singular value first, in the model's dtype."""
-    form = form_named("low_rank")
-    return kept.of(form, "second", weight), kept.of(form, "first", weight)
+    return kept.of(_LOW_RANK, "second", weight), kept.of(_LOW_RANK, "first", weight)
 
 
-def merged_pair(weight: Weight, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged_pair(weight: Weight, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """W = B A of a pair, or of a pair for each group of rows, multiplied in double precision."""
-    first, second = own["first.weight"].double(), own["second.weight"].double()
+    first, second = parameters["first.weight"].double(), parameters["second.weight"].double()
     if second.dim() == 3:
         first = first.reshape(len(second), -1, weight.in_features)
-    product = (second @ first).reshape(weight.out_features, weight.in_features).to(own["first.weight"].dtype)
-    return {"weight": product} | ({"bias": own["second.bias"]} if "second.bias" in own else {})
+    product = (second @ first).reshape(weight.out_features, weight.in_features)
+    merged = {"weight": product.to(parameters["first.weight"].dtype)}
+    return merged | ({"bias": parameters["second.bias"]} if "second.bias" in parameters else {})
 
 
 def fill_pair(module: nn.Module, factors: tuple[Tensor, Tensor]) -> None:
@@ -43,38 +44,30 @@ def fill_pair(module: nn.Module, factors: tuple[Tensor, Tensor]) -> None:
         module.get_parameter(name).copy_(factor)
 
 
-def written_again(refit: WeightRefit, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """``(second, first)`` of a weight whose gradients are kept, fitted again and truncated for its new inputs.
-
-    Args:
-        whole: what the pair is made of, shape ``(out, in)``, as the dense model has it.
-    """
+def refit_and_truncate(refit: WeightRefit, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """``(second, first)`` of a dense weight ``(out, in)`` with kept gradients, for its new inputs."""
     moments = refit.means.moments(refit.method, refit.kept.gradients(refit.weight))
-    return decompose(refit.matrix(whole), refit.method.metric(moments)).factors(refit.dim)
+    return decompose(refit.matrix(matrix), refit.method.metric(moments)).factors(refit.dim)
 
 
-def second_again(refit: WeightRefit, module: nn.Module, whole: Tensor) -> None:
-    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) of the second factor: ``W S A^T (A S A^T)^-1``.
-
-    Args:
-        whole: W, as for ``written_again``.
-    """
+def update_second(refit: WeightRefit, module: nn.Module, matrix: Tensor) -> None:
+    """SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) of the second factor: ``W S A^T (A S A^T)^-1``."""
     first, second = (module.get_parameter(f"{name}.weight") for name in ("first", "second"))
     square = refit.means.square
     gram = damped(first.double() @ square @ first.double().T, 1e-9)
-    right = first.double() @ square @ whole.double().T
+    right = first.double() @ square @ matrix.double().T
     second.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
 
 
-def _both_again(refit: WeightRefit, module: nn.Module) -> None:
-    fill_pair(module, _truncated_again(refit))
+def _refit_both(refit: WeightRefit, module: nn.Module) -> None:
+    fill_pair(module, _refit_factors(refit))
 
 
-def _second_only(refit: WeightRefit, module: nn.Module) -> None:
-    second_again(refit, module, refit.dense)
+def _refit_second(refit: WeightRefit, module: nn.Module) -> None:
+    update_second(refit, module, refit.dense)
 
 
-def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
+def _refit_factors(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     """``(second (out, rank), first (rank, in))``.
 
     Of a weight inside a layer W T is known by its factors B A T, and the metric of its outputs by the gains
@@ -83,10 +76,10 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     precisely as the factors are kept, in the model's dtype.
     """
     weight, rank, kept = refit.weight, refit.dim, refit.kept
-    if weight.writes:
-        return written_again(refit, refit.dense)
+    if weight.to_residual:
+        return refit_and_truncate(refit, refit.dense)
     second, first = (factor.double() for factor in every_rank(kept, weight))
-    gains = kept.of(form_named("low_rank"), "gains", weight)
+    gains = kept.of(_LOW_RANK, "gains", weight)
     least = gains.max() * 1e-24
     roots = gains.clamp_min(torch.where(least > 0, least, torch.ones_like(least))).sqrt()
     turned = roots[:, None] * (first @ refit.turn)
@@ -96,32 +89,32 @@ def _truncated_again(refit: WeightRefit) -> tuple[Tensor, Tensor]:
 
 
 class LowRankTensors(TensorForm):
-    """Factors of all ranks are kept, balanced, so that those of a rank are their first columns and rows."""
+    """Keeps balanced factors of all ranks; those of a rank are their first columns and rows."""
 
-    refits: ClassVar[Refits] = {"residual": _both_again, "update": _second_only}
+    refits: ClassVar[Refits] = {"residual": _refit_both, "update": _refit_second}
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         for weight in weights:
             yield self._fit(statistics, weight)
 
     def _fit(self, statistics: Statistics, weight: Weight) -> Fit:
-        """By itself, so that what it needs in double precision is let go before the next weight."""
+        # A function of its own frees its double-precision tensors before the next weight.
         matrix = statistics.matrix(weight)
-        found = decompose(matrix, statistics.metric(weight))
-        second, first = found.factors(found.curve.full)
-        kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": found.gains}
-        return Fit(weight, found.curve.loss, kept)
+        decomposition = decompose(matrix, statistics.metric(weight))
+        second, first = decomposition.factors(decomposition.curve.full)
+        kept = {"second": second.to(matrix.dtype), "first": first.to(matrix.dtype), "gains": decomposition.gains}
+        return Fit(weight, decomposition.curve.loss, kept)
 
-    def rounding(self, statistics: Statistics, weight: Weight, scheme: "Scheme", inputs: "Inputs") -> Floats:
+    def rounding(self, statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> Floats:
         gains = statistics.kept.of(self.form, "gains", weight)
         by_rank = rounding_by_rank(statistics, weight, scheme, inputs, every_rank(statistics.kept, weight), gains)
         lost: Floats = FACTOR * np.concatenate([[0.0], by_rank.cpu().numpy()])
         return lost
 
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor]:
-        second, first = every_rank(work.kept, weight)
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
+        second, first = every_rank(build.kept, weight)
         pair = {"first.weight": first[:dim], "second.weight": second[:, :dim]}
-        return pair | bias_of(work.linear(weight), "second.bias")
+        return pair | bias_of(build.linear(weight), "second.bias")
 
-    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return merged_pair(weight, own)
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return merged_pair(weight, parameters)

@@ -1,4 +1,4 @@
-"""Narrower MLPs: the order in which neurons go, what each width loses, and the weights that make up for it.
+"""Narrower MLPs: order of removal of neurons, loss of each width, and compensated weights.
 
 Optimal brain surgeon on the input of down_proj (LLM Surgeon, arXiv 2312.17244; the layer-wise form is OBC,
 arXiv 2208.11580): removing neuron j costs ``w_j^T G w_j / [A^-1]_jj`` once the rest is re-solved.
@@ -19,19 +19,19 @@ from gac.forms.loss_curves import LossCurve
 
 BLOCK = 64
 SHRINK = 256
-"""After how many neurons a CPU lets go of their rows and columns; a multiple of ``BLOCK``."""
+"""Neurons after which a CPU frees their rows and columns; a multiple of ``BLOCK``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Elimination:
-    """``order[i]`` is the i-th neuron to go; ``curve.loss[w]`` what the best w neurons lose, nats a token."""
+    """``order[i]`` is the i-th neuron removed; ``curve.loss[w]`` the loss with the best w neurons, nats a token."""
 
     order: Tensor
     curve: LossCurve
 
 
 def last_to_go(order: Tensor, width: int) -> Tensor:
-    """Indices of the neurons that stay at a width, ascending: the ``width`` that go last."""
+    """Indices of the neurons that stay at a width, ascending: the ``width`` removed last."""
     return order[len(order) - width :].sort().values
 
 
@@ -45,21 +45,20 @@ def eliminate(down: Tensor, metric: Metric) -> Elimination:
     inverse = torch.cholesky_inverse(cholesky(metric.inputs))
     state = _State(inverse, weight.T @ metric.gradients @ weight)
     with single_thread():
-        state.remove()  # by itself, so that everything is loaded before it is captured
+        state.remove()  # once before the capture, so that everything is loaded
         remove = _captured(state.remove, inverse.device)
     for start in range(0, len(inverse), BLOCK):
         with single_thread():
             for _ in range(max(start, 1), min(start + BLOCK, len(inverse))):
                 remove()
         state.update()
-        if inverse.device.type == "cpu" and (start + BLOCK) % SHRINK == 0:  # what is captured stays where it is
+        if inverse.device.type == "cpu" and (start + BLOCK) % SHRINK == 0:  # captured tensors must not move
             state.shrink()
     loss = np.concatenate([[0.0], np.cumsum(state.losses.cpu().numpy())])
     return Elimination(state.order, LossCurve(FACTOR * loss[::-1].copy()))
 
 
 def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], object]:
-    """The step as a CUDA graph on a GPU, where launching its small kernels one by one would take most of the time."""
     if device.type != "cuda":
         return step
     graph = torch.cuda.CUDAGraph()
@@ -73,19 +72,19 @@ def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], ob
 
 @cache
 def _capture_stream(device: torch.device) -> Any:
-    """One stream a GPU, for cuBLAS keeps a workspace for each that it has seen."""
+    # One per GPU: cuBLAS keeps a workspace for each stream that it has seen.
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _State:
-    """H and C as of the last whole block, their diagonals as of the last neuron, and what went so far.
+    """H and C as of the last full block, their diagonals as of the last neuron, and the order so far.
 
-    Which neuron goes, and how many went, stay on the device: a step never waits for it, so it can be replayed.
+    Indices and counts stay on the device: a step never waits for it, so it can be replayed.
 
     Attributes:
-        pending: l of the block's neurons, and then their d, shape ``(2 * BLOCK, neurons)``; 0 for those still to go.
-        order: neurons in the order in which they went.
-        losses: what each cost.
+        pending: l of the block's neurons, and then their d, shape ``(2 * BLOCK, neurons)``; 0 for the rest.
+        order: neurons in the order of removal.
+        losses: cost of each.
     """
 
     def __init__(self, inverse: Tensor, gram: Tensor) -> None:
@@ -95,27 +94,29 @@ class _State:
         self.pending = inverse.new_zeros(2 * BLOCK, count)
         self.order = torch.zeros(count, dtype=torch.int64, device=device)
         self.losses = inverse.new_zeros(count)
-        self._gone = torch.zeros(1, dtype=torch.int64, device=device)
+        self._removed = torch.zeros(1, dtype=torch.int64, device=device)
         self._row = torch.zeros(1, dtype=torch.int64, device=device)
         self._numbers = torch.arange(count, device=device)  # of the neurons that H and C have
 
     def remove(self) -> None:
-        """Take out the neuron that costs least."""
+        """Remove the cheapest neuron."""
         cost, j = (self._quadratic / self._diagonal).min(0, keepdim=True)
         scale = self._diagonal.index_select(0, j).rsqrt()
         steps, halves = self.pending[:BLOCK], self.pending[BLOCK:]
-        own = self.pending.index_select(1, j).view(2, BLOCK)
-        step = torch.addmv(self._inverse.index_select(0, j)[0], steps.T, own[0], alpha=-1).mul_(scale)
-        half = torch.addmv(self._gram.index_select(0, j)[0], self.pending.T, own.flip(0).view(-1), alpha=-1).mul_(scale)
+        column = self.pending.index_select(1, j).view(2, BLOCK)
+        step = torch.addmv(self._inverse.index_select(0, j)[0], steps.T, column[0], alpha=-1).mul_(scale)
+        half = torch.addmv(self._gram.index_select(0, j)[0], self.pending.T, column.flip(0).view(-1), alpha=-1).mul_(
+            scale
+        )
         half -= step * (cost / 2)
         steps.index_copy_(0, self._row, step[None])
         halves.index_copy_(0, self._row, half[None])
         self._quadratic.addcmul_(step, half, value=-2).clamp_min_(0)
         self._quadratic.index_fill_(0, j, torch.inf)  # never again the cheapest
         self._diagonal.addcmul_(step, step, value=-1).clamp_min_(torch.finfo(torch.float64).tiny)
-        self.order.index_copy_(0, self._gone, self._numbers.index_select(0, j))
-        self.losses.index_copy_(0, self._gone, cost)
-        self._gone += 1
+        self.order.index_copy_(0, self._removed, self._numbers.index_select(0, j))
+        self.losses.index_copy_(0, self._removed, cost)
+        self._removed += 1
         self._row += 1
 
     def update(self) -> None:
@@ -127,17 +128,17 @@ class _State:
         self._row.zero_()
 
     def shrink(self) -> None:
-        """Let go of what H and C have of neurons that went; no step since the last update."""
+        """Free the rows and columns of removed neurons; call it right after ``update``."""
         stay = self._quadratic.isfinite().nonzero()[:, 0]
-        self._inverse, self._gram = (whole[stay].index_select(1, stay) for whole in (self._inverse, self._gram))
+        self._inverse, self._gram = (matrix[stay].index_select(1, stay) for matrix in (self._inverse, self._gram))
         self._diagonal, self._quadratic, self._numbers = (
-            of[stay] for of in (self._diagonal, self._quadratic, self._numbers)
+            vector[stay] for vector in (self._diagonal, self._quadratic, self._numbers)
         )
         self.pending = self.pending[:, : len(stay)].clone()
 
 
 def compensated(down: Tensor, kept: Tensor, metric: Metric) -> Tensor:
-    """The columns of down_proj that stay, re-solved for those that went: ``W A[:, K] A[K, K]^-1``.
+    """The columns of down_proj that stay, compensated for the removed ones: ``W A[:, K] A[K, K]^-1``.
 
     Shape ``(out, kept)``, float64; the least-squares solution in the metric of the inputs.
     """

@@ -1,6 +1,6 @@
 """An MLP with fewer neurons."""
 
-from gac.forms.base import Shorter
+from gac.forms.base import LossMeasure, Shorter
 from gac.models.sites import Side, Weight
 
 
@@ -10,8 +10,8 @@ class Narrow(Shorter):
     name = "narrow"
     symbol = "w"
     meaning = "neurons that an MLP keeps"
-    tensor_form = "gac.forms.narrow.torch:NarrowTensors"
-    standard = True
+    loss = LossMeasure(in_every_calibration=True)
+    removes = ("neurons",)
 
     def shortens(self, weight: Weight) -> Side | None:
         return weight.neurons

@@ -2,16 +2,17 @@
 
 import re
 from dataclasses import replace
+from functools import cached_property
 
 from gac.core.errors import PlanError
 from gac.core.operations import Operation
-from gac.forms import form_named
-from gac.forms.base import Form, ModuleSpec
-from gac.forms.low_rank.spec import LowRank
+from gac.forms.base import Form, Latency, LossMeasure, ModuleSpec
+from gac.forms.low_rank.spec import GemmPair, LowRank
+from gac.forms.narrow.spec import Narrow
 from gac.models.sites import Weight
 
 _WIDTH = re.compile(r"[1-9][0-9]{0,8}")
-_OUTER = "narrow"
+NARROW = Narrow()
 _EIGHTHS = (6, 5, 4, 3, 2)
 _STEP = 64
 
@@ -26,8 +27,8 @@ def widths(neurons: int) -> tuple[int, ...]:
     ((1152, 960, 768, 576, 384), (18, 14, 12, 8, 6))
     """
     step = min(_STEP, 1 << max(0, (neurons // 8).bit_length() - 1))
-    found = dict.fromkeys(neurons * eighths // 8 // step * step for eighths in _EIGHTHS)
-    return tuple(width for width in found if 0 < width < neurons)
+    grid = dict.fromkeys(neurons * eighths // 8 // step * step for eighths in _EIGHTHS)
+    return tuple(width for width in grid if 0 < width < neurons)
 
 
 class NarrowPair(LowRank):
@@ -43,10 +44,9 @@ class NarrowPair(LowRank):
 
     symbol = "p"
     meaning = "rank of a pair / neurons of its MLP"
-    tensor_form = "gac.forms.narrow_pair.torch:NarrowPairTensors"
-    standard = False
-    counts = None
-    inside = _OUTER
+    loss = LossMeasure()
+    rule_resource = None
+    parent_form_name = NARROW.name
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
@@ -63,23 +63,22 @@ class NarrowPair(LowRank):
             raise PlanError(f"form narrow_pair:{text}", expected, "Correct the name.")
         return NarrowPair(int(text))
 
-    def takes(self, weight: Weight) -> bool:
-        narrow = form_named(_OUTER)
-        return narrow.takes(weight) and (self.width or 1) < narrow.full(weight)
+    def applies_to(self, weight: Weight) -> bool:
+        return NARROW.applies_to(weight) and (self.width or 1) < NARROW.full(weight)
 
     def variants(self, weight: Weight) -> tuple[Form, ...]:
-        if not self.takes(weight):
+        if not self.applies_to(weight):
             return ()
-        return (self,) if self.width else tuple(map(NarrowPair, widths(form_named(_OUTER).full(weight))))
+        return (self,) if self.width else tuple(map(NarrowPair, widths(NARROW.full(weight))))
 
-    def told(self, dim: int) -> str:
-        return f"{super().told(dim)}/{self.width}"
+    def label(self, dim: int) -> str:
+        return f"{super().label(dim)}/{self.width}"
 
     def shortening(self, dim: int) -> tuple[Form, int]:
         if self.width is None:
             remedy = "Say how many neurons the MLP has."
             raise PlanError("form narrow_pair of a weight", "narrow_pair:N with a number of neurons", remedy)
-        return form_named(_OUTER), self.width
+        return NARROW, self.width
 
     def narrowed(self, weight: Weight) -> Weight:
         """The weight as ``narrow`` leaves it.
@@ -93,24 +92,27 @@ class NarrowPair(LowRank):
             return replace(weight, out_features=size)
         return replace(weight, in_features=size)
 
+    @cached_property
+    def latency(self) -> Latency:
+        return _NarrowedGemmPair(self)
+
     def full(self, weight: Weight) -> int:
         return super().full(self.narrowed(weight))
 
     def params(self, weight: Weight, dim: int) -> int:
         return super().params(self.narrowed(weight), dim)
 
-    def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
-        return super().operation(self.narrowed(weight), dim, rows)
-
-    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-        return super().gemms(self.narrowed(weight), dim, rows)
-
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         return super().module(self.narrowed(weight), dim)
 
-    def after(self, weight: Weight, dim: int, rows: int) -> Operation:
-        return super().after(self.narrowed(weight), dim, rows)
-
-    def largest_useful(self, weight: Weight) -> int:
+    def max_useful_dim(self, weight: Weight) -> int:
         """The largest dim with fewer parameters than the weight as ``narrow`` leaves it."""
-        return super().largest_useful(self.narrowed(weight))
+        return super().max_useful_dim(self.narrowed(weight))
+
+
+class _NarrowedGemmPair(GemmPair):
+    def __init__(self, form: NarrowPair) -> None:
+        self.form = form
+
+    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
+        return super().gemms(self.form.narrowed(weight), dim, rows)

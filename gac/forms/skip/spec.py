@@ -1,6 +1,6 @@
 """An attention or an MLP that is left out."""
 
-from gac.forms.base import ModuleSpec, Place, Shorter
+from gac.forms.base import LossMeasure, ModuleSpec, Place, Shorter
 from gac.models.sites import Side, Weight
 
 
@@ -16,10 +16,10 @@ class Skip(Shorter):
     name = "skip"
     symbol = "s"
     meaning = "0: an attention or MLP that is skipped"
-    tensor_form = "gac.forms.skip.torch:SkipTensors"
-    least = 0
-    pieces = True
-    runs = True
+    loss = LossMeasure(needs_forward_runs=True)
+    min_dim = 0
+    dim_counts_units = True
+    removes = ("attentions", "MLPs")
 
     def shortens(self, weight: Weight) -> Side | None:
         return weight.block
@@ -30,9 +30,6 @@ class Skip(Shorter):
     def size(self, weight: Weight, dim: int) -> int:
         return dim * super().full(weight)
 
-    def cached(self, weight: Weight, dim: int) -> int:
-        return dim * weight.kept
-
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
         sizes = {"in_features": weight.in_features, "out_features": weight.out_features}
         nothing = "Constant" if self.adds(weight) else "Absent"
@@ -42,5 +39,5 @@ class Skip(Shorter):
         return ()
 
     def adds(self, weight: Weight) -> bool:
-        """Whether a constant stands in the place of the weight's output."""
+        """True if a constant replaces the weight's output."""
         return weight.block == "in" and not weight.normed

@@ -1,41 +1,38 @@
-"""An attention or an MLP that is left out: what that loses is measured by leaving it out."""
+"""An attention or an MLP that is skipped; its loss is measured by skipping it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from gac.forms.by_runs import RunForm
 from gac.forms.refit import WeightRefit
 from gac.forms.skip.spec import Skip
-from gac.forms.tensors import SiteWork
+from gac.forms.tensors import ModelRuns, RunForm, SiteBuild
 from gac.models.sites import Weight
 from gac.runtime.modules import Absent, Constant
 
-if TYPE_CHECKING:
-    from gac.measurement.runs import ModelRuns
-
 
 class SkipTensors(RunForm):
-    """What the block writes on average is kept, and stands in its place."""
+    """Keeps the mean output of the block, which replaces it."""
 
-    def refit(self, how: str, weight: Weight) -> Callable[[WeightRefit, nn.Module], None] | None:
-        return _constant_again if how == "residual" and self._skip.adds(weight) else None
+    def refit(self, mode: str, weight: Weight) -> Callable[[WeightRefit, nn.Module], None] | None:
+        return _refit_constant if mode == "residual" and self._skip.adds(weight) else None
 
-    def modules(self, runs: "ModelRuns", together: Sequence[Weight]) -> dict[str, nn.Module]:
-        return {weight.name: self._module(runs, weight) for weight in together}
+    def modules(self, runs: ModelRuns, group: Sequence[Weight]) -> dict[str, nn.Module]:
+        return {weight.name: self._module(runs, weight) for weight in group}
 
-    def parameters(self, work: SiteWork, weight: Weight, dim: int) -> dict[str, Tensor] | None:
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         if dim:
             return None
-        return {"bias": work.kept.of(self.form, "bias", weight)} if self._skip.adds(weight) else {}
+        return {"bias": build.kept.of(self.form, "bias", weight)} if self._skip.adds(weight) else {}
 
-    def merge(self, weight: Weight, dim: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        zeros = own["bias"] if own else torch.zeros(())
-        return dict(own) if dim else {"weight": zeros.new_zeros(weight.out_features, weight.in_features)} | dict(own)
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if dim:
+            return dict(parameters)
+        like = parameters["bias"] if parameters else torch.zeros(())
+        return {"weight": like.new_zeros(weight.out_features, weight.in_features)} | dict(parameters)
 
-    def _module(self, runs: "ModelRuns", weight: Weight) -> nn.Module:
+    def _module(self, runs: ModelRuns, weight: Weight) -> nn.Module:
         sizes = weight.in_features, weight.out_features
         if not self._skip.adds(weight):
             return Absent(*sizes, bias=False)
@@ -51,6 +48,5 @@ class SkipTensors(RunForm):
         return self.form
 
 
-def _constant_again(refit: WeightRefit, module: nn.Module) -> None:
-    """The mean of what the weight has to write."""
+def _refit_constant(refit: WeightRefit, module: nn.Module) -> None:
     module.get_parameter("bias").copy_(refit.means.target if refit.bias is None else refit.means.target + refit.bias)

@@ -197,7 +197,7 @@ _ANY_SIZE = 4096  # stands for a size that is not known: every scheme has an ope
 
 
 def _has_needs(setting: Setting) -> bool:
-    return bool(setting.sides) and setting.scheme is not None and setting.scheme.needs is not None
+    return bool(setting.sides) and setting.scheme is not None and setting.scheme.shape_requirement is not None
 
 
 def _has_kernel_limits(setting: Setting) -> bool:
@@ -217,14 +217,14 @@ def _has_operator(dim: int, setting: Setting) -> bool:
 def _operator_detail(dim: int, setting: Setting) -> str:
     assert setting.scheme is not None
     sizes = ", ".join(f"{axis} = {size}" for axis, size in setting.sizes(dim).items() if axis != "m")
-    return f"scheme {setting.scheme.name} needs {setting.scheme.needs}: {sizes}"
+    return f"scheme {setting.scheme.name} needs {setting.scheme.shape_requirement}: {sizes}"
 
 
 def unreadable(dim: int, setting: Setting) -> str | None:
     """Why the kernels cannot read one of the matrices, and what runs instead; None where they read all known ones."""
     if (scheme := setting.scheme) is None:
         return None
-    reason = next(filter(None, (scheme.unread(*matrix) for matrix in _matrices(dim, setting))), None)
+    reason = next(filter(None, (scheme.kernel_unsupported_reason(*matrix) for matrix in _matrices(dim, setting))), None)
     return None if reason is None else f"{reason}: plain PyTorch unpacks it for every product"
 
 

@@ -218,14 +218,14 @@ def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
 
 
 def _is_weight_only(dtype: str) -> bool:
-    return numbers_of(dtype) != dtype and stored_as(dtype).reads is None
+    return numbers_of(dtype) != dtype and stored_as(dtype).input_quantiser is None
 
 
 def _in_kernels(dtype: str, sizes: Ints) -> Bools:
     """Mark sizes whose weight, or both of a pair, kernels of the dtype read; all where numbers are no scheme's."""
     if numbers_of(dtype) == dtype:
         return np.ones(len(sizes), dtype=np.bool_)
-    unread = cache(stored_as(dtype).unread)
+    unread = cache(stored_as(dtype).kernel_unsupported_reason)
     shapes = (zip(size[1:], size, strict=False) for size in sizes.tolist())  # rows and columns of each weight
     return np.array([all(unread(*weight) is None for weight in weights) for weights in shapes], dtype=np.bool_)
 

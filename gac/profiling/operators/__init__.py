@@ -25,8 +25,9 @@ from gac.profiling.operators.collectives import AllGather, AllReduce, ReduceScat
 from gac.profiling.operators.gemm import BatchedGemm, Copy, Heads, Linear, LowRank, RowwiseLinear, SharedLowRank
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
-from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
+from gac.profiling.operators.rounding import RoundInputs
 from gac.runtime.latent_words import LARGEST
+from gac.schemes import SCHEMES
 
 __all__ = [
     "ACTIVATIONS",
@@ -66,7 +67,11 @@ for _operator in (
     *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
     LatentAttention(),
     *map(LatentAttention, LARGEST),
-    *map(RoundInputs, NUMBERS),
+    *(
+        RoundInputs(scheme.input_quantiser, scheme.input_dtype)
+        for scheme in SCHEMES
+        if scheme.input_quantiser and scheme.input_dtype
+    ),
     Copy(),
     AllReduce(),
     AllGather(),

@@ -222,11 +222,11 @@ class Operator(Runner):
         if dtype in ITEM_BYTES:
             return None
         scheme = stored_as(dtype)
-        refused = next((gemm for gemm in self.gemms(axes) if not scheme.runs(gemm)), None)
+        refused = next((gemm for gemm in self.gemms(axes) if not scheme.supports(gemm)), None)
         if refused is None:
             return None
         sizes = ", ".join(f"{axis} = {size}" for axis, size in refused.shape if axis != "m")
-        return f"scheme {scheme.name} needs {scheme.needs}: {sizes}"
+        return f"scheme {scheme.name} needs {scheme.shape_requirement}: {sizes}"
 
     def gemms(self, axes: Axes) -> list[Operation]:
         """List its GEMMs as operations, in the order of ``products``."""

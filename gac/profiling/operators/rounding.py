@@ -10,7 +10,6 @@ from gac.schemes import Scheme
 if TYPE_CHECKING:
     from torch import Tensor
 
-NUMBERS = {"float8": "fp8", "int8": "int8"}
 """The dtype of each ``Scheme.reads``."""
 
 
@@ -26,8 +25,8 @@ class RoundInputs(Operator):
     smooth = True
     devices = ("cuda",)
 
-    def __init__(self, reads: str) -> None:
-        self.rounding, self._numbers = reads, NUMBERS[reads]
+    def __init__(self, quantiser: str, numbers: str) -> None:
+        self.rounding, self._numbers = quantiser, numbers
         self.name = round_inputs(self._numbers, 1, 1).operator
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
@@ -50,4 +49,4 @@ class RoundInputs(Operator):
 
 def rounded_to(scheme: Scheme) -> str | None:
     """Return the numbers to which a scheme quantises its inputs; None: it reads 16 bits."""
-    return None if scheme.reads is None else NUMBERS.get(scheme.reads)
+    return None if scheme.input_quantiser is None else scheme.input_dtype

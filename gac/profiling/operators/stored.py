@@ -38,7 +38,7 @@ class StoredRunner(Runner):
         storage = storage_of(scheme)
         assert storage is not None, f"scheme {scheme.name} has no storage"
         self.operator, self._storage = operator, storage
-        self._read = None if scheme.reads is None else READERS[scheme.reads]
+        self._read = None if scheme.input_quantiser is None else READERS[scheme.input_quantiser]
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
         if (reason := self.operator.refusal(axes, dtype)) is not None:

@@ -10,14 +10,15 @@ from gac.core.errors import ProfileError
 from gac.core.operations import Operation, linear, round_inputs
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, Form, form_named, variants_of
-from gac.forms.planned_sites import check_forms_fit, run_together
+from gac.forms.planned_sites import check_forms_fit, fuse_sites
 from gac.forms.tensor_parallel import check_splits, divides, moves_parts, split_fused, split_gemms
 from gac.models.attentions import heads_of, window_of
 from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.plan.costs import floored
-from gac.profiling.operators import OPERATORS, rounded_to
+from gac.profiling.operators import OPERATORS
+from gac.profiling.operators.rounding import rounded_to
 from gac.profiling.records import Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 
@@ -60,7 +61,7 @@ def model_points(
     check_splits(sites, gpus)
     candidates = [form_named(name) for name in dict.fromkeys(("dense", *forms))]
     for form in candidates:
-        if not form.timed and not any(form.cache_axis(weight) for _, weight in _taking([form], sites)):
+        if not form.latency.timed and not any(form.cache.axis(weight) for _, weight in _taking([form], sites)):
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
     points = _points(_operations(sites, candidates, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
     points += _points(_attentions(sites, candidates, workloads, gpus), dtype)
@@ -84,7 +85,7 @@ def fused_points(
     One GEMM, up to the width of all of them, and each second factor by itself, at ``spaced_dims``, and in each of the
     schemes at ``few_dims``. Arguments and errors are those of ``model_points``.
     """
-    sites, rows = run_together(_sites(model)), _rows(workloads, dtype)
+    sites, rows = fuse_sites(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
 
     def operations(dims_of: Callable[[int], tuple[int, ...]]) -> list[Operation]:
@@ -93,7 +94,7 @@ def fused_points(
 
     points = _points(operations(spaced_dims), dtype)
     for scheme in measured_schemes(schemes):
-        points += _points(map(scheme.operation, filter(scheme.runs, operations(few_dims))), scheme.dtype)
+        points += _points(map(scheme.operation, filter(scheme.supports, operations(few_dims))), scheme.dtype)
     return tuple(dict.fromkeys(points))
 
 
@@ -179,38 +180,41 @@ def _operations(
 
     ``dims_of`` None: as many dims as can be afforded.
     """
-    weights = [weight for site in sites for weight in site.weights if scheme.takes(weight)]
-    distinct = dict.fromkeys(replace(weight, name="", reads=None, block=None) for weight in weights)
+    weights = [weight for site in sites for weight in site.weights if scheme.applies_to(weight)]
+    distinct = dict.fromkeys(replace(weight, name="", input_group=None, block=None) for weight in weights)
     shapes = _shapes(distinct, forms, dims_of or every_dim, gpus)
     if dims_of is None and len(shapes) > _AFFORDED:
         shapes = _shapes(distinct, forms, spaced_dims, gpus)
     for form, weight, dim in shapes:
         if gpus > 1 and divides(form, weight, dim, scheme, gpus):
             yield from (scheme.operation(gemm) for m in rows for gemm in split_gemms(form, weight, dim, m, gpus))
-        elif gpus == 1 and all(map(scheme.runs, form.gemms(weight, dim, 1))):
-            timed = ((form.operation(weight, dim, m),) if form.timed else form.gemms(weight, dim, m) for m in rows)
+        elif gpus == 1 and all(map(scheme.supports, form.latency.gemms(weight, dim, 1))):
+            timed = (
+                (form.latency.operation(weight, dim, m),) if form.latency.timed else form.latency.gemms(weight, dim, m)
+                for m in rows
+            )
             yield from map(scheme.operation, chain.from_iterable(timed))
 
 
 def _taking(forms: Iterable[Form], sites: Iterable[Site]) -> Iterator[tuple[Form, Weight]]:
     weights = [weight for site in sites for weight in site.weights]
-    return ((form, weight) for weight in weights for form in variants_of(forms, weight) if form.takes(weight))
+    return ((form, weight) for weight in weights for form in variants_of(forms, weight) if form.applies_to(weight))
 
 
 def _attentions(
     sites: Iterable[Site], forms: Sequence[Form], workloads: Sequence[Workload], gpus: int
 ) -> Iterator[Operation]:
     for form, weight in _taking(forms, sites):
-        if form.cache_axis(weight) is None or not weight.asked or gpus > 1:
+        if form.cache.axis(weight) is None or not weight.query_heads or gpus > 1:
             continue
-        dims = {*_dims(form, weight, every_dim, gpus), form.beside(weight)}
+        dims = {*_dims(form, weight, every_dim, gpus), form.cache.assumed_partner_dim(weight)}
         for batch, tokens in ((load.batch, load.tokens) for load in workloads if load.phase == "decode"):
-            yield form_named("dense").attention(weight, 1, batch, tokens)
-            yield from (form.attention(weight, dim, batch, tokens) for dim in sorted(dims))
+            yield form_named("dense").cache.attention(weight, 1, batch, tokens)
+            yield from (form.cache.attention(weight, dim, batch, tokens) for dim in sorted(dims))
 
 
 def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:
-    sizes = {weight.in_features for site in sites for weight in site.weights if weight.made}
+    sizes = {weight.in_features for site in sites for weight in site.weights if weight.input_from_norm}
     yield from (round_inputs(numbers, count, size) for count in rows for size in sorted(sizes))
 
 
@@ -226,15 +230,15 @@ def _shapes(
 
 
 def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]], gpus: int) -> tuple[int, ...]:
-    if form.axis(weight) is None:
-        return (form.full(weight),)
-    if not form.takes(weight):
+    if not form.applies_to(weight):
         return ()
-    if form.pieces:
+    if form.latency.axis(weight) is None:
+        return (form.full(weight),)
+    if form.dim_counts_units:
         return tuple(range(1, form.full(weight)))
-    parts, largest = gpus if moves_parts(form, weight, gpus) else 1, form.largest_useful(weight)
+    parts, largest = gpus if moves_parts(form, weight, gpus) else 1, form.max_useful_dim(weight)
     dims = {parts * dim for dim in dims_of(largest // parts)}
-    if len(form.gemms(weight, 1, 1)) > 1:  # one GEMM writes in parts what another one reads in full
+    if len(form.latency.gemms(weight, 1, 1)) > 1:  # one GEMM writes in parts what another one reads in full
         dims |= {dim for dim in dims_of(largest) if dim % parts == 0}
     return tuple(dim for dim in sorted(dims) if dim % form.step == 0)
 
@@ -249,7 +253,7 @@ def _fused(
     yield from (linear(rows, weights[0].in_features, width) for width in sorted({*dims_of(widest), widest}))
     for weight in weights:
         for form in variants_of(map(form_named, forms), weight):
-            if not form.takes(weight) or form.after(weight, 1, 1) is None:
+            if not form.applies_to(weight) or form.latency.gemm_after_fused(weight, 1, 1) is None:
                 continue
             for dim in _dims(form, weight, dims_of, gpus):
                 yield from split_gemms(form, weight, dim, rows, gpus)[1:]

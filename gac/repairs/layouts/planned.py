@@ -31,10 +31,10 @@ def planned_blocks(source: Source) -> Iterator[Block]:
         )
         raise CheckpointError(problem, "weights in 16 or 32 bits", f"{remedy} again.")
     for site in plan.sites:
-        names_a_form = any(form_named(choice.form).inside for choice in site.weights)
+        names_a_form = any(form_named(choice.form).parent_form_name for choice in site.weights)
         sharing: dict[str, list[WeightChoice]] = {}
         for choice in site.weights:
-            if form_named(choice.form).axis(choice.weight):
+            if form_named(choice.form).latency.axis(choice.weight):
                 sharing.setdefault(_owner(site, choice), []).append(choice)
         for name, choices in sharing.items():
             if not (names_a_form and name == site.site):
@@ -54,7 +54,10 @@ def _block(source: Source, name: str, choices: Sequence[WeightChoice]) -> Block:
 
 def _runs(name: str, choice: WeightChoice) -> list[Run]:
     form, weight = form_named(choice.form), choice.weight
-    sized = [(form.operation(weight, dim, 1),) if form.timed else form.gemms(weight, dim, 1) for dim in (1, 2)]
+    sized = [
+        (form.latency.operation(weight, dim, 1),) if form.latency.timed else form.latency.gemms(weight, dim, 1)
+        for dim in (1, 2)
+    ]
     return [run_of(name, first, second) for first, second in zip(*sized, strict=True)]
 
 

@@ -229,4 +229,4 @@ def _shapes_told(source: Source, form: Form, site: Site) -> tuple[str, str]:
         sides = zip(_sides(form, weight, 1), _sides(form, weight, 2), strict=True)
         expected.append(" x ".join(f"{size}" if size == double else f"{size}*h" for size, double in sides))
     limit = f"with one whole h from 1 to {form.full(site.weights[0])}, the key-value heads that it keeps"
-    return f"{site.weights[0].reads} has {', '.join(stored)}", f"{', '.join(expected)} {limit}"
+    return f"{site.weights[0].input_group} has {', '.join(stored)}", f"{', '.join(expected)} {limit}"

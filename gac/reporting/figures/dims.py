@@ -11,7 +11,7 @@ from gac.allocation.latencies import BF16, UNKNOWN, Timing
 from gac.core.arguments import checked
 from gac.core.errors import PlanError, ProfileError
 from gac.core.workloads import Workload
-from gac.forms import form_named
+from gac.forms import DENSE, form_named
 from gac.plan.layers import kinds_of, weights_by_layer
 from gac.plan.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
@@ -98,7 +98,7 @@ def _choices(plan: Plan, weight: str) -> dict[int, WeightChoice]:
 def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, top: float) -> None:
     shift = 0.0 if of == 1 else _APART * (number / (of - 1) - 0.5)
     for layer, choice in chosen.items():
-        dense = choice.form == "dense"
+        dense = choice.is_dense
         height = top if dense else choice.dim
         style = marker(number, hollow=not choice.aligned, size=2.6 if dense else 4.0)
         ax.plot([layer + shift], [height], **style, zorder=3)
@@ -149,11 +149,11 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
         problem = f"plan for {plan.measured.model}, whose weights are not of single key-value heads"
         raise PlanError(problem, "k_proj and v_proj as weights of their own", "Draw it as a heat map: gac plot plan.")
     every = [choice.weight for choices in cached.values() for choice in choices]
-    full = max(weight.kept / weight.heads for weight in every)
+    full = max(weight.cached_numbers / weight.heads for weight in every)
     with panel(ax, (5.6, 2.8)) as ax:
         for number, choices in enumerate(cached.values()):
             heads = [choice.weight.heads for choice in choices]
-            numbers = [form_named(choice.form).cached(choice.weight, choice.dim) for choice in choices]
+            numbers = [form_named(choice.form).cache.numbers(choice.weight, choice.dim) for choice in choices]
             kept = np.repeat(np.array(numbers) / heads, heads)
             places = np.arange(len(kept))
             for hollow in (False, True):
@@ -233,11 +233,11 @@ def _latencies(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) ->
 
 
 def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
-    form, scheme = (form_named("dense"), BF16) if dense else (form_named(choice.form), scheme_named(choice.scheme))
+    form, scheme = (DENSE, BF16) if dense else (form_named(choice.form), scheme_named(choice.scheme))
     dim = form.full(choice.weight) if dense else choice.dim
     ns, _ = timing.of_weight(form, choice.weight, np.array([dim], dtype=np.int64), scheme)
     if int(ns[0, 0]) == UNKNOWN:
-        operation = form.operation(choice.weight, dim, timing.workloads[0].rows)
+        operation = form.latency.operation(choice.weight, dim, timing.workloads[0].rows)
         shape = " ".join([operation.operator, scheme.dtype, *(f"{axis}={size}" for axis, size in operation.shape)])
         assert timing.profile is not None
         raise ProfileError(

@@ -146,7 +146,11 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         shared: weights of its site run their first GEMMs as one.
     """
     form, scheme, dim = form_named(weight.form), scheme_named(weight.scheme), weight.dim
-    if form.axis(weight.weight) is None or not form.params(weight.weight, dim) or dim >= form.full(weight.weight):
+    if (
+        form.latency.axis(weight.weight) is None
+        or not form.params(weight.weight, dim)
+        or dim >= form.full(weight.weight)
+    ):
         return ()
     gpus = plan.recipe.deployment.tensor_parallel
     if profile is None or shared or gpus > 1:
@@ -162,10 +166,10 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
     latency, _ = timing.of_weight(form, weight.weight, np.array(dims), scheme)
     broken = ""
     if dim + 1 not in sound[:1]:
-        operator = form.operation(weight.weight, 1, 1).operator
+        operator = form.latency.operation(weight.weight, 1, 1).operator
         periods = (operator_period(profile, operator, dtype) for dtype in (DTYPE, scheme.dtype))
         step = lcm(step_of(form, plan.recipe.space.align), *periods)
-        slower = "a larger dim is faster" if dim + 1 in after else f"{scheme.name} needs {scheme.needs}"
+        slower = "a larger dim is faster" if dim + 1 in after else f"{scheme.name} needs {scheme.shape_requirement}"
         broken = f"no multiple of {step}" if (dim + 1) % step else slower
     return tuple(
         f"On the GPU, {workload}: {_timed(list(zip(dims, latency[:, column].tolist(), strict=True)), broken)}."

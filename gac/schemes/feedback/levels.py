@@ -1,4 +1,4 @@
-"""The numbers that a format has, and how scales are fitted to what they stand for."""
+"""The values of a number format, and how its scales are fitted."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Levels(ABC):
-    """What a number can be where its scale is one.
+    """Values of a number with scale 1.
 
     Attributes:
         most: the largest.
-        floating: whether they are 8-bit floating point (e4m3) from ``-most`` on, and not whole numbers from 0 on.
+        floating: 8-bit floating point (e4m3) from ``-most`` on, not integers from 0 on.
     """
 
     most: int
@@ -22,25 +22,24 @@ class Levels(ABC):
 
     @property
     def least(self) -> int:
-        """The smallest."""
         return -self.most if self.floating else 0
 
     @abstractmethod
     def nearest_(self, units: Tensor) -> Tensor:
-        """Float64 numbers to the nearest that there are, in place."""
+        """Round float64 numbers to the nearest values, in place."""
 
     @abstractmethod
-    def fitted(self, values: Tensor, weighs: Tensor) -> tuple[Tensor, Tensor]:
+    def fitted(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Scales and zero points of least error for values ``(..., rows, columns)``, both ``(..., rows, 1)``, float64.
 
         Args:
-            weighs: how much a squared error counts, by column, shape ``(..., columns)``.
+            weights: of squared errors, by column, shape ``(..., columns)``.
         """
 
     def improved(
         self, order: "Order", targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Numbers and scales that lose less of the product with the inputs; unless a format says how, as they are.
+        """Numbers and scales with a smaller error of the product with the inputs; by default as they are.
 
         Args:
             targets: the matrix, ``(groups, rows, size)``, as are ``numbers``; ``scale`` and ``zeros`` have size 1.

@@ -1,39 +1,117 @@
-"""The order in which the columns of a matrix are rounded, and what the error of each takes from those behind it."""
+"""The order in which the columns of a matrix are quantised, and the compensation of each one's error by later ones."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gac.core.linalg import cholesky, damped, identity_like
-from gac.schemes.feedback.layout import Layout
 
 DAMPING = 1e-2
 """Of A and of G, see ``gac.core.linalg.damped``."""
+COLUMNS = 128
+"""Columns whose errors reach later columns in one product."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Columns in groups of equal size, padded where a group is not full.
+
+    Attributes:
+        columns: the column at each position, shape ``(groups, size)``; ``count`` where there is none.
+        width: columns that are quantised at a time; divides the size.
+        count: number of columns.
+    """
+
+    columns: Tensor
+    width: int
+    count: int
+
+    @staticmethod
+    def of(inputs: Tensor, size: int) -> "Layout":
+        """Columns of large inputs first within a group: their errors need most compensation.
+
+        Args:
+            inputs: E[x x^T], shape ``(columns, columns)``.
+            size: neighbouring columns of a group.
+        """
+        columns, strength = len(inputs), inputs.diagonal()
+        size = min(size, columns)
+        parts = -(-size // COLUMNS)
+        width = -(-size // parts)
+        grouped = torch.full((-(-columns // size), parts * width), columns, device=inputs.device)
+        for group, start in zip(grouped, range(0, columns, size), strict=True):
+            order = strength[start : start + size].argsort(descending=True, stable=True)
+            group[: len(order)] = start + order
+        return Layout(grouped, width, columns)
+
+    def grouped(self, matrix: Tensor) -> Tensor:
+        """The columns of a matrix ``(rows, columns)`` by group, padded with zeros: ``(rows, groups, size)``."""
+        return pad(matrix, (0, 1))[:, self.columns]
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a group: the columns of one are quantised at a time."""
+        return self.columns.shape[1] // self.width
+
+    def in_pieces(self, values: Tensor) -> Tensor:
+        """From ``(rows, groups, size)`` to ``(rows, groups * pieces, width)``."""
+        return values.reshape(len(values), -1, self.width)
+
+    def in_groups(self, values: Tensor) -> Tensor:
+        """From ``(rows, groups * pieces, n)`` to ``(rows, groups, pieces * n)``."""
+        return values.reshape(len(values), len(self.columns), -1)
+
+    @cached_property
+    def filled(self) -> Tensor:
+        """The positions with a column."""
+        return (self.columns.flatten() < self.count).nonzero()[:, 0]
+
+    def ungrouped(self, values: Tensor) -> Tensor:
+        """Numbers ``(rows, groups, size)`` in the order of the matrix, ``(rows, columns)``."""
+        matrix = values.new_zeros(len(values), self.count)
+        matrix[:, self.columns.flatten()[self.filled]] = values.flatten(1)[:, self.filled]
+        return matrix
+
+    def square(self, matrix: Tensor) -> Tensor:
+        """A matrix ``(columns, columns)`` in this order, padded with the identity."""
+        square = torch.eye(self.columns.numel(), dtype=matrix.dtype, device=matrix.device)
+        columns = self.columns.flatten()[self.filled]
+        square[self.filled[:, None], self.filled] = matrix[columns[:, None], columns]
+        return square
+
+    def parts(self, group: int) -> Iterator[tuple[slice, slice]]:
+        """The pieces of a group: their positions in the group, and in all."""
+        size = self.columns.shape[1]
+        for start in range(0, size, self.width):
+            yield slice(start, start + self.width), slice(group * size + start, group * size + start + self.width)
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The columns in the order in which they are rounded, and what follows from A for it.
+    """The order in which columns are quantised, and what A implies for it.
 
     Attributes:
         moment: A, damped, in this order, shape ``(size, size)``.
-        ahead: what the error of a column takes from those behind it, ``U[j, k] / U[j, j]``, shape ``(size, size)``.
-        weighs: what is left of a squared error of each column once those behind it have made up for it, by group.
+        ahead: share of a column's error that each later one compensates, ``U[j, k] / U[j, j]``, shape ``(size, size)``.
+        weights: of a squared error of each column after compensation by later ones, by group.
     """
 
     layout: Layout
     moment: Tensor
     ahead: Tensor
-    weighs: Tensor
+    weights: Tensor
 
     @staticmethod
     def of(moment: Tensor, size: int) -> "Order":
-        """Of A, shape ``(columns, columns)``, in groups of so many columns."""
+        """From A, shape ``(columns, columns)``, in groups of so many columns."""
         layout = Layout.of(moment, size)
         square = layout.square(firm(moment))
         root = root_of(square)
-        return Order(layout, square, ahead_of(root), (root.diagonal() ** -2).view(layout.at.shape))
+        return Order(layout, square, ahead_of(root), (root.diagonal() ** -2).view(layout.columns.shape))
 
 
 def firm(moment: Tensor) -> Tensor:
@@ -52,5 +130,5 @@ def root_of(moment: Tensor) -> Tensor:
 
 
 def ahead_of(root: Tensor) -> Tensor:
-    """What an error takes from those behind it: U, its rows over its diagonal, above it."""
+    """U, its rows over its diagonal, above the diagonal."""
     return (root / root.diagonal()[:, None]).triu(1)

@@ -1,16 +1,16 @@
-"""Rounding a matrix to few bits, so that what it makes of its inputs changes least.
+"""Quantising a matrix with error feedback, so that its product with the inputs changes least.
 
-The error E of a rounded matrix costs ``tr(G E A E^T)``. Numbers are rounded one after the other, and what each one's
-rounding costs is made up for by those that follow, first by those of its row (GPTQ, arXiv 2210.17323), then by those of
-the rows behind it: with U^T U = A^-1, U upper triangular, the error e of column j takes ``e U[j, k] / U[j, j]`` from
-every column k behind it, and likewise that of row i from every row behind it with the root of G^-1. That is Babai's
-nearest plane for A and G at once, as in YAQA (arXiv 2505.22988).
+The error E of a quantised matrix costs ``tr(G E A E^T)``. Numbers are quantised one after the other, and the error of
+each is compensated by later ones, first in its row (GPTQ, arXiv 2210.17323), then in later rows: with U^T U = A^-1, U
+upper triangular, the error e of column j takes ``e U[j, k] / U[j, j]`` from every later column k, and likewise that of
+row i from every later row with the root of G^-1. That is Babai's nearest plane for A and G at once, as in YAQA (arXiv
+2505.22988).
 
-A row needs of the rows before it only the columns that it has come to. So piece p of row i is rounded at step i + p, in
-all blocks of ``ROWS`` rows at once. A piece is the columns that are rounded at a time, all of one group; the scale of a
-group is fitted as its first piece is reached. G counts within a block, and blocks do not hear of each other. Without G
-a block is one row; its scales and numbers are then improved in turn where the format can (``Levels.improved``). A block
-that loses less where each number is rounded by itself, as one of equal numbers may, is rounded so.
+A row needs of earlier rows only the columns up to its own. So piece p of row i is quantised at step i + p, in all
+blocks of ``ROWS`` rows at once. A piece is the columns that are quantised at a time, all of one group; the scale of a
+group is fitted with its first piece. G counts within a block, and blocks are independent. Without G a block is one row;
+its scales and numbers are then improved in turn where the format can (``Levels.improved``). A block that loses less
+without feedback, as one of equal numbers may, is quantised number by number.
 """
 
 import torch
@@ -23,10 +23,10 @@ from gac.schemes.feedback.sweep import sweep
 from gac.schemes.inputs import Inputs
 
 ROWS = 64
-"""Rows that make up for one another's errors."""
+"""Rows that compensate one another's errors."""
 
 
-def rounded(
+def quantise(
     matrix: Tensor, inputs: Inputs, levels: Levels, size: int, gradients: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers ``(rows, columns)`` of a float64 matrix, and scales and zero points ``(rows, groups)``, all float64.
@@ -35,35 +35,34 @@ def rounded(
         size: columns of a group.
         gradients: G, shape ``(rows, rows)``; None: the identity.
     """
-    rows, high = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
+    rows, height = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
-    columns = order.layout.columns(matrix)
-    targets = _in_blocks(order.layout.in_pieces(columns), high)
-    behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), high)
+    columns = order.layout.grouped(matrix)
+    targets = _in_blocks(order.layout.in_pieces(columns), height)
+    behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), height)
     work = _Work(order, behind, targets, levels)
-    for step in range(high + targets.shape[2] - 1):
+    for step in range(height + targets.shape[2] - 1):
         work.step(step)
-    numbers, scale, zeros = (_in_rows(one)[:rows] for one in (work.numbers, work.scale, work.zeros))
-    numbers, scale, zeros = (order.layout.in_groups(one) for one in (numbers, scale, zeros))
+    numbers, scale, zeros = (_in_rows(blocks)[:rows] for blocks in (work.numbers, work.scale, work.zeros))
+    numbers, scale, zeros = (order.layout.in_groups(pieces) for pieces in (numbers, scale, zeros))
     scale, zeros = scale[..., :1], zeros[..., :1]
-    if high == 1 and inputs.thorough:
-        own = [one.transpose(0, 1).contiguous() for one in (columns, numbers, scale, zeros)]
-        numbers, scale = (one.transpose(0, 1) for one in levels.improved(order, *own))
-    found = numbers, scale, zeros
+    if height == 1 and inputs.thorough:
+        by_group = [values.transpose(0, 1).contiguous() for values in (columns, numbers, scale, zeros)]
+        numbers, scale = (values.transpose(0, 1) for values in levels.improved(order, *by_group))
     if inputs.thorough:
-        found = _better(levels, found, columns, order.layout.square(inputs.moment.double()), gradients, high)
-    numbers, scale, zeros = found
-    return order.layout.back(numbers), scale[..., 0], zeros[..., 0]
+        moment = order.layout.square(inputs.moment.double())
+        numbers, scale, zeros = _best(levels, (numbers, scale, zeros), columns, moment, gradients, height)
+    return order.layout.ungrouped(numbers), scale[..., 0], zeros[..., 0]
 
 
 Groups = tuple[Tensor, Tensor, Tensor]
 """Numbers ``(rows, groups, size)``, scales and zero points ``(rows, groups, 1)``."""
 
 
-def _better(
-    levels: Levels, fed_back: Groups, columns: Tensor, moment: Tensor, gradients: Tensor | None, high: int
+def _best(
+    levels: Levels, fed_back: Groups, columns: Tensor, moment: Tensor, gradients: Tensor | None, height: int
 ) -> Groups:
-    """Of each block of rows what loses less: rounded with feedback, or every number by itself.
+    """The better of two for each block of rows: with feedback, or number by number.
 
     Args:
         columns: the matrix, ``(rows, groups, size)``.
@@ -72,92 +71,90 @@ def _better(
     scale, zeros = levels.fitted(columns, columns.new_ones(columns.shape[-1]))
     alone = levels.nearest_(columns / scale + zeros), scale, zeros
     losses = [
-        _losses(((numbers - zeros) * scale - columns).flatten(1), moment, gradients, high)
+        _losses(((numbers - zeros) * scale - columns).flatten(1), moment, gradients, height)
         for numbers, scale, zeros in (fed_back, alone)
     ]
-    is_worse = (losses[0] > losses[1]).repeat_interleave(high)[: len(columns), None, None]
+    is_worse = (losses[0] > losses[1]).repeat_interleave(height)[: len(columns), None, None]
     numbers, scale, zeros = (torch.where(is_worse, *pair) for pair in zip(alone, fed_back, strict=True))
     return numbers, scale, zeros
 
 
-def _losses(errors: Tensor, moment: Tensor, gradients: Tensor | None, high: int) -> Tensor:
+def _losses(errors: Tensor, moment: Tensor, gradients: Tensor | None, height: int) -> Tensor:
     """``tr(G E A E^T)`` of each block of rows."""
-    seen = errors @ moment
+    products = errors @ moment
     if gradients is None:
-        return (seen * errors).sum(1)
-    parts = zip(torch.split(seen, high), torch.split(errors, high), range(0, len(errors), high), strict=True)
+        return (products * errors).sum(1)
+    parts = zip(torch.split(products, height), torch.split(errors, height), range(0, len(errors), height), strict=True)
     return torch.stack(
-        [((own @ error.T) * gradients[start : start + high, start : start + high]).sum() for own, error, start in parts]
+        [
+            ((product @ error.T) * gradients[start : start + height, start : start + height]).sum()
+            for product, error, start in parts
+        ]
     )
 
 
-def _in_blocks(values: Tensor, high: int) -> Tensor:
-    """Rows in blocks: from ``(rows, pieces, width)`` to ``(high, blocks, pieces, width)``; zeros fill the last one."""
+def _in_blocks(values: Tensor, height: int) -> Tensor:
+    """From ``(rows, pieces, width)`` to ``(height, blocks, pieces, width)``, padded with zeros."""
     rows, pieces, width = values.shape
-    return pad(values, (0, 0, 0, 0, 0, -rows % high)).view(-1, high, pieces, width).transpose(0, 1).contiguous()
+    return pad(values, (0, 0, 0, 0, 0, -rows % height)).view(-1, height, pieces, width).transpose(0, 1).contiguous()
 
 
 def _in_rows(values: Tensor) -> Tensor:
-    """From ``(high, blocks, pieces, width)`` to ``(rows, pieces, width)``."""
+    """From ``(height, blocks, pieces, width)`` to ``(rows, pieces, width)``."""
     return values.transpose(0, 1).flatten(0, 1)
 
 
-def _behind(moment: Tensor, high: int) -> Tensor:
-    """What the error of a row takes from those behind it, by block: ``(blocks, high, high)``."""
-    found = moment.new_zeros(-(-len(moment) // high), high, high)
-    for own, start in zip(found, range(0, len(moment), high), strict=True):
-        root = root_of(moment[start : start + high, start : start + high])
-        own[: len(root), : len(root)] = ahead_of(root)
-    return found
+def _behind(moment: Tensor, height: int) -> Tensor:
+    """Share of a row's error that each later row compensates, by block: ``(blocks, height, height)``."""
+    behind = moment.new_zeros(-(-len(moment) // height), height, height)
+    for block, start in zip(behind, range(0, len(moment), height), strict=True):
+        root = root_of(moment[start : start + height, start : start + height])
+        block[: len(root), : len(root)] = ahead_of(root)
+    return behind
 
 
 class _Work:
-    """A matrix being rounded, in blocks of rows.
+    """A matrix being quantised, in blocks of rows.
 
     Args:
-        behind: what rows take from those behind them, ``(blocks, high, high)``.
-        targets: the matrix, ``(high, blocks, pieces, width)``; errors of rows change those behind them.
+        behind: from ``_behind``.
+        targets: the matrix, ``(height, blocks, pieces, width)``; errors of rows change later rows.
     """
 
     def __init__(self, order: Order, behind: Tensor, targets: Tensor, levels: Levels) -> None:
         self._order, self._behind, self._targets, self._levels = order, behind, targets, levels
-        self._made_up = torch.zeros_like(targets)
+        self._compensation = torch.zeros_like(targets)
         self.numbers = torch.zeros_like(targets)
         self.scale, self.zeros = (torch.ones_like(targets[..., :1]) for _ in range(2))
 
     def step(self, step: int) -> None:
-        """Round piece p of row ``step - p`` of every block, for all p that have such a row."""
-        high, _, count, width = self._targets.shape
-        first, end = max(0, step - high + 1), min(step + 1, count)
+        """Quantise piece p of row ``step - p`` of every block, for all p with such a row."""
+        height, _, count, width = self._targets.shape
+        first, end = max(0, step - height + 1), min(step + 1, count)
         self._fit(step, first, end)
         pieces = torch.arange(end - 1, first - 1, -1, device=self._targets.device)
         rows = step - pieces
-        at = rows, slice(None), pieces
-        scale, zeros = self.scale[at], self.zeros[at]
-        units = (self._targets[at] - self._made_up[at]) / scale + zeros
+        index = rows, slice(None), pieces
+        scale, zeros = self.scale[index], self.zeros[index]
+        units = (self._targets[index] - self._compensation[index]) / scale + zeros
         columns = pieces[:, None] * width + torch.arange(width, device=pieces.device)
         ahead = self._order.ahead[columns]
-        self.numbers[at], errors = sweep(units, _own(ahead, columns), self._levels)
-        behind = slice(first * width, None)  # errors take nothing from the columns before them
-        made_up = self._made_up[step - end + 1 : step - first + 1].flatten(2)[..., behind]
-        made_up.baddbmm_(errors * scale, ahead[..., behind])
-        if high > 1:
-            missed = self._targets[at] - (self.numbers[at] - zeros) * scale
+        within = ahead.gather(2, columns[:, None].expand(-1, width, -1))
+        self.numbers[index], errors = sweep(units, within, self._levels)
+        behind = slice(first * width, None)  # errors are not compensated by earlier columns
+        compensation = self._compensation[step - end + 1 : step - first + 1].flatten(2)[..., behind]
+        compensation.baddbmm_(errors * scale, ahead[..., behind])
+        if height > 1:
+            missed = self._targets[index] - (self.numbers[index] - zeros) * scale
             self._targets[:, :, pieces] -= torch.einsum("bka,kbp->abkp", self._behind[:, rows], missed)
 
     def _fit(self, step: int, first: int, end: int) -> None:
-        """Fit scales and zero points of the groups that begin with one of these pieces."""
         each = self._order.layout.pieces
         groups = torch.arange(-(-first // each), -(-end // each), device=self._targets.device)
         if not len(groups):
             return
         rows, starts = (step - groups * each)[:, None], (groups * each)[:, None]
-        at = rows, slice(None), starts + torch.arange(each, device=groups.device)
-        values = (self._targets[at] - self._made_up[at]).transpose(1, 2).flatten(2)
-        scale, zeros = self._levels.fitted(values, self._order.weighs[groups])
-        self.scale[at], self.zeros[at] = scale[:, None], zeros[:, None]
-
-
-def _own(ahead: Tensor, columns: Tensor) -> Tensor:
-    """Of rows ``(pairs, width, all)`` of a square matrix, the columns of the same numbers."""
-    return ahead.gather(2, columns[:, None].expand(-1, columns.shape[1], -1))
+        index = rows, slice(None), starts + torch.arange(each, device=groups.device)
+        values = (self._targets[index] - self._compensation[index]).transpose(1, 2).flatten(2)
+        scale, zeros = self._levels.fitted(values, self._order.weights[groups])
+        self.scale[index], self.zeros[index] = scale[:, None], zeros[:, None]

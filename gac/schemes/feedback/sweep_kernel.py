@@ -1,4 +1,4 @@
-"""``gac.schemes.feedback.sweep`` as one Triton kernel: a program takes some rows, and keeps them in registers."""
+"""``gac.schemes.feedback.sweep`` as one Triton kernel: a program keeps some rows in registers."""
 
 import torch
 import triton
@@ -10,48 +10,49 @@ ROWS = 8
 """Rows of a program."""
 
 
-def launch(units: Tensor, takes: Tensor, most: int, floating: bool, before: Tensor | None) -> tuple[Tensor, Tensor]:
+def launch(units: Tensor, factors: Tensor, most: int, floating: bool, before: Tensor | None) -> tuple[Tensor, Tensor]:
     """As ``sweep``, for tensors on a GPU; ``most`` and ``floating`` are those of ``Levels``."""
     pairs, rows, width = units.shape
-    units, takes = units.contiguous(), takes.contiguous()
+    units, factors = units.contiguous(), factors.contiguous()
     was = units if before is None else before.contiguous()
     numbers, errors = torch.empty_like(units), torch.empty_like(units)
     with torch.cuda.device(units.device):
         _sweep[(triton.cdiv(rows, ROWS), pairs)](
-            units, takes, was, numbers, errors, rows, width, most,
-            own=before is not None, floating=floating, height=ROWS, wide=triton.next_power_of_2(width), num_warps=2,
+            units, factors, was, numbers, errors, rows, width, most,
+            from_before=before is not None, floating=floating,
+            BLOCK_ROWS=ROWS, BLOCK_SIZE=triton.next_power_of_2(width), num_warps=2,
         )  # fmt: skip
     return numbers, errors
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sweep(  # type: ignore[no-untyped-def]
-    units_at, takes_at, was_at, numbers_at, errors_at, rows, width, most,
-    own: tl.constexpr, floating: tl.constexpr, height: tl.constexpr, wide: tl.constexpr,
+    units_ptr, factors_ptr, was_ptr, numbers_ptr, errors_ptr, rows, width, most,
+    from_before: tl.constexpr, floating: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * height + tl.arange(0, height)
-    column = tl.arange(0, wide)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_SIZE)
     inside = (row[:, None] < rows) & (column[None, :] < width)
     place = pair * rows * width + row[:, None] * width + column[None, :]
-    work = tl.load(units_at + place, mask=inside, other=0.0)
-    was = tl.load(was_at + place, mask=inside, other=0.0)
+    work = tl.load(units_ptr + place, mask=inside, other=0.0)
+    was = tl.load(was_ptr + place, mask=inside, other=0.0)
     numbers = tl.zeros_like(work)
     errors = tl.zeros_like(work)
-    for at in range(width):
-        here = column[None, :] == at
+    for current in range(width):
+        here = column[None, :] == current
         value = tl.sum(tl.where(here, work, 0.0), axis=1)
         number = _nearest(value, most.to(tl.float64), floating)
         error = value - number
-        if own:
+        if from_before:
             error = tl.sum(tl.where(here, was, 0.0), axis=1) - number
         numbers = tl.where(here, number[:, None], numbers)
         errors = tl.where(here, error[:, None], errors)
-        behind = (column > at) & (column < width)
-        takes = tl.load(takes_at + (pair * width + at) * width + column, mask=behind, other=0.0)
-        work -= error[:, None] * takes[None, :]
-    tl.store(numbers_at + place, numbers, mask=inside)
-    tl.store(errors_at + place, errors, mask=inside)
+        behind = (column > current) & (column < width)
+        factors = tl.load(factors_ptr + (pair * width + current) * width + column, mask=behind, other=0.0)
+        work -= error[:, None] * factors[None, :]
+    tl.store(numbers_ptr + place, numbers, mask=inside)
+    tl.store(errors_ptr + place, errors, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -9,8 +9,8 @@ from gac.schemes.eight_bits import EightBits
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gac.schemes.grid import Grid
     from gac.schemes.inputs import Inputs
+    from gac.schemes.matrices import Grid
 
 _LARGEST = 448
 _RELATIVE = 7.0e-4
@@ -27,28 +27,32 @@ class Float8(EightBits):
     """
 
     name = "fp8"
-    dtype = "fp8_dynamic"  # fp8 alone are GEMMs of inputs that are rounded already
-    reads = "float8"
+    dtype = "fp8_dynamic"  # fp8 alone are GEMMs of quantised inputs
+    meaning = "8-bit floating-point weights and inputs"
+    input_quantiser = "float8"
+    input_dtype = "fp8"
     kind = "float"
     storage = StorageSpec("Floats8", {})
 
-    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
-        from gac.schemes.float8.torch import round_matrix
+    def quantised(
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
+    ) -> "Tensor":
+        from gac.schemes.float8.torch import quantise_matrix
 
-        return round_matrix(matrix, inputs, gradients).values(matrix.dtype)
+        return quantise_matrix(matrix, inputs, gradients).values(matrix.dtype)
 
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
-        from gac.schemes.float8.torch import round_matrix
+        from gac.schemes.float8.torch import quantise_matrix
 
-        found = round_matrix(matrix, inputs, gradients)
-        return {"weight": found.numbers, "weight_scale": found.scale[:, : matrix.shape[1]]}
+        floats = quantise_matrix(matrix, inputs, gradients)
+        return {"weight": floats.numbers, "weight_scale": floats.scale[:, : matrix.shape[1]]}
 
-    def grid(self, held: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
+    def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
         from gac.schemes.float8.torch import grid_of
 
-        return grid_of(held["weight"], held["weight_scale"])
+        return grid_of(tensors["weight"], tensors["weight_scale"])
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
         from gac.schemes.float8.torch import FLOAT8
@@ -56,5 +60,5 @@ class Float8(EightBits):
         return {"weight": grid.numbers.to(FLOAT8), "weight_scale": grid.scale.bfloat16()}
 
     def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
-        """A part of each feature's own square, whatever the others are; a token's largest is exact."""
+        """A fraction of each feature's square, whatever the others are; a token's largest is exact."""
         return (_RELATIVE * squares + _SUBNORMAL / _LARGEST**2 * peak).minimum(squares)

@@ -1,1 +1,1 @@
-"""Whole numbers of few bits, with a scale for each group of neighbouring columns."""
+"""Low-bit integer weights with a scale for each group of neighbouring columns."""

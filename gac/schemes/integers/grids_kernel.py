@@ -1,4 +1,4 @@
-"""``gac.schemes.integers.grids.fitted`` as one Triton kernel: a program takes a row, and tries some ranges at once."""
+"""``gac.schemes.integers.grids.fit_grid`` as one Triton kernel: a program per row, which tries some ranges at once."""
 
 from functools import cache
 
@@ -8,87 +8,83 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from gac.schemes.integers.grids import SMALLEST_SCALE, parts_of
-from gac.schemes.integers.spec import LARGEST_SCALE
+from gac.schemes.base import LARGEST_SCALE
+from gac.schemes.integers.ranges import SMALLEST_SCALE, range_fractions
 
 RANGES = 8
 """Ranges that are tried at once."""
-WIDE = 1024
-"""Most columns that are read at once."""
-EACH = 128
-"""Columns of a warp."""
+MAX_BLOCK = 1024
+"""The most columns of a block."""
+WARP_COLUMNS = 128
 _SMALLEST, _LARGEST = tl.constexpr(SMALLEST_SCALE), tl.constexpr(LARGEST_SCALE)
 
 
-def launch(values: Tensor, weighs: Tensor, most: int, zero: bool) -> tuple[Tensor, Tensor]:
-    """The scale and the zero point of ``fitted``, for float64 tensors on a GPU."""
-    *several, rows, columns = values.shape
+def launch(values: Tensor, weights: Tensor, most: int, zero: bool) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of ``fit_grid``, for float64 tensors on a GPU."""
+    *batch, rows, columns = values.shape
     values, parts = values.contiguous(), _parts(most, zero, values.device)
-    weighs = weighs.contiguous().expand(*several, columns).reshape(-1, columns)
-    scale, zeros = (values.new_empty(*several, rows, 1) for _ in range(2))
-    wide = min(triton.next_power_of_2(columns), WIDE)
+    weights = weights.contiguous().expand(*batch, columns).reshape(-1, columns)
+    scale, zeros = (values.new_empty(*batch, rows, 1) for _ in range(2))
+    BLOCK_SIZE = min(triton.next_power_of_2(columns), MAX_BLOCK)
     with torch.cuda.device(values.device):
         _fit[(scale.numel(),)](
-            values, weighs, parts, scale, zeros, rows, columns, weighs.stride(0), most,
-            zero=zero, count=len(parts), turns=triton.next_power_of_2(triton.cdiv(len(parts), RANGES)), ranges=RANGES,
-            wide=wide, num_warps=max(wide // EACH, 1), enable_fp_fusion=False,
+            values, weights, parts, scale, zeros, rows, columns, weights.stride(0), most,
+            zero=zero, count=len(parts), turns=triton.next_power_of_2(triton.cdiv(len(parts), RANGES)), RANGES=RANGES,
+            BLOCK_SIZE=BLOCK_SIZE, num_warps=max(BLOCK_SIZE // WARP_COLUMNS, 1), enable_fp_fusion=False,
         )  # fmt: skip
     return scale, zeros
 
 
 @cache
 def _parts(most: int, zero: bool, device: torch.device) -> Tensor:
-    return torch.tensor(parts_of(most, zero), dtype=torch.float64, device=device)
+    return torch.tensor(range_fractions(most, zero), dtype=torch.float64, device=device)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fit(  # type: ignore[no-untyped-def]
-    values_at, weighs_at, parts_at, scale_at, zeros_at, rows, columns, apart, most,
-    zero: tl.constexpr, count: tl.constexpr, turns: tl.constexpr, ranges: tl.constexpr, wide: tl.constexpr,
+    values_ptr, weights_ptr, fractions_ptr, scale_ptr, zeros_ptr, rows, columns, weights_row_stride, most,
+    zero: tl.constexpr, count: tl.constexpr, turns: tl.constexpr, RANGES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    values_at += row * columns
-    weighs_at += row // rows * apart
-    low, high = _ends(values_at, columns, wide)
+    values_ptr += row * columns
+    weights_ptr += row // rows * weights_row_stride
+    low, high = _ends(values_ptr, columns, BLOCK_SIZE)
     if not zero:
         high = tl.maximum(high, -low)
         low = -high
-    place = tl.arange(0, turns)[:, None] * ranges + tl.arange(0, ranges)[None, :]
-    parts = tl.load(parts_at + place, mask=place < count, other=1.0)
-    scale, zeros = _grid(parts * low, parts * high, most, zero)  # one a thread: to divide takes long
+    place = tl.arange(0, turns)[:, None] * RANGES + tl.arange(0, RANGES)[None, :]
+    parts = tl.load(fractions_ptr + place, mask=place < count, other=1.0)
+    scale, zeros = _grid(parts * low, parts * high, most, zero)  # one per thread: divisions are slow
     inverse = 1 / scale
     least, best = high * 0.0 + float("inf"), 0
-    for first in range(0, count, ranges):
-        here = place // ranges * ranges == first
-        own, own_inverse, own_zeros = _only(scale, here), _only(inverse, here), _only(zeros, here)
-        costs = _costs(own, own_inverse, own_zeros, values_at, weighs_at, columns, most, ranges, wide)
+    for first in range(0, count, RANGES):
+        here = place // RANGES * RANGES == first
+        scale_here, inverse_here, zeros_here = _only(scale, here), _only(inverse, here), _only(zeros, here)
+        costs = _costs(scale_here, inverse_here, zeros_here, values_ptr, weights_ptr, columns, most, RANGES, BLOCK_SIZE)
         cost = tl.min(costs, 0)
         best = tl.where(cost < least, first + tl.argmin(costs, 0), best)
         least = tl.minimum(cost, least)
-    tl.store(scale_at + row, tl.sum(_only(scale, place == best), 0))
-    tl.store(zeros_at + row, tl.sum(_only(zeros, place == best), 0))
+    tl.store(scale_ptr + row, tl.sum(_only(scale, place == best), 0))
+    tl.store(zeros_ptr + row, tl.sum(_only(zeros, place == best), 0))
 
 
 @triton.jit
 def _only(values, here):  # type: ignore[no-untyped-def]
-    """Of each column the only value that is marked, or zero."""
     return tl.sum(tl.where(here, values, 0.0), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _ends(values_at, columns, wide: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The least and the largest value, or zero."""
-    low, high = tl.zeros([wide], tl.float64), tl.zeros([wide], tl.float64)
-    for start in range(0, columns, wide):
-        column = start + tl.arange(0, wide)
-        value = tl.load(values_at + column, mask=column < columns, other=0.0)
+def _ends(values_ptr, columns, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    low, high = tl.zeros([BLOCK_SIZE], tl.float64), tl.zeros([BLOCK_SIZE], tl.float64)
+    for start in range(0, columns, BLOCK_SIZE):
+        column = start + tl.arange(0, BLOCK_SIZE)
+        value = tl.load(values_ptr + column, mask=column < columns, other=0.0)
         low, high = tl.minimum(low, value), tl.maximum(high, value)
     return tl.min(low, 0), tl.max(high, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _grid(low, high, most, zero: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scales and zero points, bit for bit those of ``grids``: in PyTorch too, what 16 bits hold comes by float32."""
     scale = (high - low) / most if zero else 2 * high / (most - 1)
     bits = scale.to(tl.float32).to(tl.int32, bitcast=True)
     bits += 32767 + (bits >> 16 & 1)  # to the nearest bfloat16, the even one of two
@@ -102,15 +98,14 @@ def _grid(low, high, most, zero: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _costs(  # type: ignore[no-untyped-def]
-    scale, inverse, zeros, values_at, weighs_at, columns, most, ranges: tl.constexpr, wide: tl.constexpr
+    scale, inverse, zeros, values_ptr, weights_ptr, columns, most, RANGES: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):
-    """What each range costs; a product with the inverse of a scale rounds as a quotient does, but for ties."""
     scale, inverse, least, largest = scale[:, None], inverse[:, None], -zeros[:, None], (most - zeros)[:, None]
-    totals = tl.zeros([ranges, wide], tl.float64)
-    for start in range(0, columns, wide):
-        column = start + tl.arange(0, wide)
-        value = tl.load(values_at + column, mask=column < columns, other=0.0)[None, :]
-        weigh = tl.load(weighs_at + column, mask=column < columns, other=0.0)[None, :]
+    totals = tl.zeros([RANGES, BLOCK_SIZE], tl.float64)
+    for start in range(0, columns, BLOCK_SIZE):
+        column = start + tl.arange(0, BLOCK_SIZE)
+        value = tl.load(values_ptr + column, mask=column < columns, other=0.0)[None, :]
+        weigh = tl.load(weights_ptr + column, mask=column < columns, other=0.0)[None, :]
         number = libdevice.rint(value * inverse)
         number = tl.where(number < least, least, number)
         number = tl.where(number > largest, largest, number)

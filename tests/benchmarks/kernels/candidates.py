@@ -71,7 +71,7 @@ class Weight:
 
     def expected(self, x: Tensor) -> Tensor:
         """``x @ weight.T`` in float32, with the inputs rounded where the scheme rounds them."""
-        weight, reads = self.values(torch.float32), self.scheme.reads
+        weight, reads = self.values(torch.float32), self.scheme.input_quantiser
         if reads is None:
             return x.float() @ weight.T
         numbers, scale = READERS[reads](x)

@@ -30,7 +30,11 @@ def test_no_latency_of_the_model_is_unknown(name: str, table: str) -> None:
     }
     for weight in weights.values():
         for form in map(form_named, ("dense", *DEFAULT_FORMS)):
-            if form.takes(weight):
-                dims = np.arange(64, form.full(weight) + 1, 64) if form.axis(weight) else np.array([form.full(weight)])
+            if form.applies_to(weight):
+                dims = (
+                    np.arange(64, form.full(weight) + 1, 64)
+                    if form.latency.axis(weight)
+                    else np.array([form.full(weight)])
+                )
                 ns, _ = timing.of_weight(form, weight, dims)
                 assert (ns != UNKNOWN).all(), f"{form.name} of {weight.name}"

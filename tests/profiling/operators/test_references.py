@@ -177,7 +177,7 @@ class Halved(Scheme):
     bits = 8
     storage = StorageSpec("Halves", {})
 
-    def rounded(self, matrix: Tensor, inputs: Any = None, gradients: Any = None) -> Tensor:
+    def quantised(self, matrix: Tensor, inputs: Any = None, gradients: Any = None) -> Tensor:
         return (2 * matrix).round().clamp(-128, 127) / 2
 
 

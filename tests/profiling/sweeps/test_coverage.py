@@ -19,7 +19,7 @@ from gac.profiling.sweeps.coverage import every_dim, few_dims, fused_points, mod
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
-from gac.schemes.bf16.spec import Bf16
+from gac.schemes.bf16 import Bf16
 from tests.models.small import NEURONS, small_config
 from tests.profiling.examples import COLLECTIVES, ROUNDINGS
 from tests.profiling.synthetic import make_sweep

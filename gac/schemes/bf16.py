@@ -16,7 +16,11 @@ class Bf16(Scheme):
     name = "bf16"
     dtype = "bf16"
     bits = 16
+    meaning = "16 bits, as loaded"
+    for_embeddings = True
     lossy = False
 
-    def rounded(self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None) -> "Tensor":
+    def quantised(
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
+    ) -> "Tensor":
         return matrix

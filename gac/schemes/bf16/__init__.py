@@ -1,1 +1,0 @@
-"""16-bit weights, as they were loaded."""

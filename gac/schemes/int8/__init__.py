@@ -1,1 +1,0 @@
-"""Whole numbers of 8 bits on both sides."""
