@@ -17,7 +17,7 @@ from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
 from gac.checkpoint.attach import PlannedModel, attach_plan, planned
 from gac.checkpoint.load import load
-from gac.compression.apply import build_modules, changed_sites, make_quick, planned_sites, share_gemms, skip_absent
+from gac.compression.apply import build_modules, changed_sites, describe, planned_sites
 from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots
 from gac.compression.refit import refit as fit_again
@@ -56,6 +56,7 @@ from gac.profiling.select import select_profile
 from gac.reporting.figures.healing import figure_of_healing
 from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
+from gac.runtime.finish import finish
 from gac.schemes import scheme_named
 
 
@@ -225,9 +226,7 @@ def compress(
     swap_in_ends(loaded.model, ends)
     if dtype is not None:
         cast(loaded.model, dtype)
-    share_gemms(loaded.model, sites)
-    skip_absent(loaded.model, plan.weights)
-    make_quick(loaded.model, plan.weights)
+    finish(loaded.model, describe(loaded.model.config, sites, plan.weights))
     return attach_plan(loaded.model, plan)
 
 

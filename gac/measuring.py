@@ -58,8 +58,8 @@ from gac.plan.plan import Calibration, CalibrationPart, Measured, Plan, RoundedH
 from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.runtime.compressed import CompressedModel
-from gac.runtime.ends import ends_of
+from gac.runtime.model import CompressedModel
+from gac.runtime.storage.embeddings import embeddings_of
 from gac.schemes import scheme_named
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _check_ranges(model: "PreTrainedModel", sites: Sequence[Site], recipe: Recip
         ModelError: names the first of them, its largest number and the scheme.
     """
     targeted = [weight.name for site in sites for weight in site.weights]
-    for names, schemes in ((targeted, recipe.space.schemes), (ends_of(model), (recipe.space.head,))):
+    for names, schemes in ((targeted, recipe.space.schemes), (embeddings_of(model), (recipe.space.head,))):
         tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
         for name in names if tightest.largest < inf else ():
             tightest.check_range(read_parameter(model, f"{name}.weight"), name)

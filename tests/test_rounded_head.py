@@ -21,10 +21,10 @@ from gac.measuring import planned_windows
 from gac.models.loading import load_model
 from gac.plan.plan import Plan
 from gac.plan.summary import allocate_command
-from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.header import replace_weights
-from gac.runtime.serving import _check_readable
-from gac.runtime.stored import count_parameters
+from gac.runtime.model import _check_readable
+from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
+from gac.runtime.storage.modules import count_parameters
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
 from tests.cli.commands import answer, refused

@@ -15,11 +15,9 @@ from gac.core.errors import CheckpointError, ModelError
 from gac.core.io import to_json
 from gac.models.plain import check_class
 from gac.plan.plan import Plan
-from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED, LAYOUT
-from gac.runtime.ends import ends_of
-from gac.runtime.latents import cache_latents
-from gac.runtime.serving import not_paged
+from gac.runtime.model import CompressedModel, not_paged
+from gac.runtime.storage.embeddings import embeddings_of
 
 if TYPE_CHECKING:
     _Dense = PreTrainedModel
@@ -50,13 +48,13 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
     def gac_plan(self, plan: Plan) -> None:
         self._gac_plan = plan
 
-    def finish(self: Any, source: Any, *args: Any, **options: Any) -> None:
+    def finish_loading(self: Any, source: Any, *args: Any, **options: Any) -> None:
         """As for any compressed model; its plan has to be the one that it was saved with.
 
         Raises:
             CheckpointError: the plan is missing, or not the one that the weights were saved with.
         """
-        super().finish(source, *args, **options)
+        super().finish_loading(source, *args, **options)
         text = self.gac_files.get("plan.json")
         if text is None:
             raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
@@ -112,7 +110,6 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     if not described.tie_word_embeddings and _is_tied(changed):  # by hand; transformers would save one and miss it
         described.tie_word_embeddings = True
         changed.all_tied_weights_keys = changed.get_expanded_tied_weights_keys(all_submodels=True)
-    cache_latents(model)
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan, model.dtype.itemsize)}
     planned_model: PlannedModel = changed
@@ -121,7 +118,7 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
 
 def _is_tied(model: Any) -> bool:
     """True if the head multiplies with the very parameter of the embedding."""
-    weights = [getattr(module, "weight", None) for module in ends_of(model).values()]
+    weights = [getattr(module, "weight", None) for module in embeddings_of(model).values()]
     return len(weights) == 2 and weights[0] is not None and weights[0] is weights[1]
 
 

@@ -22,7 +22,7 @@ def classes_of(model_type: str) -> Any:
         model_type: of the dense config, one of ``supported()``.
     """
     from gac.checkpoint.attach import PlannedModel
-    from gac.runtime.classes import make_classes
+    from gac.runtime.model import make_classes
 
     return make_classes(model_type, PlannedModel, __name__)
 
@@ -90,6 +90,6 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("Gac"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gac.checkpoint.attach import PlannedModel
-    from gac.runtime.classes import class_named
+    from gac.runtime.model import class_named
 
     return class_named(name, PlannedModel, __name__)

@@ -20,7 +20,6 @@ from gac.core.errors import CheckpointError
 from gac.core.io import whole_file
 from gac.core.untrusted import file_digest, is_plain_name, read_model_json
 from gac.models.loading import bytes_of
-from gac.runtime.compressed import CODE
 from gac.runtime.contract import DIGESTS
 
 _SCHEMA = 1
@@ -30,8 +29,9 @@ _WEIGHTS = "model.safetensors"
 _NOT_ESSENTIAL = frozenset(
     {"_name_or_path", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache"}
 )
-# Of other files: those that GAC, transformers or a tokenizer reads. People edit the card.
-_READ = (".json", ".jinja", ".txt", ".model")
+# Of other files: those that GAC, transformers or a tokenizer reads. People edit the card. Earlier versions of GAC wrote
+# several Python files.
+_READ = (".json", ".jinja", ".txt", ".model", ".py")
 _NOT_READ = frozenset({"config.json", "adapter_config.json", DIGESTS})
 _MAX_BYTES = 2**30
 """Of all files together that are neither config nor weights: tokenizers of a million tokens take a tenth."""
@@ -172,7 +172,7 @@ def _digest_within(path: Path) -> str:
 
 
 def _is_read(name: str) -> bool:
-    return is_plain_name(name) and (name in CODE or (name.endswith(_READ) and name not in _NOT_READ))
+    return is_plain_name(name) and name.endswith(_READ) and name not in _NOT_READ
 
 
 def _of_config(document: Mapping[str, Any]) -> dict[str, str]:

@@ -26,8 +26,8 @@ from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
-from gac.runtime.ends import ends_of
-from gac.runtime.stored import Stored, plain_state
+from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.modules import Stored, plain_state
 
 logger = logging.getLogger("gac")
 
@@ -114,7 +114,7 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     """Parameters, by name, of all but the weights that the plan changes; embedding and head in the model's dtype."""
     changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
     state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
-    for path, stored in ((path, one) for path, one in ends_of(model).items() if isinstance(one, Stored)):
+    for path, stored in ((path, one) for path, one in embeddings_of(model).items() if isinstance(one, Stored)):
         for name in stored.names:
             del state[f"{path}.{name}"]
         state[f"{path}.weight"] = stored.values(model.dtype)
@@ -167,7 +167,7 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
                 "nn.Linear weights in a format of compressed-tensors, whose groups divide the columns",
                 "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is.",
             )
-    return without(layout, ends_of(model))
+    return without(layout, embeddings_of(model))
 
 
 def _with_fewer_neurons(config: Any, plan: Plan) -> Any:

@@ -18,7 +18,7 @@ from gac.models.families import supported
 from gac.models.loading import UNREADABLE, reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
-from gac.runtime.stored import stored_modules
+from gac.runtime.storage.modules import stored_modules
 
 _ADAPTER = "adapter_config.json"
 _SHOWN = 80  # letters of a name

@@ -17,7 +17,7 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.plan.plan import Plan, RoundedHead, WeightChoice
 from gac.runtime.contract import SCHEMA
-from gac.runtime.header import HEAD, ROUNDED
+from gac.runtime.header import HEAD, QUANTISED_INPUTS
 from gac.schemes import scheme_named
 
 
@@ -44,7 +44,7 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
         "decode_kernel": plan.recipe.deployment.decode_kernel,
     }
     if rounded := rounded_inputs(config, plan.weights):
-        header[ROUNDED] = rounded
+        header[QUANTISED_INPUTS] = rounded
     header |= {HEAD: _head(plan.measured.head)} if plan.measured.head else {}
     return header | {"digest": _digest(header, config)}
 
@@ -102,8 +102,8 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
         raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
     _check_weights(plan, config, source)
     stated, due = _members(config.gac), _members(header_of(plan, config, text))
-    if ROUNDED not in stated:
-        due.pop(ROUNDED, None)  # of a checkpoint that was written before there was this
+    if QUANTISED_INPUTS not in stated:
+        due.pop(QUANTISED_INPUTS, None)  # of a checkpoint that was written before there was this
     for name in sorted({*stated, *due}):
         if stated.get(name) != due.get(name):
             found, planned = stated.get(name, "missing"), due.get(name, "none")

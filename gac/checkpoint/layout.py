@@ -12,10 +12,10 @@ from torch import nn
 
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED_TENSORS
-from gac.runtime.ends import TiedHead
+from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.modules import BlockLinear, ValueLinear
-from gac.runtime.shared_gemm import FusedMember
-from gac.runtime.stored import Stored
+from gac.runtime.storage.embeddings import TiedHead
+from gac.runtime.storage.modules import Stored
 from gac.schemes import scheme_named
 
 _MIXED = "mixed-precision"

@@ -16,8 +16,8 @@ from gac.core.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan, WeightChoice
-from gac.runtime.ends import ends_of
-from gac.runtime.stored import Stored, stored_modules
+from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.modules import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.storages import storage_of
 
@@ -106,7 +106,7 @@ def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
     """Embedding and head are stored as the plan says."""
     head = plan.measured.head
     due = storage_of(scheme_named(head.scheme)) if head else None
-    stored = [one for one in ends_of(model).values() if isinstance(one, Stored)]
+    stored = [one for one in embeddings_of(model).values() if isinstance(one, Stored)]
     found = [(one.storage, one.matrix) for one in stored]
     if found != [(due, shape) for shape in (head.shapes if head else ())]:
         raise CheckpointError(

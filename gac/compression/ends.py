@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from gac.core.errors import ModelError
 from gac.models.loading import check_in_memory
 from gac.models.modules import swap_in
-from gac.runtime.ends import ends_of, store_ends, unusual
-from gac.runtime.stored import Stored
+from gac.runtime.storage.embeddings import embeddings_of, replace_embeddings, unusual
+from gac.runtime.storage.modules import Stored
 from gac.schemes import Scheme
 from gac.schemes.storages import storage_of
 
@@ -25,7 +25,7 @@ def check_ends(model: PreTrainedModel) -> None:
         ModelError: one is offloaded, or is something else than a matrix.
     """
     check_in_memory(model, ", with head=...", "where embedding and head are rounded", ", or leave head out")
-    for name, module in ends_of(model).items():
+    for name, module in embeddings_of(model).items():
         if said := unusual(module):
             given = f"{name} of a {type(model).__name__} is {said}, with embedding and head to be rounded"
             raise ModelError(given, "a plain embedding and a linear head", "Leave head out for this model.")
@@ -33,7 +33,7 @@ def check_ends(model: PreTrainedModel) -> None:
 
 def shapes_of_ends(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
     """Rows and columns of embedding and head; of one where they are tied."""
-    weights = [module.weight for module in ends_of(model).values()]
+    weights = [module.weight for module in embeddings_of(model).values()]
     shapes: list[tuple[int, int]] = [tuple(weight.shape) for weight in weights]
     return tuple(shapes[:1] if _tied(model) else shapes)
 
@@ -48,11 +48,11 @@ def rounded_ends(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]
     """
     if (storage := storage_of(scheme)) is None:
         return {}
-    found = store_ends(model, storage, _tied(model))
+    found = replace_embeddings(model, storage, _tied(model))
     for name, module in found.items():
         if isinstance(module, Stored):
             matrix = model.get_submodule(name).get_parameter("weight")
-            stated = {tensor: held.to(matrix.device) for tensor, held in storage.stated(*matrix.shape).items()}
+            stated = {tensor: held.to(matrix.device) for tensor, held in storage.metadata_for(*matrix.shape).items()}
             module.fill(_by_rows(scheme, matrix) | stated)
     return found
 
@@ -65,7 +65,7 @@ def swap_in_ends(model: PreTrainedModel, ends: Mapping[str, nn.Module]) -> None:
 
 
 def _tied(model: PreTrainedModel) -> bool:
-    ends = [*ends_of(model).values()]
+    ends = [*embeddings_of(model).values()]
     return len(ends) == 2 and ends[0].weight is ends[1].weight
 
 

@@ -37,7 +37,7 @@ from gac.plan.costs import PARAMS, floored
 from gac.plan.plan import WeightChoice
 from gac.plan.recipe import Shots, Space
 from gac.runtime.modules import empty_linear
-from gac.runtime.rounded_inputs import READERS
+from gac.runtime.storage.eight_bits import READERS
 
 FIRST_KEPT = 0.8
 """Kept fraction of the first shot: measured for second shots to 0.8 and to 0.6."""

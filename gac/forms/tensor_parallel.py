@@ -1,6 +1,6 @@
 """Tensor parallelism as a rewrite of what runs: the part of every matrix that one GPU has, and the collectives.
 
-A form says how each of its matrices is divided (``Form.splits``). What runs split is in ``gac.runtime.division``.
+A form says how each of its matrices is divided (``Form.splits``). What runs split is in ``gac.runtime.parallel``.
 """
 
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
 from gac.healing.repeatable import deterministic
-from gac.runtime.gpu import SIXTEEN_BIT
+from gac.runtime.kernels.gpu import SIXTEEN_BIT
 
 _NAME = "gac_windows"
 _MULTIPLE, _LARGEST = 8, 192

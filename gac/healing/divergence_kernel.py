@@ -9,7 +9,7 @@ except ImportError as failure:
 import torch
 from torch import Tensor
 
-from gac.runtime.gpu import ceil_div, launching_on
+from gac.runtime.kernels.gpu import ceil_div, launching_on
 
 _WIDE, _WARPS = 2048, 8
 _LOWEST = tl.constexpr(-1e30)  # finite, so that differences are

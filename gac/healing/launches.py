@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.runtime.one_launch import Norm, eps_of, run_in_one_launch
-from gac.runtime.replaced import Forward
+from gac.runtime.fusion.elementwise import Forward, Norm, eps_of, fuse_elementwise
 
 
 class _InOneKernel(Forward):
@@ -36,7 +35,7 @@ def in_one_launch(*models: nn.Module) -> Iterator[None]:
     before = {module: vars(module).get("forward") for model in models for module in model.modules()}
     try:
         for model in models:
-            run_in_one_launch(model)
+            fuse_elementwise(model)
         norms = {module: norm for module in before if isinstance(norm := vars(module).get("forward"), Norm)}
         for module, norm in norms.items():
             module.forward = _InOneKernel(module, norm.kind)

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.models.modules import input_device, run_on
-from gac.runtime.gpu import kernels_run_on
-from gac.runtime.stored import count_parameters
+from gac.runtime.kernels.gpu import kernels_run_on
+from gac.runtime.storage.modules import count_parameters
 
 LOGITS = 2**28
 """Logits that are made at a time: 1 GB in float32; on a GPU with much memory more, which keeps it busy."""

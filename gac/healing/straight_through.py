@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.runtime.gpu import kernels_run_on
-from gac.runtime.latent_rounding import rounded
-from gac.runtime.modules import Heads, multiply_blocks
-from gac.runtime.packed import in_parts
-from gac.runtime.rounded_inputs import READERS
-from gac.runtime.stored import StoredBlocks, StoredLinear, StoredValues
+from gac.runtime.kernels.gpu import kernels_run_on
+from gac.runtime.latents.quantise import rounded
+from gac.runtime.modules import multiply_blocks
+from gac.runtime.plain.modeling_gac import Heads, in_parts
+from gac.runtime.storage.eight_bits import READERS
+from gac.runtime.storage.modules import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
 from gac.schemes.grid import Grid
 from gac.schemes.integers.grids import in_16_bits

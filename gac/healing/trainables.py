@@ -13,8 +13,8 @@ from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.models.modules import last_norm_of
 from gac.plan.plan import WeightChoice
-from gac.runtime.shared_gemm import FusedMember
-from gac.runtime.stored import StoredLinear, stored_modules
+from gac.runtime.fusion.shared_gemm import FusedMember
+from gac.runtime.storage.modules import StoredLinear, stored_modules
 from gac.schemes import scheme_named
 
 logger = logging.getLogger(__name__)

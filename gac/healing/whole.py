@@ -20,7 +20,7 @@ from gac.healing.logits import recomputing, summed_loss
 from gac.healing.trainables import learning
 from gac.healing.work import Span, rate_of_steps
 from gac.reporting.figures.healing import LossPoint
-from gac.runtime.stored import count_parameters
+from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger(__name__)
 

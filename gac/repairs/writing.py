@@ -19,8 +19,8 @@ from gac.repairs.adopted import Adopted
 from gac.repairs.layouts.planned import padded_plan
 from gac.repairs.shared_dims import Dims, Insertions, SharedDim, insertions, with_dims
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source
-from gac.runtime.compressed import CODE, write_code
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE, write_code
 
 _LEFT_OUT = (*PICKLES, ".pkl", ".ckpt", ".py")
 
@@ -57,7 +57,7 @@ def write(
 
 def left_out(source: Source) -> tuple[str, ...]:
     """Pickles and code beside the weights, which are not copied; GAC's own code is written anew."""
-    own = {*source.files, *(CODE if is_checkpoint(source.directory) else ())}
+    own = {*source.files, *({CODE} if is_checkpoint(source.directory) else ())}
     return tuple(sorted(path.name for path in source.directory.iterdir() if _runs(path) and path.name not in own))
 
 

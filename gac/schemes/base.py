@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gac.core.errors import ModelError
 from gac.core.operations import Operation
 from gac.models.sites import Weight
-from gac.runtime.kernel_limits import LIMITS
+from gac.runtime.limits import LIMITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """What holds a matrix: the name of a storage in ``gac.runtime.stored.STORAGES``, and the options that make one."""
+    """What holds a matrix: the name of a storage in ``gac.runtime.storage``, and the options that make one."""
 
     storage: str
     options: Mapping[str, int | bool | str | None]
@@ -42,7 +42,7 @@ class Scheme(ABC):
         group: neighbouring columns of a row that have one scale; None: all of them, or as its modules hold them.
         largest: number that can be stored, on both sides of zero: its scales reach no further.
         reads: what rounds the inputs of a matrix before they are multiplied, by its name in
-            ``gac.runtime.rounded_inputs.READERS``; None: they are multiplied as they are.
+            ``gac.runtime.storage.eight_bits.READERS``; None: they are multiplied as they are.
     """
 
     name: str

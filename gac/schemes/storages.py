@@ -1,7 +1,7 @@
 """From what a scheme says of its storage to the storage itself."""
 
-from gac.runtime.storage import Storage
-from gac.runtime.stored import STORAGES
+from gac.runtime.storage.base import Storage
+from gac.runtime.storage.modules import STORAGES
 from gac.schemes.base import Scheme
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gac.compression.apply import build_modules, empty_module, merged, skip_absent
+from gac.compression.apply import build_modules, empty_module, merged, skipped_blocks
 from gac.core.arrays import Floats
 from gac.core.operations import Operation
 from gac.forms import FORMS, Form
@@ -21,7 +21,7 @@ from gac.models.modules import swap_in
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
-from gac.runtime.latents import cache_latents
+from gac.runtime.finish import Description, finish
 from gac.runtime.modules import KINDS
 from gac.testing.models import tiny_model
 
@@ -221,8 +221,7 @@ def _compressed(
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     found = deepcopy(run.model)
     swap_in(found, build_modules(run, choices, sites, iter(kept.items())))
-    skip_absent(found, choices)
-    cache_latents(found)
+    finish(found, Description(skipped=skipped_blocks(found.config, choices)), kernels=False)
     return found
 
 

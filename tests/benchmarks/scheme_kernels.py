@@ -15,8 +15,9 @@ compiles kernels in so many processes, for half of the time at most.
 from collections.abc import Sequence
 from typing import Any
 
-from tests.benchmarks.harness import markdown, options
 from tests.benchmarks.kernels.candidates import CANDIDATES
+
+from tests.benchmarks.harness import markdown, options
 from tests.benchmarks.kernels.running import ASKED, Best, best, run
 
 SCHEMES = ("bf16", "w8a16", "w4a16", "w4a16:64", "w3a16", "w2a16", "w8a8", "fp8")

@@ -14,21 +14,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import gac
 from gac.checkpoint.files import unread
 from gac.core.errors import CheckpointError
-from gac.runtime import compressed
-from gac.runtime.compressed import CODE
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE
+from gac.runtime.plain import modeling_gac
 from tests.checkpoint.test_save_and_load import FIRST, edit
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits
 
-OWN = Path(compressed.__file__).with_name("modeling_gac.py").read_text()
+OWN = Path(modeling_gac.__file__).read_text()
 EVIL = "raise SystemExit('the code was run')"
 
 
 def test_everything_is_counted(saved: Path, model: Any) -> None:
     found, held = gac.verify(saved), load_file(saved / "model.safetensors")
     assert (found.tensors, found.bytes) == (len(held), sum(one.nbytes for one in held.values()))
-    assert found.files == len({"plan.json", "generation_config.json", *CODE})
+    assert found.files == len({"plan.json", "generation_config.json", CODE})
     assert found.keys == len(json.loads((saved / "config.json").read_bytes())) - 5
     assert found.not_checked == ()
     assert gac.verify(str(saved)) == found

@@ -14,9 +14,9 @@ from gac.forms.decomposition import decompose, with_rotated_latents
 from gac.forms.latent.rounded import balance, moments_of_latents, rounding_cost
 from gac.measurement.store import read_tensors
 from gac.models.sites import Weight
-from gac.runtime.latent_rounding import rounded
-from gac.runtime.latent_words import token_words
-from gac.runtime.latents import second_factor
+from gac.runtime.latents.attention import second_factor
+from gac.runtime.latents.quantise import rounded
+from gac.runtime.limits import token_words
 from tests.small_pipeline import Small
 
 FORMS = ("latent:1", "latent:1:int8", "latent:1:int4")

@@ -15,7 +15,7 @@ from gac.healing import gradients, healing, plain_divergence
 from gac.healing import logits as logits_of
 from gac.healing.gradients import Captures, Gradients, can_be_captured
 from gac.healing.launches import in_one_launch
-from gac.runtime.one_launch import Norm
+from gac.runtime.fusion.elementwise import Norm
 from gac.testing.models import tiny_config
 from tests.runtime.interpreted import DEVICE
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from gac.compression.rounding import store
 from gac.healing import straight_through
 from gac.healing.straight_through import StraightThrough
-from gac.runtime.modules import BlockLinear, Heads, ValueLinear
-from gac.runtime.stored import StoredLinear
+from gac.runtime.modules import BlockLinear, ValueLinear
+from gac.runtime.plain.modeling_gac import Heads
+from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import library
 
-from gac.runtime import tiles
+from gac.runtime.kernels import split_k as tiles
 
 pytest.importorskip("triton")
 

@@ -114,8 +114,8 @@ def _raised(attempt: Callable[[], Any]) -> str:
 def _ends() -> dict[str, float]:
     """Embeddings and heads in a storage, tied and not: how far logits are from the whole model's."""
     from gac.compression.ends import rounded_ends, swap_in_ends
-    from gac.runtime.ranks import started
-    from gac.runtime.splitting import split
+    from gac.runtime.parallel.ranks import started
+    from gac.runtime.parallel.splitting import split
     from gac.schemes import scheme_named
     from tests.models.small import small_config, small_model
 
@@ -174,7 +174,7 @@ if __name__ == "__main__":
     found = without_gac() | with_gac()
     (FOLDER / ("found.json" if RANK == 0 else "other.json")).write_text(json.dumps(found))
     from gac.evaluation.split import end_together
-    from gac.runtime.ranks import started
+    from gac.runtime.parallel.ranks import started
 
     end_together(started())
     assert not distributed.is_initialized()

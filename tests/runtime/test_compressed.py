@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from gac.plan.plan import Plan
-from gac.runtime.compressed import uncollected
+from gac.runtime.model import uncollected
 from tests.compression.compressed import small_compressed
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"

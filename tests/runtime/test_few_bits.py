@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import gac.runtime.storage
-from gac.runtime import few_bits, gpu, kernel_limits
-from gac.runtime.few_bits import Packed, Vector
-from gac.runtime.packed import PackedIntegers
-from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
-from gac.runtime.tiles import Tile
+import gac.runtime.storage.base
+from gac.runtime import limits as kernel_limits
+from gac.runtime.kernels import gpu
+from gac.runtime.kernels import low_bit as few_bits
+from gac.runtime.kernels.low_bit import Packed, Vector
+from gac.runtime.kernels.split_k import Tile
+from gac.runtime.storage.modules import STORAGES, StoredLinear, without_kernels
+from gac.runtime.storage.packed import PackedIntegers
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE, operators, small_gpu
 
@@ -36,7 +38,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run wherever tensors are, on inputs of 16 bits."""
-    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     with operators(few_bits_linear=few_bits._linear, few_bits_written=few_bits._written):
         yield
 
@@ -86,7 +88,7 @@ def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns
     assert float((found - expected).norm() / expected.norm()) < 2e-3
 
 
-@pytest.mark.parametrize("how", [Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, crowd=8)])
+@pytest.mark.parametrize("how", [Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, programs_per_sm=8)])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
     storage, held = weight(name, 40, 320)
@@ -155,8 +157,8 @@ def test_what_the_kernels_cannot_read_has_a_reason(
 
 
 def test_where_kernels_cannot_run_has_a_reason() -> None:
-    assert gpu.lacking(torch.device("cpu"), torch.bfloat16) == "the model is on the cpu"
-    assert gpu.lacking(torch.device("cuda"), torch.float32) == "inputs are float32, not bfloat16 or float16"
+    assert gpu.unsupported_reason(torch.device("cpu"), torch.bfloat16) == "the model is on the cpu"
+    assert gpu.unsupported_reason(torch.device("cuda"), torch.float32) == "inputs are float32, not bfloat16 or float16"
 
 
 class Model(nn.Sequential):
@@ -188,6 +190,6 @@ def test_a_gpu_without_a_kernel_is_told_of_once(
     monkeypatch.setattr(gpu, "_said", set())
     with caplog.at_level(logging.WARNING, logger="gac"):
         for _ in range(2):
-            gpu.plainly(OnGpu(), "groups have 32 columns")  # type: ignore[arg-type]
-        gpu.plainly(torch.zeros(1), "the model is on the cpu")
+            gpu.warn_slow_path_once(OnGpu(), "groups have 32 columns")  # type: ignore[arg-type]
+        gpu.warn_slow_path_once(torch.zeros(1), "the model is on the cpu")
     assert caplog.messages == ["weights are unpacked in plain PyTorch, which is slow: groups have 32 columns"]

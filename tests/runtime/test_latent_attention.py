@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from gac.runtime import gpu, kernel_limits, latent_attention, latent_decoding, latent_layout, tiles
-from gac.runtime.latent_attention import Attention, in_registers, parts_of
-from gac.runtime.latent_layout import TILE, turns_of, with_runs
-from gac.runtime.latent_rounding import RoundedLatents, words_of
-from gac.runtime.latents import cache_latents
-from gac.runtime.rows import NORMS, plainly_rotated
+from gac.runtime import limits as kernel_limits
+from gac.runtime.kernels import gpu
+from gac.runtime.kernels import split_k as tiles
+from gac.runtime.kernels.elementwise.rows import NORMS, plainly_rotated
+from gac.runtime.kernels.latent_attention import launch as latent_attention
+from gac.runtime.kernels.latent_attention import layout as latent_layout
+from gac.runtime.kernels.latent_attention.launch import Attention, in_registers, parts_of
+from gac.runtime.kernels.latent_attention.layout import TILE, turns_of, with_runs
+from gac.runtime.latents import decode as latent_decoding
+from gac.runtime.latents.attention import cache_latents
+from gac.runtime.latents.quantise import QuantisedLatents, words_of
 from tests.benchmarks import latent_kernel
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -46,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attention]]:
         narrow = {name: getattr(one, name).half() for name in wide - {"frequencies", "turns", "mask"}}
         return replace(one, **narrow).run().float()
 
-    monkeypatch.setattr(latent_decoding, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(latent_decoding, "unsupported_reason", lambda device, dtype: None)
     with operators(latent_attention=run):
         yield found
 
@@ -94,7 +99,7 @@ class Case:
                 held.append(latents)
                 scales.append(None)
             else:
-                rounded = RoundedLatents(words_of(latents, groups, bits)[0], groups, rank, bits)
+                rounded = QuantisedLatents(words_of(latents, groups, bits)[0], groups, rank, bits)
                 held.append(rounded.numbers)
                 scales.append(rounded.scales)
         found = Attention(
@@ -154,7 +159,7 @@ def expected(given: Attention) -> Tensor:
 def values_of(numbers: Tensor, scales: Tensor, groups: int, rank: int, dtype: torch.dtype) -> Tensor:
     """Latents of few bits, from what the kernels read of them."""
     words = torch.cat((numbers.contiguous().view(torch.int16), scales.contiguous().view(torch.int16)), -1)
-    return RoundedLatents(words, groups, rank, 8 * numbers.shape[-1] // (groups * rank)).values(dtype)
+    return QuantisedLatents(words, groups, rank, 8 * numbers.shape[-1] // (groups * rank)).values(dtype)
 
 
 def off(given: Attention) -> float:
@@ -489,7 +494,9 @@ def test_what_runs_in_pytorch_is_said_once(
     chosen = changes(config) if model_type == "llama" else ranks_of_16(config)
     model = latent_model(config, make_plan, chosen)
     monkeypatch.setattr(gpu, "_said", set())
-    monkeypatch.setattr(latent_decoding, "plainly", lambda query, *told: gpu.plainly(Told(), *told))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        latent_decoding, "warn_slow_path_once", lambda query, *told: gpu.warn_slow_path_once(Told(), *told)
+    )  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, logger="gac"):
         generated(model, LEFT)
     assert not ran

@@ -12,10 +12,11 @@ import gac
 from gac.compression.rounding import store
 from gac.forms import form_named
 from gac.healing.straight_through import StraightThrough
-from gac.runtime import latent_rounding, latents
-from gac.runtime.latent_rounding import RoundedLatents, rounded, words_of
-from gac.runtime.latent_words import LARGEST, token_words
-from gac.runtime.latents import cache_latents, second_factor
+from gac.runtime.latents import attention as latents
+from gac.runtime.latents import quantise as latent_rounding
+from gac.runtime.latents.attention import cache_latents, second_factor
+from gac.runtime.latents.quantise import QuantisedLatents, rounded, words_of
+from gac.runtime.limits import LARGEST, token_words
 from gac.runtime.modules import LatentLinear
 from gac.schemes import scheme_named
 from tests.compression.applying import IDS, logits
@@ -79,7 +80,7 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
     words, found = words_of(given, groups, bits)
     assert words.dtype == torch.int16
     assert words.shape == (2, 5, token_words(groups, rank, bits))
-    assert torch.equal(RoundedLatents(words, groups, rank, bits).values(dtype), found)
+    assert torch.equal(QuantisedLatents(words, groups, rank, bits).values(dtype), found)
     assert torch.equal(found, by_hand(given, groups, bits))
     steps_of = given.float().unflatten(-1, (groups, -1)).abs().amax(-1, keepdim=True) / LARGEST[bits]
     off = (found.float() - given.float()).unflatten(-1, (groups, -1)).abs()
@@ -90,7 +91,7 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
 @pytest.mark.parametrize("bits", BITS)
 def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> None:
     """In float16, to which Triton's interpreter rounds as a GPU does; of rows that lie apart too."""
-    latent_rounding_kernels = pytest.importorskip("gac.runtime.latent_rounding_kernels")
+    latent_rounding_kernels = pytest.importorskip("gac.runtime.latents.quantise")
     assert latent_rounding_kernels.round_latents is not None
     wide = torch.randn(2, 5, 2 * groups * rank, generator=torch.Generator().manual_seed(0)).to(DEVICE, torch.float16)
     given = wide[..., : groups * rank]
@@ -100,14 +101,14 @@ def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> N
     there = ~as_due.view(2, 5, groups, -1).isnan().any(-1)
     assert torch.equal(found.cpu().isnan(), as_due.isnan())
     assert torch.equal(found.cpu().nan_to_num(), as_due.nan_to_num())
-    same = RoundedLatents(words.cpu(), groups, rank, bits), RoundedLatents(due, groups, rank, bits)
+    same = QuantisedLatents(words.cpu(), groups, rank, bits), QuantisedLatents(due, groups, rank, bits)
     assert torch.equal(*(one.values(torch.float16)[there.repeat_interleave(rank, -1)] for one in same))
     assert torch.equal(words.cpu()[there.all(-1)], due[there.all(-1)])
 
 
 def test_what_is_no_number_stays_none() -> None:
     given = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
-    found = RoundedLatents(words_of(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
+    found = QuantisedLatents(words_of(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
     assert found.isnan().any(-1).tolist() == [True, False]
 
 

@@ -13,8 +13,7 @@ from torch import fx, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.plan.plan import Plan
-from gac.runtime.compressed import CompressedModel
-from gac.runtime.serving import show_to_serve
+from gac.runtime.model import CompressedModel, show_to_serve
 from tests.compression.applying import logits
 from tests.compression.compressed import WIDTH, compressed, small_compressed
 from tests.compression.stored import stored

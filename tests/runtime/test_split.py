@@ -17,9 +17,9 @@ from gac.core.errors import CheckpointError
 from gac.forms import FORMS, form_named, variants_of
 from gac.models.families import supported
 from gac.plan.plan import Plan
-from gac.runtime.division import cuts_of, styles_of, units_of
 from gac.runtime.modules import KINDS
-from gac.runtime.ranks import SplitError, ranks_asked_for
+from gac.runtime.parallel.division import cuts_of, styles_of, units_of
+from gac.runtime.parallel.ranks import SplitError, ranks_asked_for
 from tests.models.small import small_config, small_model, weights_of
 from tests.runtime.split_models import MIXED, OTHERS, UNEVEN, checkpoints
 

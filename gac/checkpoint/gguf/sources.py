@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gac.checkpoint.export import unchanged_state, weight_state
 from gac.plan.plan import Plan, WeightChoice
-from gac.runtime.ends import ends_of
-from gac.runtime.stored import Stored
+from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.modules import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.scaled import Scaled
 
@@ -60,7 +60,7 @@ def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]
     """
     same, changed = unchanged_state(model, plan), {one.name: one for one in plan.weights if one.changed}
     head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
-    held = {name: (head, one) for name, one in ends_of(model).items() if isinstance(one, Stored)}
+    held = {name: (head, one) for name, one in embeddings_of(model).items() if isinstance(one, Stored)}
     for one in changed.values():
         if isinstance(module := model.get_submodule(one.name), Stored):
             held[one.name] = one.scheme, module

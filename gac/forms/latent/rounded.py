@@ -28,7 +28,7 @@ from gac.forms.latent.torch import LatentTensors
 from gac.forms.low_rank.rounding import largest_squares
 from gac.forms.tensors import Fit, SiteWork, Statistics
 from gac.models.sites import Weight
-from gac.runtime.latent_words import LARGEST
+from gac.runtime.limits import LARGEST
 
 
 def moments_of_latents(second: Tensor, first: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from gac.forms.refit import WeightRefit
 from gac.forms.skip.spec import Skip
 from gac.forms.tensors import SiteWork
 from gac.models.sites import Weight
-from gac.runtime.modules import Absent, Constant
+from gac.runtime.plain.modeling_gac import Absent, Constant
 
 if TYPE_CHECKING:
     from gac.measurement.runs import ModelRuns

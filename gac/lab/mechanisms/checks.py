@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from gac.lab.mechanisms.axes import LATENTS, SDPA, Setting, is_math
 from gac.lab.mechanisms.sectors import VECTOR, fetched_over_used, vector_bytes
-from gac.runtime import kernel_limits
-from gac.runtime.kernel_limits import ALIGNED
+from gac.runtime import limits as kernel_limits
+from gac.runtime.limits import ALIGNED
 
 # --- which operators ------------------------------------------------------------------------------------------------
 

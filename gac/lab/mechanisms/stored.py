@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gac.lab.mechanisms.axes import Setting
 from gac.profiling.operators import OPERATORS
-from gac.runtime.kernel_limits import LIMITS
+from gac.runtime.limits import LIMITS
 
 _TAKEN = 4096
 """A size at which every scheme has an operator (``gac.testing.schemes``). It stands for a size that is not known."""

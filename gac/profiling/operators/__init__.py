@@ -21,7 +21,7 @@ from gac.profiling.operators.gemm import (
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.operators.rounding import NUMBERS, RoundInputs, rounded_to
-from gac.runtime.latent_words import LARGEST
+from gac.runtime.limits import LARGEST
 
 __all__ = [
     "ACTIVATIONS",

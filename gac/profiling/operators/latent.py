@@ -2,8 +2,7 @@
 
 from gac.core.operations import attend_latents
 from gac.profiling.operators.base import Axes, Operand, Operator
-from gac.runtime.kernel_limits import latents
-from gac.runtime.latent_words import token_words
+from gac.runtime.limits import latents, token_words
 
 
 class LatentAttention(Operator):

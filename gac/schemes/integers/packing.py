@@ -1,18 +1,19 @@
-"""Numbers and zero points packed into words of 32 bits, as ``gac.runtime.packed`` reads them."""
+"""Numbers and zero points packed into words of 32 bits, as ``gac.runtime.storage.packed`` reads them."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from gac.runtime.packed import WORD, in_parts, period, unpack, words_of
+from gac.runtime.plain.modeling_gac import in_parts, unpack
+from gac.runtime.storage.packed import WORD, period, words_of
 from gac.schemes.grid import Grid
 from gac.schemes.integers.torch import Numbers
 from gac.schemes.integers.whole import Whole
 
 
 def packed(found: Numbers, bits: int, zero: bool) -> dict[str, Tensor]:
-    """The tensors that hold a matrix, as ``gac.runtime.packed.PackedIntegers`` has them.
+    """The tensors that hold a matrix, as ``gac.runtime.storage.packed.PackedIntegers`` has them.
 
     Args:
         bits: of a number and of a zero point.

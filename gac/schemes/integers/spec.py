@@ -27,7 +27,7 @@ class Integers(Scheme):
 
     The names are those of compressed-tensors' presets, in lower case. A scale has 16 bits, a zero point as many as a
     number. What does not fill a group has a scale of its own. Numbers are packed into words of 32 bits along each row,
-    zero points across the rows; each such string is filled up to whole words (``gac.runtime.packed``).
+    zero points across the rows; each such string is filled up to whole words (``gac.runtime.storage.packed``).
 
     Args:
         kind: the name without its parameter.

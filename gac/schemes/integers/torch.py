@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.runtime.packed import dequantise
+from gac.runtime.plain.modeling_gac import dequantise
 from gac.schemes.feedback.rounding import rounded
 from gac.schemes.grid import Grid
 from gac.schemes.inputs import Inputs

@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from tests.benchmarks.kernels.candidates import CANDIDATES, DTYPE, Made, Weight, error
 from torch import Tensor
 
 from gac.profiling.timing.device import fingerprint
 from gac.profiling.timing.stopwatch import Stopwatch
 from gac.schemes import scheme_named
-from tests.benchmarks.kernels.candidates import CANDIDATES, DTYPE, Made, Weight, error
 from tests.benchmarks.kernels.tiles import TILES
 
 KNOWN = CANDIDATES | TILES

@@ -14,10 +14,10 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from tests.benchmarks.kernels.candidates import Candidate, Weight
 
 from tests.benchmarks.harness import machine, write
 from tests.benchmarks.kernels.bench import KNOWN, Bench, Case, input_of
-from tests.benchmarks.kernels.candidates import Candidate, Weight
 
 ASKED = ("--output", "--seconds", "--warm", "--retry", "--device")
 """Options of the harness that ``run`` takes, beside shapes, schemes and rows."""

@@ -1,14 +1,8 @@
-"""Sizes that GAC's kernels could have: a candidate for each (``gac.runtime.tiles.Tile``, ``few_bits.Vector``)."""
+"""Sizes that GAC's kernels could have: a candidate for each (``split_k.Tile``, ``low_bit.Vector``)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from torch import Tensor
-
-from gac.runtime import eight_bits_gemm, few_bits
-from gac.runtime.few_bits import Vector
-from gac.runtime.rounded_rows import rounded
-from gac.runtime.tiles import Tile
 from tests.benchmarks.kernels.candidates import (
     EIGHT_BITS,
     FEW_BITS,
@@ -21,6 +15,13 @@ from tests.benchmarks.kernels.candidates import (
     tensors_of,
     with_tensors,
 )
+from torch import Tensor
+
+from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
+from gac.runtime.kernels import low_bit as few_bits
+from gac.runtime.kernels.low_bit import Vector
+from gac.runtime.kernels.quantise_rows import rounded
+from gac.runtime.kernels.split_k import Tile
 
 VECTORS = (
     Vector(8, 8, 4, 80), Vector(8, 8, 4), Vector(8, 8, 2), Vector(16, 16, 2, 64), Vector(16, 16, 4, 64),

@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 
 from gac.profiling.operators import Axes, Operand
 from gac.profiling.timing.runners import Runner, corners
-from gac.runtime.ranks import Ranks, started
+from gac.runtime.parallel.ranks import Ranks, started
 
 # Newer versions of PyTorch know it by another name.
 _reduce_scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor

@@ -10,12 +10,12 @@ from torch import Tensor
 from gac.profiling.operators import Axes, Operand
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.timing.runners import Runner, joined
-from gac.runtime.latent_attention import Attention
-from gac.runtime.latent_layout import turns_of, with_runs
-from gac.runtime.latent_rounding import RoundedLatents
-from gac.runtime.latent_words import LARGEST
+from gac.runtime.kernels.elementwise.rows import plainly_rotated
+from gac.runtime.kernels.latent_attention.launch import Attention
+from gac.runtime.kernels.latent_attention.layout import turns_of, with_runs
+from gac.runtime.latents.quantise import QuantisedLatents
+from gac.runtime.limits import LARGEST
 from gac.runtime.modules import multiply_blocks
-from gac.runtime.rows import plainly_rotated
 
 _BASE = 1e4
 
@@ -56,12 +56,12 @@ class LatentAttentionRunner(Runner):
         parts = [(result[0][text], _expected(read, text, self._scale(query))) for text in {0, len(query) - 1}]
         return joined(parts)
 
-    def _latents(self, inputs: Sequence[Tensor]) -> Iterator[Tensor | RoundedLatents]:
+    def _latents(self, inputs: Sequence[Tensor]) -> Iterator[Tensor | QuantisedLatents]:
         """Keys and values."""
         _, keys, values, *factors = inputs
         for words, factor in zip((keys, values), factors, strict=True):
             bits, (groups, _, rank) = self.operator.bits, factor.shape
-            yield words if bits is None else RoundedLatents(words.view(torch.int16), groups, rank, bits)
+            yield words if bits is None else QuantisedLatents(words.view(torch.int16), groups, rank, bits)
 
     def _scale(self, query: Tensor) -> float:
         largest = 1 if self.operator.bits is None else LARGEST[self.operator.bits]

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gac.profiling.operators.rounding import RoundInputs
 from gac.profiling.timing.runners import Runner, edges
-from gac.runtime.rounded_inputs import READERS
-from gac.runtime.rounded_rows import rounded
+from gac.runtime.kernels.quantise_rows import quantise_rows
+from gac.runtime.storage.eight_bits import READERS
 
 
 class RoundInputsRunner(Runner):
@@ -17,7 +17,7 @@ class RoundInputsRunner(Runner):
     operator: RoundInputs
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        found = rounded(inputs[0], outputs[0].dtype)
+        found = quantise_rows(inputs[0], outputs[0].dtype)
         return found.numbers, found.scale
 
     def compare(self, inputs: Sequence[Tensor], result: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from gac.profiling.operators import Axes, Operand, Operator
 from gac.profiling.timing.operands import name_of
 from gac.profiling.timing.runners import Runner, edges
 from gac.runtime.modules import BlockLinear, empty_linear, multiply_blocks
-from gac.runtime.rounded_inputs import READERS
-from gac.runtime.stored import StoredLinear
+from gac.runtime.storage.eight_bits import READERS
+from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import Scheme
 from gac.schemes.storages import storage_of
 

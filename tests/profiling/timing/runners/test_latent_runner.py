@@ -4,7 +4,7 @@ import pytest
 
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import WORST_ERROR, relative_error, runner_of
-from gac.runtime import tiles
+from gac.runtime.kernels import split_k as tiles
 from tests.profiling.examples import EXAMPLES
 from tests.runtime.interpreted import DEVICE
 

@@ -14,8 +14,8 @@ from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import relative_error, runner_of
 from gac.profiling.timing.runners.int4 import inner_tiles
-from gac.runtime.storage import Held, Storage
-from gac.runtime.stored import STORAGES
+from gac.runtime.storage.base import Storage, Tensors
+from gac.runtime.storage.modules import STORAGES
 from gac.schemes import SCHEMES, Scheme, StorageSpec
 
 
@@ -168,7 +168,7 @@ class Halves(Storage):
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"halves": ((rows, columns), torch.int8)}
 
-    def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def values(self, held: Tensors, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         return (held["halves"].double() / 2).to(dtype)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gac.profiling.operators import OPERATORS
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.runners import WORST_ERROR, Runner, relative_error, runner_of
-from gac.runtime.stored import Stored
+from gac.runtime.storage.modules import Stored
 from tests.profiling.examples import COLLECTIVES, EXAMPLES, ROUNDINGS, schemes_of
 
 RUNNERS = {name: runner_of(name) for name in OPERATORS.names}

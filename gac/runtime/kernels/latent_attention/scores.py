@@ -1,0 +1,369 @@
+"""Scores of a new token's queries with two tiles of 16 cached keys, thread by thread in Triton (``fragments``).
+
+Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
+queries at once. Of a tile of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs
+2 j and 2 j + 1. All keys of a thread are turned by the place of the first, and queries of the others are turned back
+before: by 8 places, and by 16 more in a second tile. Of 8 columns of a product, four are queries of the first 8 tokens,
+and four the same queries of the others.
+"""
+
+from gac.runtime.kernels.guard import jit, tl
+from gac.runtime.kernels.latent_attention.read import left
+from gac.runtime.kernels.ptx import cosine_and_sine, held, leave_two, neighbours, packed, product, sum_of
+
+
+@jit  # type: ignore[untyped-decorator]
+def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the first and the second feature of each pair lie in a head."""
+    turns = pair < ROTATED // 2
+    first = pair + tl.where(turns, 0, ROTATED // 2)
+    second = pair + tl.where(turns, ROTATED // 2, SIZE // 2)
+    return first, second
+
+
+@jit  # type: ignore[untyped-decorator]
+def _features(at, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the first and second features of each thread's two pairs lie, and whether they are there."""
+    low, high = 8 * at + 2 * quarter, 8 * at + 2 * quarter + 1
+    first, second = _places(low, SIZE, ROTATED)
+    third, fourth = _places(high, SIZE, ROTATED)
+    return (first, third), (second, fourth), (low < SIZE // 2, high < SIZE // 2)
+
+
+@jit
+def _turned(one, two, cosine, sine):  # type: ignore[no-untyped-def]
+    return one * cosine - two * sine, two * cosine + one * sine
+
+
+@jit  # type: ignore[untyped-decorator]
+def _angles(frequencies, place, at, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Cosines of each thread's two pairs, and their sines; pairs past those that turn stay where they are."""
+    pair = 8 * at + 2 * quarter
+    low = _number(frequencies + pair, pair < ROTATED // 2, COMPILED)
+    high = _number(frequencies + pair + 1, pair + 1 < ROTATED // 2, COMPILED)
+    one, two = cosine_and_sine(place * low, COMPILED), cosine_and_sine(place * high, COMPILED)
+    return one[0], two[0], one[1], two[1]
+
+
+@jit  # type: ignore[untyped-decorator]
+def angles_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Angles of all pairs of each thread at its place; nothing where keys are not rotated."""
+    found = ()
+    if ROTATED:
+        for at in tl.static_range((SIZE + 15) // 16):
+            found += (_angles(frequencies, place.to(tl.float32), at, quarter, ROTATED, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@jit
+def _float(word):  # type: ignore[no-untyped-def]
+    return word.to(tl.float32, bitcast=True)
+
+
+@jit  # type: ignore[untyped-decorator]
+def advance_rotation(angles, turns, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Angles that are a step further; turns is where each thread's part of ``latent_layout.turns_of`` begins."""
+    found = ()
+    for at in tl.static_range(len(angles)):
+        by = held(turns, at * 16, 4, COMPILED)
+        one, two = _turned(angles[at][0], angles[at][2], _float(by[0]), _float(by[2]))
+        three, four = _turned(angles[at][1], angles[at][3], _float(by[1]), _float(by[3]))
+        found += ((one, three, two, four),)  # type: ignore[assignment]
+    return found
+
+
+@jit  # type: ignore[untyped-decorator]
+def _pairs_asked(query, there, at, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """First and second features of each thread's two pairs of its query."""
+    first, second, inside = _features(at, quarter, SIZE, ROTATED)
+    low, high = there & inside[0], there & inside[1]
+    one, two = _number(query + first[0], low, COMPILED), _number(query + second[0], low, COMPILED)
+    return one, two, _number(query + first[1], high, COMPILED), _number(query + second[1], high, COMPILED)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _turned_back(pairs, angles, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both pairs as a right matrix; angles None: as they are."""
+    one, two, three, four = pairs
+    if angles is not None:
+        one, two = _turned(one, two, angles[0], -angles[2])
+        three, four = _turned(three, four, angles[1], -angles[3])
+    return packed(one, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)
+
+
+@jit  # type: ignore[untyped-decorator]
+def store_queries_to_smem(  # type: ignore[no-untyped-def]
+    to, query, stride, factor, frequencies, warp, eighth, quarter, WARPS: tl.constexpr,
+    QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Write a head's queries as right matrices, by matrix, tile and four; a thread's place is 2 words of each 64.
+
+    Every warp makes some of the matrices, and later reads all of them: for each product, or once where registers hold
+    them. Queries of the second tile are turned back by 16 places, of the second 8 tokens by 8 more.
+    """
+    fours: tl.constexpr = (QUERIES + 3) // 4
+    matrices: tl.constexpr = (SIZE + 15) // 16
+    paired: tl.constexpr = matrices // 2 * 2
+    each: tl.constexpr = (matrices + WARPS - 1) // WARPS
+    behind = tl.where(eighth < 4, 0, 8).to(tl.float32)
+    for which in tl.static_range(each):
+        at = warp * each + which
+        angles = (None, None)
+        if factor is not None and ROTATED:
+            angles = (
+                _angles(frequencies, behind, at, quarter, ROTATED, COMPILED),
+                _angles(frequencies, behind + 16, at, quarter, ROTATED, COMPILED),
+            )
+        for four in tl.static_range(fours):
+            number = four * 4 + eighth % 4
+            own, there = query + number * stride, (number < QUERIES) & (at < matrices)
+            for tile in tl.static_range(2):
+                if factor is None:
+                    first = tl.where(at < paired, at // 2 * 32 + 8 * quarter + at % 2 * 4, at * 16 + 4 * quarter)
+                    made = (
+                        _two(own, first, there, SIZE, dtype, COMPILED),
+                        _two(own, first + 2, there, SIZE, dtype, COMPILED),
+                    )
+                else:
+                    pairs = _pairs_asked(own, there, at, quarter, SIZE, ROTATED, COMPILED)
+                    made = _turned_back(pairs, angles[tile], dtype, COMPILED)
+                leave_two(to, ((at * 2 + tile) * fours + four) * 64, made[0], made[1], at < matrices)
+
+
+@jit  # type: ignore[untyped-decorator]
+def load_queries(queries, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """So many right matrices, as ``store_queries_to_smem`` leaves them, in registers."""
+    found = ()
+    for at in tl.static_range(COUNT):
+        found += (held(queries, at * 64, 2, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@jit  # type: ignore[untyped-decorator]
+def _number(at, there, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    kind: tl.constexpr = at.dtype.element_ty
+    if kind == tl.float32:
+        return _float(neighbours(at.to(tl.pointer_type(tl.int32), bitcast=True), there, 1, 1, COMPILED)[0])
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        word = neighbours(at.to(tl.pointer_type(tl.int16), bitcast=True), there, 1, 1, COMPILED)[0]
+        return word.to(tl.int16).to(kind, bitcast=True).to(tl.float32)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _two(query, at, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A number and the next."""
+    here = there & (at < SIZE)
+    return packed(_number(query + at, here, COMPILED), _number(query + at + 1, here, COMPILED), dtype, COMPILED)
+
+
+# --- keys ---
+
+
+@jit  # type: ignore[untyped-decorator]
+def _rights(factor, AT: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Right matrices that make the first features of tile AT, and those that make the second ones.
+
+    They are as ``latent_layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
+    """
+    whole: tl.constexpr = HALVES * (STEPS // 2)
+    first, second = (), ()
+    for at in tl.static_range(whole):
+        one = held(factor, (AT * HALVES * STEPS + at) * 128, 4, COMPILED)
+        two = held(factor, (AT * HALVES * STEPS + whole + at) * 128, 4, COMPILED)
+        first += ((one[0], one[1]), (one[2], one[3]))  # type: ignore[assignment]
+        second += ((two[0], two[1]), (two[2], two[3]))  # type: ignore[assignment]
+    for half in tl.static_range(HALVES if STEPS % 2 else 0):
+        both = held(factor, (AT * HALVES * STEPS + 2 * whole + half) * 128, 4, COMPILED)
+        first += ((both[0], both[1]),)  # type: ignore[assignment]
+        second += ((both[2], both[3]),)  # type: ignore[assignment]
+    return first, second
+
+
+@jit  # type: ignore[untyped-decorator]
+def _of_pairs(numbers, start, feature, inside, like, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers of both pairs, as a product has them: for the first token and for the second. None: zeros."""
+    if numbers is None:
+        return like, like, like, like
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        low = _number(numbers + start + feature[0], inside[0], COMPILED)
+        high = _number(numbers + start + feature[1], inside[1], COMPILED)
+        return low, high, low, high
+
+
+@jit  # type: ignore[untyped-decorator]
+def _of_both(numbers, start, first, second, inside, like, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Those of first and of second features."""
+    one = _of_pairs(numbers, start, first, inside, like, COMPILED)
+    return one, _of_pairs(numbers, start, second, inside, like, COMPILED)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _made(left, right, scales, begun, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """8 features of both tokens' keys.
+
+    Args:
+        begun: what they have before latents are added: their bias.
+    """
+    nothing = tl.zeros(begun[0].shape, tl.float32)
+    sums = begun
+    if BITS:
+        sums = (nothing, nothing, nothing, nothing)
+    for at in tl.static_range(len(left)):
+        sums = product(left[at], right[at], sums, dtype, COMPILED)
+    if BITS:
+        first, second = scales
+        return (
+            sums[0] * first + begun[0], sums[1] * first + begun[1],
+            sums[2] * second + begun[2], sums[3] * second + begun[3],
+        )  # fmt: skip
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return sums
+
+
+@jit
+def _squares(sums, one, two):  # type: ignore[no-untyped-def]
+    """Sums of squares of both tokens, with those of some more features."""
+    first = sums[0] + one[0] * one[0] + one[1] * one[1] + two[0] * two[0] + two[1] * two[1]
+    return first, sums[1] + one[2] * one[2] + one[3] * one[3] + two[2] * two[2] + two[3] * two[3]
+
+
+@jit  # type: ignore[untyped-decorator]
+def _weighed(made, weights, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Features times the weights of their norm."""
+    more: tl.constexpr = 1.0 if KIND == "gemma" else 0.0
+    return (
+        made[0] * (weights[0] + more), made[1] * (weights[1] + more),
+        made[2] * (weights[2] + more), made[3] * (weights[3] + more),
+    )  # fmt: skip
+
+
+@jit
+def _turned_keys(one, two, turn):  # type: ignore[no-untyped-def]
+    """First and second features of both tokens, each thread's two pairs turned."""
+    a, b = _turned(one[0], two[0], turn[0], turn[2])
+    c, d = _turned(one[1], two[1], turn[1], turn[3])
+    e, f = _turned(one[2], two[2], turn[0], turn[2])
+    g, h = _turned(one[3], two[3], turn[1], turn[3])
+    return (a, c, e, g), (b, d, f, h)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _as_left(one, two, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """First and second features of both tokens as a left matrix."""
+    return (
+        packed(one[0], one[1], dtype, COMPILED), packed(one[2], one[3], dtype, COMPILED),
+        packed(two[0], two[1], dtype, COMPILED), packed(two[2], two[3], dtype, COMPILED),
+    )  # fmt: skip
+
+
+@jit  # type: ignore[untyped-decorator]
+def _keys(  # type: ignore[no-untyped-def]
+    latents, matrices, first_scale, second_scale, biases, squares, weights, turns, AT: tl.constexpr,
+    ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Of 8 pairs of features both tokens' keys, as a left matrix; and their sums of squares before the norm.
+
+    Args:
+        biases, weights: of first and of second features; weights of the norm; None: there is none.
+    """
+    scales = first_scale, second_scale
+    one = _made(latents, matrices[0], scales, biases[0], BITS, dtype, COMPILED)
+    two = _made(latents, matrices[1], scales, biases[1], BITS, dtype, COMPILED)
+    if weights is not None:
+        squares = _squares(squares, one, two)
+        one, two = _weighed(one, weights[0], KIND), _weighed(two, weights[1], KIND)
+    if ROTATED:
+        one, two = _turned_keys(one, two, turns[AT])
+    return _as_left(one, two, dtype, COMPILED), squares
+
+
+# --- scores ---
+
+
+@jit  # type: ignore[untyped-decorator]
+def scores(  # type: ignore[no-untyped-def]
+    read, nil, scales, factor, bias, bias_at, norm, eps, queries, asked, turns, quarter,
+    FOURS: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    dtype: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """By tile and four queries what a product leaves in each thread: of the first token two, of the second two.
+
+    A right matrix is read once for both tiles.
+
+    Args:
+        read: ``latent_reading.tiles``. nil: as ``latent_reading.left`` takes it. scales: of both tokens, by tile.
+        factor: where each thread's part of it begins. bias_at: where this head's bias does.
+        norm: the weight of the keys' norm. queries: as ``store_queries_to_smem`` leaves them.
+        asked: the same in registers; empty: they are read from there.
+    """
+    halves: tl.constexpr = 2 if BITS == 4 else 1
+    nothing = tl.zeros(quarter.shape, tl.float32)
+    latents = left(read[0], nil, BITS, dtype, COMPILED), left(read[1], nil, BITS, dtype, COMPILED)
+    low, high = (nothing, nothing), (nothing, nothing)
+    sums = ()
+    for _ in tl.static_range(2 * FOURS):
+        sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
+    if factor is None:
+        for at in tl.static_range(len(latents[0])):
+            sums = _added((latents[0][at], latents[1][at]), queries, asked, at, sums, FOURS, dtype, COMPILED)
+    else:
+        for at in tl.static_range((SIZE + 15) // 16):
+            first, second, inside = _features(at, quarter, SIZE, ROTATED)
+            matrices = _rights(factor, at, len(latents[0]) // halves, halves, COMPILED)
+            biases = _of_both(bias, bias_at, first, second, inside, nothing, COMPILED)
+            weights = norm
+            if norm is not None:
+                weights = _of_both(norm, 0, first, second, inside, nothing, COMPILED)
+            one, low = _keys(
+                latents[0], matrices, scales[0][0], scales[1][0], biases, low, weights, turns, at,
+                ROTATED, BITS, KIND, dtype, COMPILED,
+            )  # fmt: skip
+            two, high = _keys(
+                latents[1], matrices, scales[0][1], scales[1][1], biases, high, weights, turns, at,
+                ROTATED, BITS, KIND, dtype, COMPILED,
+            )  # fmt: skip
+            sums = _added((one, two), queries, asked, at, sums, FOURS, dtype, COMPILED)
+    return _by_tile(sums, (low, high), norm, eps, FOURS, SIZE)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores of each tile, with keys that are normed where there is a norm."""
+    found = ()
+    for tile in tl.static_range(2):
+        of_tile = ()
+        for four in tl.static_range(FOURS):
+            score = sums[tile * FOURS + four]
+            of_tile += (score if norm is None else _normed(score, squares[tile], eps, SIZE),)  # type: ignore[assignment]
+        found += (of_tile,)  # type: ignore[assignment]
+    return found
+
+
+@jit  # type: ignore[untyped-decorator]
+def _right(queries, asked, AT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A right matrix of queries."""
+    if len(asked):
+        return asked[AT]
+    else:  # noqa: RET505 - Triton compiles one branch alone
+        return held(queries, AT * 64, 2, COMPILED)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _added(  # type: ignore[no-untyped-def]
+    keys, queries, asked, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
+):  # fmt: skip
+    """Sums of all tiles and queries with one more product."""
+    found = ()
+    for tile in tl.static_range(len(keys)):
+        for four in tl.static_range(FOURS):
+            right = _right(queries, asked, (AT * len(keys) + tile) * FOURS + four, COMPILED)
+            found += (product(keys[tile], right, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
+    return found
+
+
+@jit  # type: ignore[untyped-decorator]
+def _normed(score, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores with keys over the root of the mean of their squares, of which each of four threads has a part."""
+    first = tl.rsqrt(sum_of(squares[0], 4, 1) / SIZE + eps)
+    second = tl.rsqrt(sum_of(squares[1], 4, 1) / SIZE + eps)
+    return score[0] * first, score[1] * first, score[2] * second, score[3] * second
