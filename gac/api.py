@@ -15,8 +15,9 @@ from gac.allocation.frontier import Frontier, check_asked, check_limited
 from gac.allocation.frontier import frontier as whole_range
 from gac.allocation.one_gpu import beside_one_gpu
 from gac.allocation.rules import RULES
-from gac.checkpoint.attach import PlannedModel, attach_plan, planned
+from gac.checkpoint.attach import attach_plan
 from gac.checkpoint.load import load
+from gac.checkpoint.planned import PlannedModel, planned
 from gac.compression.apply import build_modules, changed_sites, describe, planned_sites
 from gac.compression.ends import check_ends, rounded_ends, swap_in_ends
 from gac.compression.first_shot import calibration_run, check_shots

@@ -21,7 +21,7 @@ def classes_of(model_type: str) -> Any:
     Args:
         model_type: of the dense config, one of ``supported()``.
     """
-    from gac.checkpoint.attach import PlannedModel
+    from gac.checkpoint.planned import PlannedModel
     from gac.runtime.model import make_classes
 
     return make_classes(model_type, PlannedModel, __name__)
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
     """A class by its name, so that models can be pickled and copied to other processes."""
     if not name.startswith("Gac"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gac.checkpoint.attach import PlannedModel
+    from gac.checkpoint.planned import PlannedModel
     from gac.runtime.model import class_named
 
     return class_named(name, PlannedModel, __name__)

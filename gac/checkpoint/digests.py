@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.header import contradiction
+from gac.checkpoint.weights import open_tensors, weight_files
 from gac.core.errors import CheckpointError
 from gac.core.io import whole_file
 from gac.core.untrusted import file_digest, is_plain_name, read_model_json

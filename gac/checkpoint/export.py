@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
 from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
+from gac.checkpoint.planned import planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
 from gac.core.arguments import checked

@@ -7,13 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
-from gac.checkpoint.files import check_dtypes, described, open_tensors, plan_text, read_config, unread, weight_files
+from gac.checkpoint.files import described, plan_text, read_config, unread
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
+from gac.checkpoint.planned import PlannedModel
 from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
 from gac.checkpoint.verify import verify as verify_checkpoint
+from gac.checkpoint.weights import check_dtypes, open_tensors, weight_files
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files

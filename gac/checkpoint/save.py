@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.checkpoint.attach import attach_plan, planned
+from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
 from gac.core.arguments import Count, checked

@@ -12,9 +12,10 @@ from gac.checkpoint.digests import (
     read_digests,
     unlisted,
 )
-from gac.checkpoint.files import open_tensors, read_config, read_plan, weight_files
+from gac.checkpoint.files import read_config, read_plan
 from gac.checkpoint.header import contradiction
 from gac.checkpoint.replaced import read_unreplaced
+from gac.checkpoint.weights import open_tensors, weight_files
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files, file_digest

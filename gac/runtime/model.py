@@ -58,6 +58,10 @@ class CompressedModel:
     gac_files: dict[str, str]
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        if config._attn_implementation == "vllm":
+            raise ValueError(
+                "a compressed model in vLLM; expected one in transformers, which serves it. vLLM needs a plugin."
+            )
         super().__init__(config, *args, **options)  # type: ignore[call-arg]
         replace_weights(self, config)
         description_of(self, config)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 from transformers.utils import hub
 
 import gac
-from gac.checkpoint.attach import PlannedModel
+from gac.checkpoint.planned import PlannedModel
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS

@@ -1,11 +1,8 @@
 """The kernels that attend over latents: what they find, where they run, and models that generate with them."""
 
-import json
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +21,6 @@ from gac.runtime.kernels.latent_attention.layout import TILE, turns_of, with_run
 from gac.runtime.latents import decode as latent_decoding
 from gac.runtime.latents.attention import cache_latents
 from gac.runtime.latents.quantise import QuantisedLatents, words_of
-from tests.benchmarks import latent_kernel
 from tests.compression.applying import logits
 from tests.models.small import small_config
 from tests.runtime.interpreted import DEVICE, operators
@@ -516,17 +512,3 @@ def test_hooks_are_put_on_once(make_plan: MakePlan, ran: list[Attention]) -> Non
     cache_latents(model)
     steps(model, DynamicCache(config=model.config), (4, 1))
     assert len(ran) == 2
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="beside a GPU Triton compiles, and cannot run on the CPU")
-def test_the_benchmark_starts_on_a_cpu_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, tiny = tmp_path / "rows.json", ["--heads", "2", "--kv-heads", "1", "--size", "32", "--shares", "0.5"]
-    for workloads in (["1@70"], ["1@70", "2@9"]):
-        given = ["--device", "cpu", "--output", str(output), *tiny, "--workloads", *workloads]
-        monkeypatch.setattr(sys, "argv", ["latent_kernel.py", *given])
-        latent_kernel.main()
-        rows = json.loads(output.read_text())["rows"]
-        assert not [row for row in rows if "failed" in row]
-        assert max(row.get("error", 0) for row in rows) < 6e-3
-        assert [row["workload"] for row in rows if row["kind"] == "dense"] == workloads
-        assert len(rows) == 2 * len(workloads)
