@@ -67,8 +67,8 @@ def write_digests(directory: Path) -> None:
         rows = dict(zip(tensors, pool.map(_row, tensors.values()), strict=True))
     names = sorted(path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name))
     config = _of_config(read_model_json(directory / "config.json", "the config of a model", CheckpointError))
-    found = Digests(rows, config, {name: file_digest(directory / name) for name in names})
-    text = json.dumps({"schema_version": _SCHEMA} | asdict(found), indent=1)
+    result = Digests(rows, config, {name: file_digest(directory / name) for name in names})
+    text = json.dumps({"schema_version": _SCHEMA} | asdict(result), indent=1)
     with whole_file(directory / DIGESTS, "digests", CheckpointError) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -89,8 +89,8 @@ def read_digests(directory: Path) -> Digests | None:
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
     digests = Digests(*members)
     if foreign := [name for name in digests.files if not _is_read(name)]:
-        given = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
-        raise contradiction(directory, given, f"files of this directory in {', '.join(_READ)}")
+        value = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
+        raise contradiction(directory, value, f"files of this directory in {', '.join(_READ)}")
     return digests
 
 
@@ -100,11 +100,11 @@ def check_config(document: Mapping[str, Any], digests: Digests, source: Path) ->
     Raises:
         CheckpointError: names the first key that differs.
     """
-    found = _of_config(document)
-    for key in sorted({*found, *digests.config}):
-        if found.get(key) != digests.config.get(key):
-            given = f"{str(document[key])[:80]!r}" if key in found else "missing"
-            raise _differs(source, f"config.json has {key} {given}", "its value" if key in digests.config else "none")
+    result = _of_config(document)
+    for key in sorted({*result, *digests.config}):
+        if result.get(key) != digests.config.get(key):
+            value = f"{str(document[key])[:80]!r}" if key in result else "missing"
+            raise _differs(source, f"config.json has {key} {value}", "its value" if key in digests.config else "none")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
@@ -118,10 +118,10 @@ def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path)
             problem = "missing" if name not in tensors else "unexpected"
             raise _differs(source, f"{name} is {problem}", "the weights of the plan, each once")
         saved = digests.tensors[name]
-        for key, given in _described(tensors[name]).items():
+        for key, value in _described(tensors[name]).items():
             due = saved.get(key) if isinstance(saved, dict) else saved
-            if due != given:
-                raise _differs(source, f"{name} has {key} {given}", str(due))
+            if due != value:
+                raise _differs(source, f"{name} has {key} {value}", str(due))
 
 
 def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
@@ -131,8 +131,8 @@ def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -
         CheckpointError: names the first tensor that differs.
     """
     with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
-        found = pool.map(_sha256, tensors.values())
-        for name, digest in zip(tensors, found, strict=True):
+        result = pool.map(_sha256, tensors.values())
+        for name, digest in zip(tensors, result, strict=True):
             if digests.tensors[name].get("sha256") != digest:
                 raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
 
@@ -154,8 +154,8 @@ def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
     for name, path in paths.items():
         digest = _digest_within(path) if path.exists() else "missing"
         if digest != digests.files.get(name, "missing"):
-            given = f"{name} is missing" if digest == "missing" else f"{name} has the digest {digest[:12]}"
-            raise _differs(source, given, "the file that was saved" if name in digests.files else "no such file")
+            value = f"{name} is missing" if digest == "missing" else f"{name} has the digest {digest[:12]}"
+            raise _differs(source, value, "the file that was saved" if name in digests.files else "no such file")
 
 
 def unlisted(digests: Digests, weights: Iterable[str], source: Path) -> tuple[str, ...]:
@@ -192,5 +192,5 @@ def _sha256(values: Tensor) -> str:
     return hashlib.sha256(bytes_of(values)).hexdigest()
 
 
-def _differs(source: Path, given: str, expected: str) -> CheckpointError:
-    return contradiction(source, given, f"{expected}, as {DIGESTS} says")
+def _differs(source: Path, value: str, expected: str) -> CheckpointError:
+    return contradiction(source, value, f"{expected}, as {DIGESTS} says")

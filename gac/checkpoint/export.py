@@ -114,7 +114,7 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     """Parameters, by name, of all but the weights that the plan changes; embedding and head in the model's dtype."""
     changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
     state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
-    for path, stored in ((path, one) for path, one in embeddings_of(model).items() if isinstance(one, Stored)):
+    for path, stored in ((path, item) for path, item in embeddings_of(model).items() if isinstance(item, Stored)):
         for name in stored.names:
             del state[f"{path}.{name}"]
         state[f"{path}.weight"] = stored.values(model.dtype)
@@ -123,8 +123,8 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
 
 def stored_state(model: PreTrainedModel, choice: WeightChoice) -> dict[str, Tensor]:
     """Tensors, by name, of one weight that a storage holds, as they are."""
-    own = model.get_submodule(choice.name).state_dict()
-    return {f"{choice.name}.{name}": value.detach() for name, value in own.items()}
+    local = model.get_submodule(choice.name).state_dict()
+    return {f"{choice.name}.{name}": value.detach() for name, value in local.items()}
 
 
 def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice, merge: bool) -> dict[str, Tensor]:
@@ -134,12 +134,12 @@ def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice,
         CheckpointError: the stock weight has no bias for the constant of a skipped block.
     """
     stock = plain.get_submodule(choice.name)
-    own = plain_state(model.get_submodule(choice.name), model.dtype)
+    local = plain_state(model.get_submodule(choice.name), model.dtype)
     if merge:
-        own = _as_stock(choice, merged(choice, own), as_linear(stock))
+        local = _as_stock(choice, merged(choice, local), as_linear(stock))
     if isinstance(stock, Conv1D):
-        own["weight"] = own["weight"].T
-    return {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}
+        local["weight"] = local["weight"].T
+    return {f"{choice.name}.{name}": value.contiguous() for name, value in local.items()}
 
 
 def _dense_config(config: Any) -> Any:
@@ -155,10 +155,10 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
     """What ``quantization_config`` says of a model whose weights lie as they are, and its ends in the model's dtype."""
     layout = layout_of(model, plan) or {"config_groups": {}}
     readable = {target for group in layout["config_groups"].values() for target in group["targets"]}
-    stored = [one for one in plan.weights if isinstance(model.get_submodule(one.name), Stored)]
+    stored = [weight for weight in plan.weights if isinstance(model.get_submodule(weight.name), Stored)]
     if not stored:
-        given = f"a plan in {', '.join(sorted({one.scheme for one in plan.weights}))}"
-        raise CheckpointError(given, "weights of few bits", "Export it without compressed_tensors.")
+        value = f"a plan in {', '.join(sorted({weight.scheme for weight in plan.weights}))}"
+        raise CheckpointError(value, "weights of few bits", "Export it without compressed_tensors.")
     for choice in stored:
         kind = type(plain.get_submodule(choice.name))
         if choice.name not in readable or kind is not nn.Linear:
@@ -178,11 +178,11 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
     setattr(stock, family.neurons, down.sizes["in_features"])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
-        weight, found = dense[choice.name], modules[choice.name]
-        if found != form_named("dense").module(weight, 0):
-            sizes = ", ".join(f"{name}={size}" for name, size in sorted(found.sizes.items()))
+        weight, result = dense[choice.name], modules[choice.name]
+        if result != form_named("dense").module(weight, 0):
+            sizes = ", ".join(f"{name}={size}" for name, size in sorted(result.sizes.items()))
             raise CheckpointError(
-                f"{choice.name} is {choice.form} with dim {choice.dim}, {found.module}({sizes})",
+                f"{choice.name} is {choice.form} with dim {choice.dim}, {result.module}({sizes})",
                 "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
                 "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
             )
@@ -198,13 +198,13 @@ def _empty(model: Any, config: Any) -> Any:
         return dense(config).to(model.dtype)
 
 
-def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:
+def _as_stock(choice: WeightChoice, local: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:
     """With zeros for a bias that was left out; one for which the architecture has no place is refused."""
     zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in stock.state_dict().items()}
-    if not own.keys() <= zeros.keys():
+    if not local.keys() <= zeros.keys():
         raise CheckpointError(
             f"{choice.name} is {choice.form} with dim {choice.dim}, which adds a constant",
             f"what a {type(stock).__name__} with {', '.join(stock.state_dict())} can say",
             f"Open the checkpoint as it is, or compress without the form {choice.form}.",
         )
-    return zeros | dict(own)
+    return zeros | dict(local)

@@ -67,7 +67,7 @@ def described(document: dict[str, Any], source: Path) -> Any:
 def _check_no_code(document: dict[str, Any], source: Path) -> None:
     """No key, also of the configs within it, chooses code that runs; nor does an adapter lie beside it."""
     inner = [value for name, value in document.items() if isinstance(value, dict) and name != QUANTIZATION]
-    for key, value in ((key, one[key]) for one in (document, *inner) for key in one):
+    for key, value in ((key, item[key]) for item in (document, *inner) for key in item):
         if chooses_code(key):
             raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
     code = document.get("auto_map", {})
@@ -120,8 +120,8 @@ def unread(source: Path) -> AbstractContextManager[None]:
     """Turn what transformers, or the runtime in it, raises for files of this directory into a CheckpointError."""
 
     def error(said: str) -> CheckpointError:
-        given, _, expected = said.removeprefix(f"{source}: ").removesuffix(".").partition("; expected ")
+        value, _, expected = said.removeprefix(f"{source}: ").removesuffix(".").partition("; expected ")
         expected = expected or "files as gac.save wrote them"
-        return CheckpointError(f"{source} cannot be loaded: {given}", expected, "Save or copy the model again.")
+        return CheckpointError(f"{source} cannot be loaded: {value}", expected, "Save or copy the model again.")
 
     return reading(error)

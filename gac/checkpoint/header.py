@@ -64,8 +64,8 @@ def _head(head: RoundedHead) -> dict[str, Any]:
 
 def _stored(scheme: str) -> dict[str, Any]:
     """What holds the matrices of a scheme; nothing where the modules themselves do."""
-    held = scheme_named(scheme).storage
-    return {"storage": held.storage, "options": dict(held.options)} if held else {}
+    stored = scheme_named(scheme).storage
+    return {"storage": stored.storage, "options": dict(stored.options)} if stored else {}
 
 
 def _digest(header: Mapping[str, Any], config: Any) -> str:
@@ -106,8 +106,8 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
         due.pop(QUANTISED_INPUTS, None)  # of a checkpoint that was written before there was this
     for name in sorted({*stated, *due}):
         if stated.get(name) != due.get(name):
-            found, planned = stated.get(name, "missing"), due.get(name, "none")
-            raise contradiction(source, f"config.json has {name} {found}", f"{planned}, as plan.json says")
+            result, planned = stated.get(name, "missing"), due.get(name, "none")
+            raise contradiction(source, f"config.json has {name} {result}", f"{planned}, as plan.json says")
     return plan
 
 
@@ -131,6 +131,6 @@ def _check_weights(plan: Plan, config: Any, source: Any) -> None:
             )
 
 
-def contradiction(source: Any, given: str, expected: str) -> CheckpointError:
+def contradiction(source: Any, value: str, expected: str) -> CheckpointError:
     """The error for files of a checkpoint that do not belong together."""
-    return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
+    return CheckpointError(f"{source}: {value}", expected, "Save the model again; these files were changed.")

@@ -45,8 +45,8 @@ def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
         if group is None:
             rest.append(f"{name}.first" if _fused_pair(module) else name)
         else:
-            found = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
-            found["targets"].append(name)
+            result = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
+            result["targets"].append(name)
     return _key([*groups.values()], rest) if groups else None
 
 
@@ -56,7 +56,7 @@ def _key(groups: Sequence[dict[str, Any]], rest: Sequence[str]) -> dict[str, Any
         "quant_method": COMPRESSED_TENSORS,
         "quantization_status": "compressed",
         "format": formats.pop() if len(formats) == 1 else _MIXED,
-        "config_groups": {f"group_{at}": group for at, group in enumerate(groups)},
+        "config_groups": {f"group_{index}": group for index, group in enumerate(groups)},
         "ignore": [*rest],
     }
 

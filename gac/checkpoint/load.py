@@ -61,8 +61,8 @@ def load(
         ModelError: there is no such device.
     """
     if tp_plan is not None and device is not None:
-        given = f"tp_plan={tp_plan!r} and device={str(device)!r}"
-        raise CheckpointError(given, "one of them", "Leave the device out: torchrun gives each process its own GPU.")
+        value = f"tp_plan={tp_plan!r} and device={str(device)!r}"
+        raise CheckpointError(value, "one of them", "Leave the device out: torchrun gives each process its own GPU.")
     place, source = usable_device(device), Path(directory)
 
     def read() -> PlannedModel:
@@ -110,8 +110,8 @@ def _by_transformers(
         except SplitError as failure:
             raise CheckpointError(failure.given, failure.expected, failure.remedy) from failure
     if names := sorted(map(str, report["unexpected_keys"])):
-        given = f"{names[0]} is unexpected ({len(names)} in all)"
-        raise contradiction(source, given, "the weights of the plan, each once")
+        value = f"{names[0]} is unexpected ({len(names)} in all)"
+        raise contradiction(source, value, "the weights of the plan, each once")
     if getattr(model, "hf_quantizer", None) is None:
         check_dtypes(tensors, model, source)
     return model

@@ -52,8 +52,8 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
             raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
         digest = self.config.gac.get("plan")
         if digest_of(text) != digest:
-            given = f"plan.json has digest {digest_of(text)[:12]}"
-            raise contradiction(source, given, f"{str(digest)[:12]}, as config.json says")
+            value = f"plan.json has digest {digest_of(text)[:12]}"
+            raise contradiction(source, value, f"{str(digest)[:12]}, as config.json says")
 
     def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
         """As for any compressed model.
@@ -78,6 +78,6 @@ def planned(model: PreTrainedModel) -> Plan:
     """
     plan = getattr(model, "gac_plan", None)
     if not isinstance(plan, Plan):
-        given = f"a {type(model).__name__} without a plan"
-        raise CheckpointError(given, "a model from gac.compress or gac.load", "Compress it first.")
+        value = f"a {type(model).__name__} without a plan"
+        raise CheckpointError(value, "a model from gac.compress or gac.load", "Compress it first.")
     return plan

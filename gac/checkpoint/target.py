@@ -70,11 +70,11 @@ def complete_directory(target: Path) -> Iterator[Path]:
 def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
     """Write a tokenizer's files; None takes the one of that name, and says so where there is none."""
     try:
-        found = load_tokenizer(name) if tokenizer is None else tokenizer
+        result = load_tokenizer(name) if tokenizer is None else tokenizer
     except ModelError as failure:
         logger.warning("saving without a tokenizer: %s", failure)
     else:
-        found.save_pretrained(part)
+        result.save_pretrained(part)
 
 
 @contextlib.contextmanager

@@ -90,6 +90,6 @@ def _verified(source: Path) -> Verified:
 
 def _beside(digests: Digests, weights: tuple[str, ...], source: Path) -> tuple[str, ...]:
     others = unlisted(digests, weights, source)
-    if found := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
-        raise contradiction(source, f"{found} was not there when it was saved", "no other code and no other weights")
+    if result := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
+        raise contradiction(source, f"{result} was not there when it was saved", "no other code and no other weights")
     return others

@@ -14,29 +14,29 @@ from gac.runtime.storage.modules import stored_modules
 _SHOWN = 80  # letters of a name
 
 
-def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
+def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
     """The files that hold the weights, each once, in order, and the name of the index that names them.
 
     All lie in this directory, and all are there.
 
     Args:
-        whole: what the file is called where there is but one; there is no index then.
+        full: what the file is called where there is but one; there is no index then.
 
     Raises:
         CheckpointError: the index cannot be read, names files elsewhere or of another kind, or a file is missing.
     """
-    index = f"{whole}.index.json"
+    index = f"{full}.index.json"
     indexed = (directory / index).exists()
-    suffix = Path(whole).suffix
-    named = _named_in(directory, index) if indexed else (whole,)
+    suffix = Path(full).suffix
+    named = _named_in(directory, index) if indexed else (full,)
     for name in named:
         if not is_plain_name(name) or not name.endswith(suffix):
             shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name):,} characters)"
             raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
         if not (directory / name).is_file():
             raise _wrong(directory, f"{name} is missing", "every file that was saved")
-    if whole not in named and (directory / whole).exists():  # which of the two is read depends on who reads it
-        raise _wrong(directory, f"it holds {whole} and {index}, each with weights of its own", "one of the two")
+    if full not in named and (directory / full).exists():  # which of the two is read depends on who reads it
+        raise _wrong(directory, f"it holds {full} and {index}, each with weights of its own", "one of the two")
     return named, index if indexed else None
 
 
@@ -49,20 +49,20 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: a file is damaged, or a tensor is in two of them.
     """
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for file in files:
         try:
             check_safetensors_header(directory / file)
             with safe_open(directory / file, framework="pt") as opened:
-                held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+                stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
         except UNREADABLE as failure:
             raise _wrong(
                 directory, f"{file} cannot be loaded: {first_line(failure)}", "a whole safetensors file"
             ) from failure
-        if twice := sorted(found.keys() & held):
+        if twice := sorted(result.keys() & stored):
             raise _wrong(directory, f"{twice[0]} is in {file} and in another file", "every tensor once")
-        found |= held
-    return found
+        result |= stored
+    return result
 
 
 def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> None:
@@ -77,8 +77,12 @@ def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> 
     Raises:
         CheckpointError: names the first.
     """
-    held = {f"{path}.{name}" for path, one in stored_modules(model).items() for name in one.names}
-    fixed = {name: own.dtype for name, own in model.state_dict().items() if name in held or not own.is_floating_point()}
+    stored = {f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.names}
+    fixed = {
+        name: local.dtype
+        for name, local in model.state_dict().items()
+        if name in stored or not local.is_floating_point()
+    }
     for name, values in tensors.items():
         if name in fixed and values.dtype != fixed[name]:
             raise contradiction(source, f"{name} is of {values.dtype}", str(fixed[name]))
@@ -96,5 +100,5 @@ def _named_in(directory: Path, index: str) -> tuple[str, ...]:
     return tuple(sorted({*weights.values()}))
 
 
-def _wrong(directory: Path, given: str, expected: str) -> CheckpointError:
-    return CheckpointError(f"{directory}: {given}", expected, "Save or copy the model again.")
+def _wrong(directory: Path, value: str, expected: str) -> CheckpointError:
+    return CheckpointError(f"{directory}: {value}", expected, "Save or copy the model again.")

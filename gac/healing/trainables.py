@@ -138,7 +138,7 @@ def _straight_through(model: Any, weights: Sequence[WeightChoice]) -> dict[str, 
         inside = stored_modules(model.get_submodule(choice.name)) if scheme.lossy else {}
         for path, stored in inside.items():
             assert isinstance(stored, StoredLinear)
-            grid = scheme.grid(stored.held, *stored.matrix)
+            grid = scheme.grid(stored.tensors, *stored.matrix)
             if grid is None or not grid.numbers.numel():
                 left.add(choice.scheme)
                 continue

@@ -202,5 +202,5 @@ def storage_of(name: str, described: Stored) -> Storage | None:
         ) from failure
 
 
-def _wrong(given: str, expected: str) -> ValueError:
-    return ValueError(f"config.json, key gac: {given}; expected {expected}.")
+def _wrong(value: str, expected: str) -> ValueError:
+    return ValueError(f"config.json, key gac: {value}; expected {expected}.")

@@ -99,8 +99,8 @@ class CompressedModel:
             ranks: the processes that it is split over; None: it is not split.
         """
         for name, module in stored_modules(self).items():
-            is_read = not any(tensor.is_meta for tensor in module.held.values())
-            if is_read and (flaw := module.storage.flaw(module.held, *module.matrix)):
+            is_read = not any(tensor.is_meta for tensor in module.tensors.values())
+            if is_read and (flaw := module.storage.flaw(module.tensors, *module.matrix)):
                 raise ValueError(f"{source}: {name}.{flaw}.")
         self.gac_files = files
         if ranks is not None:
@@ -176,8 +176,8 @@ def not_paged(model: Any) -> tuple[str, str, str] | None:
         head_length = getattr(module, "length", length)
         sizes = module.out_features // head_length, head_length
         if sizes != (heads, length) and not isinstance(module, Absent):
-            given = "continuous batching of a model in which {} writes {} heads of {} numbers".format(name, *sizes)
-            return given, f"{heads} of {length} in every layer, which is all that its paged cache holds", remedy
+            value = "continuous batching of a model in which {} writes {} heads of {} numbers".format(name, *sizes)
+            return value, f"{heads} of {length} in every layer, which is all that its paged cache holds", remedy
     return None
 
 

@@ -35,7 +35,7 @@ def plain(kind: str) -> Any:
 def pair(scheme: str, kind: str = "linear") -> tuple[StoredLinear, StraightThrough]:
     stored = store(scheme_named(scheme), plain(kind))
     assert isinstance(stored, StoredLinear)
-    grid = scheme_named(scheme).grid(stored.held, *stored.matrix)
+    grid = scheme_named(scheme).grid(stored.tensors, *stored.matrix)
     assert grid is not None
     return stored, StraightThrough(stored, scheme_named(scheme), grid)
 
@@ -51,7 +51,7 @@ def test_before_and_after_training_both_say_the_same(scheme: str, kind: str) -> 
     if kind == "blocks" and scheme in TORCH:
         return  # these multiply no batches
     stored, module = pair(scheme, kind)
-    x, before = torch.randn(3, 5, 48), {name: one.clone() for name, one in stored.held.items()}
+    x, before = torch.randn(3, 5, 48), {name: one.clone() for name, one in stored.tensors.items()}
     assert torch.equal(features(module(x)), features(stored(x)))
     assert all(torch.equal(one, before[name]) for name, one in module.store().held.items())
     module.weight.data += 0.3 * torch.randn(module.weight.shape)
@@ -59,8 +59,8 @@ def test_before_and_after_training_both_say_the_same(scheme: str, kind: str) -> 
         module.factor.data *= 1 + 0.1 * torch.randn(module.factor.shape)
     moved = features(module(x))
     assert torch.equal(features(module.store()(x)), moved)
-    assert torch.equal(stored.held["weight_scale"], before["weight_scale"]) == (module.factor is None)
-    assert {name: (one.shape, one.dtype) for name, one in stored.held.items()} == {
+    assert torch.equal(stored.tensors["weight_scale"], before["weight_scale"]) == (module.factor is None)
+    assert {name: (one.shape, one.dtype) for name, one in stored.tensors.items()} == {
         name: (one.shape, one.dtype) for name, one in before.items()
     }
 

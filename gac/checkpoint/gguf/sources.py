@@ -48,7 +48,7 @@ class Source:
         """The same as whole numbers and scales; None where they are no such."""
         if self.stored is None:
             return None
-        return scheme_named(self.scheme).scaled(self.exact().view(self.stored.matrix), self.stored.held)
+        return scheme_named(self.scheme).scaled(self.exact().view(self.stored.matrix), self.stored.tensors)
 
 
 def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]:

@@ -25,19 +25,19 @@ from gac.runtime.kernels.elementwise.rows import (
 from gac.runtime.kernels.gpu import unsupported_reason
 
 
-def can_run(*given: Tensor) -> bool:
+def can_run(*value: Tensor) -> bool:
     """Whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
-    return not torch.is_grad_enabled() and can_launch(*given) and all(one.dtype == given[0].dtype for one in given)
+    return not torch.is_grad_enabled() and can_launch(*value) and all(item.dtype == value[0].dtype for item in value)
 
 
-def can_launch(*given: Tensor) -> bool:
+def can_launch(*value: Tensor) -> bool:
     """Whether a kernel can be launched on them: plain tensors of one GPU, the first in 16 bits, not compiled."""
-    first = given[0]
+    first = value[0]
     return (
         not torch.compiler.is_compiling()
         and first.numel() > 0
         and unsupported_reason(first.device, first.dtype) is None
-        and all(type(one) in (Tensor, nn.Parameter) and one.device == first.device for one in given)
+        and all(type(item) in (Tensor, nn.Parameter) and item.device == first.device for item in value)
     )
 
 
@@ -66,7 +66,7 @@ class FusedRotaryAttention(Forward):
     def __call__(self, *args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
-        options |= {name: with_fused_updates(one) for name, one in options.items() if type(one) is StaticCache}
+        options |= {name: with_fused_updates(option) for name, option in options.items() if type(option) is StaticCache}
         now = rotate_of(type(self.module)).fused_state
         outer, now.rotating = now.rotating, True
         try:
@@ -98,8 +98,8 @@ class _Static:
             or getattr(self._cache, "offloading", False)
             or not can_run(keys, values, layer.keys, layer.values)
         ):
-            found: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
-            return found
+            result: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
+            return result
         write_to_cache(keys, values, layer.keys, layer.values, layer.cumulative_length)
         layer.cumulative_length.add_(keys.shape[-2])
         return layer.keys, layer.values
@@ -142,8 +142,8 @@ def _fused_rotary(plain: Callable[..., Any]) -> Callable[..., Any]:
     def fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         fits = not args and not options and cos.shape[-1] == q.shape[-1]
         if not now.rotating or not fits or not _can_rotate(q, k, cos, sin):
-            found: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
-            return found
+            result: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
+            return result
         return rotated(q, k, cos, sin)
 
     fused.fused_state = now  # type: ignore[attr-defined]
@@ -163,12 +163,12 @@ def _is_rotary(plain: Callable[..., Any]) -> bool:
     """Whether the function is ``plainly_rotated``, found by running it."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
-    given = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
+    value = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
     try:
-        found = plain(*given)
+        result = plain(*value)
     except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
         return False
-    return all(map(torch.equal, found, plainly_rotated(*given)))
+    return all(map(torch.equal, result, plainly_rotated(*value)))
 
 
 # Norms, gated products and rotary embeddings of a model that run in one launch each, on a GPU and in 16 bits.
@@ -188,8 +188,8 @@ def fuse_elementwise(model: nn.Module) -> None:
             continue
         if kind := norm_of(module):
             module.forward = Norm(module, kind)
-        elif (found := _gated_of(module)) and (kind := activation_of(module.get_submodule(found[0]))):
-            module.forward = Product(module, kind, *found)
+        elif (result := _gated_of(module)) and (kind := activation_of(module.get_submodule(result[0]))):
+            module.forward = Product(module, kind, *result)
         elif applies_rotary(type(module)):
             module.forward = FusedRotaryAttention(module)
 

@@ -25,20 +25,20 @@ class QuantisedActivations:
 
     Args:
         readers: stored matrices, whose kernels read the same 8-bit numbers.
-        whole: whether others read the tensor in 16 bits.
+        keep_16_bit: whether others read the tensor in 16 bits.
         seen: modules that write or read it, whose hooks would see it.
     """
 
-    def __init__(self, readers: Sequence[StoredLinear], whole: bool, seen: Sequence[nn.Module]) -> None:
-        self._readers, self.whole, self._seen = tuple(readers), whole, (*seen, *readers)
+    def __init__(self, readers: Sequence[StoredLinear], keep_16_bit: bool, seen: Sequence[nn.Module]) -> None:
+        self._readers, self.keep_16_bit, self._seen = tuple(readers), keep_16_bit, (*seen, *readers)
         number = readers[0].storage.number
         assert number is not None
         self.number: torch.dtype = number
         self._made: Tensor | None = None
         self._rounded: QuantisedRows | None = None
         self._left = 0
-        for one in readers:
-            one.before = self
+        for reader in readers:
+            reader.before = self
 
     def can(self, x: Tensor, weight: Tensor) -> bool:
         """Whether all readers have kernels for what is made of x with such a weight, without gradients and hooks."""
@@ -46,20 +46,22 @@ class QuantisedActivations:
             not torch.is_grad_enabled()
             and (weight.dtype, weight.device) == (x.dtype, x.device)
             and x.numel() > 0
-            and not any(one._forward_hooks or one._forward_pre_hooks for one in self._seen)
-            and all(one.storage.unsupported_reason(x.device, x.dtype, *one.matrix) is None for one in self._readers)
+            and not any(reader._forward_hooks or reader._forward_pre_hooks for reader in self._seen)
+            and all(
+                reader.storage.unsupported_reason(x.device, x.dtype, *reader.matrix) is None for reader in self._readers
+            )
         )
 
-    def give(self, made: Tensor, rounded: QuantisedRows) -> Tensor:
+    def put(self, made: Tensor, rounded: QuantisedRows) -> Tensor:
         """Remember both until all have read; what was made."""
         self._made, self._rounded, self._left = made, rounded, len(self._readers)
         return made
 
-    def of(self, x: Tensor) -> QuantisedRows | None:
+    def get(self, x: Tensor) -> QuantisedRows | None:
         """What x was rounded to, if it is the tensor that was made last."""
         return self._rounded if self._made is x else None
 
-    def done(self) -> None:
+    def release(self) -> None:
         """One of the readers has read."""
         if self._left:
             self._left -= 1
@@ -70,16 +72,18 @@ class QuantisedActivations:
 class QuantisingNorm(Norm):
     """An RMSNorm that hands its output over rounded."""
 
-    def __init__(self, given: QuantisedActivations, norm: nn.Module, kind: str) -> None:
+    def __init__(self, activations: QuantisedActivations, norm: nn.Module, kind: str) -> None:
         super().__init__(norm, kind)
-        self.given = given
+        self.activations = activations
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
-        weight, given = self.module.weight, self.given
+        weight, activations = self.module.weight, self.activations
         assert isinstance(weight, Tensor)
-        if self.module.training or not given.can(hidden_states, weight):
+        if self.module.training or not activations.can(hidden_states, weight):
             return super().__call__(hidden_states)
-        return given.give(*norm_quantised(hidden_states, weight, self._eps, self.kind, given.number, given.whole))
+        return activations.put(
+            *norm_quantised(hidden_states, weight, self._eps, self.kind, activations.number, activations.keep_16_bit)
+        )
 
 
 def quantise_in_norms(model: nn.Module, described: Sequence[Mapping[str, Any]]) -> None:
@@ -90,19 +94,19 @@ def quantise_in_norms(model: nn.Module, described: Sequence[Mapping[str, Any]]) 
     Args:
         described: of each norm its name (``by``) and those of all weights that read its output (``readers``).
     """
-    for one in described:
-        norm, readers = model.get_submodule(one["by"]), [model.get_submodule(name) for name in one["readers"]]
+    for item in described:
+        norm, readers = model.get_submodule(item["by"]), [model.get_submodule(name) for name in item["readers"]]
         tensors = (tensor for part in (norm, *readers) for tensor in (*part.parameters(), *part.buffers()))
         kind = None if any(tensor.is_meta for tensor in tensors) else norm_of(norm)
-        given = None if kind is None else _handed_over(readers, norm)
-        if kind is not None and given is not None:
-            norm.forward = QuantisingNorm(given, norm, kind)
+        activations = None if kind is None else _activations_of(readers, norm)
+        if kind is not None and activations is not None:
+            norm.forward = QuantisingNorm(activations, norm, kind)
 
 
-def _handed_over(weights: Sequence[nn.Module], by: nn.Module) -> QuantisedActivations | None:
+def _activations_of(weights: Sequence[nn.Module], by: nn.Module) -> QuantisedActivations | None:
     """For the weights that round their inputs; None: there are none, or they do not round them alike."""
-    firsts = [first_of(one) for one in weights]
-    readers = [one for one in firsts if isinstance(one, StoredLinear) and one.storage.number is not None]
-    if len({one.storage.number for one in readers}) != 1:
+    firsts = [first_of(weight) for weight in weights]
+    readers = [weight for weight in firsts if isinstance(weight, StoredLinear) and weight.storage.number is not None]
+    if len({weight.storage.number for weight in readers}) != 1:
         return None
     return QuantisedActivations(readers, len(readers) < len(weights), (by, *weights))

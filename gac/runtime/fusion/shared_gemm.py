@@ -37,33 +37,33 @@ class SharedGemm:
     output: Tensor | None = None
     gathered: Tensor | None = None
 
-    def of(self, at: int, x: Tensor) -> Tensor:
+    def of(self, index: int, x: Tensor) -> Tensor:
         """The output of a weight for x ``(..., in)``, of all processes where these are gathered."""
-        if at == 0:
+        if index == 0:
             self._drop()
-        found = self._part_of(x, self.parts[at])
-        if at in self.gathering:
-            found = self._from_all(at, found, apart_from(x.numel() // x.shape[-1]))
-        if at == len(self.parts) - 1:
+        result = self._part_of(x, self.parts[index])
+        if index in self.gathering:
+            result = self._from_all(index, result, apart_from(x.numel() // x.shape[-1]))
+        if index == len(self.parts) - 1:
             self._drop()
-        return found
+        return result
 
     def _drop(self) -> None:
         self.read = self.output = self.gathered = None
 
-    def _from_all(self, at: int, own: Tensor, apart: int) -> Tensor:
+    def _from_all(self, index: int, local: Tensor, apart: int) -> Tensor:
         """A part of all processes: by itself where it ran so, else as one of those that are gathered together."""
-        ranks, size = self.gathering[at], own.shape[-1]
+        ranks, size = self.gathering[index], local.shape[-1]
         if size >= apart:
-            return ranks.gathered(own)
-        together = sorted((self.parts[one] for one in self.gathering), key=lambda part: part.start)
-        together = [part for part in together if part.stop - part.start < apart]
-        sizes = [part.stop - part.start for part in together]
+            return ranks.gathered(local)
+        joint = sorted((self.parts[item] for item in self.gathering), key=lambda part: part.start)
+        joint = [part for part in joint if part.stop - part.start < apart]
+        sizes = [part.stop - part.start for part in joint]
         if self.gathered is None:
             assert self.output is not None
-            stacked = ranks.stacked(_taken(self.output, together))
-            self.gathered = torch.cat([one for part in torch.split(stacked, sizes, -1) for one in part], -1)
-        start = ranks.size * sum(sizes[: together.index(self.parts[at])])
+            stacked = ranks.stacked(_taken(self.output, joint))
+            self.gathered = torch.cat([item for part in torch.split(stacked, sizes, -1) for item in part], -1)
+        start = ranks.size * sum(sizes[: joint.index(self.parts[index])])
         return self.gathered[..., start : start + ranks.size * size]
 
     def _part_of(self, x: Tensor, part: slice) -> Tensor:
@@ -72,7 +72,7 @@ class SharedGemm:
         if part.stop - part.start >= apart:
             return self._multiplied(x, part)
         if self.output is None or self.read is not x:
-            joined = max(one.stop for one in self.parts if one.stop - one.start < apart)
+            joined = max(item.stop for item in self.parts if item.stop - item.start < apart)
             self.read, self.output, self.gathered = x, self._multiplied(x, slice(0, joined)), None
         return self.output[..., part]
 
@@ -82,19 +82,19 @@ class SharedGemm:
 
 def _taken(output: Tensor, parts: Sequence[slice]) -> Tensor:
     """Some features of it, one part after the other; a view where they lie so."""
-    if all(one.stop == other.start for one, other in pairwise(parts)):
+    if all(item.stop == other.start for item, other in pairwise(parts)):
         return output[..., parts[0].start : parts[-1].stop]
     return torch.cat([output[..., part] for part in parts], -1)
 
 
 def _laid_out(features: Sequence[int], step: int = 1) -> tuple[slice, ...]:
     """Where each weight's features lie, the shortest first, each from a multiple of the step on."""
-    found, end = dict[int, slice](), 0
-    for at in sorted(range(len(features)), key=features.__getitem__):
+    result, end = dict[int, slice](), 0
+    for index in sorted(range(len(features)), key=features.__getitem__):
         start = -(-end // step) * step
-        end = start + features[at]
-        found[at] = slice(start, end)
-    return tuple(found[at] for at in range(len(features)))
+        end = start + features[index]
+        result[index] = slice(start, end)
+    return tuple(result[index] for index in range(len(features)))
 
 
 class FusedInput(SharedGemm, nn.Module):
@@ -136,15 +136,15 @@ class FusedStored(SharedGemm):
     def __init__(self, members: Sequence[StoredLinear]) -> None:
         self._members, self._storage = tuple(members), members[0].storage
         self._columns = members[0].in_features
-        self.parts = _laid_out([one.out_features for one in members], self._storage.step)
+        self.parts = _laid_out([member.out_features for member in members], self._storage.step)
         self._held: dict[str, Tensor] = {}
         self.join()
-        for at, one in enumerate(members):
-            one.shared = self, at
+        for index, member in enumerate(members):
+            member.shared = self, index
 
     def join(self) -> None:
         """Put the tensors of all weights into joined ones, where they are not yet, once they are on one device."""
-        devices = {held.device for one in self._members for held in one.counted.values()}
+        devices = {stored.device for member in self._members for stored in member.counted.values()}
         if len(devices) > 1 or (self._held and self._is_joined()):
             return
         rows = -(-max(part.stop for part in self.parts) // self._storage.step) * self._storage.step
@@ -154,20 +154,20 @@ class FusedStored(SharedGemm):
             for name, (shape, dtype) in tensors
             if name not in self._storage.metadata
         }
-        for one, part in zip(self._members, self.parts, strict=True):
-            own = self._storage.slice_rows(self._held, part)
-            for name, joined in own.items():
-                joined.copy_(one.get_buffer(name))
-                setattr(one, name, joined)
+        for member, part in zip(self._members, self.parts, strict=True):
+            local = self._storage.slice_rows(self._held, part)
+            for name, joined in local.items():
+                joined.copy_(member.get_buffer(name))
+                setattr(member, name, joined)
 
     def _is_joined(self) -> bool:
         parts = [self._storage.slice_rows(self._held, part) for part in self.parts]
-        pairs = ((one, own) for one, part in zip(self._members, parts, strict=True) for own in part.items())
-        return all(one.get_buffer(name).data_ptr() == joined.data_ptr() for one, (name, joined) in pairs)
+        pairs = ((pair, local) for pair, part in zip(self._members, parts, strict=True) for local in part.items())
+        return all(pair.get_buffer(name).data_ptr() == joined.data_ptr() for pair, (name, joined) in pairs)
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
-        held = self._storage.slice_rows(self._held, part)
-        return multiplied(self._members[0].before, self._storage, x, held, part.stop - part.start, self._columns)
+        stored = self._storage.slice_rows(self._held, part)
+        return multiplied(self._members[0].before, self._storage, x, stored, part.stop - part.start, self._columns)
 
 
 class FusedMember(nn.Module):
@@ -179,14 +179,14 @@ class FusedMember(nn.Module):
         at: its position among the members, in the order of their calls.
     """
 
-    def __init__(self, fused: FusedInput, weight: nn.Linear | LowRankLinear, at: int) -> None:
+    def __init__(self, fused: FusedInput, weight: nn.Linear | LowRankLinear, index: int) -> None:
         super().__init__()
         self._link = (fused,)
-        if at == 0:
+        if index == 0:
             self.fused = fused
         self.second = weight.second if isinstance(weight, LowRankLinear) else None
         self.in_features, self.out_features = weight.in_features, weight.out_features
-        self._at, self._part = at, fused.parts[at]
+        self._at, self._part = index, fused.parts[index]
         self._biased = first_of(weight).bias is not None
         self._length = weight.length if isinstance(weight, ValueLinear) else None
 
@@ -220,14 +220,14 @@ class FusedMember(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         *_, missing_keys, _, error_msgs = rest
         for name, value in self._parts():
-            given = state_dict.get(prefix + name)
-            if given is None:
+            inputs = state_dict.get(prefix + name)
+            if inputs is None:
                 missing_keys.append(prefix + name)
-            elif given.shape != value.shape:
-                error_msgs.append(f"{prefix}{name} has shape {tuple(given.shape)}, not {tuple(value.shape)}")
+            elif inputs.shape != value.shape:
+                error_msgs.append(f"{prefix}{name} has shape {tuple(inputs.shape)}, not {tuple(value.shape)}")
             else:
                 with torch.no_grad():
-                    value.copy_(given)
+                    value.copy_(inputs)
 
 
 def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
@@ -240,8 +240,8 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
     """
     weights: list[Any] = [model.get_submodule(name) for name in names]
     firsts = [first_of(weight) for weight in weights]
-    pairs = {at: weight for at, weight in enumerate(weights) if getattr(weight, "gathers_from", None) is not None}
-    gathering = {at: pair.gathers_from for at, pair in pairs.items()}
+    pairs = {index: weight for index, weight in enumerate(weights) if getattr(weight, "gathers_from", None) is not None}
+    gathering = {index: pair.gathers_from for index, pair in pairs.items()}
     if storage_of(firsts[0]) is not None:
         FusedStored(firsts).gathering = gathering
         for pair in pairs.values():
@@ -249,8 +249,8 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
         return
     fused = FusedInput(firsts)
     fused.gathering = gathering
-    for at, (name, weight) in enumerate(zip(names, weights, strict=True)):
-        model.set_submodule(name, FusedMember(fused, weight, at).train(weight.training))
+    for index, (name, weight) in enumerate(zip(names, weights, strict=True)):
+        model.set_submodule(name, FusedMember(fused, weight, index).train(weight.training))
 
 
 def can_share(weights: Sequence[Any]) -> bool:

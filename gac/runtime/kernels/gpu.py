@@ -44,9 +44,9 @@ def launching_on(x: Tensor) -> Any:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def ceil_div(whole: int, part: int) -> int:
+def ceil_div(total: int, part: int) -> int:
     """How many parts cover the whole."""
-    return -(-whole // part)
+    return -(-total // part)
 
 
 def make_operator(name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> None:

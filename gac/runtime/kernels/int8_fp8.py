@@ -9,7 +9,7 @@ from torch import Tensor
 from gac.runtime.kernels.gpu import launching_on, make_operator
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
-from gac.runtime.kernels.split_k import SplitK, Tile, tile_for, together
+from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
 from gac.runtime.limits import eight_bits
 
 MOST_ROWS = 64
@@ -68,17 +68,17 @@ def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, ho
 
 
 def _linear_of(
-    numbers: Tensor, own: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+    numbers: Tensor, local: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     if weight.dtype == torch.int8 or len(numbers) <= MOST_ROWS:
-        return gemm(QuantisedRows(numbers, own, counters), weight, scale, dtype)
+        return gemm(QuantisedRows(numbers, local, counters), weight, scale, dtype)
     by_row = scale.float().t()
-    return torch._scaled_mm(numbers, weight.t(), own, by_row, out_dtype=torch.bfloat16).to(dtype)
+    return torch._scaled_mm(numbers, weight.t(), local, by_row, out_dtype=torch.bfloat16).to(dtype)
 
 
 def _linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    given = x.reshape(-1, x.shape[-1]).contiguous()
-    y = _linear_of(*quantise_rows(given, weight.dtype), weight, scale, x.dtype)
+    inputs = x.reshape(-1, x.shape[-1]).contiguous()
+    y = _linear_of(*quantise_rows(inputs, weight.dtype), weight, scale, x.dtype)
     return y.view(*x.shape[:-1], len(weight))
 
 
@@ -102,8 +102,8 @@ _BESIDE = tl.constexpr(8)  # tiles of outputs whose programs run at the same tim
 _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor core adds up before float32 does
 
 
-@jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
-def gemm_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=["m"])
+def gemm_kernel(
     x, scale, weight, of_weight, out, sums, counters, m, n, size,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
     SPLIT: tl.constexpr, STAGES: tl.constexpr,
@@ -112,24 +112,24 @@ def gemm_kernel(  # type: ignore[no-untyped-def]
     high, wide = tl.cdiv(m, ROWS), tl.cdiv(n, OUTPUTS)
     tile = tl.program_id(0)
     first = tile // (_BESIDE * high) * _BESIDE
-    beside = tl.minimum(wide - first, _BESIDE)
-    column = (first + tile % (_BESIDE * high) % beside) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row = tile % (_BESIDE * high) // beside * ROWS + tl.arange(0, ROWS)
-    at = tl.arange(0, NUMBERS)
-    weights = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * size + at[None, :]
-    inputs = x + tl.minimum(row, m - 1).to(tl.int64)[:, None] * size + at[None, :]
-    whole: tl.constexpr = weight.dtype.element_ty == tl.int8
-    total = tl.zeros((OUTPUTS, ROWS), tl.int32 if whole else tl.float32)
+    extra = tl.minimum(wide - first, _BESIDE)
+    column = (first + tile % (_BESIDE * high) % extra) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tile % (_BESIDE * high) // extra * ROWS + tl.arange(0, ROWS)
+    offsets = tl.arange(0, NUMBERS)
+    weights = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * size + offsets[None, :]
+    inputs = x + tl.minimum(row, m - 1).to(tl.int64)[:, None] * size + offsets[None, :]
+    full: tl.constexpr = weight.dtype.element_ty == tl.int8
+    total = tl.zeros((OUTPUTS, ROWS), tl.int32 if full else tl.float32)
     for start in tl.range(tl.program_id(1) * NUMBERS, size, SPLIT * NUMBERS, num_stages=STAGES):
-        there = True if EVEN else (start + at < size)[None, :]
-        given = tl.load(inputs + start, mask=there, other=0.0)
+        there = True if EVEN else (start + offsets < size)[None, :]
+        values_in = tl.load(inputs + start, mask=there, other=0.0)
         taken = tl.load(weights + start, mask=there, other=0.0)
-        if whole:
-            total = tl.dot(taken, tl.trans(given), total, out_dtype=tl.int32)
+        if full:
+            total = tl.dot(taken, tl.trans(values_in), total, out_dtype=tl.int32)
         else:
             exact: tl.constexpr = _EXACT if _EXACT < NUMBERS else NUMBERS
-            total = tl.dot(taken, tl.trans(given), total, max_num_imprecise_acc=exact)
-    total, last = together(total, sums, counters, tile, tl.program_id(1), SPLIT)
+            total = tl.dot(taken, tl.trans(values_in), total, max_num_imprecise_acc=exact)
+    total, last = split_k_reduce(total, sums, counters, tile, tl.program_id(1), SPLIT)
     of_row = tl.load(scale + row, mask=row < m, other=0.0)
     of_column = tl.load(of_weight + column, mask=column < n, other=0.0).to(tl.float32)
     result = tl.trans(total.to(tl.float32) * of_row[None, :] * of_column[:, None]).to(out.dtype.element_ty)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from gac.runtime.kernels.gpu import ceil_div, launching_on, make_operator
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.ptx import halves, in_turn, keep_order, product
-from gac.runtime.kernels.split_k import SplitK, Tile, clear, tile_for, together
+from gac.runtime.kernels.split_k import SplitK, Tile, clear, split_k_reduce, tile_for
 from gac.runtime.limits import LEAST_GROUP
 
 MOST_ROWS = 128
@@ -99,11 +99,11 @@ class Packed:
     columns: int
 
     @staticmethod
-    def of(held: Mapping[str, Tensor], bits: int, group: int | None, columns: int) -> "Packed":
+    def of(base: Mapping[str, Tensor], bits: int, group: int | None, columns: int) -> "Packed":
         """The tensors of ``gac.runtime.storage.packed.PackedIntegers``."""
-        zeros = held.get("weight_zero_point")
-        own = 0 if group is None or (group >= columns and zeros is None) else group
-        return Packed(held["weight_packed"], held["weight_scale"], zeros, bits, own, columns)
+        zeros = base.get("weight_zero_point")
+        local = 0 if group is None or (group >= columns and zeros is None) else group
+        return Packed(base["weight_packed"], base["weight_scale"], zeros, bits, local, columns)
 
     @property
     def rows(self) -> int:
@@ -142,8 +142,8 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
 
 def dequantised(weight: Packed, dtype: torch.dtype) -> Tensor:
     """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.storage.packed`` finds in PyTorch."""
-    found: Tensor = torch.ops.gac.few_bits_written(*weight.operands, dtype)
-    return found
+    result: Tensor = torch.ops.gac.few_bits_written(*weight.operands, dtype)
+    return result
 
 
 def gemv(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
@@ -194,11 +194,11 @@ def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
     how = how.fitted(how.numbers * (how.outputs * weight.bits // 8 + how.rows * x.itemsize), x.device)
     sharing = SplitK.of(how, len(x), weight.rows, weight.columns, x, torch.float32)
     order = Order.of(how.numbers, weight.bits)
-    given, inputs = arranged(x, how, order, sharing.counters)
+    values_in, inputs = arranged(x, how, order, sharing.counters)
     out = x.new_empty(len(x), weight.rows)
     with launching_on(x):
-        gemm_kernel[(ceil_div(weight.rows, how.outputs), len(given) // how.rows, sharing.split)](
-            given, inputs, *weight.read, out, sharing.sums, sharing.counters,
+        gemm_kernel[(ceil_div(weight.rows, how.outputs), len(values_in) // how.rows, sharing.split)](
+            values_in, inputs, *weight.read, out, sharing.sums, sharing.counters,
             len(x), weight.rows, *weight.sizes, _MAGIC[x.dtype],
             **weight.options, ACROSS=order.across, DEEP=order.deep,
             ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, EVEN=weight.columns % how.numbers == 0,
@@ -255,11 +255,11 @@ def _aligned(x: Tensor) -> Tensor:
 
 def _linear(x: Tensor, *operands: Any) -> Tensor:
     weight = Packed(*operands)
-    given = x.reshape(-1, weight.columns).contiguous()
-    if len(given) > MOST_ROWS:
-        y = functional.linear(given, unpacked(weight, x.dtype))
+    inputs = x.reshape(-1, weight.columns).contiguous()
+    if len(inputs) > MOST_ROWS:
+        y = functional.linear(inputs, unpacked(weight, x.dtype))
     else:
-        y = gemv(given, weight) if len(given) == 1 and weight.bits in _VECTORS else gemm(given, weight)
+        y = gemv(inputs, weight) if len(inputs) == 1 and weight.bits in _VECTORS else gemm(inputs, weight)
     return y.view(*x.shape[:-1], weight.rows)
 
 
@@ -285,21 +285,21 @@ make_operator(
 # One row (GEMV), and how words are read. The layout of weights is that of ``gac.runtime.storage.packed``.
 
 
-@jit  # type: ignore[untyped-decorator]
-def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def zero_points(zeros, row, group, there, groups, BITS: tl.constexpr):
     """Those of rows and groups, float32; they are packed across the rows."""
     bit = row * BITS
-    found = tl.load(zeros + bit // 32 * groups + group, mask=there, other=0) >> (bit % 32)
+    result = tl.load(zeros + bit // 32 * groups + group, mask=there, other=0) >> (bit % 32)
     if BITS == 3:
         over = (bit % 32) > 29
         behind = tl.load(zeros + (bit // 32 + 1) * groups + group, mask=there & over, other=0)
         left = tl.where(over, 32 - bit % 32, 0)
-        found = tl.where(over, (found & ((1 << left) - 1)) | (behind << left), found)
-    return (found & ((1 << BITS) - 1)).to(tl.float32)
+        result = tl.where(over, (result & ((1 << left) - 1)) | (behind << left), result)
+    return (result & ((1 << BITS) - 1)).to(tl.float32)
 
 
 @jit
-def in_halves(first, second, third):  # type: ignore[no-untyped-def]
+def in_halves(first, second, third):
     """Three words of 32 numbers of 3 bits as four: numbers 0 to 15 in lower halves, four in each, the others above."""
     low: tl.constexpr = 0xFFFF
     high: tl.constexpr = -0x10000
@@ -310,8 +310,8 @@ def in_halves(first, second, third):  # type: ignore[no-untyped-def]
     return a, b, c, d
 
 
-@jit  # type: ignore[untyped-decorator]
-def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _units(offsets, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):
     """DEEP neighbouring units of each thread, as far as there are so many: tuples of words whose halves match.
 
     Args:
@@ -320,66 +320,68 @@ def _units(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
     many = tl.arange(0, DEEP)[None, :]
     there = left > 0 if WHOLE else many < left
     if BITS == 3:
-        at = at[:, None] + 3 * many
-        a, b, c, d = in_halves(tl.load(at, mask=there), tl.load(at + 1, mask=there), tl.load(at + 2, mask=there))
+        offsets = offsets[:, None] + 3 * many
+        a, b, c, d = in_halves(
+            tl.load(offsets, mask=there), tl.load(offsets + 1, mask=there), tl.load(offsets + 2, mask=there)
+        )
         return in_turn(a), in_turn(b), in_turn(c), in_turn(d)
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        return (in_turn(tl.load(at[:, None] + many, mask=there)),)
+    else:
+        return (in_turn(tl.load(offsets[:, None] + many, mask=there)),)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _factors(  # type: ignore[no-untyped-def]
+@jit
+def _factors(
     scale, zeros, row, group, groups, COUNT: tl.constexpr, BITS: tl.constexpr, OWN_ZERO: tl.constexpr
 ):  # fmt: skip
     """Scales and zero points of COUNT neighbouring groups of each thread, of the last group where there are fewer."""
-    found = ()
+    result = ()
     for part in tl.static_range(COUNT):
         here = tl.minimum(group + part, groups - 1)
         scales = tl.load(scale + row * groups + here).to(tl.float32)
         if OWN_ZERO:
-            found += ((scales, zero_points(zeros, row, here, True, groups, BITS)),)  # type: ignore[assignment]
+            result += ((scales, zero_points(zeros, row, here, True, groups, BITS)),)
         else:
-            found += ((scales, 1 << (BITS - 1)),)  # type: ignore[assignment]
-    return found
-
-
-@jit  # type: ignore[untyped-decorator]
-def _scaled(sums, given, factors, FIRST: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums of products from FIRST on, less what numbers have too much times sums of inputs, in their groups' scales."""
-    more: tl.constexpr = (256.0 if BITS == 8 else 128.0) if dtype == tl.bfloat16 else 0.0
-    large: tl.constexpr = 1.0 if dtype == tl.bfloat16 else 16777216.0
-    found = factors[0][0] * (sums[FIRST] * large - (factors[0][1] + more) * given[0])
-    if len(factors) == 2:
-        found += factors[1][0] * (sums[FIRST + 1] * large - (factors[1][1] + more) * given[1])
-    return found
+            result += ((scales, 1 << (BITS - 1)),)
+    return result
 
 
 @jit
-def _where(there, found, kept):  # type: ignore[no-untyped-def]
+def _scaled(sums, inputs, factors, FIRST: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Sums of products from FIRST on, less what numbers have too much times sums of inputs, in their groups' scales."""
+    more: tl.constexpr = (256.0 if BITS == 8 else 128.0) if dtype == tl.bfloat16 else 0.0
+    large: tl.constexpr = 1.0 if dtype == tl.bfloat16 else 16777216.0
+    result = factors[0][0] * (sums[FIRST] * large - (factors[0][1] + more) * inputs[0])
+    if len(factors) == 2:
+        result += factors[1][0] * (sums[FIRST + 1] * large - (factors[1][1] + more) * inputs[1])
+    return result
+
+
+@jit
+def _where(there, result, kept):
     """Of two tuples of sums."""
     return (
-        tl.where(there, found[0], kept[0]), tl.where(there, found[1], kept[1]),
-        tl.where(there, found[2], kept[2]), tl.where(there, found[3], kept[3]),
+        tl.where(there, result[0], kept[0]), tl.where(there, result[1], kept[1]),
+        tl.where(there, result[2], kept[2]), tl.where(there, result[3], kept[3]),
     )  # fmt: skip
 
 
-@jit  # type: ignore[untyped-decorator]
-def _slots(  # type: ignore[no-untyped-def]
+@jit
+def _slots(
     of_upper, of_lower, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
     """Units of both rows of each thread, slot by slot."""
     words: tl.constexpr = 4 * DEEP * (3 if BITS == 3 else 1)
-    found = ()
+    result = ()
     for slot in tl.static_range(4):
         here = left if WHOLE else left - slot * (4 * DEEP)
         above = _units(of_upper + slot * words, here, BITS, DEEP, WHOLE)
         below = _units(of_lower + slot * words, here, BITS, DEEP, WHOLE)
-        found += (above, below)  # type: ignore[assignment]
-    return found
+        result += (above, below)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _pair(  # type: ignore[no-untyped-def]
+@jit
+def _pair(
     units, magic, UNIT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, dtype: tl.constexpr
 ):  # fmt: skip
     """Number AT of a unit below that half a unit further on; float16 has 2^-24 times them, bfloat16 128 more.
@@ -389,14 +391,14 @@ def _pair(  # type: ignore[no-untyped-def]
     pair = units[AT // 4][UNIT] >> (AT % 4 * 3) if BITS == 3 else units[0][UNIT] >> (AT * BITS)
     if dtype == tl.float16:
         return pair & (((1 << BITS) - 1) * 0x10001)
-    elif BITS < 8:  # noqa: RET505
+    elif BITS < 8:
         return (pair & (((1 << BITS) - 1) * 0x10001)) | magic
     else:
         return (pair & (0x00800080 if PLANE else 0x007F007F)) | magic
 
 
-@jit  # type: ignore[untyped-decorator]
-def _of_slot(  # type: ignore[no-untyped-def]
+@jit
+def _of_slot(
     above, below, inputs, magic, nothing,
     BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -404,72 +406,74 @@ def _of_slot(  # type: ignore[no-untyped-def]
     planes: tl.constexpr = 2 if BITS == 8 and dtype == tl.bfloat16 else 1
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
     sums = (nothing, nothing, nothing, nothing)
-    for at in tl.static_range(0, len(inputs), 2):
+    for offsets in tl.static_range(0, len(inputs), 2):
         for plane in tl.static_range(planes):
             numbers = (
-                _pair(above, magic, at // pairs, at % pairs, BITS, plane, dtype),
-                _pair(below, magic, at // pairs, at % pairs, BITS, plane, dtype),
-                _pair(above, magic, at // pairs, at % pairs + 1, BITS, plane, dtype),
-                _pair(below, magic, at // pairs, at % pairs + 1, BITS, plane, dtype),
+                _pair(above, magic, offsets // pairs, offsets % pairs, BITS, plane, dtype),
+                _pair(below, magic, offsets // pairs, offsets % pairs, BITS, plane, dtype),
+                _pair(above, magic, offsets // pairs, offsets % pairs + 1, BITS, plane, dtype),
+                _pair(below, magic, offsets // pairs, offsets % pairs + 1, BITS, plane, dtype),
             )
-            sums = product(numbers, (inputs[at], inputs[at + 1]), sums, dtype, COMPILED)
+            sums = product(numbers, (inputs[offsets], inputs[offsets + 1]), sums, dtype, COMPILED)
     return sums
 
 
-@jit  # type: ignore[untyped-decorator]
-def _two(given, AT: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _two(inputs, AT: tl.constexpr, APART: tl.constexpr):
     """Number AT of what a thread has loaded below that APART further on: int32."""
-    first = given[AT // 8][AT % 8 // 2]
-    second = given[(AT + APART) // 8][(AT + APART) % 8 // 2]
+    first = inputs[AT // 8][AT % 8 // 2]
+    second = inputs[(AT + APART) // 8][(AT + APART) % 8 // 2]
     if AT % 2 == 0:
         return (first & 0xFFFF) | (second << 16)
-    else:  # noqa: RET505 - Triton compiles one branch alone
+    else:
         return ((first >> 16) & 0xFFFF) | (second & -0x10000)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _inputs(at, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _inputs(offsets, left, BITS: tl.constexpr, DEEP: tl.constexpr, WHOLE: tl.constexpr):
     """Numbers of the row for DEEP units of each thread, in pairs like theirs: zeros where fewer are left."""
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
-    given = ()
+    inputs = ()
     for chunk in tl.static_range(DEEP * pairs // 4):
         four = tl.arange(chunk * 4, chunk * 4 + 4)[None, :]
         there = left > 0 if WHOLE else four < left
-        given += (in_turn(tl.load(at[:, None] + four, mask=there, other=0)),)  # type: ignore[assignment]
-    found = ()
+        inputs += (in_turn(tl.load(offsets[:, None] + four, mask=there, other=0)),)
+    result = ()
     for pair in tl.static_range(DEEP * pairs):
-        found += (_two(given, pair // pairs * 2 * pairs + pair % pairs, pairs),)  # type: ignore[assignment]
-    return found
+        result += (_two(inputs, pair // pairs * 2 * pairs + pair % pairs, pairs),)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _multiplied(  # type: ignore[no-untyped-def]
+@jit
+def _multiplied(
     loaded, inputs, quarter, magic, nothing, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
     """Of a step sums of products, of thread j those of slot j, and sums of inputs."""
-    one = tl.full(quarter.shape, 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
-    given = (nothing, nothing, nothing, nothing)
-    for at in tl.static_range(0, len(inputs), 2):
-        given = product((one, one, one, one), (inputs[at], inputs[at + 1]), given, dtype, COMPILED)
+    item = tl.full(quarter.shape, 0x3F803F80 if dtype == tl.bfloat16 else 0x3C003C00, tl.int32)
+    values_in = (nothing, nothing, nothing, nothing)
+    for offsets in tl.static_range(0, len(inputs), 2):
+        values_in = product(
+            (item, item, item, item), (inputs[offsets], inputs[offsets + 1]), values_in, dtype, COMPILED
+        )
     kept = _of_slot(loaded[0], loaded[1], inputs, magic, nothing, BITS, dtype, COMPILED)
     for slot in tl.static_range(1, 4):
-        found = _of_slot(loaded[2 * slot], loaded[2 * slot + 1], inputs, magic, nothing, BITS, dtype, COMPILED)
-        kept = _where(quarter == slot, found, kept)
-    return kept, given
+        result = _of_slot(loaded[2 * slot], loaded[2 * slot + 1], inputs, magic, nothing, BITS, dtype, COMPILED)
+        kept = _where(quarter == slot, result, kept)
+    return kept, values_in
 
 
-@jit  # type: ignore[untyped-decorator]
-def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):
     """Sums of all threads of a row."""
     both = tl.reshape(tl.join(high, low), (TILES, PARTS, 8, 4, 2))
-    found = tl.sum(tl.sum(both, axis=3), axis=1)
+    result = tl.sum(tl.sum(both, axis=3), axis=1)
     row = tl.arange(0, TILES)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] + tl.arange(0, 2)[None, None, :] * 8
     row += tl.program_id(0) * (16 * TILES)
-    tl.store(out + row, found.to(out.dtype.element_ty), mask=row < n)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=row < n)
 
 
-@jit(do_not_specialize=["groups"])  # type: ignore[untyped-decorator]
-def gemv_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=["groups"])
+def gemv_kernel(
     x, words, scale, zeros, out, n, blocks, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
     TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr,
@@ -517,9 +521,9 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
         if cut == 2:
             here = tl.where((quarter // 2 == eighth % 2)[:, None], here, 0)
         inputs = _inputs(x + input_at, here, BITS, DEEP, WHOLE)
-        kept, given = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
-        high += _scaled(kept, given, above, 0, BITS, dtype)
-        low += _scaled(kept, given, below, 2, BITS, dtype)
+        kept, values_in = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
+        high += _scaled(kept, values_in, above, 0, BITS, dtype)
+        low += _scaled(kept, values_in, below, 2, BITS, dtype)
         of_upper += ahead
         of_lower += ahead
         x += step // 2
@@ -529,59 +533,59 @@ def gemv_kernel(  # type: ignore[no-untyped-def]
 # Several rows (GEMM), and writing the weight in 16 bits: numbers are made two at a time.
 
 
-@jit  # type: ignore[untyped-decorator]
-def _words_at(at, there, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _words_at(offsets, there, BITS: tl.constexpr):
     """A word of each place, or the three of 32 numbers of 3 bits."""
-    first = tl.load(at, mask=there, other=0)
+    first = tl.load(offsets, mask=there, other=0)
     if BITS == 3:
-        return first, tl.load(at + 1, mask=there, other=0), tl.load(at + 2, mask=there, other=0)
-    else:  # noqa: RET505
+        return first, tl.load(offsets + 1, mask=there, other=0), tl.load(offsets + 2, mask=there, other=0)
+    else:
         return first, first, first
 
 
-@jit  # type: ignore[untyped-decorator]
-def _pairs(first, second, third, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _pairs(first, second, third, BITS: tl.constexpr):
     """Numbers 0, 1... of the first half of each unit below those of the second: int32, ``(rows, units, pairs)``."""
     if BITS == 3:  # 96 bits become four words, each of four numbers of the first 48 and four of the last 48
         a, b, c, d = in_halves(first, second, third)
         words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (first.shape[0], first.shape[1] * 4))
         pairs = (words[:, :, None] >> (tl.arange(0, 4) * 3)[None, None, :]) & 0x00070007
         return tl.reshape(pairs, (first.shape[0], first.shape[1], 16))
-    else:  # noqa: RET505 - Triton compiles one branch alone
+    else:
         return (first[:, :, None] >> (tl.arange(0, 16 // BITS) * BITS)[None, None, :]) & (((1 << BITS) - 1) * 0x10001)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _numbers(  # type: ignore[no-untyped-def]
+@jit
+def _numbers(
     words, row, magic, start, size,
     BITS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Numbers less ``2 ** (BITS - 1)``, ``(rows, units, pairs, 2)``, of some rows' words from column ``start`` on."""
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
-    whole: tl.constexpr = 3 if BITS == 3 else 1
+    full: tl.constexpr = 3 if BITS == 3 else 1
     units = size // 32 * (32 // numbers)  # of a row: so the compiler knows what divides them
     unit = start // numbers + tl.arange(0, NUMBERS // numbers)
     there = True if EVEN else (unit < units)[None, :]
-    at = words + row.to(tl.int64)[:, None] * (units * whole) + unit[None, :] * whole
-    first, second, third = _words_at(at, there, BITS)
+    offsets = words + row.to(tl.int64)[:, None] * (units * full) + unit[None, :] * full
+    first, second, third = _words_at(offsets, there, BITS)
     pairs = _pairs(first, second, third, BITS)
     if BITS == 8 and dtype == tl.bfloat16:
-        found = halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
-        found -= halves((~pairs & 0x00800080) ^ magic, dtype).to(tl.float32)
+        result = halves((pairs & 0x007F007F) | magic, dtype).to(tl.float32)
+        result -= halves((~pairs & 0x00800080) ^ magic, dtype).to(tl.float32)
     else:
         least: tl.constexpr = 1024.0 if dtype == tl.float16 else 128.0
-        found = halves(pairs | magic, dtype).to(tl.float32) - (least + (1 << (BITS - 1)))
-    return found.to(dtype)
+        result = halves(pairs | magic, dtype).to(tl.float32) - (least + (1 << (BITS - 1)))
+    return result.to(dtype)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _off(zeros, row, group, groups, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _off(zeros, row, group, groups, BITS: tl.constexpr):
     """How far zero points of a group lie above ``2 ** (BITS - 1)``, float32."""
     return zero_points(zeros, row, group, True, groups, BITS) - (1 << (BITS - 1))
 
 
-@jit(do_not_specialize=["count", "m"])  # type: ignore[untyped-decorator]
-def arrange_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=["count", "m"])
+def arrange_kernel(
     x, out, sums, counters, count, m, size, width,
     PAIRS: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
     AT_ONCE: tl.constexpr, MOST: tl.constexpr,
@@ -593,24 +597,24 @@ def arrange_kernel(  # type: ignore[no-untyped-def]
     counters of ``matrix`` cleared.
     """
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
-    thread = at // 2 % ACROSS
-    pair = at // (2 * ACROSS) % PAIRS
-    deep = at // (2 * ACROSS * PAIRS) % DEEP
-    block = at // (2 * ACROSS * PAIRS * DEEP)
-    column = ((block * ACROSS + thread) * DEEP + deep) * 2 * PAIRS + pair + at % 2 * PAIRS
-    given = tl.load(x + row * size + column, mask=(column < size) & (row < m), other=0.0)
-    tl.store(out + row * width + at, given, mask=at < width)
+    offsets = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    thread = offsets // 2 % ACROSS
+    pair = offsets // (2 * ACROSS) % PAIRS
+    deep = offsets // (2 * ACROSS * PAIRS) % DEEP
+    block = offsets // (2 * ACROSS * PAIRS * DEEP)
+    column = ((block * ACROSS + thread) * DEEP + deep) * 2 * PAIRS + pair + offsets % 2 * PAIRS
+    inputs = tl.load(x + row * size + column, mask=(column < size) & (row < m), other=0.0)
+    tl.store(out + row * width + offsets, inputs, mask=offsets < width)
     many: tl.constexpr = AT_ONCE // STEP
     step = tl.program_id(1) * many + tl.arange(0, many)
-    found = tl.sum(tl.reshape(given.to(tl.float32), (many, STEP)), axis=1)
-    tl.store(sums + step * tl.num_programs(0) + row, found, mask=step * STEP < width)
+    result = tl.sum(tl.reshape(inputs.to(tl.float32), (many, STEP)), axis=1)
+    tl.store(sums + step * tl.num_programs(0) + row, result, mask=step * STEP < width)
     if tl.program_id(0) + tl.program_id(1) == 0:
         clear(counters, count, MOST)
 
 
-@jit(do_not_specialize=["m", "groups"])  # type: ignore[untyped-decorator]
-def gemm_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=["m", "groups"])
+def gemm_kernel(
     x, inputs, words, scale, zeros, out, sums, counters, m, n, size, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
@@ -625,10 +629,10 @@ def gemm_kernel(  # type: ignore[no-untyped-def]
     dtype: tl.constexpr = x.dtype.element_ty
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
     blocks: tl.constexpr = NUMBERS // (2 * pairs * DEEP * ACROSS)
-    held = tl.minimum(column, n - 1)
+    base = tl.minimum(column, n - 1)
     filled = tl.cdiv(size, NUMBERS) * NUMBERS
     given_at = x + row.to(tl.int64)[:, None] * filled + tl.arange(0, NUMBERS)[None, :]
-    of_row = scale + held * (groups if GROUP else 1)
+    of_row = scale + base * (groups if GROUP else 1)
     inputs += row
     begin = tl.program_id(2) * NUMBERS
     step: tl.constexpr = SPLIT * NUMBERS
@@ -636,34 +640,34 @@ def gemm_kernel(  # type: ignore[no-untyped-def]
     scales = tl.load(of_row + group)
     off = tl.zeros((OUTPUTS,), tl.float32)
     if OWN_ZERO:
-        off = _off(zeros, held, group, groups, BITS)
+        off = _off(zeros, base, group, groups, BITS)
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for start in tl.range(begin, size, step, num_stages=STAGES):
-        numbers = _numbers(words, held, magic, start, size, BITS, NUMBERS, EVEN, dtype)
+        numbers = _numbers(words, base, magic, start, size, BITS, NUMBERS, EVEN, dtype)
         numbers = tl.permute(tl.reshape(numbers, (OUTPUTS, blocks, ACROSS, DEEP, pairs, 2)), (0, 1, 3, 4, 2, 5))
-        given = tl.trans(tl.load(given_at + start))
+        values_in = tl.trans(tl.load(given_at + start))
         if GROUP:
             coming = tl.minimum(start + step, size - 1) // GROUP  # loaded a step before
             next_scales = tl.load(of_row + coming)
-            found = tl.dot(tl.reshape(numbers, (OUTPUTS, NUMBERS)), given)
+            result = tl.dot(tl.reshape(numbers, (OUTPUTS, NUMBERS)), values_in)
             if OWN_ZERO:
                 given_sums = tl.load(inputs + start // NUMBERS * (tl.num_programs(1) * ROWS))
-                found -= off[:, None] * given_sums[None, :]
-                off = _off(zeros, held, coming, groups, BITS)
-            total += scales.to(tl.float32)[:, None] * found
+                result -= off[:, None] * given_sums[None, :]
+                off = _off(zeros, base, coming, groups, BITS)
+            total += scales.to(tl.float32)[:, None] * result
             scales = next_scales
         else:
-            total = tl.dot(tl.reshape(numbers, (OUTPUTS, NUMBERS)), given, total)
+            total = tl.dot(tl.reshape(numbers, (OUTPUTS, NUMBERS)), values_in, total)
     if not GROUP:
         total *= scales.to(tl.float32)[:, None]
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    total, last = together(total, sums, counters, tile, tl.program_id(2), SPLIT)
+    total, last = split_k_reduce(total, sums, counters, tile, tl.program_id(2), SPLIT)
     place = row.to(tl.int64)[:, None] * n + column[None, :]
     tl.store(out + place, tl.trans(total).to(dtype), mask=(row < m)[:, None] & (column < n)[None, :] & last)
 
 
-@jit(do_not_specialize=["groups"])  # type: ignore[untyped-decorator]
-def dequantise_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=["groups"])
+def dequantise_kernel(
     words, scale, zeros, out, n, size, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
     OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
@@ -672,13 +676,13 @@ def dequantise_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     start = tl.program_id(1) * NUMBERS
     dtype: tl.constexpr = out.dtype.element_ty
-    held = tl.minimum(row, n - 1)
+    base = tl.minimum(row, n - 1)
     group = start // GROUP if GROUP else 0
-    scales = tl.load(scale + held * (groups if GROUP else 1) + group).to(tl.float32)
-    numbers = _numbers(words, held, magic, start, size, BITS, NUMBERS, EVEN, dtype)
+    scales = tl.load(scale + base * (groups if GROUP else 1) + group).to(tl.float32)
+    numbers = _numbers(words, base, magic, start, size, BITS, NUMBERS, EVEN, dtype)
     values = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (OUTPUTS, NUMBERS)).to(tl.float32) * scales[:, None]
     if OWN_ZERO:
-        values -= (_off(zeros, held, group, groups, BITS) * scales)[:, None]
-    at = start + tl.arange(0, NUMBERS)
-    inside = (row < n)[:, None] & (at < size)[None, :]
-    tl.store(out + row.to(tl.int64)[:, None] * size + at[None, :], values.to(dtype), mask=inside)
+        values -= (_off(zeros, base, group, groups, BITS) * scales)[:, None]
+    offsets = start + tl.arange(0, NUMBERS)
+    inside = (row < n)[:, None] & (offsets < size)[None, :]
+    tl.store(out + row.to(tl.int64)[:, None] * size + offsets[None, :], values.to(dtype), mask=inside)

@@ -32,39 +32,39 @@ class QuantisedRows(NamedTuple):
 
 def quantise_rows(x: Tensor, number: torch.dtype) -> QuantisedRows:
     """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch."""
-    found = _empty(x, number)
+    result = _empty(x, number)
     with launching_on(x):
-        quantise_rows_kernel[(len(x),)](x, *found, x.shape[1], **_options(x.shape[1], number))
-    return found
+        quantise_rows_kernel[(len(x),)](x, *result, x.shape[1], **_options(x.shape[1], number))
+    return result
 
 
 def norm_quantised(
-    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
 ) -> tuple[Tensor, QuantisedRows]:
     """What one of ``rows.NORMS`` makes of x ``(..., features)`` of 16 bits on a GPU, and the same rounded: one launch.
 
     Args:
-        whole: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
+        full: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
     """
-    out, *found = torch.ops.gac.normed_rows(x, weight, eps, kind, number, whole)
-    return (out if whole else out.expand(x.shape)), QuantisedRows(*found)
+    out, *result = torch.ops.gac.normed_rows(x, weight, eps, kind, number, full)
+    return (out if full else out.expand(x.shape)), QuantisedRows(*result)
 
 
 def _normed_rows(
-    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    given, size = by_row(x), x.shape[-1]
-    out, found = _whole(x, whole), _empty(given, number)
+    inputs, size = by_row(x), x.shape[-1]
+    out, result = _whole(x, full), _empty(inputs, number)
     with launching_on(x):
-        norm_rows_kernel[(len(given),)](
-            given, weight, out, *found, given.stride(0), size, eps,
-            ADDED=kind == "gemma", WHOLE=whole, **_options(size, number),
+        norm_rows_kernel[(len(inputs),)](
+            inputs, weight, out, *result, inputs.stride(0), size, eps,
+            ADDED=kind == "gemma", WHOLE=full, **_options(size, number),
         )  # fmt: skip
-    return out, *found
+    return out, *result
 
 
-def _whole(x: Tensor, whole: bool) -> Tensor:
-    return x.new_empty(x.shape if whole else 1)
+def _whole(x: Tensor, full: bool) -> Tensor:
+    return x.new_empty(x.shape if full else 1)
 
 
 def _empty(x: Tensor, number: torch.dtype) -> QuantisedRows:
@@ -96,42 +96,40 @@ _TINY = tl.constexpr(2.0**-126)
 
 
 @jit
-def nearest(units):  # type: ignore[no-untyped-def]
+def nearest(units):
     """The nearest whole numbers, ties to even, of numbers below 2^22."""
     return (units + _ROUNDING) - _ROUNDING
 
 
-@jit  # type: ignore[untyped-decorator]
-def _round_row(  # type: ignore[no-untyped-def]
-    value, row, at, size, numbers, scale, counters, MOST: tl.constexpr, COUNTERS: tl.constexpr
-):
+@jit
+def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.constexpr, COUNTERS: tl.constexpr):
     """Write a row's scale, which its largest number sets, and its numbers. The first one clears counters."""
-    own = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
-    part = tl.div_rn(1.0, own)
+    local = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
+    part = tl.div_rn(1.0, local)
     units = value * part
-    units = tl.fma(tl.fma(-units, own, value), part, units)  # as a division rounds
+    units = tl.fma(tl.fma(-units, local, value), part, units)  # as a division rounds
     if numbers.dtype.element_ty == tl.int8:
         units = nearest(units)
-    tl.store(numbers + row * size + at, units.to(numbers.dtype.element_ty), mask=at < size)
-    tl.store(scale + row, own)
+    tl.store(numbers + row * size + offsets, units.to(numbers.dtype.element_ty), mask=offsets < size)
+    tl.store(scale + row, local)
     if row == 0:
         clear(counters, COUNTERS, COUNTERS)
 
 
-@jit  # type: ignore[untyped-decorator]
-def quantise_rows_kernel(  # type: ignore[no-untyped-def]
+@jit
+def quantise_rows_kernel(
     x, numbers, scale, counters, size, MOST: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr
 ):
     """A program takes a row."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    value = tl.load(x + row * size + at, mask=at < size, other=0.0).to(tl.float32)
-    _round_row(value, row, at, size, numbers, scale, counters, MOST, COUNTERS)
+    offsets = tl.arange(0, WIDE)
+    value = tl.load(x + row * size + offsets, mask=offsets < size, other=0.0).to(tl.float32)
+    _round_row(value, row, offsets, size, numbers, scale, counters, MOST, COUNTERS)
 
 
-@jit  # type: ignore[untyped-decorator]
-def norm_rows_kernel(  # type: ignore[no-untyped-def]
-    x, weight, whole, numbers, scale, counters, stride, size, eps,
+@jit
+def norm_rows_kernel(
+    x, weight, full, numbers, scale, counters, stride, size, eps,
     MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr,
 ):  # fmt: skip
     """A program takes a row through an RMSNorm.
@@ -140,12 +138,12 @@ def norm_rows_kernel(  # type: ignore[no-untyped-def]
     rows, which is none.
     """
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDE)
-    value = tl.load(x + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
-    gain = tl.load(weight + at, mask=at < size, other=0.0).to(tl.float32)
+    offsets = tl.arange(0, WIDE)
+    value = tl.load(x + row * stride + offsets, mask=offsets < size, other=0.0).to(tl.float32)
+    gain = tl.load(weight + offsets, mask=offsets < size, other=0.0).to(tl.float32)
     value = normed_values(value, gain, size, eps, ADDED, x.dtype.element_ty)
     if WHOLE:
-        tl.store(whole + row * size + at, value, mask=at < size)
+        tl.store(full + row * size + offsets, value, mask=offsets < size)
     elif row == 0:
-        tl.store(whole, float("nan"))
-    _round_row(value.to(tl.float32), row, at, size, numbers, scale, counters, MOST, COUNTERS)
+        tl.store(full, float("nan"))
+    _round_row(value.to(tl.float32), row, offsets, size, numbers, scale, counters, MOST, COUNTERS)

@@ -135,15 +135,15 @@ class _Caching:
     def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         seconds = tuple(second_factor(getattr(attention, name)) for name in _PAIRS)
         positions = named.get("position_ids")
-        found = {
+        result = {
             name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
             for name in CACHES
             if isinstance(named.get(name), Cache)
         }
         for second in seconds:
-            if found and second is not None:
+            if result and second is not None:
                 second.noting = True
-        return args, named | found
+        return args, named | result
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,9 +159,9 @@ class _LatentCache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> Any:
         """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
         new = [_kept(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
-        dtypes = [one.dtype for one in new]
+        dtypes = [item.dtype for item in new]
         if torch.int16 in dtypes:  # both are words then: caches of some versions of transformers have one dtype
-            new = [one.view(torch.int16) for one in new]
+            new = [item.view(torch.int16) for item in new]
         self._check(layer, new)
         rotation = self._rotation(layer, new[0])
         cached = with_fused_updates(self.cache).update(*new, layer, *rest, **named)
@@ -169,28 +169,28 @@ class _LatentCache:
         if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
             return keys, values
         end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
-        held = [
+        stored = [
             _read(second, states.squeeze(1), dtype)
             for second, states, dtype in zip(self.seconds, cached, dtypes, strict=True)
         ]
-        latents = Latents(held[0], held[1], _length(end, cached[0]), rotation)
+        latents = Latents(stored[0], stored[1], _length(end, cached[0]), rotation)
         self.attention.config = _Attending(self.attention.config)
         return latents, latents
 
     def _check(self, layer: int, new: list[Tensor]) -> None:
         while layer >= len(self.cache.layers):  # of a cache that adds layers as they are asked for
             self.cache.layers.append(self.cache.layer_class_to_replicate())
-        held: Any = self.cache.layers[layer]
+        stored: Any = self.cache.layers[layer]
         words = new[0].dtype == torch.int16
-        if words and isinstance(held, QUANTIZED):
+        if words and isinstance(stored, QUANTIZED):
             raise ValueError(
-                f"layer {layer} of the cache is a {type(held).__name__}, which rounds what it keeps; expected one that "
-                "keeps it as it is: this model's latents are rounded already. Give it a dynamic or a static cache."
+                f"layer {layer} of the cache is a {type(stored).__name__}, which rounds what it keeps; expected one "
+                "that keeps it as it is: this model's latents are rounded already. Give it a dynamic or a static cache."
             )
-        if not getattr(held, "is_initialized", False) or not held.keys.numel():
+        if not getattr(stored, "is_initialized", False) or not stored.keys.numel():
             return
-        if held.keys.shape[1::2] != new[0].shape[1::2] or (held.keys.dtype == torch.int16) != words:
-            (heads, length), kind = held.keys.shape[1::2], "words" if held.keys.dtype == torch.int16 else "numbers"
+        if stored.keys.shape[1::2] != new[0].shape[1::2] or (stored.keys.dtype == torch.int16) != words:
+            (heads, length), kind = stored.keys.shape[1::2], "words" if stored.keys.dtype == torch.int16 else "numbers"
             raise ValueError(
                 f"layer {layer} of the cache holds keys of {heads} heads of {length} {kind}; expected 1 of "
                 f"{new[0].shape[-1]}, the latents that this model keeps of a token. Give it a new cache, not one that "
@@ -232,12 +232,12 @@ def _kept(second: Any, states: Tensor) -> Tensor:
     return (states.transpose(1, 2).flatten(2) if second is None else _noted(second)).unsqueeze(1)
 
 
-def _read(second: Any, held: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
+def _read(second: Any, stored: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
     """What a cache holds ``(batch, tokens, ...)``, as what was of that dtype when it came."""
     if second is None or second.bits is None:
-        return held.view(dtype)
+        return stored.view(dtype)
     groups = _groups(second)
-    return QuantisedLatents(held, groups, second.in_features // groups, second.bits)
+    return QuantisedLatents(stored, groups, second.in_features // groups, second.bits)
 
 
 def _groups(second: Any) -> int:
@@ -252,17 +252,17 @@ class _Attending:
     _attn_implementation = _ATTENTION
 
     def __init__(self, config: Any) -> None:
-        self.own = config
+        self.config = config
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self.config, name)
 
 
 def _attend(
     attention: Any, query: Tensor, latents: Any, also: Any, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls for the keys and values that ``_LatentCache.update`` gave."""
-    attention.config = attention.config.own
+    attention.config = attention.config.config
     return attend_latents(attention, query, latents, mask, **options)
 
 
@@ -273,8 +273,8 @@ def own_interface(attention: Any, config: Any) -> Any:
 
 
 def _rotates(attention: Any) -> bool:
-    own = _ROTATES.get(type(attention).__name__)
-    return rotate_of(type(attention)) is not None and (own is None or own(attention))
+    local = _ROTATES.get(type(attention).__name__)
+    return rotate_of(type(attention)) is not None and (local is None or local(attention))
 
 
 def _heads(features: Tensor, length: int) -> Tensor:

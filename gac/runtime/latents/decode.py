@@ -93,8 +93,8 @@ def _unfit(
         return "keys have norms over all heads, or another norm than RMSNorm"
     if latents.rotation is not None and angles is None:
         return "keys are rotated in another way than by one angle a place, in halves"
-    if told := next((told for option, told in _PLAIN.items() if options.get(option) is not None), None):
-        return told
+    if message := next((message for option, message in _PLAIN.items() if options.get(option) is not None), None):
+        return message
     if options.get("dropout"):
         return "there is dropout"
     if mask is not None and mask.shape[1:] != (1, 1, latents.tokens):

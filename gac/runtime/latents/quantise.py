@@ -45,13 +45,13 @@ def words_of(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
         Words, int16, ``(..., token_words(groups, rank, bits))``, and latents of the shape and dtype that they had.
     """
     if can_run(latents):
-        words, found = torch.ops.gac.round_latents(latents, groups, bits)
-        return words, found
+        words, result = torch.ops.gac.round_latents(latents, groups, bits)
+        return words, result
     numbers, scales = _numbers(latents.detach(), groups, bits)
-    found = (numbers * scales).flatten(-2).to(latents.dtype)
+    result = (numbers * scales).flatten(-2).to(latents.dtype)
     if torch.is_grad_enabled() and latents.requires_grad:
-        found = latents + (found - latents.detach())
-    return _packed(numbers.to(torch.int8), scales, bits), found
+        result = latents + (result - latents.detach())
+    return _packed(numbers.to(torch.int8), scales, bits), result
 
 
 def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
@@ -61,8 +61,8 @@ def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
     if bits == _HALF:
         low, high = numbers.view(torch.uint8).chunk(2, dim=-1)
         numbers = (low & 15) | (high << _HALF)
-    held = numbers.contiguous().view(torch.int16).flatten(-2)
-    return torch.cat((held, scales.to(torch.bfloat16).view(torch.int16).flatten(-2)), dim=-1)
+    stored = numbers.contiguous().view(torch.int16).flatten(-2)
+    return torch.cat((stored, scales.to(torch.bfloat16).view(torch.int16).flatten(-2)), dim=-1)
 
 
 def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
@@ -74,15 +74,15 @@ def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _round(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    given, (words, found) = by_row(x), _like(x, groups, bits)
+    value, (words, result) = by_row(x), _like(x, groups, bits)
     rank = x.shape[-1] // groups
-    held = 2 * group_words(rank, bits)
+    stored = 2 * group_words(rank, bits)
     with launching_on(x):
-        round_latents[(len(given), groups)](
-            given, words.view(torch.int8), words, found, given.stride(0), 2 * words.shape[-1],
-            MOST=float(LARGEST[bits]), RANK=rank, BYTES=held, BITS=bits, WIDE=power_of_two(held), num_warps=1,
+        round_latents[(len(value), groups)](
+            value, words.view(torch.int8), words, result, value.stride(0), 2 * words.shape[-1],
+            MOST=float(LARGEST[bits]), RANK=rank, BYTES=stored, BITS=bits, WIDE=power_of_two(stored), num_warps=1,
         )  # fmt: skip
-    return words, found
+    return words, result
 
 
 def _like(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
@@ -128,8 +128,8 @@ class QuantisedLatents:
         if self.bits == _HALF:
             low = (numbers << _HALF) >> _HALF  # of int8, whose sign is shifted in
             numbers = torch.cat((low, numbers >> _HALF), dim=-1)
-        found: Tensor = numbers[..., : self.rank].float() * self.scales[..., None].float()
-        return found.flatten(-2).to(dtype)
+        result: Tensor = numbers[..., : self.rank].float() * self.scales[..., None].float()
+        return result.flatten(-2).to(dtype)
 
 
 # The Triton kernel that rounds new latents to few bits: words for a cache, and the latents that they stand for.
@@ -138,24 +138,24 @@ _LEAST_SCALE = tl.constexpr(2.0**-126)
 _NONE = tl.constexpr(0x7FC0)  # of bfloat16, no number
 
 
-@jit  # type: ignore[untyped-decorator]
-def _nearest(value, scale, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _nearest(value, scale, MOST: tl.constexpr):
     """Whole numbers of values over their scale."""
     units = nearest(tl.div_rn(value, tl.maximum(scale, _LEAST_SCALE)))
     return tl.minimum(tl.maximum(units, -MOST), MOST)
 
 
 @jit
-def _scale_of(largest, is_none):  # type: ignore[no-untyped-def]
+def _scale_of(largest, is_none):
     """The bits of the nearest number of bfloat16, ties to even."""
     bits = largest.to(tl.int32, bitcast=True)
     near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(is_none, _NONE, near)
 
 
-@jit  # type: ignore[untyped-decorator]
-def round_latents(  # type: ignore[no-untyped-def]
-    x, numbers, scales, whole, stride, bytes_of_token, MOST: tl.constexpr,
+@jit
+def round_latents(
+    x, numbers, scales, full, stride, bytes_of_token, MOST: tl.constexpr,
     RANK: tl.constexpr, BYTES: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A program takes a token and a group.
@@ -164,23 +164,23 @@ def round_latents(  # type: ignore[no-untyped-def]
         numbers: bytes of words, of each token from its first one on. scales: the same words, int16.
         BYTES: of the numbers of a group. WIDE: a power of two, no less.
     """
-    row, group, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDE)
-    given = x + row * stride + group * RANK
-    near = (at < BYTES) & (at < RANK)
-    far = (at < BYTES) & (at + BYTES < RANK) & (BITS == 4)
-    low = tl.load(given + at, mask=near, other=0.0).to(tl.float32)
-    high = tl.load(given + at + BYTES, mask=far, other=0.0).to(tl.float32)
+    row, group, index = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDE)
+    value = x + row * stride + group * RANK
+    near = (index < BYTES) & (index < RANK)
+    far = (index < BYTES) & (index + BYTES < RANK) & (BITS == 4)
+    low = tl.load(value + index, mask=near, other=0.0).to(tl.float32)
+    high = tl.load(value + index + BYTES, mask=far, other=0.0).to(tl.float32)
     larger = tl.maximum(tl.abs(low), tl.abs(high))
     is_none = tl.max(((low != low) | (high != high)).to(tl.int32), axis=0) > 0
     bits = _scale_of(tl.div_rn(tl.max(larger, axis=0), MOST), is_none)
     scale = (bits << 16).to(tl.float32, bitcast=True)
     low, high = _nearest(low, scale, MOST), _nearest(high, scale, MOST)
-    out = whole + (row * tl.num_programs(1) + group) * RANK + at
-    tl.store(out, (low * scale).to(whole.dtype.element_ty), mask=near)
-    tl.store(out + BYTES, (high * scale).to(whole.dtype.element_ty), mask=far)
-    held = low.to(tl.int32)
+    out = full + (row * tl.num_programs(1) + group) * RANK + index
+    tl.store(out, (low * scale).to(full.dtype.element_ty), mask=near)
+    tl.store(out + BYTES, (high * scale).to(full.dtype.element_ty), mask=far)
+    stored = low.to(tl.int32)
     if BITS == 4:
-        held = (held & 15) | (high.to(tl.int32) << 4)
-    tl.store(numbers + row * bytes_of_token + group * BYTES + at, held.to(tl.int8), mask=at < BYTES)
+        stored = (stored & 15) | (high.to(tl.int32) << 4)
+    tl.store(numbers + row * bytes_of_token + group * BYTES + index, stored.to(tl.int8), mask=index < BYTES)
     behind = (row + 1) * (bytes_of_token // 2) - tl.num_programs(1) + group
     tl.store(scales + behind, bits.to(tl.int16))

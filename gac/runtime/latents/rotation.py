@@ -157,10 +157,10 @@ class Latents:
     @property
     def tokens(self) -> int:
         """For which the cache has room."""
-        held = self.keys if isinstance(self.keys, Tensor) else self.keys.words
-        return held.shape[1]
+        stored = self.keys if isinstance(self.keys, Tensor) else self.keys.words
+        return stored.shape[1]
 
     def plain(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values, those that are rounded in a dtype."""
-        keys, values = (one if isinstance(one, Tensor) else one.values(dtype) for one in (self.keys, self.values))
+        keys, values = (item if isinstance(item, Tensor) else item.values(dtype) for item in (self.keys, self.values))
         return keys, values

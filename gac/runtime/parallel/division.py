@@ -41,7 +41,7 @@ class Cut:
     @property
     def count(self) -> int | None:
         """How many rows."""
-        return None if self.rows is None else sum(one.stop - one.start for one in self.rows)
+        return None if self.rows is None else sum(row.stop - row.start for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Cuts:
 
     Attributes:
         matrices: by the name of each module that holds a matrix and is divided.
-        whole: by the name of each weight or factor that is not, why.
+        undivided: by the name of each weight or factor that is not, why.
         groups: by the name of an attention, how many query heads read a key-value head there, where that changes.
     """
 
     matrices: Mapping[str, Cut]
-    whole: Mapping[str, str]
+    undivided: Mapping[str, str]
     groups: Mapping[str, int]
 
 
@@ -97,7 +97,7 @@ class Unit:
         return {*self.styles.values()} == {"colwise", "rowwise"}
 
 
-class Whole(Exception):  # noqa: N818 - nothing is wrong
+class NotDivided(Exception):  # noqa: N818 - nothing is wrong
     """Why something is not divided."""
 
 
@@ -125,25 +125,25 @@ def cuts_of(model: Any, rank: int, size: int) -> Cuts:
         SplitError: nothing of it can be divided.
     """
     matrices: dict[str, Cut] = {}
-    whole: dict[str, str] = {}
+    undivided: dict[str, str] = {}
     groups: dict[str, int] = {}
     for unit in units_of(model):
         try:
-            found = Division(unit, rank, size).all()
-        except Whole as reason:
-            whole |= {name: str(reason) for name in unit.styles}
+            result = Division(unit, rank, size).all()
+        except NotDivided as reason:
+            undivided |= {name: str(reason) for name in unit.styles}
             continue
-        matrices |= found.matrices
-        whole |= found.whole
-        groups |= found.groups
+        matrices |= result.matrices
+        undivided |= result.undivided
+        groups |= result.groups
     if not matrices:
-        first = next((f"{name}: {why}" for name, why in whole.items()), "transformers has no plan for it")
+        first = next((f"{name}: {why}" for name, why in undivided.items()), "transformers has no plan for it")
         raise SplitError(
             f"a {model.config.model_type} over {size} processes, of which nothing can be divided ({first})",
             "a number of processes that divides its key-value heads or its neurons",
             "Start another number of them, or run it whole.",
         )
-    return Cuts(matrices, whole, groups)
+    return Cuts(matrices, undivided, groups)
 
 
 def units_of(model: Any) -> Iterator[Unit]:
@@ -155,12 +155,12 @@ def units_of(model: Any) -> Iterator[Unit]:
         if style.startswith(("colwise", "rowwise"))
     ]
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     for name, module in model.base_model.named_modules():
         style = next((style for rule, style in rules if rule.fullmatch(name)), None)
         if style is not None and hasattr(module, "out_features"):
-            found.setdefault(prefix + name.rpartition(".")[0], {})[prefix + name] = style
-    for path, styles in found.items():
+            result.setdefault(prefix + name.rpartition(".")[0], {})[prefix + name] = style
+    for path, styles in result.items():
         last = next((name for name, style in styles.items() if style.startswith("rowwise")), None)
         if last is not None and styles_of(model.get_submodule(last), "in"):
             outputs = tuple(name for name in styles if name != last)
@@ -179,13 +179,13 @@ class Division:
         self._storages = storages or {}
         self._last = unit.weight(unit.last)
         self._matrices: dict[str, Cut] = {}
-        self._whole: dict[str, str] = {}
+        self._undivided: dict[str, str] = {}
 
     def all(self) -> Cuts:
         """Every matrix of the unit.
 
         Raises:
-            Whole: why all of it has to stay whole.
+            NotDivided: why all of it has to stay whole.
         """
         heads = self._unit.heads
         self._check(heads)
@@ -197,7 +197,7 @@ class Division:
             self._outputs(name, module, parts, blocks)
         self._inputs()
         groups = {self._unit.path: self._query_heads() // self._size} if shares else {}
-        return Cuts(self._matrices, self._whole, groups)
+        return Cuts(self._matrices, self._undivided, groups)
 
     def _query_heads(self) -> int:
         return int(self._unit.module.q_proj.out_features // self._unit.module.head_dim)
@@ -206,19 +206,19 @@ class Division:
         """Heads or neurons can be divided; where there are fewer heads than processes, several have the same."""
         neurons = self._last.in_features
         if heads is None and neurons % self._size:
-            raise Whole(f"{neurons} neurons")
+            raise NotDivided(f"{neurons} neurons")
         if heads is None:
             return
         if not self._unit.apart or self._turns_heads():
-            raise Whole("its attention computes with all heads at once")
+            raise NotDivided("its attention computes with all heads at once")
         shared = hasattr(self._unit.module, "k_proj") and self._size % heads == 0
         if heads % self._size and not (shared and self._query_heads() % self._size == 0):
-            raise Whole(f"{heads} key-value heads")
+            raise NotDivided(f"{heads} key-value heads")
 
     def _turns_heads(self) -> bool:
         """Whether an attention has parameters of more than one axis that are none of its weights'."""
-        own = {id(one) for name in self._unit.styles for one in self._unit.weight(name).parameters()}
-        return any(one.ndim > 1 and id(one) not in own for one in self._unit.module.parameters())
+        local = {id(parameter) for name in self._unit.styles for parameter in self._unit.weight(name).parameters()}
+        return any(parameter.ndim > 1 and id(parameter) not in local for parameter in self._unit.module.parameters())
 
     def _outputs(self, name: str, module: Any, parts: int, blocks: int) -> None:
         """Of a weight whose rows are divided into so many parts, in each of its blocks by itself."""
@@ -247,15 +247,15 @@ class Division:
         """A matrix whose outputs all processes have in the end: it may stay whole."""
         try:
             self._add(path, Cut("colwise_gather", rows=self._ranges(rows, self._size, 1)))
-        except Whole as reason:
-            self._whole[path] = str(reason)
+        except NotDivided as reason:
+            self._undivided[path] = str(reason)
 
     def _ranges(self, rows: int, parts: int, blocks: int) -> tuple[slice, ...]:
-        length, at = rows // blocks, self._rank * parts // self._size
+        length, index = rows // blocks, self._rank * parts // self._size
         if length % parts:
-            raise Whole(f"{length} rows")
+            raise NotDivided(f"{length} rows")
         part = length // parts
-        starts = (block * length + at * part for block in range(blocks))
+        starts = (block * length + index * part for block in range(blocks))
         return tuple(slice(start, start + part) for start in starts)
 
     def _add(self, path: str, cut: Cut) -> None:
@@ -265,10 +265,12 @@ class Division:
         storage = matrix.storage if stored else self._storages.get(path)
         if storage is not None:
             columns = matrix.matrix[1] if stored else matrix.in_features
-            if any(end % storage.step for one in cut.rows or () for end in (one.start, one.stop)):
-                raise Whole(f"{cut.count} rows in {storage}, which is cut every {storage.step} rows")
+            if any(end % storage.step for item in cut.rows or () for end in (item.start, item.stop)):
+                raise NotDivided(f"{cut.count} rows in {storage}, which is cut every {storage.step} rows")
             if cut.columns is not None and not storage.can_slice_columns(cut.columns, columns):
-                raise Whole(f"{cut.columns.stop - cut.columns.start} columns in {storage}, which would cut a group")
+                raise NotDivided(
+                    f"{cut.columns.stop - cut.columns.start} columns in {storage}, which would cut a group"
+                )
         self._matrices[path] = cut
 
 
@@ -277,7 +279,7 @@ def _latents(module: LatentLinear, rows: slice) -> slice:
     second: Any = module.second
     groups = int(second.shape[0] if isinstance(second, StoredLinear) else len(second.weight))
     rank, length = module.rank // groups, module.out_features // groups
-    whole = rows.start % length == 0 and rows.stop % length == 0
-    if not whole and rows.start // length != (rows.stop - 1) // length:
-        raise Whole(f"{groups} groups of heads")
+    undivided = rows.start % length == 0 and rows.stop % length == 0
+    if not undivided and rows.start // length != (rows.stop - 1) // length:
+        raise NotDivided(f"{groups} groups of heads")
     return slice(rows.start // length * rank, -(-rows.stop // length) * rank)

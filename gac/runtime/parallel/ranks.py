@@ -22,9 +22,9 @@ class SplitError(ValueError):
         remedy: what to do next.
     """
 
-    def __init__(self, given: str, expected: str, remedy: str) -> None:
-        self.given, self.expected, self.remedy = given, expected, remedy
-        super().__init__(f"{given}; expected {expected}. {remedy}")
+    def __init__(self, value: str, expected: str, remedy: str) -> None:
+        self.given, self.expected, self.remedy = value, expected, remedy
+        super().__init__(f"{value}; expected {expected}. {remedy}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,22 +58,24 @@ class Ranks:
         """What all processes have, ``(size, ..., n)`` of ``(..., n)``."""
         _check_no_gradients(part)
         rows = part.reshape(-1, part.shape[-1]).contiguous()
-        found = rows.new_empty(self.size * len(rows), rows.shape[1])
-        _all_gather(found, rows, group=self.group)
-        return found.view(self.size, *part.shape)
+        result = rows.new_empty(self.size * len(rows), rows.shape[1])
+        _all_gather(result, rows, group=self.group)
+        return result.view(self.size, *part.shape)
 
-    def check_alike(self, given: Any, what: str) -> None:
+    def check_alike(self, value: Any, what: str) -> None:
         """Refuse what is not the same in all processes.
 
         Raises:
             SplitError: names the first process that has something else than process 0.
         """
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, given, group=self.group)
-        for rank, one in enumerate(found):
-            if one != found[0]:
+        result: list[Any] = [None] * self.size
+        distributed.all_gather_object(result, value, group=self.group)
+        for rank, item in enumerate(result):
+            if item != result[0]:
                 raise SplitError(
-                    f"process {rank} has {what} {one}", f"{found[0]}, as process 0 has it", "Give all of them the same."
+                    f"process {rank} has {what} {item}",
+                    f"{result[0]}, as process 0 has it",
+                    "Give all of them the same.",
                 )
 
     def __deepcopy__(self, memo: Any) -> "Ranks":

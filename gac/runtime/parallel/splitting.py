@@ -39,12 +39,14 @@ def split(model: Any, ranks: Ranks) -> None:
         if isinstance(pair, LowRankLinear):
             _join(pair, name, cuts.matrices, ranks)
     model.to(ranks.device)
-    whole = {**cuts.whole, **_divide_head(model, ranks)}
+    undivided = {**cuts.undivided, **_divide_head(model, ranks)}
     model.requires_grad_(False)
     model._tp_size = ranks.size
-    if ranks.rank == 0 and whole:
-        name, reason = next(iter(whole.items()))
-        _logger.warning("whole in each of %d processes: %s (%s)%s", ranks.size, name, reason, _others(len(whole) - 1))
+    if ranks.rank == 0 and undivided:
+        name, reason = next(iter(undivided.items()))
+        _logger.warning(
+            "whole in each of %d processes: %s (%s)%s", ranks.size, name, reason, _others(len(undivided) - 1)
+        )
 
 
 def _others(count: int) -> str:
@@ -79,12 +81,15 @@ def _take_plain(module: Any, cut: Cut, device: torch.device) -> None:
 def _take_stored(module: StoredLinear, cut: Cut, device: torch.device) -> None:
     storage, (rows, columns) = module.storage, module.matrix
     if cut.columns is None:
-        parts = [storage.slice_rows(module.held, one) for one in cut.rows or ()]
-        held = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        parts = [storage.slice_rows(module.tensors, item) for item in cut.rows or ()]
+        stored = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     else:
-        held, columns = storage.slice_columns(module.held, cut.columns, columns), cut.columns.stop - cut.columns.start
+        stored, columns = (
+            storage.slice_columns(module.tensors, cut.columns, columns),
+            cut.columns.stop - cut.columns.start,
+        )
     rows = cut.count or rows
-    held |= storage.metadata_for(rows, columns)
+    stored |= storage.metadata_for(rows, columns)
     if len(module.shape) == 3:
         blocks = _blocks(rows, module.shape[1])
         module.shape = (blocks, rows // blocks, columns)
@@ -92,11 +97,11 @@ def _take_stored(module: StoredLinear, cut: Cut, device: torch.device) -> None:
     else:
         module.shape = (rows, columns)
     for name in module.names:
-        setattr(module, name, _on(held[name], device))
+        setattr(module, name, _on(stored[name], device))
 
 
 def _rows(values: Tensor, rows: Sequence[slice] | None) -> Tensor:
-    parts = [values[one] for one in rows or (slice(None),)]
+    parts = [values[item] for item in rows or (slice(None),)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

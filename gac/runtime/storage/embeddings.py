@@ -29,10 +29,10 @@ class StoredEmbedding(Stored):
         self.dtype: torch.dtype = plain.weight.dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        found = self.storage.rows(self.held, ids.flatten(), *self.matrix, self.dtype).view(*ids.shape, -1)
+        result = self.storage.rows(self.tensors, ids.flatten(), *self.matrix, self.dtype).view(*ids.shape, -1)
         if self.factor == 1:
-            return found
-        return found * torch.full((), self.factor, dtype=self.dtype, device=found.device)
+            return result
+        return result * torch.full((), self.factor, dtype=self.dtype, device=result.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "StoredEmbedding":
         """Casts change what it hands out."""
@@ -87,15 +87,15 @@ def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> 
         bias: of these rows.
     """
     storage, columns = matrix.storage, matrix.matrix[1]
-    held = {name: one.to(x.device) for name, one in matrix.counted.items()}
-    whole = part.stop - part.start
-    in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, whole, columns) is None
-    step, found = whole if in_one else ROWS, []
+    stored = {name: item.to(x.device) for name, item in matrix.counted.items()}
+    full = part.stop - part.start
+    in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, full, columns) is None
+    step, result = full if in_one else ROWS, []
     for start in range(part.start, part.stop, step):
         some = slice(start, min(start + step, part.stop))
-        own = None if bias is None else bias[some.start - part.start : some.stop - part.start]
-        found.append(storage.multiply(x, storage.slice_rows(held, some), some.stop - some.start, columns, own))
-    return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
+        local = None if bias is None else bias[some.start - part.start : some.stop - part.start]
+        result.append(storage.multiply(x, storage.slice_rows(stored, some), some.stop - some.start, columns, local))
+    return torch.cat(result, dim=-1) if len(result) > 1 else result[0]
 
 
 _FACTOR = "scalar_embed_scale"
@@ -104,9 +104,9 @@ _FACTOR = "scalar_embed_scale"
 
 def embeddings_of(model: Any) -> dict[str, Any]:
     """Embedding and head by their names in the model; a model without a head has the embedding alone."""
-    ends = [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
+    ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
     names = {id(module): name for name, module in model.named_modules()}
-    return {names[id(one)]: one for one in ends}
+    return {names[id(end)]: end for end in ends}
 
 
 def unusual(module: Any) -> str | None:
@@ -131,11 +131,11 @@ def replace_embeddings(model: Any, storage: Storage, tied: bool) -> dict[str, nn
     for name, plain in ends.items():
         if said := unusual(plain):
             raise ValueError(f"{name} is {said}; expected a plain embedding and a linear head.")
-    found: dict[str, nn.Module] = {}
+    result: dict[str, nn.Module] = {}
     embedding = None
     for name, plain in ends.items():
         if embedding is None:
-            found[name] = embedding = StoredEmbedding(storage, plain)
+            result[name] = embedding = StoredEmbedding(storage, plain)
         else:
-            found[name] = TiedHead(embedding, plain) if tied else StoredHead(storage, plain)
-    return found
+            result[name] = TiedHead(embedding, plain) if tied else StoredHead(storage, plain)
+    return result

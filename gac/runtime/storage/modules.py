@@ -50,33 +50,33 @@ class Stored(nn.Module):
         return prod(self.shape[:-1]), self.shape[-1]
 
     @property
-    def held(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The tensors of the storage, by name."""
         return {name: self.get_buffer(name) for name in self.names}
 
     @property
     def counted(self) -> dict[str, Tensor]:
         """Those of them that hold the matrix, whose bytes are its own."""
-        return {name: one for name, one in self.held.items() if name not in self.storage.metadata}
+        return {name: item for name, item in self.tensors.items() if name not in self.storage.metadata}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Take these tensors, which are the storage's in shape and dtype, and contiguous: so kernels read them."""
-        for name, before in self.held.items():
-            given = tensors[name]
+        for name, before in self.tensors.items():
+            value = tensors[name]
             due = (before.shape, before.dtype)
-            assert (given.shape, given.dtype) == due, f"{name} is {given.dtype} {tuple(given.shape)}"
-            assert given.is_contiguous(), f"{name} has strides {given.stride()}"
-            setattr(self, name, given)
+            assert (value.shape, value.dtype) == due, f"{name} is {value.dtype} {tuple(value.shape)}"
+            assert value.is_contiguous(), f"{name} has strides {value.stride()}"
+            setattr(self, name, value)
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """The matrix in the shape that it has in the plain module."""
-        return self.storage.values(self.held, *self.matrix, dtype).view(self.shape)
+        return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Stored":
         """Show the tensors as whole numbers, which casts to other floating-point dtypes leave alone."""
-        dtypes = {name: held.dtype for name, held in self.held.items()}
-        for name, held in self.held.items():
-            setattr(self, name, held.view(_WHOLE[held.element_size()]))
+        dtypes = {name: stored.dtype for name, stored in self.tensors.items()}
+        for name, stored in self.tensors.items():
+            setattr(self, name, stored.view(_WHOLE[stored.element_size()]))
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
@@ -88,7 +88,7 @@ class Stored(nn.Module):
 class Shared(Protocol):
     """The GEMM that several stored matrices share, see ``gac.runtime.fusion.shared_gemm``."""
 
-    def of(self, at: int, x: Tensor) -> Tensor:
+    def of(self, index: int, x: Tensor) -> Tensor:
         """The output of one of them."""
 
     def join(self) -> None:
@@ -98,10 +98,10 @@ class Shared(Protocol):
 class Before(Protocol):
     """What makes the input of some stored matrices, and rounds it for them, see ``fusion.quantised_inputs``."""
 
-    def of(self, x: Tensor) -> QuantisedRows | None:
+    def get(self, x: Tensor) -> QuantisedRows | None:
         """The input rounded, where it was."""
 
-    def done(self) -> None:
+    def release(self) -> None:
         """One of them has read it."""
 
 
@@ -109,16 +109,16 @@ def multiplied(
     before: Before | None,
     storage: Storage,
     x: Tensor,
-    held: Tensors,
+    stored: Tensors,
     rows: int,
     columns: int,
     bias: Tensor | None = None,
 ) -> Tensor:
     """``Storage.multiply`` of x, or of what it was rounded to before."""
-    rounded = None if before is None else before.of(x)
+    rounded = None if before is None else before.get(x)
     if rounded is None:
-        return storage.multiply(x, held, rows, columns, bias)
-    y = storage.kernel_of_quantised(rounded, held, x.dtype).view(*x.shape[:-1], rows)
+        return storage.multiply(x, stored, rows, columns, bias)
+    y = storage.kernel_of_quantised(rounded, stored, x.dtype).view(*x.shape[:-1], rows)
     return y if bias is None else y + bias
 
 
@@ -147,13 +147,13 @@ class StoredLinear(Stored):
 
     def forward(self, x: Tensor) -> Any:
         if self.shared is None:
-            y = multiplied(self.before, self.storage, x, self.held, *self.matrix, self.bias)
+            y = multiplied(self.before, self.storage, x, self.tensors, *self.matrix, self.bias)
         else:
-            gemm, at = self.shared
-            y = gemm.of(at, x)
+            gemm, index = self.shared
+            y = gemm.of(index, x)
             y = y if self.bias is None else y + self.bias
         if self.before is not None:
-            self.before.done()
+            self.before.release()
         return y
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
@@ -195,7 +195,7 @@ class StoredBlocks(StoredLinear):
         """As that of a ``BlockLinear``."""
         blocks, rows, columns = self.shape
         x = x if is_rounded else rounded(x, blocks, self.bits)
-        return self.storage.multiply_blocks(x, self.held, blocks, rows, columns, self.bias)
+        return self.storage.multiply_blocks(x, self.tensors, blocks, rows, columns, self.bias)
 
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -234,18 +234,18 @@ def plain_state(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 def count_parameters(model: nn.Module) -> int:
     """Parameters of a model, each counted once, and the numbers of matrices that are in a storage."""
     rest = sum(parameter.numel() for parameter in model.parameters())
-    return rest + sum(prod(one.matrix) for one in stored_modules(model).values())
+    return rest + sum(prod(stored_module.matrix) for stored_module in stored_modules(model).values())
 
 
 def without_kernels(model: Any) -> Counter[str]:
     """Why stored matrices of a model run in plain PyTorch where it is, and how many; none whose kernels run."""
-    found: Counter[str] = Counter()
-    for one in stored_modules(model).values():
-        if reason := one.storage.unsupported_reason(model.device, model.dtype, *one.matrix):
-            found[reason] += 1
-    return found
+    result: Counter[str] = Counter()
+    for stored_module in stored_modules(model).values():
+        if reason := stored_module.storage.unsupported_reason(model.device, model.dtype, *stored_module.matrix):
+            result[reason] += 1
+    return result
 
 
 def stored_modules(module: nn.Module) -> dict[str, Stored]:
     """Those within it whose matrices are in a storage, by name; the empty one is its own."""
-    return {name: one for name, one in module.named_modules() if isinstance(one, Stored)}
+    return {name: named_module for name, named_module in module.named_modules() if isinstance(named_module, Stored)}

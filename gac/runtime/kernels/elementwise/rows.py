@@ -47,8 +47,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def rotate_half(x: Tensor) -> Tensor:
     """The second half of the last axis with its sign changed, then the first half."""
-    one, two = x.chunk(2, dim=-1)
-    return torch.cat((-two, one), dim=-1)
+    first, two = x.chunk(2, dim=-1)
+    return torch.cat((-two, first), dim=-1)
 
 
 def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,8 +80,8 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     Angles get no gradients.
     """
     run: Any = _Rotated.apply if torch.is_grad_enabled() else torch.ops.gac.rotate_heads
-    found: tuple[Tensor, Tensor] = run(q, k, cos, sin)
-    return found
+    result: tuple[Tensor, Tensor] = run(q, k, cos, sin)
+    return result
 
 
 class _Rotated(torch.autograd.Function):
@@ -89,8 +89,8 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
-        return found
+        result: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -115,8 +115,8 @@ def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: T
 
 def by_row(x: Tensor) -> Tensor:
     """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
-    given = x.reshape(-1, x.shape[-1])
-    return given if given.stride(1) == 1 else given.contiguous()
+    inputs = x.reshape(-1, x.shape[-1])
+    return inputs if inputs.stride(1) == 1 else inputs.contiguous()
 
 
 def power_of_two(size: int) -> int:
@@ -130,31 +130,31 @@ def warps_for(columns: int) -> int:
 
 
 def _norm_rows(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
-    given, size, out = by_row(x), x.shape[-1], x.new_empty(x.shape)
+    inputs, size, out = by_row(x), x.shape[-1], x.new_empty(x.shape)
     wide = power_of_two(size)
     rows = max(1, _NUMBERS // wide)
     with launching_on(x):
-        norm_rows[(ceil_div(len(given), rows),)](
-            given, weight, out, given.stride(0), len(given), size, eps,
+        norm_rows[(ceil_div(len(inputs), rows),)](
+            inputs, weight, out, inputs.stride(0), len(inputs), size, eps,
             ADDED=kind == "gemma", ROWS=rows, WIDE=wide, num_warps=warps_for(wide),
         )  # fmt: skip
     return out
 
 
 def _gate_rows(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    given, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
+    inputs, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
     with launching_on(gate):
-        gate_rows[(len(given), ceil_div(size, _NUMBERS))](
-            given, other, out, given.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", WIDE=_NUMBERS
+        gate_rows[(len(inputs), ceil_div(size, _NUMBERS))](
+            inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", WIDE=_NUMBERS
         )
     return out
 
 
 def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    q, k = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k))
+    q, k = (item if item.stride(-1) == 1 else item.contiguous() for item in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
-    outs = [one.new_empty(batch, tokens, one.shape[1], size) for one in (q, k)]
+    outs = [item.new_empty(batch, tokens, item.shape[1], size) for item in (q, k)]
     half = power_of_two(size // 2)
     heads = max(1, min(_NUMBERS // half // 2, power_of_two(q_heads)))
     with launching_on(q):  # products are rounded before they are added, so nothing is fused
@@ -167,7 +167,7 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
 
 
 def _cache_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
-    k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (k, v))
+    k, v = (item if item.stride(-1) == 1 else item.contiguous() for item in (k, v))
     (batch, heads, tokens, size), most, other = k.shape, keys.shape[2], v.shape[3]
     with launching_on(k):
         cache_tokens[(batch * heads, tokens)](
@@ -177,7 +177,7 @@ def _cache_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Te
 
 
 def _like_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    return tuple(one.new_empty(one.transpose(1, 2).shape).transpose(1, 2) for one in (q, k))
+    return tuple(item.new_empty(item.transpose(1, 2).shape).transpose(1, 2) for item in (q, k))
 
 
 make_operator(
@@ -209,8 +209,8 @@ _CUBE = tl.constexpr(0.044715)
 _TWICE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
 
 
-@jit  # type: ignore[untyped-decorator]
-def normed_values(value, gain, size, eps, ADDED: tl.constexpr, NARROW: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def normed_values(value, gain, size, eps, ADDED: tl.constexpr, NARROW: tl.constexpr):
     """An RMSNorm along the last axis of float32 values, zeros past the size, in 16 bits.
 
     ADDED: 1 where the gain is 1 + weight and multiplies in float32, as Gemma's does; 0 where it is the weight and
@@ -222,67 +222,61 @@ def normed_values(value, gain, size, eps, ADDED: tl.constexpr, NARROW: tl.conste
     return value.to(NARROW)
 
 
-@jit  # type: ignore[untyped-decorator]
-def gated_values(value, other, TANH: tl.constexpr, NARROW: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def gated_values(value, other, TANH: tl.constexpr, NARROW: tl.constexpr):
     """SiLU, or GELU by tanh, of float32 values, times others, in 16 bits."""
     slope = _TWICE * (value + _CUBE * value * value * value) if TANH else value
     value = tl.div_rn(value, 1.0 + tl.exp(-slope)).to(NARROW).to(tl.float32)
     return (value * other).to(NARROW)
 
 
-@jit  # type: ignore[untyped-decorator]
-def norm_rows(  # type: ignore[no-untyped-def]
-    x, weight, out, stride, rows, size, eps, ADDED: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
-):
+@jit
+def norm_rows(x, weight, out, stride, rows, size, eps, ADDED: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
     """A program takes ROWS rows through an RMSNorm."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    at = tl.arange(0, WIDE)[None, :]
-    there = (row < rows) & (at < size)
-    value = tl.load(x + row * stride + at, mask=there, other=0.0).to(tl.float32)
-    gain = tl.load(weight + at, mask=at < size, other=0.0).to(tl.float32)
+    offsets = tl.arange(0, WIDE)[None, :]
+    there = (row < rows) & (offsets < size)
+    value = tl.load(x + row * stride + offsets, mask=there, other=0.0).to(tl.float32)
+    gain = tl.load(weight + offsets, mask=offsets < size, other=0.0).to(tl.float32)
     value = normed_values(value, gain, size, eps, ADDED, x.dtype.element_ty)
-    tl.store(out + row * size + at, value, mask=there)
+    tl.store(out + row * size + offsets, value, mask=there)
 
 
-@jit  # type: ignore[untyped-decorator]
-def gate_rows(  # type: ignore[no-untyped-def]
-    gate, up, out, of_gate, of_up, size, TANH: tl.constexpr, WIDE: tl.constexpr
-):
+@jit
+def gate_rows(gate, up, out, of_gate, of_up, size, TANH: tl.constexpr, WIDE: tl.constexpr):
     """A program takes WIDE columns of a row."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    value = tl.load(gate + row * of_gate + at, mask=at < size, other=0.0).to(tl.float32)
-    other = tl.load(up + row * of_up + at, mask=at < size, other=0.0).to(tl.float32)
-    tl.store(out + row * size + at, gated_values(value, other, TANH, gate.dtype.element_ty), mask=at < size)
+    offsets = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    value = tl.load(gate + row * of_gate + offsets, mask=offsets < size, other=0.0).to(tl.float32)
+    other = tl.load(up + row * of_up + offsets, mask=offsets < size, other=0.0).to(tl.float32)
+    tl.store(out + row * size + offsets, gated_values(value, other, TANH, gate.dtype.element_ty), mask=offsets < size)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _rotate(  # type: ignore[no-untyped-def]
-    x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.constexpr, HALF: tl.constexpr
-):
+@jit
+def _rotate(x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.constexpr, HALF: tl.constexpr):
     """Some heads of a token, in halves: x at the token's first number, cos and sin at the token's angles.
 
     Products are rounded to the dtype of the angles, as PyTorch does where that is x's or float32.
     """
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
-    at = tl.arange(0, HALF)[None, :]
+    offsets = tl.arange(0, HALF)[None, :]
     half = size // 2
-    there = (head < heads) & (at < half)
+    there = (head < heads) & (offsets < half)
     narrow = x.dtype.element_ty
     rounds = cos.dtype.element_ty
-    one = tl.load(x + head * of_head + at, mask=there, other=0.0).to(tl.float32)
-    two = tl.load(x + head * of_head + at + half, mask=there, other=0.0).to(tl.float32)
+    low = tl.load(x + head * of_head + offsets, mask=there, other=0.0).to(tl.float32)
+    two = tl.load(x + head * of_head + offsets + half, mask=there, other=0.0).to(tl.float32)
     for second in tl.static_range(2):
-        beyond = at + second * half
-        angle = tl.load(cos + beyond, mask=at < half, other=0.0).to(tl.float32)
-        other = tl.load(sin + beyond, mask=at < half, other=0.0).to(tl.float32)
-        own = ((two if second else one) * angle).to(rounds).to(tl.float32)
-        turned = ((one if second else -two) * other).to(rounds).to(tl.float32)
-        tl.store(out + (token * heads + head) * size + beyond, (own + turned).to(narrow), mask=there)
+        beyond = offsets + second * half
+        angle = tl.load(cos + beyond, mask=offsets < half, other=0.0).to(tl.float32)
+        other = tl.load(sin + beyond, mask=offsets < half, other=0.0).to(tl.float32)
+        local = ((two if second else low) * angle).to(rounds).to(tl.float32)
+        turned = ((low if second else -two) * other).to(rounds).to(tl.float32)
+        tl.store(out + (token * heads + head) * size + beyond, (local + turned).to(narrow), mask=there)
 
 
-@jit  # type: ignore[untyped-decorator]
-def rotate_heads(  # type: ignore[no-untyped-def]
+@jit
+def rotate_heads(
     q, k, q_out, k_out, cos, sin, tokens, q_heads, k_heads, size,
     q_batch, q_head, q_token, k_batch, k_head, k_token, angle_batch, angle_token,
     HEADS: tl.constexpr, HALF: tl.constexpr,
@@ -304,18 +298,20 @@ def rotate_heads(  # type: ignore[no-untyped-def]
         _rotate(of, k_out, cos + angles, sin + angles, row, k_heads, first, k_head, size, HEADS, HALF)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _cache(  # type: ignore[no-untyped-def]
+@jit
+def _cache(
     new, cache, place, there, row, most, size, of_batch, of_head, of_token, batch, head, token, WIDE: tl.constexpr
 ):
-    at = tl.arange(0, WIDE)
-    value = tl.load(new + batch * of_batch + head * of_head + token * of_token + at, mask=at < size, other=0.0)
+    offsets = tl.arange(0, WIDE)
+    value = tl.load(
+        new + batch * of_batch + head * of_head + token * of_token + offsets, mask=offsets < size, other=0.0
+    )
     value = tl.where(there, value, float("nan")).to(cache.dtype.element_ty)
-    tl.store(cache + (row * most + place) * size + at, value, mask=at < size)
+    tl.store(cache + (row * most + place) * size + offsets, value, mask=offsets < size)
 
 
-@jit  # type: ignore[untyped-decorator]
-def cache_tokens(  # type: ignore[no-untyped-def]
+@jit
+def cache_tokens(
     k, v, keys, values, length, heads, tokens, most, k_size, v_size,
     k_batch, k_head, k_token, v_batch, v_head, v_token, WIDE: tl.constexpr,
 ):  # fmt: skip

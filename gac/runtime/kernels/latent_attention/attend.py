@@ -45,8 +45,8 @@ _ANY = [
 ]
 
 
-@jit  # type: ignore[untyped-decorator]
-def _part(length, tokens, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _part(length, tokens, STEP: tl.constexpr):
     """Where the program's part of the tokens begins and ends."""
     there_are = tokens
     if length is not None:
@@ -56,20 +56,20 @@ def _part(length, tokens, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     return begin, tl.minimum(begin + each, there_are)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _last_shown(mask, begin, end, thread, token_stride, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _last_shown(mask, begin, end, thread, token_stride, STEP: tl.constexpr):
     """The end of the last token from begin to end that a boolean mask shows; begin: it shows none."""
     shown = tl.where(tl.load(mask + (tl.maximum(end, 1) - 1).to(tl.int64) * token_stride) != 0, end, begin)
     while (shown <= begin) & (end > begin):
         token = end - STEP + thread
-        told = tl.load(mask + token.to(tl.int64) * token_stride, mask=token >= begin, other=0)
-        shown = tl.max(tl.where(told != 0, token + 1, begin), axis=0)
+        message = tl.load(mask + token.to(tl.int64) * token_stride, mask=token >= begin, other=0)
+        shown = tl.max(tl.where(message != 0, token + 1, begin), axis=0)
         end -= STEP
     return shown
 
 
-@jit  # type: ignore[untyped-decorator]
-def _last_run(  # type: ignore[no-untyped-def]
+@jit
+def _last_run(
     positions, mask, frequencies, begin, end, thread, text, p_batch, p_token, mask_batch, mask_token,
     SIZE: tl.constexpr, ROTATED: tl.constexpr, SHOWN: tl.constexpr, STEP: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -88,67 +88,65 @@ def _last_run(  # type: ignore[no-untyped-def]
     return first, end, angles
 
 
-@jit  # type: ignore[untyped-decorator]
-def _seen(score, there, mask, at, SHOWN: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _seen(score, there, mask, offsets, SHOWN: tl.constexpr):
     """Scores of the tokens that are attended to; of others minus infinity."""
     if mask is not None:
-        told = tl.load(mask + at, mask=there, other=0)
+        message = tl.load(mask + offsets, mask=there, other=0)
         if SHOWN:
-            there = there & (told != 0)
+            there = there & (message != 0)
         else:
-            score += told.to(tl.float32) * _LOG2E
+            score += message.to(tl.float32) * _LOG2E
     return tl.where(there, score, float("-inf"))
 
 
 @jit
-def _level(peak):  # type: ignore[no-untyped-def]
+def _level(peak):
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
 @jit
-def _weights(score, peak, total):  # type: ignore[no-untyped-def]
+def _weights(score, peak, total):
     """Of a column in both tiles; how much of what was before stays; and its peak and the thread's sum of weights."""
     higher = tl.maximum(peak, highest_of(tl.maximum(score[0], score[1]), 8, 4))
     level = _level(higher)
-    one, two, fade = tl.exp2(score[0] - level), tl.exp2(score[1] - level), tl.exp2(peak - level)
-    return (one, two), fade, higher, total * fade + (one + two)
+    first, two, fade = tl.exp2(score[0] - level), tl.exp2(score[1] - level), tl.exp2(peak - level)
+    return (first, two), fade, higher, total * fade + (first + two)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _mixed(  # type: ignore[no-untyped-def]
+@jit
+def _mixed(
     mixed, read, rights, fades, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
     """Sums of values with those of both tiles, 16 numbers of a value in the rows of each."""
     low, high = fades
-    one, two = left_of_numbers(read[0], BITS, dtype, COMPILED), left_of_numbers(read[1], BITS, dtype, COMPILED)
-    found = ()
-    for at in tl.static_range(len(mixed)):
-        sums = mixed[at]
+    first, two = left_of_numbers(read[0], BITS, dtype, COMPILED), left_of_numbers(read[1], BITS, dtype, COMPILED)
+    result = ()
+    for offsets in tl.static_range(len(mixed)):
+        sums = mixed[offsets]
         sums = (sums[0] * low, sums[1] * high, sums[2] * low, sums[3] * high)
-        sums = product(one[at], rights[0], sums, dtype, COMPILED)
-        found += (product(two[at], rights[1], sums, dtype, COMPILED),)  # type: ignore[assignment]
-    return found
+        sums = product(first[offsets], rights[0], sums, dtype, COMPILED)
+        result += (product(two[offsets], rights[1], sums, dtype, COMPILED),)
+    return result
 
 
 @jit
-def _of_query(part):  # type: ignore[no-untyped-def]
+def _of_query(part):
     """The sum of both columns of a query: of the first tokens, and of the others."""
     return sum_of(part, 2, 2)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _leave_product(  # type: ignore[no-untyped-def]
-    sums, first, there, low, high, one, end, row, AT: tl.constexpr, APART: tl.constexpr
-):
+@jit
+def _leave_product(sums, first, there, low, high, item, end, row, AT: tl.constexpr, APART: tl.constexpr):
     """Write what a product has left, of numbers AT and on: ``left_of_numbers`` says which, every APART of them two."""
     number = AT + row // 2 * APART + row % 2
     for half in tl.static_range(2):
-        found = tl.where(first, _of_query(one[2 * half] * low), _of_query(one[2 * half + 1] * high))
-        tl.store(sums + number + 2 * half, found, mask=there & (number + 2 * half < end))
+        result = tl.where(first, _of_query(item[2 * half] * low), _of_query(item[2 * half + 1] * high))
+        tl.store(sums + number + 2 * half, result, mask=there & (number + 2 * half < end))
 
 
-@jit  # type: ignore[untyped-decorator]
-def _leave(  # type: ignore[no-untyped-def]
+@jit
+def _leave(
     sums, peaks, totals, left, state, rank, row, quarter,
     QUERIES: tl.constexpr, HALVES: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -159,48 +157,48 @@ def _leave(  # type: ignore[no-untyped-def]
     peak, total, mixed = state
     first = quarter < 2
     query = quarter % 2 * 2 + quarter // 2
-    there, own = query < QUERIES, left + query
+    there, local = query < QUERIES, left + query
     top, other = highest_of(peak[0], 2, 2), highest_of(peak[1], 2, 2)
     low, high = tl.exp2(peak[0] - _level(top)), tl.exp2(peak[1] - _level(other))
-    tl.store(peaks + own, tl.where(first, top, other), mask=there & (row == 0))
-    found = tl.where(first, _of_query(sum_of(total[0], 8, 4) * low), _of_query(sum_of(total[1], 8, 4) * high))
-    tl.store(totals + own, found, mask=there & (row == 0))
-    sums += own * rank
+    tl.store(peaks + local, tl.where(first, top, other), mask=there & (row == 0))
+    result = tl.where(first, _of_query(sum_of(total[0], 8, 4) * low), _of_query(sum_of(total[1], 8, 4) * high))
+    tl.store(totals + local, result, mask=there & (row == 0))
+    sums += local * rank
     paired: tl.constexpr = STEPS // 2 * 2
     end = rank // HALVES
     for half in tl.static_range(HALVES):
         to = sums + half * (rank // 2)
-        for at in tl.static_range(paired):
-            one = mixed[half * paired + at]
-            _leave_product(to, first, there, low, high, one, end, row, at // 2 * 32 + at % 2 * 4, 8)
+        for offsets in tl.static_range(paired):
+            item = mixed[half * paired + offsets]
+            _leave_product(to, first, there, low, high, item, end, row, offsets // 2 * 32 + offsets % 2 * 4, 8)
         if STEPS % 2:
-            one = mixed[HALVES * paired + half]
-            _leave_product(to, first, there, low, high, one, end, row, paired * 16, 4)
+            item = mixed[HALVES * paired + half]
+            _leave_product(to, first, there, low, high, item, end, row, paired * 16, 4)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):  # type: ignore[no-untyped-def]
+@jit
+def _none(COUNT: tl.constexpr, SUMS: tl.constexpr, nothing):
     """Of COUNT times four queries peaks, sums of weights, and SUMS products of values, before the first token."""
     lowest = tl.full(nothing.shape, float("-inf"), tl.float32)
     sums = ()
     for _ in tl.static_range(SUMS):
-        sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
-    found = ()
+        sums += ((nothing, nothing, nothing, nothing),)
+    result = ()
     for _ in tl.static_range(COUNT):
-        found += (((lowest, lowest), (nothing, nothing), sums),)  # type: ignore[assignment]
-    return found
+        result += (((lowest, lowest), (nothing, nothing), sums),)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _column(score, scale, there, mask, seen_at, quarter, SHOWN: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _column(score, scale, there, mask, seen_at, quarter, SHOWN: tl.constexpr):
     """Both columns' scores of each thread's token in a tile."""
-    one = tl.where(quarter < 2, score[0], score[2]) * (scale * _LOG2E)
+    first = tl.where(quarter < 2, score[0], score[2]) * (scale * _LOG2E)
     two = tl.where(quarter < 2, score[1], score[3]) * (scale * _LOG2E)
-    return _seen(one, there, mask, seen_at, SHOWN), _seen(two, there, mask, seen_at, SHOWN)
+    return _seen(first, there, mask, seen_at, SHOWN), _seen(two, there, mask, seen_at, SHOWN)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _attended(  # type: ignore[no-untyped-def]
+@jit
+def _attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -210,38 +208,38 @@ def _attended(  # type: ignore[no-untyped-def]
         read: ``latent_reading.tiles``. v_scales: of these tokens' values.
     """
     peaks, totals, mixed = state
-    one = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
+    first = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
     two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, SHOWN)
-    ones, low, low_peak, low_total = _weights((one[0], two[0]), peaks[0], totals[0])
-    twos, high, high_peak, high_total = _weights((one[1], two[1]), peaks[1], totals[1])
+    ones, low, low_peak, low_total = _weights((first[0], two[0]), peaks[0], totals[0])
+    twos, high, high_peak, high_total = _weights((first[1], two[1]), peaks[1], totals[1])
     rights = ()
     for which in tl.static_range(2):
-        given = packed(ones[which] * v_scales[which], twos[which] * v_scales[which], dtype, COMPILED)
-        weights = transposed(given, COMPILED)
-        rights += ((tl.where(eighth < 4, weights, 0), tl.where(eighth < 4, 0, weights)),)  # type: ignore[assignment]
+        inputs = packed(ones[which] * v_scales[which], twos[which] * v_scales[which], dtype, COMPILED)
+        weights = transposed(inputs, COMPILED)
+        rights += ((tl.where(eighth < 4, weights, 0), tl.where(eighth < 4, 0, weights)),)
     mixed = _mixed(mixed, read, rights, (low, high), BITS, dtype, COMPILED)
     return (low_peak, high_peak), (low_total, high_total), mixed
 
 
-@jit  # type: ignore[untyped-decorator]
-def _all_attended(  # type: ignore[no-untyped-def]
+@jit
+def _all_attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, apart, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """The same of all queries; apart: of the mask from token to token."""
-    found = ()
+    result = ()
     for four in tl.static_range(len(state)):
-        found += (
+        result += (
             _attended(
                 state[four], (scores[0][four], scores[1][four]), read, scale, v_scales, there, mask,
                 (seen_at, seen_at + 16 * apart), eighth, quarter, BITS, SHOWN, dtype, COMPILED,
             ),
-        )  # type: ignore[assignment]  # fmt: skip
-    return found
+        )  # fmt: skip
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _kept(  # type: ignore[no-untyped-def]
+@jit
+def _kept(
     room, part, factor, turns, thread,
     ASKED: tl.constexpr, MADE_OF: tl.constexpr, TURNS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
@@ -270,8 +268,8 @@ def _kept(  # type: ignore[no-untyped-def]
     return asked_at, factor_at, turns_at
 
 
-@jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator]
-def attend_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=_ANY)
+def attend_kernel(
     query, keys, values, k_scales, v_scales, factor, bias, norm, mask, frequencies, turns, positions, length,
     room, sums, peaks, totals, tokens, scale, eps, k_eighths, v_eighths, q_batch, q_head, k_batch, k_token,
     v_batch, v_token, ks_batch, ks_token, vs_batch, vs_token, mask_batch, mask_token, p_batch, p_token,
@@ -308,11 +306,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     part = text * tl.num_programs(1) + tl.program_id(1)
     begin, end = _part(length, tokens, step)
     thread = tl.arange(0, 32 * WARPS)
-    eighth, quarter, own = thread // 4 % 8, thread % 4, thread // 32 * 32
+    eighth, quarter, local = thread // 4 % 8, thread % 4, thread // 32 * 32
     keys += text * k_batch * K_UNIT + head // K_SHARED * k_words
     values += text * v_batch * V_UNIT + head // V_SHARED * v_words
     k_scales_at, v_scales_at = text * ks_batch + head // K_SHARED, text * vs_batch + head // V_SHARED
-    ahead = tiles(keys, begin + own + eighth, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
+    ahead = tiles(keys, begin + local + eighth, end, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
     tiles_of: tl.constexpr = (SIZE + 15) // 16
     made_of: tl.constexpr = 0 if factor is None else tiles_of * matrices * 128
     asked_at, factor_at, turns_at = _kept(
@@ -334,17 +332,17 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     while stop > begin:
         if first != loaded:  # keys in registers are those of another place
             ahead = tiles(
-                keys, first + own + eighth, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED
+                keys, first + local + eighth, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED
             )  # fmt: skip
         for start in tl.range(first, stop, step):
-            at = start + own + eighth
+            offsets = start + local + eighth
             prefetch(keys, start + step + thread, stop, k_token, K_UNIT, K_STEPS, COMPILED)
             if EARLY:
-                read = tiles(values, at, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+                read = tiles(values, offsets, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
                 keep_order(thread, COMPILED)
             scales = (
-                scale_of(k_scales, k_scales_at, at, ks_token, stop),
-                scale_of(k_scales, k_scales_at, at + 8, ks_token, stop),
+                scale_of(k_scales, k_scales_at, offsets, ks_token, stop),
+                scale_of(k_scales, k_scales_at, offsets + 8, ks_token, stop),
             )  # fmt: skip
             score = scores(
                 ahead, stop >> 31, scales, None if factor is None else factor_at, bias, head * SIZE, norm, eps,
@@ -352,10 +350,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             keep_order(thread, COMPILED)
             if not EARLY:
-                read = tiles(values, at, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
-            behind = tiles(keys, at + step, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
+                read = tiles(values, offsets, stop, quarter, v_token, v_words, V_UNIT, V_STEPS, V_EVEN, COMPILED)
+            behind = tiles(keys, offsets + step, stop, quarter, k_token, k_words, K_UNIT, K_STEPS, K_EVEN, COMPILED)
             keep_order(thread, COMPILED)
-            token = tl.where(quarter < 2, at, at + 8)
+            token = tl.where(quarter < 2, offsets, offsets + 8)
             v_scale = scale_of(v_scales, v_scales_at, token, vs_token, stop)
             state = _all_attended(
                 state, score, read, scale, v_scale, (token < stop, token + 16 < stop), mask,
@@ -378,14 +376,14 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _some_rows(factor, row, size, column, rank):  # type: ignore[no-untyped-def]
+def _some_rows(factor, row, size, column, rank):
     """Some rows of a head's factor, in float32."""
     there = (row < size)[:, None] & (column < rank)[None, :]
     return tl.load(factor + row[:, None] * rank + column[None, :], mask=there, other=0.0).to(tl.float32)
 
 
-@jit(do_not_specialize=["parts", "eighths"])  # type: ignore[untyped-decorator]
-def join_kernel(  # type: ignore[no-untyped-def]
+@jit(do_not_specialize=["parts", "eighths"])
+def join_kernel(
     sums, peaks, totals, factor, bias, out, parts, eighths,
     HEADS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, FEATURES: tl.constexpr,
@@ -396,7 +394,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
     FEATURES are made at once, and the first of them read before all else.
     """
     head, text = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at, column, feature = tl.arange(0, PARTS), tl.arange(0, WIDE), tl.arange(0, FEATURES)
+    offsets, column, feature = tl.arange(0, PARTS), tl.arange(0, WIDE), tl.arange(0, FEATURES)
     rank = eighths * 8
     of_head = head // SHARED * SIZE
     if factor is not None:
@@ -405,16 +403,16 @@ def join_kernel(  # type: ignore[no-untyped-def]
     highest, total = float("-inf"), 0.0
     mixed = tl.zeros((WIDE,), tl.float32)
     for start in range(0, parts, PARTS):
-        there = start + at < parts
-        own = (text * parts + start + at) * HEADS + head
-        peak = tl.load(peaks + own, mask=there, other=float("-inf"))
-        weight = tl.load(totals + own, mask=there, other=0.0)
-        left = sums + own[:, None] * rank + column[None, :]
-        found = tl.load(left, mask=there[:, None] & (column < rank)[None, :], other=0.0)
+        there = start + offsets < parts
+        local = (text * parts + start + offsets) * HEADS + head
+        peak = tl.load(peaks + local, mask=there, other=float("-inf"))
+        weight = tl.load(totals + local, mask=there, other=0.0)
+        left = sums + local[:, None] * rank + column[None, :]
+        result = tl.load(left, mask=there[:, None] & (column < rank)[None, :], other=0.0)
         higher = tl.maximum(highest, tl.max(peak, axis=0))
         share, fade = tl.exp2(peak - _level(higher)), tl.exp2(highest - _level(higher))
         total = total * fade + tl.sum(weight * share, axis=0)
-        mixed = mixed * fade + tl.sum(found * share[:, None], axis=0)
+        mixed = mixed * fade + tl.sum(result * share[:, None], axis=0)
         highest = higher
     mixed = mixed / total
     to = out + (text * HEADS + head) * SIZE

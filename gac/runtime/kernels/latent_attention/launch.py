@@ -208,19 +208,19 @@ class Attention:
         return out
 
 
-def _features(held: Tensor, factor: Tensor | None) -> int:
+def _features(base: Tensor, factor: Tensor | None) -> int:
     """Of all heads of a token, as they are attended to."""
-    return held.shape[-1] if factor is None else factor.shape[:2].numel()
+    return base.shape[-1] if factor is None else factor.shape[:2].numel()
 
 
-def _bits(held: Tensor, scales: Tensor | None, rank: int) -> int | None:
+def _bits(base: Tensor, scales: Tensor | None, rank: int) -> int | None:
     """Of a number, of which the bytes of each group hold as many as the rank."""
-    return None if scales is None else 8 * held.shape[-1] // (scales.shape[-1] * rank)
+    return None if scales is None else 8 * base.shape[-1] // (scales.shape[-1] * rank)
 
 
-def _words(held: Tensor) -> Tensor:
+def _words(base: Tensor) -> Tensor:
     """Of two numbers of 16 bits; of rounded ones 16 bits, with two numbers or four."""
-    return held.view(torch.int32 if held.itemsize > 1 else torch.int16)
+    return base.view(torch.int32 if base.itemsize > 1 else torch.int16)
 
 
 def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int) -> dict[str, int | bool]:
@@ -249,18 +249,18 @@ def _strides(tensor: Tensor | None) -> tuple[int, int]:
 
 def attend(attention: Attention) -> Tensor:
     """What ``Attention.run`` finds, as an operator."""
-    given: Mapping[str, Any] = vars(attention)
-    mixed: Tensor = torch.ops.gac.latent_attention(*given.values())
+    inputs: Mapping[str, Any] = vars(attention)
+    mixed: Tensor = torch.ops.gac.latent_attention(*inputs.values())
     return mixed
 
 
-def _run(*given: Any) -> Tensor:
-    return Attention(*given).run()
+def _run(*inputs: Any) -> Tensor:
+    return Attention(*inputs).run()
 
 
-def _like(*given: Any) -> Tensor:
-    one = Attention(*given)
-    return one.query.new_empty(len(one.query), 1, one.query.shape[1], one.v_size)
+def _like(*inputs: Any) -> Tensor:
+    item = Attention(*inputs)
+    return item.query.new_empty(len(item.query), 1, item.query.shape[1], item.v_size)
 
 
 make_operator(

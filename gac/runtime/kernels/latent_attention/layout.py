@@ -38,9 +38,9 @@ def arranged(factor: Tensor, size: int, rotated: int, bits: int | None) -> Tenso
         rotated: features of a head that are.
         bits: of latents; those of 4 bits come in two halves of the rank.
     """
-    own = factor.reshape(-1, size, factor.shape[-1])
-    halves = own.chunk(2, -1) if bits == HALVES else (own,)
-    wide = torch.stack([pad(one, (0, -one.shape[-1] % _STEP)) for one in halves], 2)
+    local = factor.reshape(-1, size, factor.shape[-1])
+    halves = local.chunk(2, -1) if bits == HALVES else (local,)
+    wide = torch.stack([pad(halve, (0, -halve.shape[-1] % _STEP)) for halve in halves], 2)
     half, still = rotated // 2, rotated + (size - rotated) // 2
     first = torch.cat((wide[:, :half], wide[:, rotated:still]), 1)
     second = torch.cat((wide[:, half:rotated], wide[:, still:]), 1)

@@ -8,126 +8,126 @@ from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.ptx import further, neighbours, packed, prefetched, transposed
 
 
-@jit  # type: ignore[untyped-decorator]
-def _words(  # type: ignore[no-untyped-def]
-    row, at, COUNT: tl.constexpr, limit, UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr
+@jit
+def _words(
+    row, offsets, COUNT: tl.constexpr, limit, UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
     """So many neighbouring words of each thread's row, zeros from limit on. EVEN: no row ends there.
 
     Args:
-        row: where it begins. at: how many words further each thread's words lie.
+        row: where it begins. offsets: how many words further each thread's words lie.
         UNIT: words that rows, and where they end, are multiples of.
     """
     piece: tl.constexpr = min(UNIT, COUNT)
     if EVEN:
-        return neighbours(row + at, None, COUNT, piece, COMPILED)
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        found = ()
+        return neighbours(row + offsets, None, COUNT, piece, COMPILED)
+    else:
+        result = ()
         for start in tl.static_range(0, COUNT, piece):
-            found += neighbours(row + (at + start), at + start < limit, piece, piece, COMPILED)
-        return found
+            result += neighbours(row + (offsets + start), offsets + start < limit, piece, piece, COMPILED)
+        return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _row(  # type: ignore[no-untyped-def]
-    held, token, end, quarter, stride, limit,
+@jit
+def _row(
+    base, token, end, quarter, stride, limit,
     UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """The words of one token that each thread takes; from end on those of the last token before it.
 
     Four of each 16 words, which two steps of a product take; of an odd last step two of 8 words.
     """
-    row = further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
-    found = ()
+    row = further(base, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
+    result = ()
     for chunk in tl.static_range(STEPS // 2):
-        found += (_words(row, chunk * 16 + quarter * 4, 4, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
+        result += (_words(row, chunk * 16 + quarter * 4, 4, limit, UNIT, EVEN, COMPILED),)
     if STEPS % 2:
-        found += (_words(row, STEPS // 2 * 16 + quarter * 2, 2, limit, UNIT, EVEN, COMPILED),)  # type: ignore[assignment]
-    return found
+        result += (_words(row, STEPS // 2 * 16 + quarter * 2, 2, limit, UNIT, EVEN, COMPILED),)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def tiles(  # type: ignore[no-untyped-def]
-    held, token, end, quarter, stride, limit,
+@jit
+def tiles(
+    base, token, end, quarter, stride, limit,
     UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Of keys or values those of both tokens, by tile.
 
     From end on they are numbers of a token before it, which are finite: such a token's weight is 0.
     """
-    found = ()
+    result = ()
     for tile in tl.static_range(2):
         of_tile = ()
         for which in tl.static_range(2):
-            own = token + tile * 16 + which * 8
-            of_tile += (_row(held, own, end, quarter, stride, limit, UNIT, STEPS, EVEN, COMPILED),)  # type: ignore[assignment]
-        found += (of_tile,)  # type: ignore[assignment]
-    return found
+            local = token + tile * 16 + which * 8
+            of_tile += (_row(base, local, end, quarter, stride, limit, UNIT, STEPS, EVEN, COMPILED),)
+        result += (of_tile,)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def prefetch(held, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def prefetch(base, token, end, stride, UNIT: tl.constexpr, STEPS: tl.constexpr, COMPILED: tl.constexpr):
     """One token of each thread, into L2."""
-    prefetched(further(held, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
+    prefetched(further(base, tl.minimum(token, end - 1), stride * UNIT, COMPILED), STEPS * 8, COMPILED)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _numbers(words, BITS: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """Words as pairs of numbers of 16 bits; of numbers of 4 bits those in the lower or upper halves of bytes."""
     if BITS == 0:
         return words
-    else:  # noqa: RET505 - Triton compiles one branch alone
+    else:
         up: tl.constexpr = 32 - BITS - 4 * HALF
-        found = ()
-        for at in tl.static_range(len(words)):
-            low, high = (words[at] << up) >> (32 - BITS), (words[at] << (up - 8)) >> (32 - BITS)
-            found += (packed(low.to(tl.float32), high.to(tl.float32), dtype, COMPILED),)  # type: ignore[assignment]
-        return found
+        result = ()
+        for offsets in tl.static_range(len(words)):
+            low, high = (words[offsets] << up) >> (32 - BITS), (words[offsets] << (up - 8)) >> (32 - BITS)
+            result += (packed(low.to(tl.float32), high.to(tl.float32), dtype, COMPILED),)
+        return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def left(read, nil, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def left(read, nil, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """Latents of both tokens as left matrices of products: two of each 16 words, of both halves, then the odd ones.
 
     nil is always 0, but the assembler cannot know that. With a plain 0 it would copy the four registers of a matrix for
     every product.
     """
-    found, odd = (), ()
+    result, odd = (), ()
     for half in tl.static_range(2 if BITS == 4 else 1):
         for chunk in tl.static_range(len(read[0])):
             first = _numbers(read[0][chunk], BITS, half, dtype, COMPILED)
             second = _numbers(read[1][chunk], BITS, half, dtype, COMPILED)
-            one = (first[0] | nil, second[0] | nil, first[1] | nil, second[1] | nil)
+            item = (first[0] | nil, second[0] | nil, first[1] | nil, second[1] | nil)
             if len(first) == 4:
-                found += (one, (first[2] | nil, second[2] | nil, first[3] | nil, second[3] | nil))  # type: ignore[assignment]
+                result += (item, (first[2] | nil, second[2] | nil, first[3] | nil, second[3] | nil))
             else:
-                odd += (one,)  # type: ignore[assignment]
-    return found + odd
+                odd += (item,)
+    return result + odd
 
 
-@jit  # type: ignore[untyped-decorator]
-def left_of_numbers(read, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def left_of_numbers(read, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """The same the other way round: rows are numbers of latents, and columns are tokens.
 
     Row i of a matrix is number ``8 (i // 2) + i % 2`` of 32, of those that are left ``4 (i // 2) + i % 2`` of 16; row
     i + 8 is two numbers further on. The second of two matrices begins four numbers after the first.
     """
     of_tokens = left(read, 0, BITS, dtype, COMPILED)
-    found = ()
-    for at in tl.static_range(len(of_tokens)):
-        one = of_tokens[at]
-        first, second = transposed(one[0], COMPILED), transposed(one[2], COMPILED)
-        found += ((first, second, transposed(one[1], COMPILED), transposed(one[3], COMPILED)),)  # type: ignore[assignment]
-    return found
+    result = ()
+    for offsets in tl.static_range(len(of_tokens)):
+        item = of_tokens[offsets]
+        first, second = transposed(item[0], COMPILED), transposed(item[2], COMPILED)
+        result += ((first, second, transposed(item[1], COMPILED), transposed(item[3], COMPILED)),)
+    return result
 
 
 @jit
-def scale_of(scales, start, token, stride, end):  # type: ignore[no-untyped-def]
+def scale_of(scales, start, token, stride, end):
     """By which latents of a token of each tile are multiplied; 1 where they are not rounded."""
     if scales is None:
         return 1.0, 1.0
-    else:  # noqa: RET505 - Triton compiles one branch alone
+    else:
         scales += start + token.to(tl.int64) * stride
-        one = tl.load(scales, mask=token < end, other=0.0)
+        first = tl.load(scales, mask=token < end, other=0.0)
         two = tl.load(scales + 16 * stride, mask=token + 16 < end, other=0.0)
-        return one.to(tl.float32), two.to(tl.float32)
+        return first.to(tl.float32), two.to(tl.float32)

@@ -9,11 +9,11 @@ and four the same queries of the others.
 
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.latent_attention.read import left
-from gac.runtime.kernels.ptx import cosine_and_sine, held, leave_two, neighbours, packed, product, sum_of
+from gac.runtime.kernels.ptx import cosine_and_sine, load_words, neighbours, packed, product, store_two, sum_of
 
 
-@jit  # type: ignore[untyped-decorator]
-def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):
     """Where the first and the second feature of each pair lie in a head."""
     turns = pair < ROTATED // 2
     first = pair + tl.where(turns, 0, ROTATED // 2)
@@ -21,78 +21,78 @@ def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no
     return first, second
 
 
-@jit  # type: ignore[untyped-decorator]
-def _features(at, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _features(offsets, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):
     """Where the first and second features of each thread's two pairs lie, and whether they are there."""
-    low, high = 8 * at + 2 * quarter, 8 * at + 2 * quarter + 1
+    low, high = 8 * offsets + 2 * quarter, 8 * offsets + 2 * quarter + 1
     first, second = _places(low, SIZE, ROTATED)
     third, fourth = _places(high, SIZE, ROTATED)
     return (first, third), (second, fourth), (low < SIZE // 2, high < SIZE // 2)
 
 
 @jit
-def _turned(one, two, cosine, sine):  # type: ignore[no-untyped-def]
-    return one * cosine - two * sine, two * cosine + one * sine
-
-
-@jit  # type: ignore[untyped-decorator]
-def _angles(frequencies, place, at, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Cosines of each thread's two pairs, and their sines; pairs past those that turn stay where they are."""
-    pair = 8 * at + 2 * quarter
-    low = _number(frequencies + pair, pair < ROTATED // 2, COMPILED)
-    high = _number(frequencies + pair + 1, pair + 1 < ROTATED // 2, COMPILED)
-    one, two = cosine_and_sine(place * low, COMPILED), cosine_and_sine(place * high, COMPILED)
-    return one[0], two[0], one[1], two[1]
-
-
-@jit  # type: ignore[untyped-decorator]
-def angles_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Angles of all pairs of each thread at its place; nothing where keys are not rotated."""
-    found = ()
-    if ROTATED:
-        for at in tl.static_range((SIZE + 15) // 16):
-            found += (_angles(frequencies, place.to(tl.float32), at, quarter, ROTATED, COMPILED),)  # type: ignore[assignment]
-    return found
+def _turned(first, two, cosine, sine):
+    return first * cosine - two * sine, two * cosine + first * sine
 
 
 @jit
-def _float(word):  # type: ignore[no-untyped-def]
+def _angles(frequencies, place, offsets, quarter, ROTATED: tl.constexpr, COMPILED: tl.constexpr):
+    """Cosines of each thread's two pairs, and their sines; pairs past those that turn stay where they are."""
+    pair = 8 * offsets + 2 * quarter
+    low = _number(frequencies + pair, pair < ROTATED // 2, COMPILED)
+    high = _number(frequencies + pair + 1, pair + 1 < ROTATED // 2, COMPILED)
+    first, two = cosine_and_sine(place * low, COMPILED), cosine_and_sine(place * high, COMPILED)
+    return first[0], two[0], first[1], two[1]
+
+
+@jit
+def angles_at(frequencies, place, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):
+    """Angles of all pairs of each thread at its place; nothing where keys are not rotated."""
+    result = ()
+    if ROTATED:
+        for offsets in tl.static_range((SIZE + 15) // 16):
+            result += (_angles(frequencies, place.to(tl.float32), offsets, quarter, ROTATED, COMPILED),)
+    return result
+
+
+@jit
+def _float(word):
     return word.to(tl.float32, bitcast=True)
 
 
-@jit  # type: ignore[untyped-decorator]
-def advance_rotation(angles, turns, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def advance_rotation(angles, turns, COMPILED: tl.constexpr):
     """Angles that are a step further; turns is where each thread's part of ``latent_layout.turns_of`` begins."""
-    found = ()
-    for at in tl.static_range(len(angles)):
-        by = held(turns, at * 16, 4, COMPILED)
-        one, two = _turned(angles[at][0], angles[at][2], _float(by[0]), _float(by[2]))
-        three, four = _turned(angles[at][1], angles[at][3], _float(by[1]), _float(by[3]))
-        found += ((one, three, two, four),)  # type: ignore[assignment]
-    return found
+    result = ()
+    for offsets in tl.static_range(len(angles)):
+        by = load_words(turns, offsets * 16, 4, COMPILED)
+        first, two = _turned(angles[offsets][0], angles[offsets][2], _float(by[0]), _float(by[2]))
+        three, four = _turned(angles[offsets][1], angles[offsets][3], _float(by[1]), _float(by[3]))
+        result += ((first, three, two, four),)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _pairs_asked(query, there, at, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _pairs_asked(query, there, offsets, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr, COMPILED: tl.constexpr):
     """First and second features of each thread's two pairs of its query."""
-    first, second, inside = _features(at, quarter, SIZE, ROTATED)
+    first, second, inside = _features(offsets, quarter, SIZE, ROTATED)
     low, high = there & inside[0], there & inside[1]
-    one, two = _number(query + first[0], low, COMPILED), _number(query + second[0], low, COMPILED)
-    return one, two, _number(query + first[1], high, COMPILED), _number(query + second[1], high, COMPILED)
+    item, two = _number(query + first[0], low, COMPILED), _number(query + second[0], low, COMPILED)
+    return item, two, _number(query + first[1], high, COMPILED), _number(query + second[1], high, COMPILED)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _turned_back(pairs, angles, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _turned_back(pairs, angles, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """Both pairs as a right matrix; angles None: as they are."""
-    one, two, three, four = pairs
+    first, two, three, four = pairs
     if angles is not None:
-        one, two = _turned(one, two, angles[0], -angles[2])
+        first, two = _turned(first, two, angles[0], -angles[2])
         three, four = _turned(three, four, angles[1], -angles[3])
-    return packed(one, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)
+    return packed(first, three, dtype, COMPILED), packed(two, four, dtype, COMPILED)
 
 
-@jit  # type: ignore[untyped-decorator]
-def store_queries_to_smem(  # type: ignore[no-untyped-def]
+@jit
+def store_queries_to_smem(
     to, query, stride, factor, frequencies, warp, eighth, quarter, WARPS: tl.constexpr,
     QUERIES: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -107,98 +107,102 @@ def store_queries_to_smem(  # type: ignore[no-untyped-def]
     each: tl.constexpr = (matrices + WARPS - 1) // WARPS
     behind = tl.where(eighth < 4, 0, 8).to(tl.float32)
     for which in tl.static_range(each):
-        at = warp * each + which
+        offsets = warp * each + which
         angles = (None, None)
         if factor is not None and ROTATED:
             angles = (
-                _angles(frequencies, behind, at, quarter, ROTATED, COMPILED),
-                _angles(frequencies, behind + 16, at, quarter, ROTATED, COMPILED),
+                _angles(frequencies, behind, offsets, quarter, ROTATED, COMPILED),
+                _angles(frequencies, behind + 16, offsets, quarter, ROTATED, COMPILED),
             )
         for four in tl.static_range(fours):
             number = four * 4 + eighth % 4
-            own, there = query + number * stride, (number < QUERIES) & (at < matrices)
+            local, there = query + number * stride, (number < QUERIES) & (offsets < matrices)
             for tile in tl.static_range(2):
                 if factor is None:
-                    first = tl.where(at < paired, at // 2 * 32 + 8 * quarter + at % 2 * 4, at * 16 + 4 * quarter)
+                    first = tl.where(
+                        offsets < paired, offsets // 2 * 32 + 8 * quarter + offsets % 2 * 4, offsets * 16 + 4 * quarter
+                    )
                     made = (
-                        _two(own, first, there, SIZE, dtype, COMPILED),
-                        _two(own, first + 2, there, SIZE, dtype, COMPILED),
+                        _two(local, first, there, SIZE, dtype, COMPILED),
+                        _two(local, first + 2, there, SIZE, dtype, COMPILED),
                     )
                 else:
-                    pairs = _pairs_asked(own, there, at, quarter, SIZE, ROTATED, COMPILED)
+                    pairs = _pairs_asked(local, there, offsets, quarter, SIZE, ROTATED, COMPILED)
                     made = _turned_back(pairs, angles[tile], dtype, COMPILED)
-                leave_two(to, ((at * 2 + tile) * fours + four) * 64, made[0], made[1], at < matrices)
+                store_two(to, ((offsets * 2 + tile) * fours + four) * 64, made[0], made[1], offsets < matrices)
 
 
-@jit  # type: ignore[untyped-decorator]
-def load_queries(queries, COUNT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def load_queries(queries, COUNT: tl.constexpr, COMPILED: tl.constexpr):
     """So many right matrices, as ``store_queries_to_smem`` leaves them, in registers."""
-    found = ()
-    for at in tl.static_range(COUNT):
-        found += (held(queries, at * 64, 2, COMPILED),)  # type: ignore[assignment]
-    return found
+    result = ()
+    for offsets in tl.static_range(COUNT):
+        result += (load_words(queries, offsets * 64, 2, COMPILED),)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _number(at, there, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
-    kind: tl.constexpr = at.dtype.element_ty
+@jit
+def _number(offsets, there, COMPILED: tl.constexpr):
+    kind: tl.constexpr = offsets.dtype.element_ty
     if kind == tl.float32:
-        return _float(neighbours(at.to(tl.pointer_type(tl.int32), bitcast=True), there, 1, 1, COMPILED)[0])
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        word = neighbours(at.to(tl.pointer_type(tl.int16), bitcast=True), there, 1, 1, COMPILED)[0]
+        return _float(neighbours(offsets.to(tl.pointer_type(tl.int32), bitcast=True), there, 1, 1, COMPILED)[0])
+    else:
+        word = neighbours(offsets.to(tl.pointer_type(tl.int16), bitcast=True), there, 1, 1, COMPILED)[0]
         return word.to(tl.int16).to(kind, bitcast=True).to(tl.float32)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _two(query, at, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _two(query, offsets, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """A number and the next."""
-    here = there & (at < SIZE)
-    return packed(_number(query + at, here, COMPILED), _number(query + at + 1, here, COMPILED), dtype, COMPILED)
+    here = there & (offsets < SIZE)
+    return packed(
+        _number(query + offsets, here, COMPILED), _number(query + offsets + 1, here, COMPILED), dtype, COMPILED
+    )
 
 
 # --- keys ---
 
 
-@jit  # type: ignore[untyped-decorator]
-def _rights(factor, AT: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _rights(factor, AT: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr, COMPILED: tl.constexpr):
     """Right matrices that make the first features of tile AT, and those that make the second ones.
 
     They are as ``latent_layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
     """
-    whole: tl.constexpr = HALVES * (STEPS // 2)
+    full: tl.constexpr = HALVES * (STEPS // 2)
     first, second = (), ()
-    for at in tl.static_range(whole):
-        one = held(factor, (AT * HALVES * STEPS + at) * 128, 4, COMPILED)
-        two = held(factor, (AT * HALVES * STEPS + whole + at) * 128, 4, COMPILED)
-        first += ((one[0], one[1]), (one[2], one[3]))  # type: ignore[assignment]
-        second += ((two[0], two[1]), (two[2], two[3]))  # type: ignore[assignment]
+    for offsets in tl.static_range(full):
+        low = load_words(factor, (AT * HALVES * STEPS + offsets) * 128, 4, COMPILED)
+        two = load_words(factor, (AT * HALVES * STEPS + full + offsets) * 128, 4, COMPILED)
+        first += ((low[0], low[1]), (low[2], low[3]))
+        second += ((two[0], two[1]), (two[2], two[3]))
     for half in tl.static_range(HALVES if STEPS % 2 else 0):
-        both = held(factor, (AT * HALVES * STEPS + 2 * whole + half) * 128, 4, COMPILED)
-        first += ((both[0], both[1]),)  # type: ignore[assignment]
-        second += ((both[2], both[3]),)  # type: ignore[assignment]
+        both = load_words(factor, (AT * HALVES * STEPS + 2 * full + half) * 128, 4, COMPILED)
+        first += ((both[0], both[1]),)
+        second += ((both[2], both[3]),)
     return first, second
 
 
-@jit  # type: ignore[untyped-decorator]
-def _of_pairs(numbers, start, feature, inside, like, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _of_pairs(numbers, start, feature, inside, like, COMPILED: tl.constexpr):
     """Numbers of both pairs, as a product has them: for the first token and for the second. None: zeros."""
     if numbers is None:
         return like, like, like, like
-    else:  # noqa: RET505 - Triton compiles one branch alone
+    else:
         low = _number(numbers + start + feature[0], inside[0], COMPILED)
         high = _number(numbers + start + feature[1], inside[1], COMPILED)
         return low, high, low, high
 
 
-@jit  # type: ignore[untyped-decorator]
-def _of_both(numbers, start, first, second, inside, like, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _of_both(numbers, start, first, second, inside, like, COMPILED: tl.constexpr):
     """Those of first and of second features."""
-    one = _of_pairs(numbers, start, first, inside, like, COMPILED)
-    return one, _of_pairs(numbers, start, second, inside, like, COMPILED)
+    item = _of_pairs(numbers, start, first, inside, like, COMPILED)
+    return item, _of_pairs(numbers, start, second, inside, like, COMPILED)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _made(left, right, scales, begun, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _made(left, right, scales, begun, BITS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """8 features of both tokens' keys.
 
     Args:
@@ -208,27 +212,27 @@ def _made(left, right, scales, begun, BITS: tl.constexpr, dtype: tl.constexpr, C
     sums = begun
     if BITS:
         sums = (nothing, nothing, nothing, nothing)
-    for at in tl.static_range(len(left)):
-        sums = product(left[at], right[at], sums, dtype, COMPILED)
+    for offsets in tl.static_range(len(left)):
+        sums = product(left[offsets], right[offsets], sums, dtype, COMPILED)
     if BITS:
         first, second = scales
         return (
             sums[0] * first + begun[0], sums[1] * first + begun[1],
             sums[2] * second + begun[2], sums[3] * second + begun[3],
         )  # fmt: skip
-    else:  # noqa: RET505 - Triton compiles one branch alone
+    else:
         return sums
 
 
 @jit
-def _squares(sums, one, two):  # type: ignore[no-untyped-def]
+def _squares(sums, low, two):
     """Sums of squares of both tokens, with those of some more features."""
-    first = sums[0] + one[0] * one[0] + one[1] * one[1] + two[0] * two[0] + two[1] * two[1]
-    return first, sums[1] + one[2] * one[2] + one[3] * one[3] + two[2] * two[2] + two[3] * two[3]
+    first = sums[0] + low[0] * low[0] + low[1] * low[1] + two[0] * two[0] + two[1] * two[1]
+    return first, sums[1] + low[2] * low[2] + low[3] * low[3] + two[2] * two[2] + two[3] * two[3]
 
 
-@jit  # type: ignore[untyped-decorator]
-def _weighed(made, weights, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _weighed(made, weights, KIND: tl.constexpr):
     """Features times the weights of their norm."""
     more: tl.constexpr = 1.0 if KIND == "gemma" else 0.0
     return (
@@ -238,26 +242,26 @@ def _weighed(made, weights, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _turned_keys(one, two, turn):  # type: ignore[no-untyped-def]
+def _turned_keys(first, two, turn):
     """First and second features of both tokens, each thread's two pairs turned."""
-    a, b = _turned(one[0], two[0], turn[0], turn[2])
-    c, d = _turned(one[1], two[1], turn[1], turn[3])
-    e, f = _turned(one[2], two[2], turn[0], turn[2])
-    g, h = _turned(one[3], two[3], turn[1], turn[3])
+    a, b = _turned(first[0], two[0], turn[0], turn[2])
+    c, d = _turned(first[1], two[1], turn[1], turn[3])
+    e, f = _turned(first[2], two[2], turn[0], turn[2])
+    g, h = _turned(first[3], two[3], turn[1], turn[3])
     return (a, c, e, g), (b, d, f, h)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _as_left(one, two, dtype: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _as_left(first, two, dtype: tl.constexpr, COMPILED: tl.constexpr):
     """First and second features of both tokens as a left matrix."""
     return (
-        packed(one[0], one[1], dtype, COMPILED), packed(one[2], one[3], dtype, COMPILED),
+        packed(first[0], first[1], dtype, COMPILED), packed(first[2], first[3], dtype, COMPILED),
         packed(two[0], two[1], dtype, COMPILED), packed(two[2], two[3], dtype, COMPILED),
     )  # fmt: skip
 
 
-@jit  # type: ignore[untyped-decorator]
-def _keys(  # type: ignore[no-untyped-def]
+@jit
+def _keys(
     latents, matrices, first_scale, second_scale, biases, squares, weights, turns, AT: tl.constexpr,
     ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
@@ -267,21 +271,21 @@ def _keys(  # type: ignore[no-untyped-def]
         biases, weights: of first and of second features; weights of the norm; None: there is none.
     """
     scales = first_scale, second_scale
-    one = _made(latents, matrices[0], scales, biases[0], BITS, dtype, COMPILED)
+    first = _made(latents, matrices[0], scales, biases[0], BITS, dtype, COMPILED)
     two = _made(latents, matrices[1], scales, biases[1], BITS, dtype, COMPILED)
     if weights is not None:
-        squares = _squares(squares, one, two)
-        one, two = _weighed(one, weights[0], KIND), _weighed(two, weights[1], KIND)
+        squares = _squares(squares, first, two)
+        first, two = _weighed(first, weights[0], KIND), _weighed(two, weights[1], KIND)
     if ROTATED:
-        one, two = _turned_keys(one, two, turns[AT])
-    return _as_left(one, two, dtype, COMPILED), squares
+        first, two = _turned_keys(first, two, turns[AT])
+    return _as_left(first, two, dtype, COMPILED), squares
 
 
 # --- scores ---
 
 
-@jit  # type: ignore[untyped-decorator]
-def scores(  # type: ignore[no-untyped-def]
+@jit
+def scores(
     read, nil, scales, factor, bias, bias_at, norm, eps, queries, asked, turns, quarter,
     FOURS: tl.constexpr, SIZE: tl.constexpr, ROTATED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
     dtype: tl.constexpr, COMPILED: tl.constexpr,
@@ -302,67 +306,69 @@ def scores(  # type: ignore[no-untyped-def]
     low, high = (nothing, nothing), (nothing, nothing)
     sums = ()
     for _ in tl.static_range(2 * FOURS):
-        sums += ((nothing, nothing, nothing, nothing),)  # type: ignore[assignment]
+        sums += ((nothing, nothing, nothing, nothing),)
     if factor is None:
-        for at in tl.static_range(len(latents[0])):
-            sums = _added((latents[0][at], latents[1][at]), queries, asked, at, sums, FOURS, dtype, COMPILED)
+        for offsets in tl.static_range(len(latents[0])):
+            sums = _added(
+                (latents[0][offsets], latents[1][offsets]), queries, asked, offsets, sums, FOURS, dtype, COMPILED
+            )
     else:
-        for at in tl.static_range((SIZE + 15) // 16):
-            first, second, inside = _features(at, quarter, SIZE, ROTATED)
-            matrices = _rights(factor, at, len(latents[0]) // halves, halves, COMPILED)
+        for offsets in tl.static_range((SIZE + 15) // 16):
+            first, second, inside = _features(offsets, quarter, SIZE, ROTATED)
+            matrices = _rights(factor, offsets, len(latents[0]) // halves, halves, COMPILED)
             biases = _of_both(bias, bias_at, first, second, inside, nothing, COMPILED)
             weights = norm
             if norm is not None:
                 weights = _of_both(norm, 0, first, second, inside, nothing, COMPILED)
-            one, low = _keys(
-                latents[0], matrices, scales[0][0], scales[1][0], biases, low, weights, turns, at,
+            item, low = _keys(
+                latents[0], matrices, scales[0][0], scales[1][0], biases, low, weights, turns, offsets,
                 ROTATED, BITS, KIND, dtype, COMPILED,
             )  # fmt: skip
             two, high = _keys(
-                latents[1], matrices, scales[0][1], scales[1][1], biases, high, weights, turns, at,
+                latents[1], matrices, scales[0][1], scales[1][1], biases, high, weights, turns, offsets,
                 ROTATED, BITS, KIND, dtype, COMPILED,
             )  # fmt: skip
-            sums = _added((one, two), queries, asked, at, sums, FOURS, dtype, COMPILED)
+            sums = _added((item, two), queries, asked, offsets, sums, FOURS, dtype, COMPILED)
     return _by_tile(sums, (low, high), norm, eps, FOURS, SIZE)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _by_tile(sums, squares, norm, eps, FOURS: tl.constexpr, SIZE: tl.constexpr):
     """Scores of each tile, with keys that are normed where there is a norm."""
-    found = ()
+    result = ()
     for tile in tl.static_range(2):
         of_tile = ()
         for four in tl.static_range(FOURS):
             score = sums[tile * FOURS + four]
-            of_tile += (score if norm is None else _normed(score, squares[tile], eps, SIZE),)  # type: ignore[assignment]
-        found += (of_tile,)  # type: ignore[assignment]
-    return found
+            of_tile += (score if norm is None else _normed(score, squares[tile], eps, SIZE),)
+        result += (of_tile,)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _right(queries, asked, AT: tl.constexpr, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _right(queries, asked, AT: tl.constexpr, COMPILED: tl.constexpr):
     """A right matrix of queries."""
     if len(asked):
         return asked[AT]
-    else:  # noqa: RET505 - Triton compiles one branch alone
-        return held(queries, AT * 64, 2, COMPILED)
+    else:
+        return load_words(queries, AT * 64, 2, COMPILED)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _added(  # type: ignore[no-untyped-def]
+@jit
+def _added(
     keys, queries, asked, AT: tl.constexpr, sums, FOURS: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
     """Sums of all tiles and queries with one more product."""
-    found = ()
+    result = ()
     for tile in tl.static_range(len(keys)):
         for four in tl.static_range(FOURS):
             right = _right(queries, asked, (AT * len(keys) + tile) * FOURS + four, COMPILED)
-            found += (product(keys[tile], right, sums[tile * FOURS + four], dtype, COMPILED),)  # type: ignore[assignment]
-    return found
+            result += (product(keys[tile], right, sums[tile * FOURS + four], dtype, COMPILED),)
+    return result
 
 
-@jit  # type: ignore[untyped-decorator]
-def _normed(score, squares, eps, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+@jit
+def _normed(score, squares, eps, SIZE: tl.constexpr):
     """Scores with keys over the root of the mean of their squares, of which each of four threads has a part."""
     first = tl.rsqrt(sum_of(squares[0], 4, 1) / SIZE + eps)
     second = tl.rsqrt(sum_of(squares[1], 4, 1) / SIZE + eps)

@@ -27,7 +27,7 @@ HERE = [
 def tensors(inputs: Sequence[Any]) -> Iterator[Tensor]:
     """All that is read: tensors, and those that hold weights."""
     for one in inputs:
-        yield from one.held.values() if isinstance(one, Stored) else [one]
+        yield from one.tensors.values() if isinstance(one, Stored) else [one]
 
 
 @pytest.fixture(params=HERE)
