@@ -57,6 +57,5 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
 
 
 def _is_tied(model: Any) -> bool:
-    """True if the head multiplies with the very parameter of the embedding."""
     weights = [getattr(module, "weight", None) for module in embeddings_of(model).values()]
     return len(weights) == 2 and weights[0] is not None and weights[0] is weights[1]

@@ -28,7 +28,7 @@ def classes_of(model_type: str) -> Any:
 
 
 def auto_map(classes: Any) -> dict[str, str]:
-    """Where the factories of transformers find these classes beside a checkpoint's weights."""
+    """Return where the factories of transformers find these classes beside a checkpoint's weights."""
     factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
     return {factory: f"modeling_gac.{result.__name__}" for factory, result in factories.items()}
 

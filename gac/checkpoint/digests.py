@@ -1,4 +1,4 @@
-"""What a checkpoint was when it was saved: digests of each tensor, each key of its config and each other file.
+"""Digests of a checkpoint as it was saved: of each tensor, each key of its config and each other file.
 
 They show what was changed or mixed up. Whoever can write all files can also write digests that fit; so the SHA-256 of
 the digests' file stands for the whole directory, to be compared with one that was kept elsewhere or signed.

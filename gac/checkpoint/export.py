@@ -152,7 +152,6 @@ def _dense_config(config: Any) -> Any:
 
 
 def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
-    """What ``quantization_config`` says of a model whose weights lie as they are, and its ends in the model's dtype."""
     layout = layout_of(model, plan) or {"config_groups": {}}
     readable = {target for group in layout["config_groups"].values() for target in group["targets"]}
     stored = [weight for weight in plan.weights if isinstance(model.get_submodule(weight.name), Stored)]
@@ -171,7 +170,6 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
 
 
 def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
-    """The config with the width that all MLPs have, where that is all there is to say of the plan."""
     family, stock = family_of(config), copy.deepcopy(config)
     modules = {choice.name: form_named(choice.form).module(choice.weight, choice.dim) for choice in plan.weights}
     down = next(modules[choice.name] for choice in plan.weights if choice.weight.neurons == "in")
@@ -190,7 +188,6 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
 
 
 def _empty(model: Any, config: Any) -> Any:
-    """The dense class without values, to say what is stored how."""
     dense = next(base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
     with torch.device("meta"):
         config = copy.deepcopy(config)
@@ -199,7 +196,6 @@ def _empty(model: Any, config: Any) -> Any:
 
 
 def _as_stock(choice: WeightChoice, local: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:
-    """With zeros for a bias that was left out; one for which the architecture has no place is refused."""
     zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in stock.state_dict().items()}
     if not local.keys() <= zeros.keys():
         raise CheckpointError(

@@ -65,7 +65,6 @@ def described(document: dict[str, Any], source: Path) -> Any:
 
 
 def _check_no_code(document: dict[str, Any], source: Path) -> None:
-    """No key, also of the configs within it, chooses code that runs; nor does an adapter lie beside it."""
     inner = [value for name, value in document.items() if isinstance(value, dict) and name != QUANTIZATION]
     for key, value in ((key, item[key]) for item in (document, *inner) for key in item):
         if chooses_code(key):

@@ -50,20 +50,17 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
 
 
 def _module(choice: WeightChoice) -> dict[str, Any]:
-    """What one weight became: the plan's form, dim and scheme, the module that runs it with its sizes, and what holds
-    its matrices, where that is not the module itself."""
+    """Return form, dim, scheme, module, sizes and storage of one weight."""
     spec = form_named(choice.form).module(choice.weight, choice.dim)
     chosen = {"form": choice.form, "dim": choice.dim, "scheme": choice.scheme}
     return chosen | {"module": spec.module, "sizes": dict(spec.sizes)} | _stored(choice.scheme)
 
 
 def _head(head: RoundedHead) -> dict[str, Any]:
-    """How embedding and head are stored, and whether they are one."""
     return {"scheme": head.scheme, "tied": len(head.shapes) == 1} | _stored(head.scheme)
 
 
 def _stored(scheme: str) -> dict[str, Any]:
-    """What holds the matrices of a scheme; nothing where the modules themselves do."""
     stored = scheme_named(scheme).storage
     return {"storage": stored.storage, "options": dict(stored.options)} if stored else {}
 
@@ -75,7 +72,7 @@ def _digest(header: Mapping[str, Any], config: Any) -> str:
 
 
 def is_unchanged(header: Any, config: Any) -> bool:
-    """Whether the key ``gac``, and all of its config that the dims of weights follow from, are as they were written.
+    """Return whether the key ``gac``, and the sizes in its config, are as they were written.
 
     Args:
         header: as it stands in a file.
@@ -112,7 +109,6 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
 
 
 def _members(header: Mapping[str, Any]) -> dict[str, str]:
-    """As JSON, what a plan decides of the key, with each module by its name."""
     members = {name: value for name, value in header.items() if name not in ("plan", "digest")}
     modules = members.pop("modules", None)
     members |= {f"modules.{name}": value for name, value in modules.items()} if isinstance(modules, dict) else {}
@@ -120,7 +116,6 @@ def _members(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_weights(plan: Plan, config: Any, source: Any) -> None:
-    """The plan's weights are weights of the config, with its dims."""
     weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
     for weight in (choice.weight for choice in plan.weights):
         if (ours := weights.get(weight.name)) != weight:

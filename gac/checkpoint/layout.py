@@ -66,7 +66,6 @@ def _others(names: Sequence[str], gone: set[str]) -> list[str]:
 
 
 def _scheme_of(name: str, schemes: dict[str, str], plan: Plan) -> str:
-    """Of a module in a storage: its weight's, which a factor of a pair lies below; or that of embedding and head."""
     path = name
     while path:
         if path in schemes:
@@ -81,5 +80,4 @@ def _group(module: Stored, scheme: str) -> dict[str, Any] | None:
 
 
 def _fused_pair(module: nn.Module) -> bool:
-    """Whether it stands for the first factor of a pair, which has no module of its own."""
     return isinstance(module, FusedMember) and module.second is not None

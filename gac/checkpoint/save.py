@@ -73,7 +73,6 @@ def save(
 
 
 def _check_storable(plan: Plan) -> None:
-    """Refuse schemes of fewer bits that have no storage: their weights would take more than the plan says."""
     schemes = {weight.scheme: scheme_named(weight.scheme) for weight in plan.weights}
     if wide := sorted(name for name, weight in schemes.items() if weight.bits < DENSE_BITS and weight.storage is None):
         raise CheckpointError(
@@ -84,7 +83,6 @@ def _check_storable(plan: Plan) -> None:
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
-    """The model's modules are the plan's, all in one dtype: a checkpoint has but one."""
     for choice in plan.weights:
         module: Any = model.get_submodule(choice.name)
         result = _described(as_linear(module))
@@ -104,7 +102,6 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
 
 
 def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
-    """Embedding and head are stored as the plan says."""
     head = plan.measured.head
     due = storage_of(scheme_named(head.scheme)) if head else None
     stored = [item for item in embeddings_of(model).values() if isinstance(item, Stored)]
@@ -122,7 +119,6 @@ def _in_scheme(choice: WeightChoice) -> str:
 
 
 def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Shapes, and the dtypes of what no cast changes."""
     fixed = {
         f"{path}.{name}".lstrip(".")
         for path, stored_module in stored_modules(module).items()

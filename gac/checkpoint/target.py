@@ -79,7 +79,6 @@ def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A temporary directory; what has its name afterwards is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
@@ -90,7 +89,6 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _move(part: Path, target: Path) -> None:
-    """Rename onto ``target``; a checkpoint that is there changes places with ``part``, or steps aside first."""
     if not is_checkpoint(target):
         part.rename(target)  # an empty directory is replaced
         return

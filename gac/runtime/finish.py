@@ -18,7 +18,7 @@ _logger = logging.getLogger("gac")
 
 @dataclass(frozen=True)
 class Description:
-    """How a compressed model runs besides its modules, by the names of these in the model.
+    """The way a compressed model runs besides its modules, by the names of these in the model.
 
     Attributes:
         fused: groups of weights whose first GEMMs run as one, in the order of their calls.
@@ -53,7 +53,6 @@ def finish(model: Any, description: Description, kernels: bool = True) -> None:
 
 
 def _share_gemms(model: Any, groups: Sequence[Sequence[str]]) -> None:
-    """Quantised or offloaded weights cannot share GEMMs; they run by themselves, with the same outputs."""
     weights = [model.get_submodule(name) for names in groups for name in names]
     tensors = (tensor for weight in weights for tensor in (*weight.parameters(), *weight.buffers()))
     if groups and (getattr(model, "hf_quantizer", None) or any(tensor.is_meta for tensor in tensors)):

@@ -23,7 +23,7 @@ QUANTISED_INPUTS = "rounded"
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What holds the numbers of a module: the name of a storage and its options."""
+    """The storage of a module's numbers: its name and its options."""
 
     storage: str | None = None
     options: dict[str, int | bool | str | None] = {}
@@ -167,7 +167,6 @@ def _is_weight(module: Any) -> bool:
 
 
 def _module(name: str, dense: Any, described: Module) -> nn.Module:
-    """Make the module of a weight, its parameters allocated beside those of the dense one."""
     if described.module not in KINDS:
         raise _wrong(f"{name}.module is {described.module!r}", f"one of {', '.join(KINDS)}")
     kind, names = KINDS[described.module]

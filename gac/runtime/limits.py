@@ -1,4 +1,4 @@
-"""What the kernels of storages can read, by size alone. Loads no torch, so that planning reads it too."""
+"""Sizes that kernels can read. Loads no torch, so that planning reads it too."""
 
 from collections.abc import Callable, Mapping
 

@@ -127,7 +127,6 @@ class CompressedModel:
             self._write_companions(directory)
 
     def _get_static_cache_init_shape(self: Any) -> Any:
-        """None where the model is split, or keeps latents: its attentions have other keys and values."""
         if self.tp_size is not None or caches_latents(self):
             return None
         return super()._get_static_cache_init_shape()  # type: ignore[misc]
@@ -139,7 +138,6 @@ class CompressedModel:
         return super().init_continuous_batching(*args, **options)  # type: ignore[misc]
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
-        """Push to the hub with GAC's card, not the one that transformers would write."""
         self._write_companions(working_dir)
         return super()._upload_modified_files(working_dir, *args, **options)  # type: ignore[misc]
 
@@ -182,7 +180,6 @@ def not_paged(model: Any) -> tuple[str, str, str] | None:
 
 
 def _check_loaded(source: Any, model: Any, report: Any) -> None:
-    """Refuse files that lack a weight, whose values transformers would make up, or hold a quantised one twice."""
     if names := sorted(map(str, report["missing_keys"])):
         raise ValueError(
             f"{source}: {names[0]} is missing ({len(names)} in all); expected every weight that config.json describes."
@@ -200,7 +197,6 @@ def _check_loaded(source: Any, model: Any, report: Any) -> None:
 
 
 def _split(source: Any, model: Any, ranks: Ranks) -> None:
-    """Leave of a model, loaded whole on the CPU, what this process has of it."""
     if getattr(model, "hf_quantizer", None) is not None:
         raise SplitError(
             f"{source} in {model.hf_quantizer.quantization_config.quant_method} with tp_plan",

@@ -85,7 +85,7 @@ class BlockLinear(nn.Module):
 
 
 def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What a ``BlockLinear`` makes of x ``(..., blocks * rank)`` with a weight ``(blocks, rows, rank)``."""
+    """Return what a ``BlockLinear`` makes of x ``(..., blocks * rank)`` with a weight ``(blocks, rows, rank)``."""
     blocks, rows, rank = weight.shape
     latents = x.reshape(-1, blocks, rank).transpose(0, 1)
     y = torch.bmm(latents, weight.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)

@@ -23,7 +23,7 @@ from gac.runtime.latents.attention import cache_latents
 from gac.runtime.latents.quantise import QuantisedLatents, words_of
 from tests.compression.applying import logits
 from tests.models.small import small_config
-from tests.runtime.interpreted import DEVICE, operators
+from tests.runtime.interpreted import DEVICE, operators, shapes
 from tests.runtime.test_latents import LEFT, MakePlan, apart, changes, generated, latent_model, numbers, steps
 
 
@@ -191,7 +191,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", shapes(CASES, [0, 2, 10, 12, 15, 19, 21]))
 def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
     assert off(case.attention()) < 1e-3
 
@@ -209,7 +209,7 @@ FEW_BITS = [
 ]
 
 
-@pytest.mark.parametrize("case", FEW_BITS)
+@pytest.mark.parametrize("case", shapes(FEW_BITS, [1, 2, 8]))
 def test_over_latents_of_few_bits(case: Case) -> None:
     assert off(case.attention()) < 1e-3
 
@@ -223,13 +223,13 @@ def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
     assert off(given) < 1e-3
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]])
+@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]], [0, 4]))
 def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
 @pytest.mark.parametrize(("early", "held"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[8], *FEW_BITS[1:3]])
+@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], *FEW_BITS[1:3]], [0]))
 def test_whatever_a_thread_has_registers_for(
     case: Case, early: bool, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +243,7 @@ def test_parts_of_other_sizes(processors: int, monkeypatch: pytest.MonkeyPatch) 
     assert off(Case(tokens=300, batch=2).attention()) < 1e-3
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 64, 100, 200])
+@pytest.mark.parametrize("tokens", shapes([1, 5, 64, 100, 200], [0, 3]))
 def test_of_a_static_cache_what_is_there(tokens: int) -> None:
     """Its other places hold anything, and there are more parts than tiles."""
     positions = with_runs(torch.arange(200, device=DEVICE) + torch.tensor([[5], [8]], device=DEVICE))

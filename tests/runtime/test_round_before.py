@@ -93,7 +93,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("a GPU has its own kernels")
     monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
-    monkeypatch.setattr(PackedIntegers, "unread", lambda *_: "few bits are another test's matter")
+    monkeypatch.setattr(PackedIntegers, "kernel_unsupported_reason", lambda *_: "few bits are another test's matter")
     small_gpu(monkeypatch)
 
 

@@ -26,12 +26,12 @@ from gac.runtime.kernels.gpu import unsupported_reason
 
 
 def can_run(*value: Tensor) -> bool:
-    """Whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
+    """Return whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
     return not torch.is_grad_enabled() and can_launch(*value) and all(item.dtype == value[0].dtype for item in value)
 
 
 def can_launch(*value: Tensor) -> bool:
-    """Whether a kernel can be launched on them: plain tensors of one GPU, the first in 16 bits, not compiled."""
+    """Return whether a kernel can be launched on them: plain tensors of one GPU, the first in 16 bits, not compiled."""
     first = value[0]
     return (
         not torch.compiler.is_compiling()
@@ -106,7 +106,7 @@ class _Static:
 
 
 class _Now(local):
-    """Whether this thread runs such an attention."""
+    """True in ``rotating`` while this thread runs such an attention."""
 
     rotating = False
 
@@ -117,7 +117,7 @@ def rotate_of(attention: type) -> Any:
 
 
 def applies_rotary(attention: type) -> bool:
-    """Whether its ``forward`` calls the function of its file, which is then replaced for all models of the file."""
+    """Return whether its ``forward`` calls the function of its file, which is then replaced for all of them."""
     code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
     plain = rotate_of(attention)
     if plain is None or code is None or _ROTARY not in code.co_names:
@@ -130,7 +130,7 @@ def applies_rotary(attention: type) -> bool:
 
 
 def rotates_plainly(attention: type) -> bool:
-    """Whether the function of its file is ``plainly_rotated``."""
+    """Return whether the function of its file is ``plainly_rotated``."""
     plain = rotate_of(attention)
     return plain is not None and (hasattr(plain, "fused_state") or _is_rotary(plain))
 
@@ -151,7 +151,6 @@ def _fused_rotary(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the kernel can run, with gradients too; what float32 angles rotate is read in 16 bits by autocast."""
     if not can_launch(q, k, cos, sin) or k.dtype != q.dtype:
         return False
     kind, angles = q.device.type, {cos.dtype, sin.dtype}
@@ -160,7 +159,6 @@ def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 def _is_rotary(plain: Callable[..., Any]) -> bool:
-    """Whether the function is ``plainly_rotated``, found by running it."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
     value = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
@@ -240,7 +238,7 @@ class Product(Forward):
 
 
 def norm_of(norm: Any) -> str | None:
-    """Which of ``NORMS`` it is, found by running it with another weight; None: another one, or none."""
+    """Return which of ``NORMS`` it is, found by running it with another weight; None: another one, or none."""
     if (eps := eps_of(norm)) is None or [name for name, _ in norm.named_parameters()] != ["weight"]:
         return None
     size = norm.weight.numel()
@@ -254,12 +252,12 @@ def norm_of(norm: Any) -> str | None:
 
 
 def eps_of(norm: nn.Module) -> Any:
-    """What an RMSNorm adds to the mean of the squares; None: it has none."""
+    """Return what an RMSNorm adds to the mean of the squares; None: it has none."""
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
 def activation_of(activation: nn.Module) -> str | None:
-    """Which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
+    """Return which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
     x = torch.linspace(-9, 9, 64, device="cpu")
     if any(True for _ in activation.parameters()):
         return None
@@ -268,7 +266,6 @@ def activation_of(activation: nn.Module) -> str | None:
 
 
 def _gated_of(mlp: nn.Module) -> tuple[str, tuple[str, ...], str] | None:
-    """The names in a gated MLP as ``Product`` takes them, where it does that and no more, found by running it."""
     children = set(mlp._modules)
     for by in _ACTIVATION:
         for up, down in _GATED:

@@ -41,7 +41,7 @@ class QuantisedActivations:
             reader.before = self
 
     def can(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether all readers have kernels for what is made of x with such a weight, without gradients and hooks."""
+        """Return whether all readers have kernels for the norm of x, without gradients and hooks."""
         return (
             not torch.is_grad_enabled()
             and (weight.dtype, weight.device) == (x.dtype, x.device)
@@ -58,7 +58,7 @@ class QuantisedActivations:
         return made
 
     def get(self, x: Tensor) -> QuantisedRows | None:
-        """What x was rounded to, if it is the tensor that was made last."""
+        """Return what x was rounded to, if it is the tensor that was made last."""
         return self._rounded if self._made is x else None
 
     def release(self) -> None:
@@ -104,7 +104,6 @@ def quantise_in_norms(model: nn.Module, described: Sequence[Mapping[str, Any]]) 
 
 
 def _activations_of(weights: Sequence[nn.Module], by: nn.Module) -> QuantisedActivations | None:
-    """For the weights that round their inputs; None: there are none, or they do not round them alike."""
     firsts = [first_of(weight) for weight in weights]
     readers = [weight for weight in firsts if isinstance(weight, StoredLinear) and weight.storage.number is not None]
     if len({weight.storage.number for weight in readers}) != 1:

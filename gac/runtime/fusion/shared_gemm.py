@@ -52,7 +52,6 @@ class SharedGemm:
         self.read = self.output = self.gathered = None
 
     def _from_all(self, index: int, local: Tensor, apart: int) -> Tensor:
-        """A part of all processes: by itself where it ran so, else as one of those that are gathered together."""
         ranks, size = self.gathering[index], local.shape[-1]
         if size >= apart:
             return ranks.gathered(local)
@@ -67,7 +66,6 @@ class SharedGemm:
         return self.gathered[..., start : start + ranks.size * size]
 
     def _part_of(self, x: Tensor, part: slice) -> Tensor:
-        """This part's output; the GEMM runs unless the last one read the same tensor."""
         apart = apart_from(x.numel() // x.shape[-1])
         if part.stop - part.start >= apart:
             return self._multiplied(x, part)
@@ -81,14 +79,12 @@ class SharedGemm:
 
 
 def _taken(output: Tensor, parts: Sequence[slice]) -> Tensor:
-    """Some features of it, one part after the other; a view where they lie so."""
     if all(item.stop == other.start for item, other in pairwise(parts)):
         return output[..., parts[0].start : parts[-1].stop]
     return torch.cat([output[..., part] for part in parts], -1)
 
 
 def _laid_out(features: Sequence[int], step: int = 1) -> tuple[slice, ...]:
-    """Where each weight's features lie, the shortest first, each from a multiple of the step on."""
     result, end = dict[int, slice](), 0
     for index in sorted(range(len(features)), key=features.__getitem__):
         start = -(-end // step) * step
@@ -205,7 +201,6 @@ class FusedMember(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, features={self._part}"
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Its rows of the fused parameters, under the names that it has unfused."""
         (fused,) = self._link
         prefix = "" if self.second is None else "first."
         yield f"{prefix}weight", fused.weight[self._part]
@@ -254,7 +249,7 @@ def share_gemm(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def can_share(weights: Sequence[Any]) -> bool:
-    """Whether these linear weights or pairs are alike in what holds their first factors."""
+    """Return whether these linear weights or pairs are alike in what holds their first factors."""
     firsts = [first_of(weight) for weight in weights]
     linear = all(hasattr(weight, "in_features") for weight in weights)
     return linear and all(storage_of(first) == storage_of(firsts[0]) for first in firsts)
@@ -266,5 +261,5 @@ def first_of(weight: Any) -> Any:
 
 
 def storage_of(first: nn.Module) -> Storage | None:
-    """What holds a linear weight; None: it is in the model's dtype."""
+    """Return what holds a linear weight; None: it is in the model's dtype."""
     return first.storage if isinstance(first, StoredLinear) else None

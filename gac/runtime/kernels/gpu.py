@@ -17,7 +17,7 @@ _said: set[tuple[str, str]] = set()
 
 
 def kernels_run_on(device: torch.device) -> bool:
-    """Whether Triton kernels that read bfloat16 run there."""
+    """Return whether Triton kernels that read bfloat16 run there."""
     return device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -45,7 +45,7 @@ def launching_on(x: Tensor) -> Any:
 
 
 def ceil_div(total: int, part: int) -> int:
-    """How many parts cover the whole."""
+    """Return how many parts cover the whole."""
     return -(-total // part)
 
 

@@ -28,7 +28,7 @@ _ARRANGED = 1024
 
 @dataclass(frozen=True)
 class Vector:
-    """How one row is multiplied.
+    """Launch parameters of the product with one row.
 
     Attributes:
         warps: of a program.
@@ -116,12 +116,12 @@ class Packed:
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor | None, int, int, int]:
-        """What the operators take of it."""
+        """Return what the operators take of it."""
         return self.words, self.scale, self.zeros, self.bits, self.group, self.columns
 
     @property
     def read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What kernels read."""
+        """Return what kernels read."""
         return self.words, self.scale, self.words if self.zeros is None else self.zeros
 
     @property
@@ -167,7 +167,7 @@ def gemv(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
 
 
 def _vector(weight: Packed) -> Vector:
-    """What is fastest for one row."""
+    """Return what is fastest for one row."""
     short = _OF_SHORT_ROWS if weight.columns <= _SHORT else {}
     return short.get(weight.bits, _VECTORS[weight.bits])
 
@@ -208,7 +208,7 @@ def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
 
 
 def _tile(rows: int, weight: Packed) -> Tile:
-    """What is fastest for so many rows."""
+    """Return what is fastest for so many rows."""
     tiles = dict(_MATRICES)
     if weight.bits == 8:
         tiles |= _IN_8_BITS
@@ -580,7 +580,7 @@ def _numbers(
 
 @jit
 def _off(zeros, row, group, groups, BITS: tl.constexpr):
-    """How far zero points of a group lie above ``2 ** (BITS - 1)``, float32."""
+    """Return how far zero points of a group lie above ``2 ** (BITS - 1)``, float32."""
     return zero_points(zeros, row, group, True, groups, BITS) - (1 << (BITS - 1))
 
 

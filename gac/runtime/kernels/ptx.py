@@ -164,7 +164,7 @@ _LINE = tl.constexpr(1024)
 
 @jit
 def further(base, count, words, COMPILED: tl.constexpr):
-    """Where count times so many words have gone by; a compiled place is one instruction, which LLVM makes three of."""
+    """Advance a pointer by count times so many words: in PTX one instruction, of which LLVM makes three."""
     if COMPILED:
         apart = words * (base.dtype.element_ty.primitive_bitwidth // 8)
         ptrs = tl.inline_asm_elementwise(
@@ -267,7 +267,7 @@ _TWO = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 
 @jit
 def reserved(thread):
-    """Where the program's own ROOM begins; a kernel calls it once."""
+    """Return where the program's own ROOM begins; a kernel calls it once."""
     return tl.inline_asm_elementwise(_RESERVE, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1)
 
 

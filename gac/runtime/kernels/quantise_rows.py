@@ -41,7 +41,7 @@ def quantise_rows(x: Tensor, number: torch.dtype) -> QuantisedRows:
 def norm_quantised(
     x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
 ) -> tuple[Tensor, QuantisedRows]:
-    """What one of ``rows.NORMS`` makes of x ``(..., features)`` of 16 bits on a GPU, and the same rounded: one launch.
+    """Run one of ``rows.NORMS`` on x ``(..., features)`` of 16 bits, and quantise its output, in one launch.
 
     Args:
         full: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
@@ -103,7 +103,6 @@ def nearest(units):
 
 @jit
 def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.constexpr, COUNTERS: tl.constexpr):
-    """Write a row's scale, which its largest number sets, and its numbers. The first one clears counters."""
     local = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
     part = tl.div_rn(1.0, local)
     units = value * part

@@ -1,4 +1,4 @@
-"""How a GPU kernel multiplies a weight with some rows tile by tile, and what programs that share a tile leave."""
+"""Tiles of a GEMM, and split-K: several programs share a tile, every one with a part of the columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _KEPT = 1024  # bytes of shared memory that the GPU keeps for itself
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program multiplies.
+    """The tile that a program computes.
 
     Attributes:
         rows: of the input.
@@ -53,7 +53,7 @@ def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
 
 @dataclass(frozen=True, eq=False)
 class SplitK:
-    """How programs share tiles, every one with a part of the columns.
+    """Programs that share tiles, every one with a part of the columns.
 
     Attributes:
         split: programs of a tile.
@@ -94,7 +94,6 @@ class SplitK:
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program can have."""
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _KEPT
 
 

@@ -73,7 +73,7 @@ def attend_latents(
 
 
 def second_factor(pair: Any) -> Any:
-    """What makes features of a weight's latents; None where it has none."""
+    """Return what makes features of a weight's latents; None where it has none."""
     second = getattr(pair, "second", None)
     return second if isinstance(second, BlockLinear | StoredBlocks) else None
 
@@ -97,7 +97,7 @@ def cache_latents(model: Any) -> None:
 
 
 def caches_latents(model: nn.Module) -> bool:
-    """Whether some attention of the model does."""
+    """Return whether some attention of the model does."""
     return any(second_factor(getattr(module, name, None)) is not None for module in model.modules() for name in _PAIRS)
 
 
@@ -198,7 +198,6 @@ class _LatentCache:
             )
 
     def _rotation(self, layer: int, latents: Tensor) -> Rotation | None:
-        """Of all tokens' keys, with those of new latents; None: they are not rotated, or not kept as latents."""
         if self.seconds[0] is None or not _rotates(self.attention):
             return None
         assert self.positions is not None, f"{type(self.attention).__name__} was told no position_ids"
@@ -218,7 +217,6 @@ def _check_tokens(layer: int, tokens: int, rotation: Rotation | None) -> None:
 
 
 def _length(end: Any, keys: Tensor) -> Tensor | None:
-    """How many of the places ``(batch, 1, places, ...)`` are filled; None: all."""
     if isinstance(end, Tensor):
         return end
     return None if end >= keys.shape[2] else torch.full((), end, device=keys.device)
@@ -233,7 +231,6 @@ def _kept(second: Any, states: Tensor) -> Tensor:
 
 
 def _read(second: Any, stored: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
-    """What a cache holds ``(batch, tokens, ...)``, as what was of that dtype when it came."""
     if second is None or second.bits is None:
         return stored.view(dtype)
     groups = _groups(second)
@@ -241,7 +238,6 @@ def _read(second: Any, stored: Tensor, dtype: torch.dtype) -> Tensor | Quantised
 
 
 def _groups(second: Any) -> int:
-    """Of heads, each with latents of its own."""
     blocks: int = second.shape[0] if isinstance(second, StoredBlocks) else len(second.weight)
     return blocks
 
@@ -261,7 +257,6 @@ class _Attending:
 def _attend(
     attention: Any, query: Tensor, latents: Any, also: Any, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls for the keys and values that ``_LatentCache.update`` gave."""
     attention.config = attention.config.config
     return attend_latents(attention, query, latents, mask, **options)
 
@@ -278,12 +273,10 @@ def _rotates(attention: Any) -> bool:
 
 
 def _heads(features: Tensor, length: int) -> Tensor:
-    """``(batch, tokens, heads * length)`` as ``(batch, heads, tokens, length)``."""
     return features.view(*features.shape[:-1], -1, length).transpose(1, 2)
 
 
 def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Keys as the model makes them of what k_proj writes, ``(batch, heads, tokens, head_dim)``: normed and rotated."""
     norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)
     keys = _heads(features, attention.head_dim) if norm is None else _normed(norm, features, attention.head_dim)
     if rotation is not None:
@@ -296,7 +289,6 @@ def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor]
 
 
 def _normed(norm: Any, features: Tensor, head_dim: int) -> Tensor:
-    """Over all heads at once, as OLMo does, or over each, by weights of its own or the same."""
     if hasattr(norm, "norms"):  # StableLM: one norm a head, which read them from axis 1
         keys: Tensor = norm(_heads(features, head_dim))
         return keys

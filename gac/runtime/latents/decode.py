@@ -26,7 +26,7 @@ _PLAIN = {"softcap": "scores are capped", "s_aux": "attention has sinks", "posit
 def decoded(
     attention: Any, seconds: tuple[Any, Any], query: Tensor, latents: Latents, mask: Any, options: Mapping[str, Any]
 ) -> Tensor | None:
-    """What the kernel mixes, ``(batch, 1, heads, length)``; None where it cannot run, or need not.
+    """Return what the kernel mixes, ``(batch, 1, heads, length)``; None where it cannot run, or need not.
 
     Args:
         seconds: the second factors of keys and of values; None where there are none.
@@ -67,7 +67,6 @@ def decoded(
 
 
 def _held(latents: Tensor | QuantisedLatents) -> tuple[Tensor, Tensor | None]:
-    """What the cache holds of them, and the scales of rounded ones."""
     return (latents, None) if isinstance(latents, Tensor) else (latents.numbers, latents.scales)
 
 
@@ -80,7 +79,6 @@ def _unfit(
     options: Mapping[str, Any],
     angles: Angles | None,
 ) -> str | None:
-    """The first reason why the kernel cannot run."""
     key, value = seconds
     if (reason := unsupported_reason(query.device, query.dtype)) is not None:
         return reason
@@ -105,13 +103,12 @@ def _unfit(
 
 
 def norm_of(attention: Any) -> Any:
-    """What keys pass before or after they are rotated; None: nothing."""
+    """Return what keys pass before or after they are rotated; None: nothing."""
     names = ("k_norm", "k_layernorm", "key_layernorm")
     return next((norm for name in names if (norm := getattr(attention, name, None)) is not None), None)
 
 
 def _kind(attention: Any, norm: Any) -> str | None:
-    """Which of ``NORMS`` each key passes before it is rotated; None: another one."""
     if norm not in _kinds:
         before = norm is not getattr(attention, "key_layernorm", None)
         weight = getattr(norm, "weight", None)
@@ -121,7 +118,6 @@ def _kind(attention: Any, norm: Any) -> str | None:
 
 
 def _norm(attention: Any, key: Any) -> dict[str, Any]:
-    """As the kernel takes it, where keys are made and have one."""
     norm = None if key is None else norm_of(attention)
     if norm is None:
         return {}

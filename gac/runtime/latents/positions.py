@@ -94,7 +94,6 @@ def _attach(layer: Any, layer_idx: int, key: tuple[Any, ...]) -> None:
 
 @cache
 def _positioned(kind: Any) -> Any:
-    """A class of cache layers whose ``positions`` follow what is done to them."""
     methods = {name: _on_both(getattr(kind, name)) for name in _OPERATIONS if hasattr(kind, name)}
     # without a type of its own: transformers would register the class in place of the original
     attributes = {"_layer_type": None, "without_positions": kind, "__reduce__": _reduce}
@@ -111,7 +110,6 @@ def _on_both(operation: Callable[..., None]) -> Callable[..., None]:
 
 
 def _reduce(layer: Any) -> tuple[Any, ...]:
-    """As ``pickle`` and ``copy`` take it: the class is made anew."""
     return _new, (layer.without_positions,), vars(layer)
 
 
@@ -121,7 +119,6 @@ def _new(kind: Any) -> Any:
 
 
 def _last(table: Any) -> Tensor | None:
-    """The last row, ``(batch, 1, 2)``; None: there is none."""
     count = table.get_seq_length()
     if isinstance(count, Tensor):  # of a static layer, whose first row is zeros as long as it is empty
         rows: Tensor = table.keys.index_select(2, (count - 1).clamp(min=0).view(1))

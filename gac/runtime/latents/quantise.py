@@ -37,7 +37,7 @@ def rounded(latents: Tensor, groups: int, bits: int | None) -> Tensor:
 
 
 def words_of(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    """What a cache keeps of latents ``(..., groups * rank)``, and the latents as ``rounded`` gives them.
+    """Return what a cache keeps of latents ``(..., groups * rank)``, and the latents as ``rounded`` gives them.
 
     On a GPU and in 16 bits that is one launch.
 
@@ -55,7 +55,6 @@ def words_of(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """The words of whole numbers, int8 ``(..., groups, rank)``, and of their scales."""
     if short := -numbers.shape[-1] % (WORD // bits):
         numbers = functional.pad(numbers, (0, short))
     if bits == _HALF:
@@ -66,7 +65,6 @@ def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
 
 
 def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers ``(..., groups, rank)`` and scales ``(..., groups, 1)`` that bfloat16 holds, both float32."""
     parts = latents.reshape(*latents.shape[:-1], groups, -1).float()
     largest = LARGEST[bits]
     scales = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
@@ -95,7 +93,7 @@ make_operator("round_latents", "(Tensor x, int groups, int bits) -> (Tensor, Ten
 
 @dataclass(frozen=True, eq=False)
 class QuantisedLatents:
-    """What a cache holds of the latents of all tokens.
+    """Quantised latents of all tokens, as a cache holds them.
 
     Attributes:
         words: int16, ``(batch, tokens, words)``.
@@ -140,14 +138,12 @@ _NONE = tl.constexpr(0x7FC0)  # of bfloat16, no number
 
 @jit
 def _nearest(value, scale, MOST: tl.constexpr):
-    """Whole numbers of values over their scale."""
     units = nearest(tl.div_rn(value, tl.maximum(scale, _LEAST_SCALE)))
     return tl.minimum(tl.maximum(units, -MOST), MOST)
 
 
 @jit
 def _scale_of(largest, is_none):
-    """The bits of the nearest number of bfloat16, ties to even."""
     bits = largest.to(tl.int32, bitcast=True)
     near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(is_none, _NONE, near)

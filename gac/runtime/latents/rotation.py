@@ -1,4 +1,4 @@
-"""What a cache of latents holds of all tokens, and by which angles their keys are rotated when they are read."""
+"""Contents of a cache of latents, and the angles by which keys are rotated when they are read."""
 
 import inspect
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _found: WeakKeyDictionary[Any, dict[Any, "Angles | None"]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """How far the pairs of a head are turned from one place to the next.
+    """Rotation of the pairs of a head from one position to the next.
 
     Attributes:
         frequencies: radians, float32, shape ``(pairs,)``.
@@ -139,7 +139,7 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Latents:
-    """What one attention's cache holds of all tokens.
+    """Contents of one attention's cache: latents of all tokens.
 
     Attributes:
         keys: latents of the keys, shape ``(batch, tokens, groups * rank)``, or as they are rounded; where k_proj is no

@@ -26,7 +26,7 @@ _SHARED = ("k_proj", "v_proj")
 
 @dataclass(frozen=True)
 class Cut:
-    """What one process has of a matrix.
+    """The part of a matrix that one process has.
 
     Attributes:
         style: how it is divided.
@@ -40,13 +40,13 @@ class Cut:
 
     @property
     def count(self) -> int | None:
-        """How many rows."""
+        """Return how many rows."""
         return None if self.rows is None else sum(row.stop - row.start for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """What one process has of a model or of a part of it.
+    """The parts of matrices that one process has.
 
     Attributes:
         matrices: by the name of each module that holds a matrix and is divided.
@@ -93,7 +93,7 @@ class Unit:
 
     @property
     def apart(self) -> bool:
-        """Whether transformers lets each process compute with what it has itself."""
+        """Return whether transformers lets each process compute with what it has itself."""
         return {*self.styles.values()} == {"colwise", "rowwise"}
 
 
@@ -102,7 +102,7 @@ class NotDivided(Exception):  # noqa: N818 - nothing is wrong
 
 
 def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]:
-    """How the matrices of a weight's module are divided, by their names in it; none where it has none.
+    """Return how the matrices of a weight's module are divided, by their names in it; none where it has none.
 
     Args:
         side: of the weight, which is divided: its outputs, or its inputs.
@@ -119,7 +119,7 @@ def styles_of(module: nn.Module, side: Literal["out", "in"]) -> dict[str, Style]
 
 
 def cuts_of(model: Any, rank: int, size: int) -> Cuts:
-    """What a process has of a model; nothing is changed.
+    """Return what a process has of a model; nothing is changed.
 
     Raises:
         SplitError: nothing of it can be divided.
@@ -168,7 +168,7 @@ def units_of(model: Any) -> Iterator[Unit]:
 
 
 class Division:
-    """What one process has of a unit.
+    """The division of a unit.
 
     Args:
         storages: by name, what is to hold plain matrices of the model in the end.
@@ -203,7 +203,6 @@ class Division:
         return int(self._unit.module.q_proj.out_features // self._unit.module.head_dim)
 
     def _check(self, heads: int | None) -> None:
-        """Heads or neurons can be divided; where there are fewer heads than processes, several have the same."""
         neurons = self._last.in_features
         if heads is None and neurons % self._size:
             raise NotDivided(f"{neurons} neurons")
@@ -216,12 +215,10 @@ class Division:
             raise NotDivided(f"{heads} key-value heads")
 
     def _turns_heads(self) -> bool:
-        """Whether an attention has parameters of more than one axis that are none of its weights'."""
         local = {id(parameter) for name in self._unit.styles for parameter in self._unit.weight(name).parameters()}
         return any(parameter.ndim > 1 and id(parameter) not in local for parameter in self._unit.module.parameters())
 
     def _outputs(self, name: str, module: Any, parts: int, blocks: int) -> None:
-        """Of a weight whose rows are divided into so many parts, in each of its blocks by itself."""
         rows = self._ranges(module.out_features, parts, blocks)
         for leaf, style in styles_of(module, "out").items():
             path = f"{name}.{leaf}" if leaf else name
@@ -233,7 +230,6 @@ class Division:
                 self._add(path, Cut(style, rows=rows))
 
     def _inputs(self) -> None:
-        """Of the weight through which the unit writes."""
         width = self._last.in_features // self._size
         columns = slice(self._rank * width, (self._rank + 1) * width)
         for leaf, style in styles_of(self._last, "in").items():
@@ -244,7 +240,6 @@ class Division:
                 self._gathered(path, self._last.out_features)
 
     def _gathered(self, path: str, rows: int) -> None:
-        """A matrix whose outputs all processes have in the end: it may stay whole."""
         try:
             self._add(path, Cut("colwise_gather", rows=self._ranges(rows, self._size, 1)))
         except NotDivided as reason:
@@ -259,7 +254,6 @@ class Division:
         return tuple(slice(start, start + part) for start in starts)
 
     def _add(self, path: str, cut: Cut) -> None:
-        """Take it, where what holds the matrix can be cut there."""
         matrix = self._unit.weight(path)
         stored = isinstance(matrix, StoredLinear)
         storage = matrix.storage if stored else self._storages.get(path)
@@ -275,7 +269,6 @@ class Division:
 
 
 def _latents(module: LatentLinear, rows: slice) -> slice:
-    """Those of the groups of heads that the rows lie in: whole groups, or a part of one."""
     second: Any = module.second
     groups = int(second.shape[0] if isinstance(second, StoredLinear) else len(second.weight))
     rank, length = module.rank // groups, module.out_features // groups

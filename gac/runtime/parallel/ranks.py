@@ -55,7 +55,7 @@ class Ranks:
         return self.stacked(part).movedim(0, -2).flatten(-2)
 
     def stacked(self, part: Tensor) -> Tensor:
-        """What all processes have, ``(size, ..., n)`` of ``(..., n)``."""
+        """Return what all processes have, ``(size, ..., n)`` of ``(..., n)``."""
         _check_no_gradients(part)
         rows = part.reshape(-1, part.shape[-1]).contiguous()
         result = rows.new_empty(self.size * len(rows), rows.shape[1])
@@ -132,7 +132,6 @@ def started() -> Ranks:
 
 @cache
 def _everybody() -> Any:
-    """All processes, over NCCL where there are GPUs, whatever the group was started with."""
     if torch.cuda.is_available() and "nccl" not in distributed.get_backend():
         _own_gpu()
         return distributed.new_group(backend="nccl")

@@ -44,17 +44,11 @@ def split(model: Any, ranks: Ranks) -> None:
     model._tp_size = ranks.size
     if ranks.rank == 0 and undivided:
         name, reason = next(iter(undivided.items()))
-        _logger.warning(
-            "whole in each of %d processes: %s (%s)%s", ranks.size, name, reason, _others(len(undivided) - 1)
-        )
-
-
-def _others(count: int) -> str:
-    return f" and {count} more" if count else ""
+        more = f" and {len(undivided) - 1} more" if len(undivided) > 1 else ""
+        _logger.warning("whole in each of %d processes: %s (%s)%s", ranks.size, name, reason, more)
 
 
 def _take(module: Any, cut: Cut, ranks: Ranks) -> None:
-    """Leave of a module that holds a matrix what the process has of it."""
     if isinstance(module, StoredLinear):
         _take_stored(module, cut, ranks.device)
     else:
@@ -106,24 +100,20 @@ def _rows(values: Tensor, rows: Sequence[slice] | None) -> Tensor:
 
 
 def _blocks(rows: int, length: int) -> int:
-    """How many blocks of that length the rows are, or are a part of."""
     return max(1, rows // length)
 
 
 def _bias(bias: nn.Parameter, cut: Cut, ranks: Ranks) -> nn.Parameter | None:
-    """Its part; where outputs are summed, process 0 alone adds it."""
     if cut.columns is not None and ranks.rank:
         return None
     return nn.Parameter(_on(_rows(bias.detach(), cut.rows), ranks.device), requires_grad=False)
 
 
 def _on(part: Tensor, device: torch.device) -> Tensor:
-    """A copy on a device, so that what it is a part of can go."""
     return torch.empty_like(part, device=device, memory_format=torch.contiguous_format).copy_(part)
 
 
 def _join(pair: LowRankLinear, name: str, cuts: Mapping[str, Cut], ranks: Ranks) -> None:
-    """Bring what the first factor writes to all processes, or hand on the output of the second."""
     first, second = (cuts.get(f"{name}.{factor}") for factor in ("first", "second"))
     pair.in_features, pair.rank, pair.out_features = (
         pair.first.in_features, pair.first.out_features, pair.second.out_features
@@ -136,7 +126,7 @@ def _join(pair: LowRankLinear, name: str, cuts: Mapping[str, Cut], ranks: Ranks)
 
 
 class _Hook:
-    """What is done to the input or the output of a module."""
+    """A hook that exchanges outputs with the other processes."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -153,7 +143,6 @@ class _Gather(_Hook):
 
 
 def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:
-    """Divide a head's rows, and gather its outputs; or say why not. A tied one reads a part of the embedding."""
     head = model.get_output_embeddings()
     if head is None:
         return {}
@@ -176,7 +165,6 @@ def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:
 
 
 def _head_rows(model: Any, head: Any, part: slice) -> Tensor:
-    """A view where the embedding keeps all rows anyway."""
     rows: Tensor = head.weight.detach()[part]
     tied = head.weight is model.get_input_embeddings().weight
     return rows if tied else _on(rows, rows.device)

@@ -27,7 +27,7 @@ def not_scales(tensors: Tensors, name: str) -> str | None:
 
 
 class Storage(ABC):
-    """How matrices lie in tensors. It holds none itself: it is made from the options that ``config.json`` has.
+    """A layout of matrices in tensors, of which it holds none; made from the options in ``config.json``.
 
     A new one derives from this, stands in ``gac.runtime.storage.modules.STORAGES``, and has a plain class in
     ``gac.runtime.plain.modeling_gac``. One that quantises inputs has its own ``linear``; one with a kernel has

@@ -35,7 +35,6 @@ class StoredEmbedding(Stored):
         return result * torch.full((), self.factor, dtype=self.dtype, device=result.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "StoredEmbedding":
-        """Casts change what it hands out."""
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=next(self.buffers()).device)).dtype
         super()._apply(fn, recurse)
         return self
@@ -110,7 +109,7 @@ def embeddings_of(model: Any) -> dict[str, Any]:
 
 
 def unusual(module: Any) -> str | None:
-    """What keeps an embedding or a head from being stored; None where nothing does."""
+    """Return what keeps an embedding or a head from being stored; None where nothing does."""
     if type(module) is nn.Linear:
         return None
     if isinstance(module, nn.Embedding) and (type(module) is nn.Embedding or hasattr(module, _FACTOR)):
@@ -119,7 +118,7 @@ def unusual(module: Any) -> str | None:
 
 
 def replace_embeddings(model: Any, storage: Storage, tied: bool) -> dict[str, nn.Module]:
-    """What stands in the place of embedding and head, by their names in the model: zeros, which are to be filled.
+    """Return quantised modules for embedding and head, by their names in the model; they hold zeros as yet.
 
     Args:
         tied: whether the head multiplies with the embedding.

@@ -73,7 +73,6 @@ class Stored(nn.Module):
         return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Stored":
-        """Show the tensors as whole numbers, which casts to other floating-point dtypes leave alone."""
         dtypes = {name: stored.dtype for name, stored in self.tensors.items()}
         for name, stored in self.tensors.items():
             setattr(self, name, stored.view(_WHOLE[stored.element_size()]))
@@ -96,7 +95,7 @@ class Shared(Protocol):
 
 
 class Before(Protocol):
-    """What makes the input of some stored matrices, and rounds it for them, see ``fusion.quantised_inputs``."""
+    """The norm that quantises the input of stored matrices, see ``fusion.quantised_inputs``."""
 
     def get(self, x: Tensor) -> QuantisedRows | None:
         """The input rounded, where it was."""
@@ -207,7 +206,7 @@ _STORED: dict[type, type[StoredLinear]] = {
 
 
 def is_matrix(module: nn.Module) -> bool:
-    """Whether a module is a matrix and a bias, as a storage can hold it."""
+    """Return whether a module is a matrix and a bias, as a storage can hold it."""
     return type(module) in _STORED
 
 

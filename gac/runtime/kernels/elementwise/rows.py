@@ -63,7 +63,7 @@ def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
 
 
 def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
-    """What one of ``NORMS`` makes of x ``(..., features)``."""
+    """Return what one of ``NORMS`` makes of x ``(..., features)``."""
     out: Tensor = torch.ops.gac.norm_rows(x, weight, eps, kind)
     return out
 
@@ -75,7 +75,7 @@ def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
+    """Return what ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
 
     Angles get no gradients.
     """

@@ -47,7 +47,7 @@ _ANY = [
 
 @jit
 def _part(length, tokens, STEP: tl.constexpr):
-    """Where the program's part of the tokens begins and ends."""
+    """Return where the program's part of the tokens begins and ends."""
     there_are = tokens
     if length is not None:
         there_are = tl.minimum(tl.load(length), tokens).to(tl.int32)
@@ -202,7 +202,7 @@ def _attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """What four queries have with two more tiles of tokens; there: each thread's token of a tile is.
+    """Return what four queries have with two more tiles of tokens; there: each thread's token of a tile is.
 
     Args:
         read: ``latent_reading.tiles``. v_scales: of these tokens' values.
@@ -243,7 +243,7 @@ def _kept(
     room, part, factor, turns, thread,
     ASKED: tl.constexpr, MADE_OF: tl.constexpr, TURNS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Where each thread's queries will lie, and its parts of the head's factor and of the turns of a step.
+    """Return where each thread's queries will lie, and its parts of the head's factor and of the turns of a step.
 
     These are copied to where they find room.
 

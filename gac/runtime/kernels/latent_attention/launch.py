@@ -36,7 +36,7 @@ _REGISTERS = 156  # of a thread, beside those that it works with
 
 
 def in_registers(sizes: Mapping[str, Any], biased: bool) -> dict[str, bool]:
-    """What a thread has registers for: to ask for values before the keys of their tokens are scored, and for queries.
+    """Decide if a thread has registers to load values before keys are scored, and to hold queries.
 
     What it holds is added up here. The bound is so low that ptxas spills nothing where queries are held, or 24 bytes
     beside a mask. They are not held beside a bias or a norm of keys, beside rounded numbers, nor where keys are not
@@ -67,7 +67,7 @@ def parts_of(tokens: int, programs: int, device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """What one new token of each text attends to.
+    """Attention of one new token in each sequence.
 
     Attributes:
         query: rotated, ``(batch, heads, 1, head_dim)``.
@@ -140,7 +140,7 @@ class Attention:
         return _bits(self.keys, self.k_scales, self.k_rank), _bits(self.values, self.v_scales, self.v_rank)
 
     def run(self) -> Tensor:
-        """What it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
+        """Return what it mixed, ``(batch, 1, heads, length of a value)``: two launches."""
         batch, count = self.query.shape[:2]
         parts = parts_of(self.keys.shape[1], batch * self.heads, self.query.device)
         left = batch, parts * WARPS, count
@@ -172,7 +172,6 @@ class Attention:
 
     @property
     def _rotated(self) -> int:
-        """Features of a key that are."""
         return 0 if self.frequencies is None else 2 * len(self.frequencies)
 
     def _arranged(self) -> Tensor | None:
@@ -181,7 +180,6 @@ class Attention:
         return kept(self.k_factor, self.size, self._rotated, self.bits[0]).view(torch.int32)
 
     def _sizes(self) -> dict[str, Any]:
-        """What the kernel is compiled for."""
         k_bits, v_bits = self.bits
         k_shared = 1 if self.k_factor is None else self.k_factor.shape[1] // self.size
         v_shared = 1 if self.v_factor is None else self.v_factor.shape[1] // self.v_size
@@ -209,22 +207,18 @@ class Attention:
 
 
 def _features(base: Tensor, factor: Tensor | None) -> int:
-    """Of all heads of a token, as they are attended to."""
     return base.shape[-1] if factor is None else factor.shape[:2].numel()
 
 
 def _bits(base: Tensor, scales: Tensor | None, rank: int) -> int | None:
-    """Of a number, of which the bytes of each group hold as many as the rank."""
     return None if scales is None else 8 * base.shape[-1] // (scales.shape[-1] * rank)
 
 
 def _words(base: Tensor) -> Tensor:
-    """Of two numbers of 16 bits; of rounded ones 16 bits, with two numbers or four."""
     return base.view(torch.int32 if base.itemsize > 1 else torch.int16)
 
 
 def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int) -> dict[str, int | bool]:
-    """How keys or values are read."""
     count = rank // 4 if bits == HALVES else rank // 2
     steps, even = ceil_div(count, WORDS), count % WORDS == 0
     read = {"BITS": bits or 0, "UNIT": _unit(words, count), "STEPS": steps, "EVEN": even, "SHARED": shared}
@@ -232,23 +226,20 @@ def _read(which: str, words: Tensor, rank: int, bits: int | None, shared: int) -
 
 
 def _unit(words: Tensor, count: int) -> int:
-    """The largest power of two that every group of so many words begins at a multiple of: as many are read at once."""
     return gcd(_ALIGNED_BYTES // words.itemsize, words.data_ptr() // words.itemsize, count, *words.stride()[:2])
 
 
 def _apart(words: Tensor, unit: int) -> tuple[int, int]:
-    """From text to text, and from token to token, in units."""
     batch, token = (stride // unit for stride in words.stride()[:2])
     return batch, token
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, int]:
-    """From text to text, and from token to token."""
     return (0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1))
 
 
 def attend(attention: Attention) -> Tensor:
-    """What ``Attention.run`` finds, as an operator."""
+    """Return what ``Attention.run`` finds, as an operator."""
     inputs: Mapping[str, Any] = vars(attention)
     mixed: Tensor = torch.ops.gac.latent_attention(*inputs.values())
     return mixed

@@ -1,4 +1,4 @@
-"""How attention over latents reads second factors of keys, positions, and how far a step turns keys."""
+"""Layout of second factors, positions and rotations in attention over latents."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def asked_words(queries: int, size: int) -> int:
 
 
 def turns_of(frequencies: Tensor, size: int) -> Tensor:
-    """How far a step turns keys, as warps read it: cosines of two pairs, then their sines, ``(pairs / 2, 4)``.
+    """Return how far a step turns keys, as warps read it: cosines of two pairs, then their sines, ``(pairs / 2, 4)``.
 
     Args:
         frequencies: radians a place, of the pairs of a head that turn; others stay where they are.

@@ -1,4 +1,4 @@
-"""What Triton kernels of attention read of a cache of latents, thread by thread (``fragments``).
+"""Loads of cached latents in the attention kernel, thread by thread (``gac.runtime.kernels.ptx``).
 
 Latents are read in words: two numbers of 16 bits, or in 16 bits two numbers of 8, or four of 4, which the lower halves
 of two bytes have and the upper ones: those are of the first half of the rank and of the second.

@@ -1,4 +1,4 @@
-"""Scores of a new token's queries with two tiles of 16 cached keys, thread by thread in Triton (``fragments``).
+"""Scores of a new token's queries with two tiles of 16 cached keys, thread by thread in Triton.
 
 Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
 queries at once. Of a tile of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs
@@ -14,7 +14,7 @@ from gac.runtime.kernels.ptx import cosine_and_sine, load_words, neighbours, pac
 
 @jit
 def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):
-    """Where the first and the second feature of each pair lie in a head."""
+    """Return where the first and the second feature of each pair lie in a head."""
     turns = pair < ROTATED // 2
     first = pair + tl.where(turns, 0, ROTATED // 2)
     second = pair + tl.where(turns, ROTATED // 2, SIZE // 2)
@@ -23,7 +23,7 @@ def _places(pair, SIZE: tl.constexpr, ROTATED: tl.constexpr):
 
 @jit
 def _features(offsets, quarter, SIZE: tl.constexpr, ROTATED: tl.constexpr):
-    """Where the first and second features of each thread's two pairs lie, and whether they are there."""
+    """Return where the first and second features of each thread's two pairs lie, and whether they are there."""
     low, high = 8 * offsets + 2 * quarter, 8 * offsets + 2 * quarter + 1
     first, second = _places(low, SIZE, ROTATED)
     third, fourth = _places(high, SIZE, ROTATED)
