@@ -40,7 +40,7 @@ def read_config(source: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{source / 'config.json'}, key gac: schema version {version}",
             f"version {SCHEMA}",
-            "Open it with the version of GAC that wrote it, or compress the model again with its plan.json.",
+            f"Make it again: gac compress MODEL --plan {source / 'plan.json'} -o DIRECTORY.",
         )
     _check_no_code(document, source)
     return document

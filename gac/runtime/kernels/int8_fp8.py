@@ -61,8 +61,8 @@ def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, ho
     with launching_on(weight):
         gemm_kernel[(how.count(rows, outputs), sharing.split)](
             x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs, columns,
-            ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, EVEN=columns % how.numbers == 0,
-            SPLIT=sharing.split, STAGES=how.stages, num_warps=how.warps,
+            BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, EVEN_K=columns % how.numbers == 0,
+            SPLIT_K=sharing.split, NUM_STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
@@ -104,34 +104,34 @@ _EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor cor
 
 @jit(do_not_specialize=["m"])
 def gemm_kernel(
-    x, scale, weight, of_weight, out, sums, counters, m, n, size,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
-    SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, scale_ptr, weight_ptr, weight_scale_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """``weight @ x.T``, times both scales. Tiles of _BESIDE outputs take all rows before the next ones come."""
-    high, wide = tl.cdiv(m, ROWS), tl.cdiv(n, OUTPUTS)
+    high, wide = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tile = tl.program_id(0)
     first = tile // (_BESIDE * high) * _BESIDE
     extra = tl.minimum(wide - first, _BESIDE)
-    column = (first + tile % (_BESIDE * high) % extra) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row = tile % (_BESIDE * high) // extra * ROWS + tl.arange(0, ROWS)
-    offsets = tl.arange(0, NUMBERS)
-    weights = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * size + offsets[None, :]
-    inputs = x + tl.minimum(row, m - 1).to(tl.int64)[:, None] * size + offsets[None, :]
-    full: tl.constexpr = weight.dtype.element_ty == tl.int8
-    total = tl.zeros((OUTPUTS, ROWS), tl.int32 if full else tl.float32)
-    for start in tl.range(tl.program_id(1) * NUMBERS, size, SPLIT * NUMBERS, num_stages=STAGES):
-        there = True if EVEN else (start + offsets < size)[None, :]
+    column = (first + tile % (_BESIDE * high) % extra) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tile % (_BESIDE * high) // extra * BLOCK_M + tl.arange(0, BLOCK_M)
+    offsets = tl.arange(0, BLOCK_K)
+    weights = weight_ptr + tl.minimum(column, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    inputs = x_ptr + tl.minimum(row, m - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    full: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if full else tl.float32)
+    for start in tl.range(tl.program_id(1) * BLOCK_K, n_cols, SPLIT_K * BLOCK_K, num_stages=NUM_STAGES):
+        there = True if EVEN_K else (start + offsets < n_cols)[None, :]
         values_in = tl.load(inputs + start, mask=there, other=0.0)
         taken = tl.load(weights + start, mask=there, other=0.0)
         if full:
             total = tl.dot(taken, tl.trans(values_in), total, out_dtype=tl.int32)
         else:
-            exact: tl.constexpr = _EXACT if _EXACT < NUMBERS else NUMBERS
+            exact: tl.constexpr = _EXACT if _EXACT < BLOCK_K else BLOCK_K
             total = tl.dot(taken, tl.trans(values_in), total, max_num_imprecise_acc=exact)
-    total, last = split_k_reduce(total, sums, counters, tile, tl.program_id(1), SPLIT)
-    of_row = tl.load(scale + row, mask=row < m, other=0.0)
-    of_column = tl.load(of_weight + column, mask=column < n, other=0.0).to(tl.float32)
-    result = tl.trans(total.to(tl.float32) * of_row[None, :] * of_column[:, None]).to(out.dtype.element_ty)
+    total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, tl.program_id(1), SPLIT_K)
+    of_row = tl.load(scale_ptr + row, mask=row < m, other=0.0)
+    of_column = tl.load(weight_scale_ptr + column, mask=column < n, other=0.0).to(tl.float32)
+    result = tl.trans(total.to(tl.float32) * of_row[None, :] * of_column[:, None]).to(out_ptr.dtype.element_ty)
     place = row.to(tl.int64)[:, None] * n + column[None, :]
-    tl.store(out + place, result, mask=(row < m)[:, None] & (column < n)[None, :] & last)
+    tl.store(out_ptr + place, result, mask=(row < m)[:, None] & (column < n)[None, :] & last)

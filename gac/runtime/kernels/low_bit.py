@@ -160,7 +160,7 @@ def gemv(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
             _aligned(x).view(torch.int32), *weight.read, out,
             weight.rows, weight.columns // block, weight.scale.shape[1], _MAGIC[x.dtype],
             **weight.options, TILES=tiles, PARTS=parts, DEEP=deep, ONCE=weight.columns <= step,
-            EVEN=weight.columns % step == 0, WHOLE=weight.columns % turn == 0,
+            EVEN_K=weight.columns % step == 0, WHOLE=weight.columns % turn == 0,
             COMPILED=x.is_cuda, num_warps=tiles * parts, maxnreg=how.registers,
         )  # fmt: skip
     return out
@@ -201,8 +201,8 @@ def gemm(x: Tensor, weight: Packed, how: Tile | None = None) -> Tensor:
             values_in, inputs, *weight.read, out, sharing.sums, sharing.counters,
             len(x), weight.rows, *weight.sizes, _MAGIC[x.dtype],
             **weight.options, ACROSS=order.across, DEEP=order.deep,
-            ROWS=how.rows, OUTPUTS=how.outputs, NUMBERS=how.numbers, EVEN=weight.columns % how.numbers == 0,
-            SPLIT=sharing.split, STAGES=how.stages, num_warps=how.warps,
+            BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, EVEN_K=weight.columns % how.numbers == 0,
+            SPLIT_K=sharing.split, NUM_STAGES=how.stages, num_warps=how.warps,
         )  # fmt: skip
     return out
 
@@ -243,7 +243,7 @@ def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
     with launching_on(out):
         dequantise_kernel[(ceil_div(weight.rows, rows), ceil_div(weight.columns, numbers))](
             *weight.read, out, weight.rows, *weight.sizes, _MAGIC[dtype],
-            **weight.options, OUTPUTS=rows, NUMBERS=numbers, EVEN=weight.columns % numbers == 0, num_warps=4,
+            **weight.options, BLOCK_N=rows, BLOCK_K=numbers, EVEN_K=weight.columns % numbers == 0, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -474,10 +474,10 @@ def _write(high, low, out, n, TILES: tl.constexpr, PARTS: tl.constexpr):
 
 @jit(do_not_specialize=["groups"])
 def gemv_kernel(
-    x, words, scale, zeros, out, n, blocks, groups, magic,
+    x_ptr, words_ptr, scale_ptr, zeros_ptr, out_ptr, n, blocks, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
     TILES: tl.constexpr, PARTS: tl.constexpr, DEEP: tl.constexpr,
-    ONCE: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, COMPILED: tl.constexpr,
+    ONCE: tl.constexpr, EVEN_K: tl.constexpr, WHOLE: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """A unit is a word, or the three words of 32 numbers of 3 bits. x is read as int32: two numbers of 16 bits.
     A row of the weight has so many blocks of DEEP units.
@@ -485,9 +485,9 @@ def gemv_kernel(
     A warp multiplies 16 rows, PARTS warps the same. In a step it takes four slots of columns. Of a slot four threads
     beside each other read DEEP units of a row each. Every two columns of the matrix that has the row hold another slot,
     and thread j of four keeps the sums of slot j. Where a slot has two groups, each of the two columns holds one.
-    ONCE: one step takes all columns. EVEN: columns are a multiple of a step; WHOLE: of four slots.
+    ONCE: one step takes all columns. EVEN_K: columns are a multiple of a step; WHOLE: of four slots.
     """
-    dtype: tl.constexpr = out.dtype.element_ty
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     slot: tl.constexpr = 4 * DEEP * numbers
     step: tl.constexpr = PARTS * 4 * slot
@@ -501,33 +501,33 @@ def gemv_kernel(
     begin = thread // 32 % PARTS * (4 * slot)
     unit = begin // numbers + quarter * DEEP
     units, size = blocks * DEEP, blocks * (DEEP * numbers)  # of a row: so the compiler knows what divides them
-    of_upper = words + upper.to(tl.int64) * (units * each) + unit * each
-    of_lower = words + lower.to(tl.int64) * (units * each) + unit * each
+    of_upper = words_ptr + upper.to(tl.int64) * (units * each) + unit * each
+    of_lower = words_ptr + lower.to(tl.int64) * (units * each) + unit * each
     input_at = (begin + eighth // 2 * slot + quarter * (DEEP * numbers)) // 2
     nothing = tl.zeros((thread.shape[0],), tl.float32)
     high, low = nothing, nothing
     if not GROUP:
-        above = _factors(scale, zeros, upper, 0, 1, 1, BITS, False)
-        below = _factors(scale, zeros, lower, 0, 1, 1, BITS, False)
+        above = _factors(scale_ptr, zeros_ptr, upper, 0, 1, 1, BITS, False)
+        below = _factors(scale_ptr, zeros_ptr, lower, 0, 1, 1, BITS, False)
     for start in tl.range(0, step if ONCE else size, step):
-        left = 1 if EVEN else (units - start // numbers - unit)[:, None]
+        left = 1 if EVEN_K else (units - start // numbers - unit)[:, None]
         loaded = _slots(of_upper, of_lower, left, BITS, DEEP, WHOLE)
         if GROUP:
             group = (start + begin + quarter * slot) // GROUP
-            above = _factors(scale, zeros, upper, group, groups, cut, BITS, OWN_ZERO)
-            below = _factors(scale, zeros, lower, group, groups, cut, BITS, OWN_ZERO)
+            above = _factors(scale_ptr, zeros_ptr, upper, group, groups, cut, BITS, OWN_ZERO)
+            below = _factors(scale_ptr, zeros_ptr, lower, group, groups, cut, BITS, OWN_ZERO)
         keep_order(thread, COMPILED)  # all words are loaded before the inputs, which all products need
-        here = 1 if EVEN else (size - start) // 2 - input_at[:, None]
+        here = 1 if EVEN_K else (size - start) // 2 - input_at[:, None]
         if cut == 2:
             here = tl.where((quarter // 2 == eighth % 2)[:, None], here, 0)
-        inputs = _inputs(x + input_at, here, BITS, DEEP, WHOLE)
+        inputs = _inputs(x_ptr + input_at, here, BITS, DEEP, WHOLE)
         kept, values_in = _multiplied(loaded, inputs, quarter, magic, nothing, BITS, dtype, COMPILED)
         high += _scaled(kept, values_in, above, 0, BITS, dtype)
         low += _scaled(kept, values_in, below, 2, BITS, dtype)
         of_upper += ahead
         of_lower += ahead
-        x += step // 2
-    _write(high, low, out, n, TILES, PARTS)
+        x_ptr += step // 2
+    _write(high, low, out_ptr, n, TILES, PARTS)
 
 
 # Several rows (GEMM), and writing the weight in 16 bits: numbers are made two at a time.
@@ -558,14 +558,14 @@ def _pairs(first, second, third, BITS: tl.constexpr):
 @jit
 def _numbers(
     words, row, magic, start, size,
-    BITS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr, dtype: tl.constexpr,
+    BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Numbers less ``2 ** (BITS - 1)``, ``(rows, units, pairs, 2)``, of some rows' words from column ``start`` on."""
     numbers: tl.constexpr = 32 if BITS == 3 else 32 // BITS
     full: tl.constexpr = 3 if BITS == 3 else 1
     units = size // 32 * (32 // numbers)  # of a row: so the compiler knows what divides them
-    unit = start // numbers + tl.arange(0, NUMBERS // numbers)
-    there = True if EVEN else (unit < units)[None, :]
+    unit = start // numbers + tl.arange(0, BLOCK_K // numbers)
+    there = True if EVEN_K else (unit < units)[None, :]
     offsets = words + row.to(tl.int64)[:, None] * (units * full) + unit[None, :] * full
     first, second, third = _words_at(offsets, there, BITS)
     pairs = _pairs(first, second, third, BITS)
@@ -586,7 +586,7 @@ def _off(zeros, row, group, groups, BITS: tl.constexpr):
 
 @jit(do_not_specialize=["count", "m"])
 def arrange_kernel(
-    x, out, sums, counters, count, m, size, width,
+    x_ptr, out_ptr, partial_ptr, counters_ptr, count, m, n_cols, width,
     PAIRS: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
     AT_ONCE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
@@ -603,86 +603,86 @@ def arrange_kernel(
     deep = offsets // (2 * ACROSS * PAIRS) % DEEP
     block = offsets // (2 * ACROSS * PAIRS * DEEP)
     column = ((block * ACROSS + thread) * DEEP + deep) * 2 * PAIRS + pair + offsets % 2 * PAIRS
-    inputs = tl.load(x + row * size + column, mask=(column < size) & (row < m), other=0.0)
-    tl.store(out + row * width + offsets, inputs, mask=offsets < width)
+    inputs = tl.load(x_ptr + row * n_cols + column, mask=(column < n_cols) & (row < m), other=0.0)
+    tl.store(out_ptr + row * width + offsets, inputs, mask=offsets < width)
     many: tl.constexpr = AT_ONCE // STEP
     step = tl.program_id(1) * many + tl.arange(0, many)
     result = tl.sum(tl.reshape(inputs.to(tl.float32), (many, STEP)), axis=1)
-    tl.store(sums + step * tl.num_programs(0) + row, result, mask=step * STEP < width)
+    tl.store(partial_ptr + step * tl.num_programs(0) + row, result, mask=step * STEP < width)
     if tl.program_id(0) + tl.program_id(1) == 0:
-        clear(counters, count, MOST)
+        clear(counters_ptr, count, MOST)
 
 
 @jit(do_not_specialize=["m", "groups"])
 def gemm_kernel(
-    x, inputs, words, scale, zeros, out, sums, counters, m, n, size, groups, magic,
+    x_ptr, x_sums_ptr, words_ptr, scale_ptr, zeros_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr, ACROSS: tl.constexpr, DEEP: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
-    SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """``weight @ x.T`` for x as ``arrange`` left it: numbers go from registers into it.
 
     They are multiplied as whole numbers. The sums of a step are scaled then, less ``inputs`` times its zero point.
     """
-    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    dtype: tl.constexpr = x.dtype.element_ty
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     pairs: tl.constexpr = 16 if BITS == 3 else 16 // BITS
-    blocks: tl.constexpr = NUMBERS // (2 * pairs * DEEP * ACROSS)
+    blocks: tl.constexpr = BLOCK_K // (2 * pairs * DEEP * ACROSS)
     base = tl.minimum(column, n - 1)
-    filled = tl.cdiv(size, NUMBERS) * NUMBERS
-    given_at = x + row.to(tl.int64)[:, None] * filled + tl.arange(0, NUMBERS)[None, :]
-    of_row = scale + base * (groups if GROUP else 1)
-    inputs += row
-    begin = tl.program_id(2) * NUMBERS
-    step: tl.constexpr = SPLIT * NUMBERS
+    filled = tl.cdiv(n_cols, BLOCK_K) * BLOCK_K
+    given_at = x_ptr + row.to(tl.int64)[:, None] * filled + tl.arange(0, BLOCK_K)[None, :]
+    of_row = scale_ptr + base * (groups if GROUP else 1)
+    x_sums_ptr += row
+    begin = tl.program_id(2) * BLOCK_K
+    step: tl.constexpr = SPLIT_K * BLOCK_K
     group = begin // GROUP if GROUP else 0
     scales = tl.load(of_row + group)
-    off = tl.zeros((OUTPUTS,), tl.float32)
+    off = tl.zeros((BLOCK_N,), tl.float32)
     if OWN_ZERO:
-        off = _off(zeros, base, group, groups, BITS)
-    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in tl.range(begin, size, step, num_stages=STAGES):
-        numbers = _numbers(words, base, magic, start, size, BITS, NUMBERS, EVEN, dtype)
-        numbers = tl.permute(tl.reshape(numbers, (OUTPUTS, blocks, ACROSS, DEEP, pairs, 2)), (0, 1, 3, 4, 2, 5))
+        off = _off(zeros_ptr, base, group, groups, BITS)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in tl.range(begin, n_cols, step, num_stages=NUM_STAGES):
+        numbers = _numbers(words_ptr, base, magic, start, n_cols, BITS, BLOCK_K, EVEN_K, dtype)
+        numbers = tl.permute(tl.reshape(numbers, (BLOCK_N, blocks, ACROSS, DEEP, pairs, 2)), (0, 1, 3, 4, 2, 5))
         values_in = tl.trans(tl.load(given_at + start))
         if GROUP:
-            coming = tl.minimum(start + step, size - 1) // GROUP  # loaded a step before
+            coming = tl.minimum(start + step, n_cols - 1) // GROUP  # loaded a step before
             next_scales = tl.load(of_row + coming)
-            result = tl.dot(tl.reshape(numbers, (OUTPUTS, NUMBERS)), values_in)
+            result = tl.dot(tl.reshape(numbers, (BLOCK_N, BLOCK_K)), values_in)
             if OWN_ZERO:
-                given_sums = tl.load(inputs + start // NUMBERS * (tl.num_programs(1) * ROWS))
+                given_sums = tl.load(x_sums_ptr + start // BLOCK_K * (tl.num_programs(1) * BLOCK_M))
                 result -= off[:, None] * given_sums[None, :]
-                off = _off(zeros, base, coming, groups, BITS)
+                off = _off(zeros_ptr, base, coming, groups, BITS)
             total += scales.to(tl.float32)[:, None] * result
             scales = next_scales
         else:
-            total = tl.dot(tl.reshape(numbers, (OUTPUTS, NUMBERS)), values_in, total)
+            total = tl.dot(tl.reshape(numbers, (BLOCK_N, BLOCK_K)), values_in, total)
     if not GROUP:
         total *= scales.to(tl.float32)[:, None]
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    total, last = split_k_reduce(total, sums, counters, tile, tl.program_id(2), SPLIT)
+    total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, tl.program_id(2), SPLIT_K)
     place = row.to(tl.int64)[:, None] * n + column[None, :]
-    tl.store(out + place, tl.trans(total).to(dtype), mask=(row < m)[:, None] & (column < n)[None, :] & last)
+    tl.store(out_ptr + place, tl.trans(total).to(dtype), mask=(row < m)[:, None] & (column < n)[None, :] & last)
 
 
 @jit(do_not_specialize=["groups"])
 def dequantise_kernel(
-    words, scale, zeros, out, n, size, groups, magic,
+    words_ptr, scale_ptr, zeros_ptr, out_ptr, n, n_cols, groups, magic,
     BITS: tl.constexpr, GROUP: tl.constexpr, OWN_ZERO: tl.constexpr,
-    OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Write the weight: whole numbers times scales, less zero points times scales, rounded once; all else is exact."""
-    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    start = tl.program_id(1) * NUMBERS
-    dtype: tl.constexpr = out.dtype.element_ty
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    start = tl.program_id(1) * BLOCK_K
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
     base = tl.minimum(row, n - 1)
     group = start // GROUP if GROUP else 0
-    scales = tl.load(scale + base * (groups if GROUP else 1) + group).to(tl.float32)
-    numbers = _numbers(words, base, magic, start, size, BITS, NUMBERS, EVEN, dtype)
-    values = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (OUTPUTS, NUMBERS)).to(tl.float32) * scales[:, None]
+    scales = tl.load(scale_ptr + base * (groups if GROUP else 1) + group).to(tl.float32)
+    numbers = _numbers(words_ptr, base, magic, start, n_cols, BITS, BLOCK_K, EVEN_K, dtype)
+    values = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (BLOCK_N, BLOCK_K)).to(tl.float32) * scales[:, None]
     if OWN_ZERO:
-        values -= (_off(zeros, base, group, groups, BITS) * scales)[:, None]
-    offsets = start + tl.arange(0, NUMBERS)
-    inside = (row < n)[:, None] & (offsets < size)[None, :]
-    tl.store(out + row.to(tl.int64)[:, None] * size + offsets[None, :], values.to(dtype), mask=inside)
+        values -= (_off(zeros_ptr, base, group, groups, BITS) * scales)[:, None]
+    offsets = start + tl.arange(0, BLOCK_K)
+    inside = (row < n)[:, None] & (offsets < n_cols)[None, :]
+    tl.store(out_ptr + row.to(tl.int64)[:, None] * n_cols + offsets[None, :], values.to(dtype), mask=inside)

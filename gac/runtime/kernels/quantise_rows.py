@@ -117,19 +117,26 @@ def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.con
 
 @jit
 def quantise_rows_kernel(
-    x, numbers, scale, counters, size, MOST: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr
+    x_ptr,
+    numbers_ptr,
+    scale_ptr,
+    counters_ptr,
+    n_cols,
+    MOST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COUNTERS: tl.constexpr,
 ):
     """A program takes a row."""
     row = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, WIDE)
-    value = tl.load(x + row * size + offsets, mask=offsets < size, other=0.0).to(tl.float32)
-    _round_row(value, row, offsets, size, numbers, scale, counters, MOST, COUNTERS)
+    offsets = tl.arange(0, BLOCK_SIZE)
+    value = tl.load(x_ptr + row * n_cols + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    _round_row(value, row, offsets, n_cols, numbers_ptr, scale_ptr, counters_ptr, MOST, COUNTERS)
 
 
 @jit
 def norm_rows_kernel(
-    x, weight, full, numbers, scale, counters, stride, size, eps,
-    MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, COUNTERS: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, numbers_ptr, scale_ptr, counters_ptr, stride, n_cols, eps,
+    MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
 ):  # fmt: skip
     """A program takes a row through an RMSNorm.
 
@@ -137,12 +144,12 @@ def norm_rows_kernel(
     rows, which is none.
     """
     row = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, WIDE)
-    value = tl.load(x + row * stride + offsets, mask=offsets < size, other=0.0).to(tl.float32)
-    gain = tl.load(weight + offsets, mask=offsets < size, other=0.0).to(tl.float32)
-    value = normed_values(value, gain, size, eps, ADDED, x.dtype.element_ty)
+    offsets = tl.arange(0, BLOCK_SIZE)
+    value = tl.load(x_ptr + row * stride + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    gain = tl.load(weight_ptr + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    value = normed_values(value, gain, n_cols, eps, ADDED, x_ptr.dtype.element_ty)
     if WHOLE:
-        tl.store(full + row * size + offsets, value, mask=offsets < size)
+        tl.store(out_ptr + row * n_cols + offsets, value, mask=offsets < n_cols)
     elif row == 0:
-        tl.store(full, float("nan"))
-    _round_row(value.to(tl.float32), row, offsets, size, numbers, scale, counters, MOST, COUNTERS)
+        tl.store(out_ptr, float("nan"))
+    _round_row(value.to(tl.float32), row, offsets, n_cols, numbers_ptr, scale_ptr, counters_ptr, MOST, COUNTERS)

@@ -112,7 +112,7 @@ def clear(counters, count, MOST: tl.constexpr):
 
 
 @jit
-def split_k_reduce(local, sums, counters, tile, part, SPLIT: tl.constexpr):
+def split_k_reduce(local, sums, counters, tile, part, SPLIT_K: tl.constexpr):
     """The sum of all programs of a tile, added in order, for the last of them that comes; and whether this one is.
 
     Counters are zeros again afterwards, so that the next launch can have them.
@@ -121,17 +121,17 @@ def split_k_reduce(local, sums, counters, tile, part, SPLIT: tl.constexpr):
         local: what this program, number ``part``, found.
     """
     last = True
-    if SPLIT > 1:
+    if SPLIT_K > 1:
         down: tl.constexpr = local.shape[0]
         across: tl.constexpr = local.shape[1]
         inside = tl.arange(0, down)[:, None] * across + tl.arange(0, across)[None, :]
-        first = sums + tile.to(tl.int64) * SPLIT * down * across + inside
+        first = sums + tile.to(tl.int64) * SPLIT_K * down * across + inside
         tl.store(first + part * down * across, local)
         tl.debug_barrier()
-        last = tl.atomic_add(counters + tile, 1) == SPLIT - 1
+        last = tl.atomic_add(counters + tile, 1) == SPLIT_K - 1
         if last:
             tl.store(counters + tile, 0)
             local = tl.zeros((down, across), local.dtype)
-            for item in range(SPLIT):
+            for item in range(SPLIT_K):
                 local += tl.load(first + item * down * across, cache_modifier=".cg")
     return local, last

@@ -78,7 +78,7 @@ def _round(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
     with launching_on(x):
         round_latents[(len(value), groups)](
             value, words.view(torch.int8), words, result, value.stride(0), 2 * words.shape[-1],
-            MOST=float(LARGEST[bits]), RANK=rank, BYTES=stored, BITS=bits, WIDE=power_of_two(stored), num_warps=1,
+            MOST=float(LARGEST[bits]), RANK=rank, BYTES=stored, BITS=bits, BLOCK_SIZE=power_of_two(stored), num_warps=1,
         )  # fmt: skip
     return words, result
 
@@ -151,17 +151,17 @@ def _scale_of(largest, is_none):
 
 @jit
 def round_latents(
-    x, numbers, scales, full, stride, bytes_of_token, MOST: tl.constexpr,
-    RANK: tl.constexpr, BYTES: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, numbers_ptr, scales_ptr, out_ptr, stride, bytes_of_token, MOST: tl.constexpr,
+    RANK: tl.constexpr, BYTES: tl.constexpr, BITS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """A program takes a token and a group.
 
     Args:
         numbers: bytes of words, of each token from its first one on. scales: the same words, int16.
-        BYTES: of the numbers of a group. WIDE: a power of two, no less.
+        BYTES: of the numbers of a group. BLOCK_SIZE: a power of two, no less.
     """
-    row, group, index = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDE)
-    value = x + row * stride + group * RANK
+    row, group, index = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_SIZE)
+    value = x_ptr + row * stride + group * RANK
     near = (index < BYTES) & (index < RANK)
     far = (index < BYTES) & (index + BYTES < RANK) & (BITS == 4)
     low = tl.load(value + index, mask=near, other=0.0).to(tl.float32)
@@ -171,12 +171,12 @@ def round_latents(
     bits = _scale_of(tl.div_rn(tl.max(larger, axis=0), MOST), is_none)
     scale = (bits << 16).to(tl.float32, bitcast=True)
     low, high = _nearest(low, scale, MOST), _nearest(high, scale, MOST)
-    out = full + (row * tl.num_programs(1) + group) * RANK + index
-    tl.store(out, (low * scale).to(full.dtype.element_ty), mask=near)
-    tl.store(out + BYTES, (high * scale).to(full.dtype.element_ty), mask=far)
+    out = out_ptr + (row * tl.num_programs(1) + group) * RANK + index
+    tl.store(out, (low * scale).to(out_ptr.dtype.element_ty), mask=near)
+    tl.store(out + BYTES, (high * scale).to(out_ptr.dtype.element_ty), mask=far)
     stored = low.to(tl.int32)
     if BITS == 4:
         stored = (stored & 15) | (high.to(tl.int32) << 4)
-    tl.store(numbers + row * bytes_of_token + group * BYTES + index, stored.to(tl.int8), mask=index < BYTES)
+    tl.store(numbers_ptr + row * bytes_of_token + group * BYTES + index, stored.to(tl.int8), mask=index < BYTES)
     behind = (row + 1) * (bytes_of_token // 2) - tl.num_programs(1) + group
-    tl.store(scales + behind, bits.to(tl.int16))
+    tl.store(scales_ptr + behind, bits.to(tl.int16))

@@ -136,7 +136,7 @@ def _norm_rows(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
     with launching_on(x):
         norm_rows[(ceil_div(len(inputs), rows),)](
             inputs, weight, out, inputs.stride(0), len(inputs), size, eps,
-            ADDED=kind == "gemma", ROWS=rows, WIDE=wide, num_warps=warps_for(wide),
+            ADDED=kind == "gemma", BLOCK_M=rows, BLOCK_SIZE=wide, num_warps=warps_for(wide),
         )  # fmt: skip
     return out
 
@@ -145,7 +145,7 @@ def _gate_rows(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     inputs, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
     with launching_on(gate):
         gate_rows[(len(inputs), ceil_div(size, _NUMBERS))](
-            inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", WIDE=_NUMBERS
+            inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", BLOCK_SIZE=_NUMBERS
         )
     return out
 
@@ -172,7 +172,7 @@ def _cache_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Te
     with launching_on(k):
         cache_tokens[(batch * heads, tokens)](
             k, v, keys, values, length, heads, tokens, most, size, other, *k.stride()[:3], *v.stride()[:3],
-            WIDE=power_of_two(max(size, other)), num_warps=1,
+            BLOCK_SIZE=power_of_two(max(size, other)), num_warps=1,
         )  # fmt: skip
 
 
@@ -231,25 +231,40 @@ def gated_values(value, other, TANH: tl.constexpr, NARROW: tl.constexpr):
 
 
 @jit
-def norm_rows(x, weight, out, stride, rows, size, eps, ADDED: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """A program takes ROWS rows through an RMSNorm."""
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    offsets = tl.arange(0, WIDE)[None, :]
-    there = (row < rows) & (offsets < size)
-    value = tl.load(x + row * stride + offsets, mask=there, other=0.0).to(tl.float32)
-    gain = tl.load(weight + offsets, mask=offsets < size, other=0.0).to(tl.float32)
-    value = normed_values(value, gain, size, eps, ADDED, x.dtype.element_ty)
-    tl.store(out + row * size + offsets, value, mask=there)
+def norm_rows(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    stride,
+    rows,
+    n_cols,
+    eps,
+    ADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """A program takes BLOCK_M rows through an RMSNorm."""
+    row = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    offsets = tl.arange(0, BLOCK_SIZE)[None, :]
+    there = (row < rows) & (offsets < n_cols)
+    value = tl.load(x_ptr + row * stride + offsets, mask=there, other=0.0).to(tl.float32)
+    gain = tl.load(weight_ptr + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    value = normed_values(value, gain, n_cols, eps, ADDED, x_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * n_cols + offsets, value, mask=there)
 
 
 @jit
-def gate_rows(gate, up, out, of_gate, of_up, size, TANH: tl.constexpr, WIDE: tl.constexpr):
-    """A program takes WIDE columns of a row."""
+def gate_rows(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """A program takes BLOCK_SIZE columns of a row."""
     row = tl.program_id(0).to(tl.int64)
-    offsets = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    value = tl.load(gate + row * of_gate + offsets, mask=offsets < size, other=0.0).to(tl.float32)
-    other = tl.load(up + row * of_up + offsets, mask=offsets < size, other=0.0).to(tl.float32)
-    tl.store(out + row * size + offsets, gated_values(value, other, TANH, gate.dtype.element_ty), mask=offsets < size)
+    offsets = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    value = tl.load(gate_ptr + row * of_gate + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    other = tl.load(up + row * of_up + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    tl.store(
+        out_ptr + row * n_cols + offsets,
+        gated_values(value, other, TANH, gate_ptr.dtype.element_ty),
+        mask=offsets < n_cols,
+    )
 
 
 @jit
@@ -277,7 +292,7 @@ def _rotate(x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.cons
 
 @jit
 def rotate_heads(
-    q, k, q_out, k_out, cos, sin, tokens, q_heads, k_heads, size,
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, q_heads, k_heads, n_cols,
     q_batch, q_head, q_token, k_batch, k_head, k_token, angle_batch, angle_token,
     HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
@@ -290,19 +305,21 @@ def rotate_heads(
     angles = batch * angle_batch + token * angle_token
     parts = tl.cdiv(q_heads, HEADS)
     if part < parts:
-        of = q + batch * q_batch + token * q_token
-        _rotate(of, q_out, cos + angles, sin + angles, row, q_heads, part * HEADS, q_head, size, HEADS, HALF)
+        of = q_ptr + batch * q_batch + token * q_token
+        _rotate(
+            of, q_out_ptr, cos_ptr + angles, sin_ptr + angles, row, q_heads, part * HEADS, q_head, n_cols, HEADS, HALF
+        )
     else:
-        of = k + batch * k_batch + token * k_token
+        of = k_ptr + batch * k_batch + token * k_token
         first = (part - parts) * HEADS
-        _rotate(of, k_out, cos + angles, sin + angles, row, k_heads, first, k_head, size, HEADS, HALF)
+        _rotate(of, k_out_ptr, cos_ptr + angles, sin_ptr + angles, row, k_heads, first, k_head, n_cols, HEADS, HALF)
 
 
 @jit
 def _cache(
-    new, cache, place, there, row, most, size, of_batch, of_head, of_token, batch, head, token, WIDE: tl.constexpr
+    new, cache, place, there, row, most, size, of_batch, of_head, of_token, batch, head, token, BLOCK_SIZE: tl.constexpr
 ):
-    offsets = tl.arange(0, WIDE)
+    offsets = tl.arange(0, BLOCK_SIZE)
     value = tl.load(
         new + batch * of_batch + head * of_head + token * of_token + offsets, mask=offsets < size, other=0.0
     )
@@ -312,8 +329,8 @@ def _cache(
 
 @jit
 def cache_tokens(
-    k, v, keys, values, length, heads, tokens, most, k_size, v_size,
-    k_batch, k_head, k_token, v_batch, v_head, v_token, WIDE: tl.constexpr,
+    k_ptr, v_ptr, keys_ptr, values_ptr, length_ptr, heads, tokens, most, k_size, v_size,
+    k_batch, k_head, k_token, v_batch, v_head, v_token, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """A program takes one head of a new token to its place behind ``length`` others in a cache of ``most``.
 
@@ -321,8 +338,10 @@ def cache_tokens(
     """
     pair, token = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     batch, head = pair // heads, pair % heads
-    place = tl.load(length) + token
+    place = tl.load(length_ptr) + token
     there = place < most
     place = tl.where(there, place, 0)
-    _cache(k, keys, place, there, pair, most, k_size, k_batch, k_head, k_token, batch, head, token, WIDE)
-    _cache(v, values, place, there, pair, most, v_size, v_batch, v_head, v_token, batch, head, token, WIDE)
+    _cache(k_ptr, keys_ptr, place, there, pair, most, k_size, k_batch, k_head, k_token, batch, head, token, BLOCK_SIZE)
+    _cache(
+        v_ptr, values_ptr, place, there, pair, most, v_size, v_batch, v_head, v_token, batch, head, token, BLOCK_SIZE
+    )

@@ -385,23 +385,23 @@ def _some_rows(factor, row, size, column, rank):
 @jit(do_not_specialize=["parts", "eighths"])
 def join_kernel(
     sums, peaks, totals, factor, bias, out, parts, eighths,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PARTS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """A program adds up what all warps left of a query, and multiplies it by its head's factor, if there is one.
 
-    eighths: of the rank, which WIDE is a power of two for. SHARED: queries of a head. PARTS: as many are added at once;
-    FEATURES are made at once, and the first of them read before all else.
+    eighths: of the rank; BLOCK_SIZE is a power of two that holds it. SHARED: queries of a head. PARTS: as many are
+    added at once; FEATURES are made at once, and the first of them read before all else.
     """
     head, text = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    offsets, column, feature = tl.arange(0, PARTS), tl.arange(0, WIDE), tl.arange(0, FEATURES)
+    offsets, column, feature = tl.arange(0, PARTS), tl.arange(0, BLOCK_SIZE), tl.arange(0, FEATURES)
     rank = eighths * 8
     of_head = head // SHARED * SIZE
     if factor is not None:
         factor += of_head * rank
         read = _some_rows(factor, feature, SIZE, column, rank)
     highest, total = float("-inf"), 0.0
-    mixed = tl.zeros((WIDE,), tl.float32)
+    mixed = tl.zeros((BLOCK_SIZE,), tl.float32)
     for start in range(0, parts, PARTS):
         there = start + offsets < parts
         local = (text * parts + start + offsets) * HEADS + head

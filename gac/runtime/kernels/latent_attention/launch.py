@@ -200,7 +200,7 @@ class Attention:
         with launching_on(out):
             join_kernel[(count, batch)](
                 sums, peaks, totals, self.v_factor, self.v_bias, out, parts, self.v_rank // ALIGNED,
-                HEADS=count, SHARED=self.queries, SIZE=self.v_size, WIDE=wide,
+                HEADS=count, SHARED=self.queries, SIZE=self.v_size, BLOCK_SIZE=wide,
                 PARTS=most, FEATURES=most, num_warps=warps,
             )  # fmt: skip
         return out

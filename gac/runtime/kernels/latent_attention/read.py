@@ -10,16 +10,16 @@ from gac.runtime.kernels.ptx import further, neighbours, packed, prefetched, tra
 
 @jit
 def _words(
-    row, offsets, COUNT: tl.constexpr, limit, UNIT: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr
+    row, offsets, COUNT: tl.constexpr, limit, UNIT: tl.constexpr, EVEN_K: tl.constexpr, COMPILED: tl.constexpr
 ):  # fmt: skip
-    """So many neighbouring words of each thread's row, zeros from limit on. EVEN: no row ends there.
+    """So many neighbouring words of each thread's row, zeros from limit on. EVEN_K: no row ends there.
 
     Args:
         row: where it begins. offsets: how many words further each thread's words lie.
         UNIT: words that rows, and where they end, are multiples of.
     """
     piece: tl.constexpr = min(UNIT, COUNT)
-    if EVEN:
+    if EVEN_K:
         return neighbours(row + offsets, None, COUNT, piece, COMPILED)
     else:
         result = ()
@@ -31,7 +31,7 @@ def _words(
 @jit
 def _row(
     base, token, end, quarter, stride, limit,
-    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN_K: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """The words of one token that each thread takes; from end on those of the last token before it.
 
@@ -40,16 +40,16 @@ def _row(
     row = further(base, tl.minimum(token, end - 1), stride * UNIT, COMPILED)
     result = ()
     for chunk in tl.static_range(STEPS // 2):
-        result += (_words(row, chunk * 16 + quarter * 4, 4, limit, UNIT, EVEN, COMPILED),)
+        result += (_words(row, chunk * 16 + quarter * 4, 4, limit, UNIT, EVEN_K, COMPILED),)
     if STEPS % 2:
-        result += (_words(row, STEPS // 2 * 16 + quarter * 2, 2, limit, UNIT, EVEN, COMPILED),)
+        result += (_words(row, STEPS // 2 * 16 + quarter * 2, 2, limit, UNIT, EVEN_K, COMPILED),)
     return result
 
 
 @jit
 def tiles(
     base, token, end, quarter, stride, limit,
-    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+    UNIT: tl.constexpr, STEPS: tl.constexpr, EVEN_K: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Of keys or values those of both tokens, by tile.
 
@@ -60,7 +60,7 @@ def tiles(
         of_tile = ()
         for which in tl.static_range(2):
             local = token + tile * 16 + which * 8
-            of_tile += (_row(base, local, end, quarter, stride, limit, UNIT, STEPS, EVEN, COMPILED),)
+            of_tile += (_row(base, local, end, quarter, stride, limit, UNIT, STEPS, EVEN_K, COMPILED),)
         result += (of_tile,)
     return result
 
