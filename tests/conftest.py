@@ -1,5 +1,6 @@
 """What many tests share: a tiny random Llama, a byte-level tokenizer, text, and plans for the model."""
 
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+if not torch.cuda.is_available():  # then Triton's kernels run in its interpreter: said before anything imports Triton
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import gac
 from gac.forms import form_named

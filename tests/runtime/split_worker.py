@@ -30,17 +30,6 @@ class Listener(logging.Handler):
         SAID.append(record.getMessage())
 
 
-def without_gac() -> dict[str, Any]:
-    """The files beside the weights, with transformers alone."""
-    from transformers import AutoModelForCausalLM
-
-    os.environ["HF_MODULES_CACHE"] = str(FOLDER / f"modules-{RANK}")
-    options = {"trust_remote_code": True, "dtype": torch.float32}
-    found = _compared(AutoModelForCausalLM.from_pretrained, FOLDER / "llama-w4a16:16", options)
-    assert "gac" not in sys.modules
-    return {"remote": found}
-
-
 def with_gac() -> dict[str, Any]:
     """``gac.load``, and transformers' factory with GAC imported."""
     import gac
@@ -171,7 +160,7 @@ if __name__ == "__main__":
     logger = logging.getLogger("gac")
     logger.addHandler(Listener())
     distributed.init_process_group("gloo")
-    found = without_gac() | with_gac()
+    found = with_gac()
     (FOLDER / ("found.json" if RANK == 0 else "other.json")).write_text(json.dumps(found))
     from gac.evaluation.split import end_together
     from gac.runtime.parallel.ranks import started

@@ -67,13 +67,6 @@ def test_biases_and_weights_that_are_several_in_one(family: str, found: Any) -> 
         assert one["same"]
 
 
-def test_without_gac_the_files_beside_the_weights_split_it(found: Any) -> None:
-    for one in (rank["remote"] for rank in found):
-        assert one["error"] < 1e-4
-        assert one["same"]
-        assert one["class"].startswith("transformers_modules")
-
-
 def test_what_cannot_be_divided_is_whole_and_said_once(found: Any) -> None:
     said = [rank["loaded"][UNEVEN]["said"] for rank in found]
     assert said == [

@@ -1,14 +1,8 @@
-"""Products of small pieces of matrices in tensor cores, thread by thread, for Triton kernels.
+"""Matrix products, loads and shared memory in PTX, thread by thread, for Triton kernels.
 
-A tensor has one element for each thread here: ``(32 * warps,)``. Thread ``4 * i + j`` of a warp is thread j of four,
-and the four are number i of eight. A product is that of PTX, ``mma.m16n8k16``: 16 x 16 times 16 x 8, of 16 bits, with
-sums in float32. What a thread holds of the matrices is as it says there:
-
-- of the left one registers of rows i, i + 8, i, i + 8, the first two of columns 2j and 2j + 1, the others 8 further on;
-- of the right one two registers of column i, of those rows;
-- of the sums four of rows i, i, i + 8, i + 8, in columns 2j, 2j + 1, 2j, 2j + 1.
-
-Triton's interpreter knows no PTX: it runs the same formulas in plain operations. COMPILED: it is not the interpreter.
+A tensor has one element for each thread here: ``(32 * warps,)``. Products are ``mma.m16n8k16`` of 16-bit numbers with
+float32 sums; ``gac.runtime.kernels.latent_attention`` shows what a thread holds. Triton's interpreter knows no PTX: it
+runs the same formulas in plain operations. COMPILED: it is not the interpreter.
 """
 
 from gac.runtime.kernels.guard import jit, tl

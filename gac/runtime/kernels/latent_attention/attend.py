@@ -1,18 +1,11 @@
-"""Triton kernels of one new token's attention over a cache of latents.
+"""Softmax over scores and the weighted sum of value latents; the package's docstring has the layout.
 
-A program takes a head of keys and values with all queries of it, and a part of the context. Each of its warps works by
-itself, thread by thread in tensor cores (``fragments``), and waits for no other: 32 tokens at a time, two tiles of 16,
-are read straight into the registers that a product takes (``latent_reading``), and scored (``latent_scores``). Keys of
-the next step are prefetched into L2 when a step begins, and loaded into registers when its own are scored. What is read
-for both tiles, the second factor of the keys and the queries, lies in shared memory, the factor only where it
-finds room; registers hold the queries where they find room. Values stay latents: each warp leaves what it has found,
-and a second kernel adds that up, and multiplies the sum of all tokens by the second factor.
+Keys of the next step are prefetched into L2 when a step begins, and loaded into registers when its own are scored. The
+second factor of the keys lies in shared memory where it finds room, and so do queries, or in registers. Each warp
+writes its peaks and sums; a second kernel joins them and multiplies by the second factor of the values.
 
-Four columns of a product are queries of the first 8 tokens of a tile, and four the same queries of the others. Each
-column has a peak and a sum of its own until the end.
-
-Keys are turned by one angle from step to step, so a part of the context is read run by run, from its end: tokens whose
-positions count up by one. In most texts that is one run; padding that a boolean mask hides divides none.
+Keys are rotated by one angle from step to step, so a part of the context is read run by run, from its end: tokens whose
+positions count up by one. Mostly that is one run; padding that a boolean mask hides divides none.
 """
 
 from gac.runtime.kernels.guard import jit, tl

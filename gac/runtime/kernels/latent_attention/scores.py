@@ -1,11 +1,4 @@
-"""Scores of a new token's queries with two tiles of 16 cached keys, thread by thread in Triton.
-
-Keys are made of latents in registers, 8 pairs of features at a time, turned by their places, and multiplied with the
-queries at once. Of a tile of 16 tokens thread ``4 i + j`` has keys of number i and number i + 8, and of each the pairs
-2 j and 2 j + 1. All keys of a thread are turned by the place of the first, and queries of the others are turned back
-before: by 8 places, and by 16 more in a second tile. Of 8 columns of a product, four are queries of the first 8 tokens,
-and four the same queries of the others.
-"""
+"""Scores of a new token's queries with two tiles of 16 cached keys; the package's docstring has the layout."""
 
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.latent_attention.read import left
