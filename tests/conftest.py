@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 if not torch.cuda.is_available():  # then Triton's kernels run in its interpreter: said before anything imports Triton
     os.environ["TRITON_INTERPRET"] = "1"
+
+from hypothesis import HealthCheck, settings
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.forms import form_named

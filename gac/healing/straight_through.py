@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gac.runtime.kernels.gpu import kernels_run_on
-from gac.runtime.latents.quantise import rounded
+from gac.runtime.latents.quantise import quantise_latents
 from gac.runtime.modules import multiply_blocks
 from gac.runtime.plain.modeling_gac import Heads, in_parts
 from gac.runtime.storage.eight_bits import READERS
@@ -73,7 +73,7 @@ class StraightThrough(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         weight = self._values(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
-            return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
+            return multiply_blocks(quantise_latents(x, len(weight), stored.bits), weight, self.bias)
         y = _read(self._scheme.reads, x, weight, self.bias)
         return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.runtime.latents.quantise import rounded
+from gac.runtime.latents.quantise import quantise_latents
 from gac.runtime.limits import LARGEST
 from gac.runtime.parallel.ranks import Ranks
 from gac.runtime.plain.modeling_gac import Absent, Constant, Heads
@@ -76,7 +76,7 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
-        x = x if is_rounded else rounded(x, len(self.weight), self.bits)
+        x = x if is_rounded else quantise_latents(x, len(self.weight), self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:

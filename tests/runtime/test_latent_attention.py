@@ -20,7 +20,7 @@ from gac.runtime.kernels.latent_attention.launch import Attention, in_registers,
 from gac.runtime.kernels.latent_attention.layout import TILE, turns_of, with_runs
 from gac.runtime.latents import decode as latent_decoding
 from gac.runtime.latents.attention import cache_latents
-from gac.runtime.latents.quantise import QuantisedLatents, words_of
+from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
 from tests.compression.applying import logits
 from tests.models.small import small_config
 from tests.runtime.interpreted import DEVICE, operators, shapes
@@ -95,7 +95,7 @@ class Case:
                 held.append(latents)
                 scales.append(None)
             else:
-                rounded = QuantisedLatents(words_of(latents, groups, bits)[0], groups, rank, bits)
+                rounded = QuantisedLatents(pack_latents(latents, groups, bits)[0], groups, rank, bits)
                 held.append(rounded.numbers)
                 scales.append(rounded.scales)
         found = Attention(

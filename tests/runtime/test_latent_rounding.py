@@ -15,7 +15,7 @@ from gac.healing.straight_through import StraightThrough
 from gac.runtime.latents import attention as latents
 from gac.runtime.latents import quantise as latent_rounding
 from gac.runtime.latents.attention import cache_latents, second_factor
-from gac.runtime.latents.quantise import QuantisedLatents, rounded, words_of
+from gac.runtime.latents.quantise import QuantisedLatents, pack_latents, quantise_latents
 from gac.runtime.limits import LARGEST, token_words
 from gac.runtime.modules import LatentLinear
 from gac.schemes import scheme_named
@@ -77,7 +77,7 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
     generator = torch.Generator().manual_seed(0)
     given = torch.randn(2, 5, groups * rank, generator=generator).to(dtype)
     given[0, 0], given[0, 1, 0] = 0, 1e4
-    words, found = words_of(given, groups, bits)
+    words, found = pack_latents(given, groups, bits)
     assert words.dtype == torch.int16
     assert words.shape == (2, 5, token_words(groups, rank, bits))
     assert torch.equal(QuantisedLatents(words, groups, rank, bits).values(dtype), found)
@@ -97,7 +97,7 @@ def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> N
     given = wide[..., : groups * rank]
     given[0, 0], given[0, 1, 0], given[1, 1, 0] = 0, 1e4, torch.nan
     words, found = latent_rounding._round(given, groups, bits)
-    due, as_due = words_of(given.cpu(), groups, bits)
+    due, as_due = pack_latents(given.cpu(), groups, bits)
     there = ~as_due.view(2, 5, groups, -1).isnan().any(-1)
     assert torch.equal(found.cpu().isnan(), as_due.isnan())
     assert torch.equal(found.cpu().nan_to_num(), as_due.nan_to_num())
@@ -108,15 +108,15 @@ def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> N
 
 def test_what_is_no_number_stays_none() -> None:
     given = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
-    found = QuantisedLatents(words_of(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
+    found = QuantisedLatents(pack_latents(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
     assert found.isnan().any(-1).tolist() == [True, False]
 
 
 def test_gradients_pass_as_if_nothing_were_rounded() -> None:
     given = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    found = rounded(given, 2, 4)
+    found = quantise_latents(given, 2, 4)
     found.square().sum().backward()
-    assert torch.equal(found.detach(), rounded(given.detach(), 2, 4))
+    assert torch.equal(found.detach(), quantise_latents(given.detach(), 2, 4))
     assert given.grad is not None
     assert torch.allclose(given.grad, 2 * found.detach())
 

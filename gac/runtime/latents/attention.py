@@ -23,7 +23,7 @@ from gac.runtime.contract import CACHES
 from gac.runtime.fusion.elementwise import rotate_of, with_fused_updates
 from gac.runtime.latents.decode import decoded
 from gac.runtime.latents.positions import QUANTIZED, update_positions
-from gac.runtime.latents.quantise import QuantisedLatents, words_of
+from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
 from gac.runtime.latents.rotation import Latents, Rotary, Rotation
 from gac.runtime.modules import BlockLinear
 from gac.runtime.storage.modules import StoredBlocks
@@ -112,7 +112,7 @@ def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | N
     if second.bits is None:
         second.noted = latents
         return None
-    second.noted, latents = words_of(latents, _groups(second), second.bits)
+    second.noted, latents = pack_latents(latents, _groups(second), second.bits)
     return latents, True
 
 

@@ -25,7 +25,7 @@ _HALF = 4  # bits, of which a byte holds two numbers
 _TINY = torch.finfo(torch.bfloat16).tiny
 
 
-def rounded(latents: Tensor, groups: int, bits: int | None) -> Tensor:
+def quantise_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
     """Latents ``(..., groups * rank)`` as the cache has them, in their own dtype; gradients pass as they are.
 
     Each is ``scale * round(latent / scale)``, the scale of a token and group being its largest over that of ``bits``.
@@ -33,11 +33,11 @@ def rounded(latents: Tensor, groups: int, bits: int | None) -> Tensor:
     Args:
         bits: None: they stay as they are.
     """
-    return latents if bits is None else words_of(latents, groups, bits)[1]
+    return latents if bits is None else pack_latents(latents, groups, bits)[1]
 
 
-def words_of(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Return what a cache keeps of latents ``(..., groups * rank)``, and the latents as ``rounded`` gives them.
+def pack_latents(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    """Quantise latents ``(..., groups * rank)``; return what a cache keeps, and them as ``quantise_latents`` does.
 
     On a GPU and in 16 bits that is one launch.
 
@@ -121,7 +121,7 @@ class QuantisedLatents:
         return self.words[..., -self.groups :].view(torch.bfloat16)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """The latents, ``(batch, tokens, groups * rank)``, as ``rounded`` gives them."""
+        """The latents, ``(batch, tokens, groups * rank)``, as ``quantise_latents`` gives them."""
         numbers = self.numbers.reshape(*self.words.shape[:-1], self.groups, -1)
         if self.bits == _HALF:
             low = (numbers << _HALF) >> _HALF  # of int8, whose sign is shifted in

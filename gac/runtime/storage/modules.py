@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.runtime.kernels.quantise_rows import QuantisedRows
-from gac.runtime.latents.quantise import rounded
+from gac.runtime.latents.quantise import quantise_latents
 from gac.runtime.modules import BlockLinear, ValueLinear
 from gac.runtime.plain.modeling_gac import Heads
 from gac.runtime.storage.base import Storage, Tensors
@@ -193,7 +193,7 @@ class StoredBlocks(StoredLinear):
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """As that of a ``BlockLinear``."""
         blocks, rows, columns = self.shape
-        x = x if is_rounded else rounded(x, blocks, self.bits)
+        x = x if is_rounded else quantise_latents(x, blocks, self.bits)
         return self.storage.multiply_blocks(x, self.tensors, blocks, rows, columns, self.bias)
 
 
