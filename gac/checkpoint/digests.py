@@ -21,6 +21,7 @@ from gac.core.io import whole_file
 from gac.core.untrusted import file_digest, is_plain_name, read_model_json
 from gac.models.loading import bytes_of
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE
 
 _SCHEMA = 1
 _SHOWN = 80  # letters of a name
@@ -65,7 +66,8 @@ def write_digests(directory: Path) -> None:
     tensors = open_tensors(directory, weight_files(directory)[0])
     with ThreadPoolExecutor() as pool:
         rows = dict(zip(tensors, pool.map(_row, tensors.values()), strict=True))
-    names = sorted(path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name))
+    files = {path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name)}
+    names = sorted(name for name in files if name == CODE or not name.endswith(".py"))  # foreign code gets no digest
     config = _of_config(read_model_json(directory / "config.json", "the config of a model", CheckpointError))
     result = Digests(rows, config, {name: file_digest(directory / name) for name in names})
     text = json.dumps({"schema_version": _SCHEMA} | asdict(result), indent=1)
@@ -74,12 +76,7 @@ def write_digests(directory: Path) -> None:
 
 
 def read_digests(directory: Path) -> Digests | None:
-    """The digests of a directory; None where there is no such file, as in what older versions wrote.
-
-    Raises:
-        CheckpointError: the file is damaged, or names files that ``gac.save`` writes no digests of: of another
-            directory, or of weights.
-    """
+    """The digests of a directory; None where there is no such file, as in what older versions wrote."""
     path, expected = directory / DIGESTS, "digests as gac.save wrote them"
     if not path.exists():
         return None
@@ -95,11 +92,7 @@ def read_digests(directory: Path) -> Digests | None:
 
 
 def check_config(document: Mapping[str, Any], digests: Digests, source: Path) -> None:
-    """The essential keys are those that were saved, with their values.
-
-    Raises:
-        CheckpointError: names the first key that differs.
-    """
+    """The essential keys are those that were saved, with their values."""
     result = _of_config(document)
     for key in sorted({*result, *digests.config}):
         if result.get(key) != digests.config.get(key):
@@ -108,11 +101,7 @@ def check_config(document: Mapping[str, Any], digests: Digests, source: Path) ->
 
 
 def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Names, dtypes and shapes are those that were saved.
-
-    Raises:
-        CheckpointError: names the first tensor that differs.
-    """
+    """Names, dtypes and shapes are those that were saved."""
     for name in sorted({*tensors, *digests.tensors}):
         if name not in tensors or name not in digests.tensors:
             problem = "missing" if name not in tensors else "unexpected"
@@ -125,11 +114,7 @@ def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path)
 
 
 def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before.
-
-    Raises:
-        CheckpointError: names the first tensor that differs.
-    """
+    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before."""
     with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
         result = pool.map(_sha256, tensors.values())
         for name, digest in zip(tensors, result, strict=True):
@@ -142,10 +127,6 @@ def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
 
     Args:
         names: plain names of files.
-
-    Raises:
-        CheckpointError: names the first that is missing, differs, or is no file; or they are larger than any that
-            ``gac.save`` writes, and then none is read.
     """
     paths = {name: source / name for name in names}
     total = sum(path.stat().st_size for path in paths.values() if path.is_file())

@@ -84,12 +84,7 @@ def export(
 
 
 def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
-    """A compressed model in memory, with its plan.
-
-    Raises:
-        CheckpointError: there is no such model.
-        ModelError: a weight is not in memory.
-    """
+    """A compressed model in memory, with its plan."""
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan = planned(loaded)
     check_in_memory(loaded)
@@ -97,11 +92,7 @@ def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
 
 
 def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
-    """The stock model that a compressed one is written as: its config, its names and its shapes, without values.
-
-    Raises:
-        CheckpointError: a stock config cannot say the plan's dims.
-    """
+    """The stock model that a compressed one is written as: its config, its names and its shapes, without values."""
     config = _dense_config(model.config)
     if merge:
         logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
@@ -128,11 +119,7 @@ def stored_state(model: PreTrainedModel, choice: WeightChoice) -> dict[str, Tens
 
 
 def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice, merge: bool) -> dict[str, Tensor]:
-    """Parameters, by name, of one weight that the plan changes, in the stock model's layout and the model's dtype.
-
-    Raises:
-        CheckpointError: the stock weight has no bias for the constant of a skipped block.
-    """
+    """Parameters, by name, of one weight that the plan changes, in the stock model's layout and the model's dtype."""
     stock = plain.get_submodule(choice.name)
     local = plain_state(model.get_submodule(choice.name), model.dtype)
     if merge:

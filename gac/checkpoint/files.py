@@ -22,11 +22,7 @@ _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """The text of ``config.json`` as it stands.
-
-    Raises:
-        CheckpointError: there is none with a key ``gac`` of this schema, or a key of it chooses code.
-    """
+    """The text of ``config.json`` as it stands."""
     path = source / "config.json"
     document = read_model_json(path, "the config that gac.save wrote", CheckpointError) if os.path.exists(path) else {}
     if "gac" not in document:
@@ -47,11 +43,7 @@ def read_config(source: Path) -> dict[str, Any]:
 
 
 def described(document: dict[str, Any], source: Path) -> Any:
-    """The transformers config of a compressed architecture that a document describes.
-
-    Raises:
-        CheckpointError: it describes none.
-    """
+    """The transformers config of a compressed architecture that a document describes."""
     model_type = str(document.get("model_type"))
     dense = model_type.removeprefix(COMPRESSED)
     if dense == model_type or dense not in supported():
@@ -87,11 +79,7 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
 
 
 def plan_text(source: Path) -> bytes:
-    """The plan's file.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The plan's file."""
     return read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
 
 

@@ -76,9 +76,6 @@ def is_unchanged(header: Any, config: Any) -> bool:
 
     Args:
         header: as it stands in a file.
-
-    Raises:
-        ModelError: no model can have the config's sizes.
     """
     return isinstance(header, dict) and bool(header.get("digest") == _digest(header, config))
 
@@ -89,9 +86,6 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
     Args:
         text: of the plan's file.
         source: how to name the checkpoint in an error.
-
-    Raises:
-        CheckpointError: they do not, or the plan cannot be read.
     """
     try:
         plan = from_json(Plan, text, f"{source}: plan.json", CheckpointError)

@@ -41,11 +41,7 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
         self._gac_plan = plan
 
     def finish_loading(self: Any, source: Any, *args: Any, **options: Any) -> None:
-        """As for any compressed model; its plan has to be the one that it was saved with.
-
-        Raises:
-            CheckpointError: the plan is missing, or not the one that the weights were saved with.
-        """
+        """As for any compressed model; its plan has to be the one that it was saved with."""
         super().finish_loading(source, *args, **options)
         text = self.gac_files.get("plan.json")
         if text is None:
@@ -56,11 +52,7 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
             raise contradiction(source, value, f"{str(digest)[:12]}, as config.json says")
 
     def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
-        """As for any compressed model.
-
-        Raises:
-            ModelError: keys and values of a layer are of another size than the paged cache holds.
-        """
+        """As for any compressed model."""
         if (wrong := not_paged(self)) is not None:
             raise ModelError(*wrong)
         return super().init_continuous_batching(*args, **options)

@@ -45,9 +45,6 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
 
     Args:
         files: the first of what ``weight_files`` returns.
-
-    Raises:
-        CheckpointError: a file is damaged, or a tensor is in two of them.
     """
     result: dict[str, Tensor] = {}
     for file in files:
@@ -73,9 +70,6 @@ def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> 
 
     Args:
         model: as it was loaded from the tensors.
-
-    Raises:
-        CheckpointError: names the first.
     """
     stored = {f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.names}
     fixed = {

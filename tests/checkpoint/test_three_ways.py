@@ -87,9 +87,10 @@ def fresh_process(way: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def latents(form: str, make_plan: Callable[..., Plan]) -> Any:
-    config = small_config("mistral")
-    changes = {weight.name: (form, 8) for weight in weights_of(config) if weight.cached}
+def latents(make_plan: Callable[..., Plan]) -> Any:
+    config, forms = small_config("mistral"), ("latent:1", "latent:2:int8", "latent:1:int4", "latent:2")
+    cached = [weight.name for weight in weights_of(config) if weight.cached]
+    changes = {name: (form, 8) for name, form in zip(cached, forms, strict=True)}
     changes["model.layers.0.self_attn.q_proj"] = ("low_rank", 16)
     return compressed(small_model(config), make_plan, changes)
 
@@ -105,9 +106,7 @@ MODELS: Mapping[str, Callable[..., Any]] = {
     "shared GEMMs": partial(small_compressed, "qwen3", fused=True),
     "Conv1D": partial(small_compressed, "gpt2"),
     "every form and storage": partial(stored_model, "olmo2"),  # skipped blocks and fewer heads, too
-    "latents": partial(latents, "latent:1"),
-    "latents in 8 bits": partial(latents, "latent:2:int8"),
-    "latents in 4 bits": partial(latents, "latent:1:int4"),
+    "latents in 16, 8 and 4 bits": latents,
     "tied head": partial(with_head, "gemma3_text"),
     "head": partial(with_head, "llama"),
 }
@@ -159,7 +158,7 @@ def test_a_checkpoint_holds_one_python_file_that_can_be_reviewed(saved: Mapping[
 
 
 def test_it_refuses_what_it_cannot_do(saved: Mapping[str, Any]) -> None:
-    folder = saved["folder"] / "latents"
+    folder = saved["folder"] / "latents in 16, 8 and 4 bits"
     with pytest.raises(ValueError, match="tp_plan needs GAC"):
         modeling_gac.GacMistralForCausalLM.from_pretrained(folder, tp_plan="auto")
     with pytest.raises(AttributeError, match="no attribute 'GacNothing'"):
