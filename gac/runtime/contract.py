@@ -19,9 +19,6 @@ QUANTIZATION = "quantization_config"
 COMPRESSED_TENSORS = "compressed-tensors"
 """The ``quant_method`` that it names."""
 
-VLLM = "vllm"
-"""The name of vLLM's attention in transformers, which models have that it builds."""
-
 CACHES = ("cache", "past_key_values")
 """What an attention of transformers calls its cache: from 5.24 on, and before."""
 
@@ -38,7 +35,7 @@ def chooses_code(key: str) -> bool:
 def apart_from(rows: int) -> int:
     """Output features from which a weight is multiplied by itself, though it shares a GEMM with others.
 
-    4 Mi outputs, 256 tiles of 128 x 128, fill a GPU alone. SplitK wins nothing then, and its part would lie scattered
+    4 Mi outputs, 256 tiles of 128 x 128, fill a GPU alone. Sharing wins nothing then, and its part would lie scattered
     in the shared output, which slows down what reads it: gate and up of Llama-3-8B at 1,024 tokens.
     """
     return -(-_ENOUGH_OUTPUTS // rows)
