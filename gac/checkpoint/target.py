@@ -50,7 +50,7 @@ def complete_directory(target: Path) -> Iterator[Path]:
     """
     try:
         target = destination(target, directory=True)
-        with _beside(target) as part:
+        with _temporary_directory(target) as part:
             with quiet_transformers():
                 yield part
             for shard in part.glob("*.safetensors"):
@@ -78,7 +78,7 @@ def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _temporary_directory(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()

@@ -76,7 +76,7 @@ def _verified(source: Path) -> Verified:
     tensors = open_tensors(source, files)
     check_tensors(tensors, digests, source)
     check_files([*digests.files, *([index] if index else [])], digests, source)
-    others = _beside(digests, files, source)
+    others = _not_checked(digests, files, source)
     check_bytes(tensors, digests, source)
     return Verified(
         digest=file_digest(source / DIGESTS),
@@ -88,7 +88,7 @@ def _verified(source: Path) -> Verified:
     )
 
 
-def _beside(digests: Digests, weights: tuple[str, ...], source: Path) -> tuple[str, ...]:
+def _not_checked(digests: Digests, weights: tuple[str, ...], source: Path) -> tuple[str, ...]:
     others = unlisted(digests, weights, source)
     if result := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
         raise contradiction(source, f"{result} was not there when it was saved", "no other code and no other weights")

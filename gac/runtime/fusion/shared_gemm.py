@@ -133,7 +133,7 @@ class FusedStored(SharedGemm):
         self._members, self._storage = tuple(members), members[0].storage
         self._columns = members[0].in_features
         self.parts = _laid_out([member.out_features for member in members], self._storage.step)
-        self._held: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self.join()
         for index, member in enumerate(members):
             member.shared = self, index
@@ -141,28 +141,28 @@ class FusedStored(SharedGemm):
     def join(self) -> None:
         """Put the tensors of all weights into joined ones, where they are not yet, once they are on one device."""
         devices = {stored.device for member in self._members for stored in member.counted.values()}
-        if len(devices) > 1 or (self._held and self._is_joined()):
+        if len(devices) > 1 or (self._tensors and self._is_joined()):
             return
         rows = -(-max(part.stop for part in self.parts) // self._storage.step) * self._storage.step
         tensors = self._storage.tensors(rows, self._columns).items()
-        self._held = {
+        self._tensors = {
             name: torch.zeros(shape, dtype=dtype, device=min(devices, key=str))
             for name, (shape, dtype) in tensors
             if name not in self._storage.metadata
         }
         for member, part in zip(self._members, self.parts, strict=True):
-            local = self._storage.slice_rows(self._held, part)
+            local = self._storage.slice_rows(self._tensors, part)
             for name, joined in local.items():
                 joined.copy_(member.get_buffer(name))
                 setattr(member, name, joined)
 
     def _is_joined(self) -> bool:
-        parts = [self._storage.slice_rows(self._held, part) for part in self.parts]
+        parts = [self._storage.slice_rows(self._tensors, part) for part in self.parts]
         pairs = ((pair, local) for pair, part in zip(self._members, parts, strict=True) for local in part.items())
         return all(pair.get_buffer(name).data_ptr() == joined.data_ptr() for pair, (name, joined) in pairs)
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
-        stored = self._storage.slice_rows(self._held, part)
+        stored = self._storage.slice_rows(self._tensors, part)
         return multiplied(self._members[0].before, self._storage, x, stored, part.stop - part.start, self._columns)
 
 
@@ -182,13 +182,13 @@ class FusedMember(nn.Module):
             self.fused = fused
         self.second = weight.second if isinstance(weight, LowRankLinear) else None
         self.in_features, self.out_features = weight.in_features, weight.out_features
-        self._at, self._part = index, fused.parts[index]
+        self._index, self._part = index, fused.parts[index]
         self._biased = first_of(weight).bias is not None
         self._length = weight.length if isinstance(weight, ValueLinear) else None
 
     def forward(self, x: Tensor) -> Tensor | Heads:
         (fused,) = self._link
-        part = fused.of(self._at, x)
+        part = fused.of(self._index, x)
         if self._length is not None:
             return Heads(part, self._length)
         return part if self.second is None else self.second(part)

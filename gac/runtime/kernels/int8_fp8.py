@@ -92,7 +92,7 @@ make_operator(
     "eight_bits_linear_of",
     "(Tensor numbers, Tensor own, Tensor counters, Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
     _linear_of,
-    lambda numbers, _own, _counters, weight, _scale, dtype: numbers.new_empty(len(numbers), len(weight), dtype=dtype),
+    lambda numbers, _s, _counters, weight, _scale, dtype: numbers.new_empty(len(numbers), len(weight), dtype=dtype),
 )
 
 

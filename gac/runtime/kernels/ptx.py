@@ -211,7 +211,7 @@ def _two(ptrs, there):
 
 
 @jit
-def _one(ptrs, there):
+def _one_word(ptrs, there):
     load: tl.constexpr = _ONE_16 if ptrs.dtype.element_ty == tl.int16 else _ONE_32
     return (tl.inline_asm_elementwise(load, "=&r,l,r", [ptrs, there], dtype=tl.int32, is_pure=False, pack=1),)
 
@@ -237,7 +237,7 @@ def neighbours(ptrs, there, COUNT: tl.constexpr, ALIGNED: tl.constexpr, COMPILED
 @jit
 def _compiled(ptrs, there, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
     if COUNT == 1:
-        return _one(ptrs, there)
+        return _one_word(ptrs, there)
     elif ALIGNED < COUNT:
         half: tl.constexpr = COUNT // 2
         return _compiled(ptrs, there, half, ALIGNED) + _compiled(ptrs + half, there, half, ALIGNED)

@@ -54,7 +54,7 @@ def _normed_rows(
     x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs, size = by_row(x), x.shape[-1]
-    out, result = _whole(x, full), _empty(inputs, number)
+    out, result = _output(x, full), _empty(inputs, number)
     with launching_on(x):
         norm_rows_kernel[(len(inputs),)](
             inputs, weight, out, *result, inputs.stride(0), size, eps,
@@ -63,7 +63,7 @@ def _normed_rows(
     return out, *result
 
 
-def _whole(x: Tensor, full: bool) -> Tensor:
+def _output(x: Tensor, full: bool) -> Tensor:
     return x.new_empty(x.shape if full else 1)
 
 
@@ -85,7 +85,7 @@ make_operator(
     "normed_rows",
     "(Tensor x, Tensor weight, float eps, str kind, ScalarType number, bool whole) -> (Tensor, Tensor, Tensor, Tensor)",
     _normed_rows,
-    lambda x, _weight, _eps, _kind, number, whole: (_whole(x, whole), *_empty(x, number)),
+    lambda x, _weight, _eps, _kind, number, keep: (_output(x, keep), *_empty(x, number)),
 )
 
 

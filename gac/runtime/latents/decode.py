@@ -43,7 +43,7 @@ def decoded(
         (None, None) if second is None else (second.weight, second.bias) for second in seconds
     )
     scale = options.get("scaling")
-    (keys, k_scales), (values, v_scales) = map(_held, (latents.keys, latents.values))
+    (keys, k_scales), (values, v_scales) = map(_numbers_and_scales, (latents.keys, latents.values))
     return attend(
         Attention(
             query=query,
@@ -66,7 +66,7 @@ def decoded(
     )
 
 
-def _held(latents: Tensor | QuantisedLatents) -> tuple[Tensor, Tensor | None]:
+def _numbers_and_scales(latents: Tensor | QuantisedLatents) -> tuple[Tensor, Tensor | None]:
     return (latents, None) if isinstance(latents, Tensor) else (latents.numbers, latents.scales)
 
 

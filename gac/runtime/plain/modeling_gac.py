@@ -164,17 +164,17 @@ class Matrix(nn.Module):
         """Return the matrix, or some rows of it where rows are stored apart, which they are without zero points."""
         if self.storage is None:
             return self.weight
-        held = {name: tensor[rows] for name, tensor in self._buffers.items() if name != "weight_shape"}
-        return self.storage.values(held, len(held["weight_scale"]), self.shape[-1], dtype)
+        tensors = {name: tensor[rows] for name, tensor in self._buffers.items() if name != "weight_shape"}
+        return self.storage.values(tensors, len(tensors["weight_scale"]), self.shape[-1], dtype)
 
     def forward(self, x: Tensor) -> Any:
         return (self.storage or functional).linear(x, self.values(x.dtype), self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        held = {id(tensor) for tensor in self._buffers.values()}
+        stored = {id(tensor) for tensor in self._buffers.values()}
 
         def apply(tensor: Tensor) -> Tensor:
-            return fn(tensor.view(torch.uint8)).view(tensor.dtype) if id(tensor) in held else fn(tensor)
+            return fn(tensor.view(torch.uint8)).view(tensor.dtype) if id(tensor) in stored else fn(tensor)
 
         return super()._apply(apply, recurse)
 
@@ -444,7 +444,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     mixin, body = CompressedConfig, {"model_type": f"gac_{config.model_type}"}
     if config is not dense:
-        own = f"Gac{config.__name__}"
-        mixin, body = CompressedModel, {"config_class": globals().get(own) or __getattr__(own)}
+        config_name = f"Gac{config.__name__}"
+        mixin, body = CompressedModel, {"config_class": globals().get(config_name) or __getattr__(config_name)}
     made = globals()[name] = type(name, (mixin, dense), body | {"__module__": __name__})
     return made
