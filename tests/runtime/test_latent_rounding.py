@@ -19,7 +19,7 @@ from gac.runtime.latents.quantise import QuantisedLatents, pack_latents, quantis
 from gac.runtime.limits import LARGEST, token_words
 from gac.runtime.modules import LatentLinear
 from gac.schemes import scheme_named
-from tests.compression.applying import IDS, logits
+from tests.compression.applying import IDS
 from tests.models.small import small_config, small_model, weights_of
 from tests.runtime.interpreted import DEVICE
 from tests.runtime.test_latents import (
@@ -201,15 +201,6 @@ def test_heads_in_groups_and_inputs_that_are_shared(make_plan: MakePlan) -> None
     model = latent_model(config, make_plan, changes(config, "latent:2:int4"), fused=True).double()
     assert apart(generated(model, use_cache=False), generated(model)) < 1e-4
     assert numbers(generated(model).past_key_values)[0] == sum(token_words(2, rank, 4) for rank in (K, V))
-
-
-def test_tokens_that_are_taken_back(llama: Any) -> None:
-    cache = DynamicCache(config=llama.config)
-    steps(llama, cache, (8, 3))
-    cache.crop(-3)
-    with torch.no_grad():
-        found = llama(IDS[:, 8:12], past_key_values=cache, use_cache=True).logits
-    assert (found - logits(llama)[:, 8:12]).abs().max() < 1e-4
 
 
 def test_beams(llama: Any) -> None:

@@ -78,7 +78,7 @@ def _empty(x: Tensor, number: torch.dtype) -> QuantisedRows:
 
 def _options(columns: int, number: torch.dtype) -> dict[str, int | float]:
     wide = power_of_two(columns)
-    return {"MOST": _MOST[number], "WIDE": wide, "COUNTERS": COUNTERS, "num_warps": warps_for(columns)}
+    return {"MOST": _MOST[number], "BLOCK_SIZE": wide, "COUNTERS": COUNTERS, "num_warps": warps_for(columns)}
 
 
 make_operator(
