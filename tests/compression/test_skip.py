@@ -307,5 +307,5 @@ def test_a_header_that_skips_what_is_there_is_refused(wrong: Any, make_plan: Mak
     content = json.loads(path.read_text())
     content["gac"]["skipped"] = [wrong]
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="key gac: skipped has"):
+    with pytest.raises(ValueError, match=r"key gac: .*skipped"):
         type(small).from_pretrained(tmp_path)

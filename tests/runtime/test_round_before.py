@@ -108,13 +108,13 @@ def running(gpu: None) -> Iterator[None]:
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What is handed over."""
     found: list[Tensor] = []
-    give = QuantisedActivations.give
+    give = QuantisedActivations.put
 
     def noted(self: QuantisedActivations, made: Tensor, rounded: Any) -> Tensor:
         found.append(made)
         return give(self, made, rounded)
 
-    monkeypatch.setattr(QuantisedActivations, "give", noted)
+    monkeypatch.setattr(QuantisedActivations, "put", noted)
     return found
 
 
@@ -356,8 +356,8 @@ def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (7, "rounded has 7; expected objects with by, and with readers, which is a list."),
-        ([{"by": "model.norm"}], "rounded has {'by': 'model.norm'}; expected objects with by"),
+        (7, "expected `array`, got `int` - at `$.rounded`"),
+        ([{"by": "model.norm"}], "missing required field `readers` - at `$.rounded[...]`"),
         ([{"by": "model.norm", "readers": ["model.norm"]}], "expected names of a norm and of linear weights."),
     ],
 )

@@ -311,7 +311,7 @@ def test_a_compressed_model_rounds_its_inputs(
     assert len(stored) >= len(plan.weights)
     with monkeypatch.context() as patch:
         for storage in {type(one.storage) for one in stored.values()}:
-            patch.setattr(storage, "plain", Storage.plain)
+            patch.setattr(storage, "linear", Storage.linear)
         assert not torch.equal(logits(found), before)
 
 

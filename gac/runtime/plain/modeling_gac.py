@@ -124,7 +124,7 @@ class Integers8:
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return numbers in the dtype of x ``(..., features)``, and a scale a token ``(..., 1)``."""
         wide = x.float()
-        scale = (wide.abs().amax(-1, keepdim=True) / self.largest).clamp_min(torch.finfo(torch.float32).tiny)
+        scale = (wide.abs().amax(-1, keepdim=True) / self.largest).clamp_min(2.0**-126)
         return self.nearest(wide / scale).div_(self.divisor).to(x.dtype), scale * self.divisor
 
     def nearest(self, x: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def quantised_latents(x: Tensor, groups: int, bits: int) -> Tensor:
     """Round latents ``(..., groups * rank)`` to ``scale * integer``, with a bfloat16 scale a token and group."""
     parts, largest = x.reshape(*x.shape[:-1], groups, -1).float(), (1 << bits - 1) - 1
     scale = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
-    numbers = (parts / scale.clamp_min(torch.finfo(torch.bfloat16).tiny)).round().clamp(-largest, largest)
+    numbers = (parts / scale.clamp_min(2.0**-126)).round().clamp(-largest, largest)
     return (numbers * scale).flatten(-2).to(x.dtype)
 
 
