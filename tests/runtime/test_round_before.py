@@ -357,7 +357,7 @@ def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None
     ("change", "message"),
     [
         (7, "expected `array`, got `int` - at `$.rounded`"),
-        ([{"by": "model.norm"}], "missing required field `readers` - at `$.rounded[...]`"),
+        ([{"by": "model.norm"}], "missing required field `readers` - at `$.rounded[0]`"),
         ([{"by": "model.norm", "readers": ["model.norm"]}], "expected names of a norm and of linear weights."),
     ],
 )
