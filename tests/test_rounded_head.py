@@ -21,10 +21,9 @@ from gac.measurement.session import planned_windows
 from gac.models.loading import load_model
 from gac.plan.plan import Plan
 from gac.plan.summary import allocate_command
-from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
 from gac.runtime.header import replace_weights
-from gac.runtime.serving import _check_readable
-from gac.runtime.stored import count_parameters
+from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
+from gac.runtime.storage.modules import count_parameters
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
 from tests.cli.commands import answer, refused
@@ -267,9 +266,7 @@ def test_it_opens_without_a_head_and_ties_again(model: Any, saved: Path) -> None
     assert held(saved.parent / "again") == held(saved)
 
 
-def test_others_refuse_it(model: Any, saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="embedding and head are in w8a16; expected them in 16 or 32 bits"):
-        _check_readable(model, {})
+def test_repair_refuses_it(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has weights in w8a16; expected weights in 16 or 32 bits"):
         gac.repair(saved, tmp_path / "repaired", profile="nvidia-h100-80gb-hbm3")
 

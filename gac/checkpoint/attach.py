@@ -1,83 +1,21 @@
-"""A compressed model where GAC is installed: its plan comes with it, and transformers' own methods write it whole."""
+"""Attach a plan to a model that was compressed in memory."""
 
 import copy
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from gac.checkpoint.card import model_card
 from gac.checkpoint.classes import auto_map, classes_of
-from gac.checkpoint.digests import write_digests
-from gac.checkpoint.header import agreed_plan, contradiction, digest_of, header_of
+from gac.checkpoint.header import header_of
 from gac.checkpoint.layout import layout_of
-from gac.core.errors import CheckpointError, ModelError
+from gac.checkpoint.planned import PlannedModel
 from gac.core.io import to_json
 from gac.models.plain import check_class
 from gac.plan.plan import Plan
-from gac.runtime.compressed import CompressedModel
 from gac.runtime.contract import COMPRESSED, LAYOUT
-from gac.runtime.ends import ends_of
-from gac.runtime.latents import cache_latents
-from gac.runtime.serving import not_paged
-
-if TYPE_CHECKING:
-    _Dense = PreTrainedModel
-else:
-    _Dense = object  # a mixin, before the class of the architecture
-
-
-class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-call]  # as transformers has it
-    """A compressed model with its plan, which is read when it is first asked for."""
-
-    _gac_plan: Plan
-
-    @property
-    def gac_plan(self) -> Plan:
-        """The plan that the model was compressed with.
-
-        Raises:
-            CheckpointError: the checkpoint's plan cannot be read, or is not the one that its config was made from.
-        """
-        if "_gac_plan" not in vars(self):
-            if "plan.json" not in vars(self).get("gac_files", {}):
-                raise AttributeError(f"this {type(self).__name__} was not read from a checkpoint")
-            config = vars(self)["config"]
-            self._gac_plan = agreed_plan(self.gac_files["plan.json"], config, config.name_or_path or "the checkpoint")
-        return self._gac_plan
-
-    @gac_plan.setter
-    def gac_plan(self, plan: Plan) -> None:
-        self._gac_plan = plan
-
-    def finish(self: Any, source: Any, *args: Any, **options: Any) -> None:
-        """As for any compressed model; its plan has to be the one that it was saved with.
-
-        Raises:
-            CheckpointError: the plan is missing, or not the one that the weights were saved with.
-        """
-        super().finish(source, *args, **options)
-        text = self.gac_files.get("plan.json")
-        if text is None:
-            raise CheckpointError(f"{source} has no plan.json", "every file that gac.save wrote", "Copy it whole.")
-        digest = self.config.gac.get("plan")
-        if digest_of(text) != digest:
-            given = f"plan.json has digest {digest_of(text)[:12]}"
-            raise contradiction(source, given, f"{str(digest)[:12]}, as config.json says")
-
-    def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
-        """As for any compressed model.
-
-        Raises:
-            ModelError: keys and values of a layer are of another size than the paged cache holds.
-        """
-        if (wrong := not_paged(self)) is not None:
-            raise ModelError(*wrong)
-        return super().init_continuous_batching(*args, **options)
-
-    def _write_companions(self, directory: Any) -> None:
-        super()._write_companions(directory)
-        write_digests(Path(directory))
+from gac.runtime.model import CompressedModel
+from gac.runtime.storage.embeddings import embeddings_of
 
 
 def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
@@ -112,7 +50,6 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     if not described.tie_word_embeddings and _is_tied(changed):  # by hand; transformers would save one and miss it
         described.tie_word_embeddings = True
         changed.all_tied_weights_keys = changed.get_expanded_tied_weights_keys(all_submodels=True)
-    cache_latents(model)
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan, model.dtype.itemsize)}
     planned_model: PlannedModel = changed
@@ -120,19 +57,5 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
 
 
 def _is_tied(model: Any) -> bool:
-    """True if the head multiplies with the very parameter of the embedding."""
-    weights = [getattr(module, "weight", None) for module in ends_of(model).values()]
+    weights = [getattr(module, "weight", None) for module in embeddings_of(model).values()]
     return len(weights) == 2 and weights[0] is not None and weights[0] is weights[1]
-
-
-def planned(model: PreTrainedModel) -> Plan:
-    """The plan that a compressed model carries.
-
-    Raises:
-        CheckpointError: it has none.
-    """
-    plan = getattr(model, "gac_plan", None)
-    if not isinstance(plan, Plan):
-        given = f"a {type(model).__name__} without a plan"
-        raise CheckpointError(given, "a model from gac.compress or gac.load", "Compress it first.")
-    return plan

@@ -84,7 +84,6 @@ def export_card(plan: Plan, merged: bool, as_stored: bool) -> str:
 
 
 def _about(plan: Plan, how: str, what: str) -> str:
-    """The hub's front matter, the title, a paragraph on what the directory is, and the plan in numbers."""
     base_model = f"base_model: {plan.measured.model}\n" if _HUB_ID.fullmatch(plan.measured.model) else ""
     return f"""---
 library_name: transformers
@@ -102,12 +101,10 @@ tags:
 
 
 def _words(text: object) -> str:
-    """Text of a plan within a line of Markdown: no markup, no HTML, no link, and no end of the line."""
     return _MARKUP.sub(r"\\\1", _without_tags(" ".join(str(text).split())).replace(">", "&gt;"))
 
 
 def _verbatim(text: str) -> str:
-    """Lines as they are, in which neither Markdown nor HTML counts; a name could close a fence of backticks."""
     return f"<pre>\n{_without_tags(text)}\n</pre>"
 
 

@@ -21,16 +21,16 @@ def classes_of(model_type: str) -> Any:
     Args:
         model_type: of the dense config, one of ``supported()``.
     """
-    from gac.checkpoint.attach import PlannedModel
-    from gac.runtime.classes import make_classes
+    from gac.checkpoint.planned import PlannedModel
+    from gac.runtime.model import make_classes
 
     return make_classes(model_type, PlannedModel, __name__)
 
 
 def auto_map(classes: Any) -> dict[str, str]:
-    """Where the factories of transformers find these classes beside a checkpoint's weights."""
+    """Return where the factories of transformers find these classes beside a checkpoint's weights."""
     factories = {"AutoConfig": classes.config, "AutoModel": classes.base, "AutoModelForCausalLM": classes.causal_lm}
-    return {factory: f"modeling_gac.{found.__name__}" for factory, found in factories.items()}
+    return {factory: f"modeling_gac.{result.__name__}" for factory, result in factories.items()}
 
 
 def register_with_transformers() -> None:
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
     """A class by its name, so that models can be pickled and copied to other processes."""
     if not name.startswith("Gac"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gac.checkpoint.attach import PlannedModel
-    from gac.runtime.classes import class_named
+    from gac.checkpoint.planned import PlannedModel
+    from gac.runtime.model import class_named
 
     return class_named(name, PlannedModel, __name__)

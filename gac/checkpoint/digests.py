@@ -1,4 +1,4 @@
-"""What a checkpoint was when it was saved: digests of each tensor, each key of its config and each other file.
+"""Digests of a checkpoint as it was saved: of each tensor, each key of its config and each other file.
 
 They show what was changed or mixed up. Whoever can write all files can also write digests that fit; so the SHA-256 of
 the digests' file stands for the whole directory, to be compared with one that was kept elsewhere or signed.
@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.header import contradiction
+from gac.checkpoint.weights import open_tensors, weight_files
 from gac.core.errors import CheckpointError
 from gac.core.io import complete_file
 from gac.core.untrusted import file_digest, is_plain_name, read_model_json
 from gac.models.loading import bytes_of
-from gac.runtime.compressed import CODE
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE
 
 _SCHEMA = 1
 _SHOWN = 80  # letters of a name
@@ -30,8 +30,9 @@ _WEIGHTS = "model.safetensors"
 _NOT_ESSENTIAL = frozenset(
     {"_name_or_path", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache"}
 )
-# Of other files: those that GAC, transformers or a tokenizer reads. People edit the card.
-_READ = (".json", ".jinja", ".txt", ".model")
+# Of other files: those that GAC, transformers or a tokenizer reads. People edit the card. Earlier versions of GAC wrote
+# several Python files.
+_READ = (".json", ".jinja", ".txt", ".model", ".py")
 _NOT_READ = frozenset({"config.json", "adapter_config.json", DIGESTS})
 _MAX_BYTES = 2**30
 """Of all files together that are neither config nor weights: tokenizers of a million tokens take a tenth."""
@@ -65,21 +66,17 @@ def write_digests(directory: Path) -> None:
     tensors = open_tensors(directory, weight_files(directory)[0])
     with ThreadPoolExecutor() as pool:
         rows = dict(zip(tensors, pool.map(_row, tensors.values()), strict=True))
-    names = sorted(path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name))
+    files = {path.name for path in directory.iterdir() if path.is_file() and _is_read(path.name)}
+    names = sorted(name for name in files if name == CODE or not name.endswith(".py"))  # foreign code gets no digest
     config = _of_config(read_model_json(directory / "config.json", "the config of a model", CheckpointError))
-    found = Digests(rows, config, {name: file_digest(directory / name) for name in names})
-    text = json.dumps({"schema_version": _SCHEMA} | asdict(found), indent=1)
+    result = Digests(rows, config, {name: file_digest(directory / name) for name in names})
+    text = json.dumps({"schema_version": _SCHEMA} | asdict(result), indent=1)
     with complete_file(directory / DIGESTS, "digests", CheckpointError) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_digests(directory: Path) -> Digests | None:
-    """The digests of a directory; None where there is no such file, as in what older versions wrote.
-
-    Raises:
-        CheckpointError: the file is damaged, or names files that ``gac.save`` writes no digests of: of another
-            directory, or of weights.
-    """
+    """The digests of a directory; None where there is no such file, as in what older versions wrote."""
     path, expected = directory / DIGESTS, "digests as gac.save wrote them"
     if not path.exists():
         return None
@@ -89,50 +86,38 @@ def read_digests(directory: Path) -> Digests | None:
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
     digests = Digests(*members)
     if foreign := [name for name in digests.files if not _is_read(name)]:
-        given = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
-        raise contradiction(directory, given, f"files of this directory in {', '.join(_READ)}")
+        value = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
+        raise contradiction(directory, value, f"files of this directory in {', '.join(_READ)}")
     return digests
 
 
 def check_config(document: Mapping[str, Any], digests: Digests, source: Path) -> None:
-    """The essential keys are those that were saved, with their values.
-
-    Raises:
-        CheckpointError: names the first key that differs.
-    """
-    found = _of_config(document)
-    for key in sorted({*found, *digests.config}):
-        if found.get(key) != digests.config.get(key):
-            given = f"{str(document[key])[:80]!r}" if key in found else "missing"
-            raise _differs(source, f"config.json has {key} {given}", "its value" if key in digests.config else "none")
+    """The essential keys are those that were saved, with their values."""
+    result = _of_config(document)
+    for key in sorted({*result, *digests.config}):
+        if result.get(key) != digests.config.get(key):
+            value = f"{str(document[key])[:80]!r}" if key in result else "missing"
+            raise _differs(source, f"config.json has {key} {value}", "its value" if key in digests.config else "none")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Names, dtypes and shapes are those that were saved.
-
-    Raises:
-        CheckpointError: names the first tensor that differs.
-    """
+    """Names, dtypes and shapes are those that were saved."""
     for name in sorted({*tensors, *digests.tensors}):
         if name not in tensors or name not in digests.tensors:
             problem = "missing" if name not in tensors else "unexpected"
             raise _differs(source, f"{name} is {problem}", "the weights of the plan, each once")
         saved = digests.tensors[name]
-        for key, given in _described(tensors[name]).items():
+        for key, value in _described(tensors[name]).items():
             due = saved.get(key) if isinstance(saved, dict) else saved
-            if due != given:
-                raise _differs(source, f"{name} has {key} {given}", str(due))
+            if due != value:
+                raise _differs(source, f"{name} has {key} {value}", str(due))
 
 
 def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before.
-
-    Raises:
-        CheckpointError: names the first tensor that differs.
-    """
+    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before."""
     with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
-        found = pool.map(_sha256, tensors.values())
-        for name, digest in zip(tensors, found, strict=True):
+        result = pool.map(_sha256, tensors.values())
+        for name, digest in zip(tensors, result, strict=True):
             if digests.tensors[name].get("sha256") != digest:
                 raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
 
@@ -142,10 +127,6 @@ def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
 
     Args:
         names: plain names of files.
-
-    Raises:
-        CheckpointError: names the first that is missing, differs, or is no file; or they are larger than any that
-            ``gac.save`` writes, and then none is read.
     """
     paths = {name: source / name for name in names}
     total = sum(path.stat().st_size for path in paths.values() if path.is_file())
@@ -154,8 +135,8 @@ def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
     for name, path in paths.items():
         digest = _digest_within(path) if path.exists() else "missing"
         if digest != digests.files.get(name, "missing"):
-            given = f"{name} is missing" if digest == "missing" else f"{name} has the digest {digest[:12]}"
-            raise _differs(source, given, "the file that was saved" if name in digests.files else "no such file")
+            value = f"{name} is missing" if digest == "missing" else f"{name} has the digest {digest[:12]}"
+            raise _differs(source, value, "the file that was saved" if name in digests.files else "no such file")
 
 
 def unlisted(digests: Digests, weights: Iterable[str], source: Path) -> tuple[str, ...]:
@@ -172,7 +153,7 @@ def _digest_within(path: Path) -> str:
 
 
 def _is_read(name: str) -> bool:
-    return is_plain_name(name) and (name in CODE or (name.endswith(_READ) and name not in _NOT_READ))
+    return is_plain_name(name) and name.endswith(_READ) and name not in _NOT_READ
 
 
 def _of_config(document: Mapping[str, Any]) -> dict[str, str]:
@@ -192,5 +173,5 @@ def _sha256(values: Tensor) -> str:
     return hashlib.sha256(bytes_of(values)).hexdigest()
 
 
-def _differs(source: Path, given: str, expected: str) -> CheckpointError:
-    return contradiction(source, given, f"{expected}, as {DIGESTS} says")
+def _differs(source: Path, value: str, expected: str) -> CheckpointError:
+    return contradiction(source, value, f"{expected}, as {DIGESTS} says")

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from gac.checkpoint.attach import planned
 from gac.checkpoint.card import export_card
 from gac.checkpoint.layout import layout_of, without
 from gac.checkpoint.load import load
+from gac.checkpoint.planned import planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import merged
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
-from gac.forms import DENSE, form_named
+from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.loading import check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION
-from gac.runtime.ends import ends_of
-from gac.runtime.stored import Stored, plain_state
+from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.modules import Stored, plain_state
 
 logger = logging.getLogger("gac")
 
@@ -84,12 +84,7 @@ def export(
 
 
 def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
-    """A compressed model in memory, with its plan.
-
-    Raises:
-        CheckpointError: there is no such model.
-        ModelError: a weight is not in memory.
-    """
+    """A compressed model in memory, with its plan."""
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     plan = planned(loaded)
     check_in_memory(loaded)
@@ -97,11 +92,7 @@ def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
 
 
 def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
-    """The stock model that a compressed one is written as: its config, its names and its shapes, without values.
-
-    Raises:
-        CheckpointError: a stock config cannot say the plan's dims.
-    """
+    """The stock model that a compressed one is written as: its config, its names and its shapes, without values."""
     config = _dense_config(model.config)
     if merge:
         logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
@@ -114,7 +105,7 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     """Parameters, by name, of all but the weights that the plan changes; embedding and head in the model's dtype."""
     changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
     state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
-    for path, stored in ((path, one) for path, one in ends_of(model).items() if isinstance(one, Stored)):
+    for path, stored in ((path, item) for path, item in embeddings_of(model).items() if isinstance(item, Stored)):
         for name in stored.names:
             del state[f"{path}.{name}"]
         state[f"{path}.weight"] = stored.values(model.dtype)
@@ -123,23 +114,19 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
 
 def stored_state(model: PreTrainedModel, choice: WeightChoice) -> dict[str, Tensor]:
     """Tensors, by name, of one weight that a storage holds, as they are."""
-    own = model.get_submodule(choice.name).state_dict()
-    return {f"{choice.name}.{name}": value.detach() for name, value in own.items()}
+    local = model.get_submodule(choice.name).state_dict()
+    return {f"{choice.name}.{name}": value.detach() for name, value in local.items()}
 
 
 def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice, merge: bool) -> dict[str, Tensor]:
-    """Parameters, by name, of one weight that the plan changes, in the stock model's layout and the model's dtype.
-
-    Raises:
-        CheckpointError: the stock weight has no bias for the constant of a skipped block.
-    """
+    """Parameters, by name, of one weight that the plan changes, in the stock model's layout and the model's dtype."""
     stock = plain.get_submodule(choice.name)
-    own = plain_state(model.get_submodule(choice.name), model.dtype)
+    local = plain_state(model.get_submodule(choice.name), model.dtype)
     if merge:
-        own = _as_stock(choice, merged(choice, own), as_linear(stock))
+        local = _as_stock(choice, merged(choice, local), as_linear(stock))
     if isinstance(stock, Conv1D):
-        own["weight"] = own["weight"].T
-    return {f"{choice.name}.{name}": value.contiguous() for name, value in own.items()}
+        local["weight"] = local["weight"].T
+    return {f"{choice.name}.{name}": value.contiguous() for name, value in local.items()}
 
 
 def _dense_config(config: Any) -> Any:
@@ -152,13 +139,12 @@ def _dense_config(config: Any) -> Any:
 
 
 def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
-    """What ``quantization_config`` says of a model whose weights lie as they are, and its ends in the model's dtype."""
     layout = layout_of(model, plan) or {"config_groups": {}}
     readable = {target for group in layout["config_groups"].values() for target in group["targets"]}
-    stored = [one for one in plan.weights if isinstance(model.get_submodule(one.name), Stored)]
+    stored = [weight for weight in plan.weights if isinstance(model.get_submodule(weight.name), Stored)]
     if not stored:
-        given = f"a plan in {', '.join(sorted({one.scheme for one in plan.weights}))}"
-        raise CheckpointError(given, "weights of few bits", "Export it without compressed_tensors.")
+        value = f"a plan in {', '.join(sorted({weight.scheme for weight in plan.weights}))}"
+        raise CheckpointError(value, "weights of few bits", "Export it without compressed_tensors.")
     for choice in stored:
         kind = type(plain.get_submodule(choice.name))
         if choice.name not in readable or kind is not nn.Linear:
@@ -167,22 +153,21 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
                 "nn.Linear weights in a format of compressed-tensors, whose groups divide the columns",
                 "Export it without compressed_tensors, in the model's dtype; or open the checkpoint as it is.",
             )
-    return without(layout, ends_of(model))
+    return without(layout, embeddings_of(model))
 
 
 def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
-    """The config with the width that all MLPs have, where that is all there is to say of the plan."""
     family, stock = family_of(config), copy.deepcopy(config)
     modules = {choice.name: form_named(choice.form).module(choice.weight, choice.dim) for choice in plan.weights}
     down = next(modules[choice.name] for choice in plan.weights if choice.weight.neurons == "in")
     setattr(stock, family.neurons, down.sizes["in_features"])
     dense = {weight.name: weight for site in family.sites(stock) for weight in site.weights}
     for choice in plan.weights:
-        weight, found = dense[choice.name], modules[choice.name]
-        if found != DENSE.module(weight, 0):
-            sizes = ", ".join(f"{name}={size}" for name, size in sorted(found.sizes.items()))
+        weight, result = dense[choice.name], modules[choice.name]
+        if result != form_named("dense").module(weight, 0):
+            sizes = ", ".join(f"{name}={size}" for name, size in sorted(result.sizes.items()))
             raise CheckpointError(
-                f"{choice.name} is {choice.form} with dim {choice.dim}, {found.module}({sizes})",
+                f"{choice.name} is {choice.form} with dim {choice.dim}, {result.module}({sizes})",
                 "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
                 "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
             )
@@ -190,7 +175,6 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
 
 
 def _empty(model: Any, config: Any) -> Any:
-    """The dense class without values, to say what is stored how."""
     dense = next(base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
     with torch.device("meta"):
         config = copy.deepcopy(config)
@@ -198,13 +182,12 @@ def _empty(model: Any, config: Any) -> Any:
         return dense(config).to(model.dtype)
 
 
-def _as_stock(choice: WeightChoice, own: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:
-    """With zeros for a bias that was left out; one for which the architecture has no place is refused."""
+def _as_stock(choice: WeightChoice, local: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:
     zeros = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in stock.state_dict().items()}
-    if not own.keys() <= zeros.keys():
+    if not local.keys() <= zeros.keys():
         raise CheckpointError(
             f"{choice.name} is {choice.form} with dim {choice.dim}, which adds a constant",
             f"what a {type(stock).__name__} with {', '.join(stock.state_dict())} can say",
             f"Open the checkpoint as it is, or compress without the form {choice.form}.",
         )
-    return zeros | dict(own)
+    return zeros | dict(local)

@@ -6,19 +6,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from torch import Tensor, nn
-
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
-from gac.core.errors import CheckpointError, first_line
-from gac.core.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
+from gac.core.errors import CheckpointError
+from gac.core.untrusted import read_bytes, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.families import supported
-from gac.models.loading import UNREADABLE, reading
+from gac.models.loading import reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
-from gac.runtime.stored import stored_modules
 
 _ADAPTER = "adapter_config.json"
 _SHOWN = 80  # letters of a name
@@ -26,11 +22,7 @@ _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """The text of ``config.json`` as it stands.
-
-    Raises:
-        CheckpointError: there is none with a key ``gac`` of this schema, or a key of it chooses code.
-    """
+    """The text of ``config.json`` as it stands."""
     path = source / "config.json"
     document = read_model_json(path, "the config that gac.save wrote", CheckpointError) if os.path.exists(path) else {}
     if "gac" not in document:
@@ -44,18 +36,14 @@ def read_config(source: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{source / 'config.json'}, key gac: schema version {version}",
             f"version {SCHEMA}",
-            "Open it with the version of GAC that wrote it, or compress the model again with its plan.json.",
+            f"Make it again: gac compress MODEL --plan {source / 'plan.json'} -o DIRECTORY.",
         )
     _check_no_code(document, source)
     return document
 
 
 def described(document: dict[str, Any], source: Path) -> Any:
-    """The transformers config of a compressed architecture that a document describes.
-
-    Raises:
-        CheckpointError: it describes none.
-    """
+    """The transformers config of a compressed architecture that a document describes."""
     model_type = str(document.get("model_type"))
     dense = model_type.removeprefix(COMPRESSED)
     if dense == model_type or dense not in supported():
@@ -69,9 +57,8 @@ def described(document: dict[str, Any], source: Path) -> Any:
 
 
 def _check_no_code(document: dict[str, Any], source: Path) -> None:
-    """No key, also of the configs within it, chooses code that runs; nor does an adapter lie beside it."""
     inner = [value for name, value in document.items() if isinstance(value, dict) and name != QUANTIZATION]
-    for key, value in ((key, one[key]) for one in (document, *inner) for key in one):
+    for key, value in ((key, item[key]) for item in (document, *inner) for key in item):
         if chooses_code(key):
             raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
     code = document.get("auto_map", {})
@@ -92,11 +79,7 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
 
 
 def plan_text(source: Path) -> bytes:
-    """The plan's file.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The plan's file."""
     return read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
 
 
@@ -120,98 +103,12 @@ def write_header(directory: Path, plan: Plan) -> None:
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def weight_files(directory: Path, whole: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
-    """The files that hold the weights, each once, in order, and the name of the index that names them.
-
-    All lie in this directory, and all are there.
-
-    Args:
-        whole: what the file is called where there is but one; there is no index then.
-
-    Raises:
-        CheckpointError: the index cannot be read, names files elsewhere or of another kind, or a file is missing.
-    """
-    index = f"{whole}.index.json"
-    indexed = (directory / index).exists()
-    suffix = Path(whole).suffix
-    named = _named_in(directory, index) if indexed else (whole,)
-    for name in named:
-        if not is_plain_name(name) or not name.endswith(suffix):
-            shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name):,} characters)"
-            raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
-        if not (directory / name).is_file():
-            raise _wrong(directory, f"{name} is missing", "every file that was saved")
-    if whole not in named and (directory / whole).exists():  # which of the two is read depends on who reads it
-        raise _wrong(directory, f"it holds {whole} and {index}, each with weights of its own", "one of the two")
-    return named, index if indexed else None
-
-
-def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
-    """Every tensor by name, on the CPU; they map the files, so bytes are read where they are used.
-
-    Args:
-        files: the first of what ``weight_files`` returns.
-
-    Raises:
-        CheckpointError: a file is damaged, or a tensor is in two of them.
-    """
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            check_safetensors_header(directory / file)
-            with safe_open(directory / file, framework="pt") as opened:
-                held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
-        except UNREADABLE as failure:
-            raise _wrong(
-                directory, f"{file} cannot be loaded: {first_line(failure)}", "a whole safetensors file"
-            ) from failure
-        if twice := sorted(found.keys() & held):
-            raise _wrong(directory, f"{twice[0]} is in {file} and in another file", "every tensor once")
-        found |= held
-    return found
-
-
-def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> None:
-    """Refuse what transformers would convert without a word.
-
-    What holds a weight in a storage has the storage's own dtypes. Integers and truth values are what the model itself
-    has as such.
-
-    Args:
-        model: as it was loaded from the tensors.
-
-    Raises:
-        CheckpointError: names the first.
-    """
-    held = {f"{path}.{name}" for path, one in stored_modules(model).items() for name in one.names}
-    fixed = {name: own.dtype for name, own in model.state_dict().items() if name in held or not own.is_floating_point()}
-    for name, values in tensors.items():
-        if name in fixed and values.dtype != fixed[name]:
-            raise contradiction(source, f"{name} is of {values.dtype}", str(fixed[name]))
-        if name not in fixed and not values.is_floating_point():
-            raise contradiction(source, f"{name} is of {values.dtype}", "weights in floating point")
-
-
-def _named_in(directory: Path, index: str) -> tuple[str, ...]:
-    expected = "a weight_map from weights to files"
-    weights = read_model_json(directory / index, expected, CheckpointError).get("weight_map")
-    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
-        raise _wrong(directory, f"{index} is no index", expected)
-    if not weights:
-        raise _wrong(directory, f"{index} names no file", expected)
-    return tuple(sorted({*weights.values()}))
-
-
-def _wrong(directory: Path, given: str, expected: str) -> CheckpointError:
-    return CheckpointError(f"{directory}: {given}", expected, "Save or copy the model again.")
-
-
 def unread(source: Path) -> AbstractContextManager[None]:
     """Turn what transformers, or the runtime in it, raises for files of this directory into a CheckpointError."""
 
     def error(said: str) -> CheckpointError:
-        given, _, expected = said.removeprefix(f"{source}: ").removesuffix(".").partition("; expected ")
+        value, _, expected = said.removeprefix(f"{source}: ").removesuffix(".").partition("; expected ")
         expected = expected or "files as gac.save wrote them"
-        return CheckpointError(f"{source} cannot be loaded: {given}", expected, "Save or copy the model again.")
+        return CheckpointError(f"{source} cannot be loaded: {value}", expected, "Save or copy the model again.")
 
     return reading(error)

@@ -17,7 +17,7 @@ from gac.forms import form_named
 from gac.models.families import family_of
 from gac.plan.plan import Plan, RoundedHead, WeightChoice
 from gac.runtime.contract import SCHEMA
-from gac.runtime.header import HEAD, ROUNDED
+from gac.runtime.header import HEAD, QUANTISED_INPUTS
 from gac.schemes import scheme_named
 
 
@@ -44,28 +44,25 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
         "decode_kernel": plan.recipe.deployment.decode_kernel,
     }
     if rounded := rounded_inputs(config, plan.weights):
-        header[ROUNDED] = rounded
+        header[QUANTISED_INPUTS] = rounded
     header |= {HEAD: _head(plan.measured.head)} if plan.measured.head else {}
     return header | {"digest": _digest(header, config)}
 
 
 def _module(choice: WeightChoice) -> dict[str, Any]:
-    """What one weight became: the plan's form, dim and scheme, the module that runs it with its sizes, and what holds
-    its matrices, where that is not the module itself."""
+    """Return form, dim, scheme, module, sizes and storage of one weight."""
     spec = form_named(choice.form).module(choice.weight, choice.dim)
     chosen = {"form": choice.form, "dim": choice.dim, "scheme": choice.scheme}
     return chosen | {"module": spec.module, "sizes": dict(spec.sizes)} | _stored(choice.scheme)
 
 
 def _head(head: RoundedHead) -> dict[str, Any]:
-    """How embedding and head are stored, and whether they are one."""
     return {"scheme": head.scheme, "tied": len(head.shapes) == 1} | _stored(head.scheme)
 
 
 def _stored(scheme: str) -> dict[str, Any]:
-    """What holds the matrices of a scheme; nothing where the modules themselves do."""
-    held = scheme_named(scheme).storage
-    return {"storage": held.storage, "options": dict(held.options)} if held else {}
+    stored = scheme_named(scheme).storage
+    return {"storage": stored.storage, "options": dict(stored.options)} if stored else {}
 
 
 def _digest(header: Mapping[str, Any], config: Any) -> str:
@@ -75,13 +72,10 @@ def _digest(header: Mapping[str, Any], config: Any) -> str:
 
 
 def is_unchanged(header: Any, config: Any) -> bool:
-    """Whether the key ``gac``, and all of its config that the dims of weights follow from, are as they were written.
+    """Return whether the key ``gac``, and the sizes in its config, are as they were written.
 
     Args:
         header: as it stands in a file.
-
-    Raises:
-        ModelError: no model can have the config's sizes.
     """
     return isinstance(header, dict) and bool(header.get("digest") == _digest(header, config))
 
@@ -92,9 +86,6 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
     Args:
         text: of the plan's file.
         source: how to name the checkpoint in an error.
-
-    Raises:
-        CheckpointError: they do not, or the plan cannot be read.
     """
     try:
         plan = from_json(Plan, text, f"{source}: plan.json", CheckpointError)
@@ -102,17 +93,16 @@ def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
         raise CheckpointError(failure.given, failure.expected, "Save the model again.") from failure
     _check_weights(plan, config, source)
     stated, due = _members(config.gac), _members(header_of(plan, config, text))
-    if ROUNDED not in stated:
-        due.pop(ROUNDED, None)  # of a checkpoint that was written before there was this
+    if QUANTISED_INPUTS not in stated:
+        due.pop(QUANTISED_INPUTS, None)  # of a checkpoint that was written before there was this
     for name in sorted({*stated, *due}):
         if stated.get(name) != due.get(name):
-            found, planned = stated.get(name, "missing"), due.get(name, "none")
-            raise contradiction(source, f"config.json has {name} {found}", f"{planned}, as plan.json says")
+            result, planned = stated.get(name, "missing"), due.get(name, "none")
+            raise contradiction(source, f"config.json has {name} {result}", f"{planned}, as plan.json says")
     return plan
 
 
 def _members(header: Mapping[str, Any]) -> dict[str, str]:
-    """As JSON, what a plan decides of the key, with each module by its name."""
     members = {name: value for name, value in header.items() if name not in ("plan", "digest")}
     modules = members.pop("modules", None)
     members |= {f"modules.{name}": value for name, value in modules.items()} if isinstance(modules, dict) else {}
@@ -120,7 +110,6 @@ def _members(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_weights(plan: Plan, config: Any, source: Any) -> None:
-    """The plan's weights are weights of the config, with its dims."""
     weights = {weight.name: weight for site in family_of(config).sites(config) for weight in site.weights}
     for weight in (choice.weight for choice in plan.weights):
         if (ours := weights.get(weight.name)) != weight:
@@ -131,6 +120,6 @@ def _check_weights(plan: Plan, config: Any, source: Any) -> None:
             )
 
 
-def contradiction(source: Any, given: str, expected: str) -> CheckpointError:
+def contradiction(source: Any, value: str, expected: str) -> CheckpointError:
     """The error for files of a checkpoint that do not belong together."""
-    return CheckpointError(f"{source}: {given}", expected, "Save the model again; these files were changed.")
+    return CheckpointError(f"{source}: {value}", expected, "Save the model again; these files were changed.")

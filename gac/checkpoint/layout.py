@@ -12,10 +12,10 @@ from torch import nn
 
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED_TENSORS
-from gac.runtime.ends import TiedHead
+from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.modules import BlockLinear, ValueLinear
-from gac.runtime.shared_gemm import FusedMember
-from gac.runtime.stored import Stored
+from gac.runtime.storage.embeddings import TiedHead
+from gac.runtime.storage.modules import Stored
 from gac.schemes import scheme_named
 
 _MIXED = "mixed-precision"
@@ -45,8 +45,8 @@ def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
         if group is None:
             rest.append(f"{name}.first" if _fused_pair(module) else name)
         else:
-            found = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
-            found["targets"].append(name)
+            result = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
+            result["targets"].append(name)
     return _key([*groups.values()], rest) if groups else None
 
 
@@ -56,7 +56,7 @@ def _key(groups: Sequence[dict[str, Any]], rest: Sequence[str]) -> dict[str, Any
         "quant_method": COMPRESSED_TENSORS,
         "quantization_status": "compressed",
         "format": formats.pop() if len(formats) == 1 else _MIXED,
-        "config_groups": {f"group_{at}": group for at, group in enumerate(groups)},
+        "config_groups": {f"group_{index}": group for index, group in enumerate(groups)},
         "ignore": [*rest],
     }
 
@@ -66,7 +66,6 @@ def _others(names: Sequence[str], gone: set[str]) -> list[str]:
 
 
 def _scheme_of(name: str, schemes: dict[str, str], plan: Plan) -> str:
-    """Of a module in a storage: its weight's, which a factor of a pair lies below; or that of embedding and head."""
     path = name
     while path:
         if path in schemes:
@@ -81,5 +80,4 @@ def _group(module: Stored, scheme: str) -> dict[str, Any] | None:
 
 
 def _fused_pair(module: nn.Module) -> bool:
-    """Whether it stands for the first factor of a pair, which has no module of its own."""
     return isinstance(module, FusedMember) and module.second is not None

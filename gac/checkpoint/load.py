@@ -7,23 +7,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gac.checkpoint.attach import PlannedModel
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
-from gac.checkpoint.direct import empty_model, fill
-from gac.checkpoint.files import check_dtypes, described, open_tensors, plan_text, read_config, unread, weight_files
+from gac.checkpoint.files import described, plan_text, read_config, unread
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
+from gac.checkpoint.planned import PlannedModel
 from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
 from gac.checkpoint.verify import verify as verify_checkpoint
+from gac.checkpoint.weights import check_dtypes, open_tensors, weight_files
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files
 from gac.models.loading import quiet_transformers, usable_device
-from gac.models.moving import moved, sending
+from gac.models.moving import moved
 from gac.models.threads import LOADING, one_call_at_a_time
-from gac.runtime.compressed import uncollected
 from gac.runtime.contract import COMPRESSED, DIGESTS
-from gac.runtime.ranks import SplitError
+from gac.runtime.parallel.ranks import SplitError
 
 logger = logging.getLogger("gac")
 
@@ -62,14 +61,14 @@ def load(
         ModelError: there is no such device.
     """
     if tp_plan is not None and device is not None:
-        given = f"tp_plan={tp_plan!r} and device={str(device)!r}"
-        raise CheckpointError(given, "one of them", "Leave the device out: torchrun gives each process its own GPU.")
+        value = f"tp_plan={tp_plan!r} and device={str(device)!r}"
+        raise CheckpointError(value, "one of them", "Leave the device out: torchrun gives each process its own GPU.")
     place, source = usable_device(device), Path(directory)
 
     def read() -> PlannedModel:
         if verify:
             verify_checkpoint(source)
-        with LOADING, uncollected():
+        with LOADING:
             model: PlannedModel = _load(source, dtype or "auto", place, tp_plan)
         return model
 
@@ -92,35 +91,11 @@ def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan:
         check_config(document, digests, source)
         check_files([*_OTHERS, *([index] if index else [])], digests, source)
         check_tensors(tensors, digests, source)
-    is_plain = tp_plan is None and device.type in ("cpu", "cuda")
-    model = _filled(source, config, dtype, tensors, device) if is_plain else None
-    if model is not None:
-        with unread(source):
-            model.finish(source)
-    else:
-        model = _by_transformers(source, config, dtype, tensors, {"tp_plan": tp_plan} if tp_plan else {})
-        if tp_plan is None and model.device != device:  # a move looks at every parameter
-            model = moved(model, device)
+    model = _by_transformers(source, config, dtype, tensors, {"tp_plan": tp_plan} if tp_plan else {})
+    if tp_plan is None and model.device != device:  # a move looks at every parameter
+        model = moved(model, device)
     if plan is not None:
         model.gac_plan = plan
-    return model
-
-
-def _filled(
-    source: Path, config: Any, dtype: torch.dtype | str, tensors: dict[str, Tensor], device: torch.device
-) -> Any:
-    """The model on the device, whose modules are made while the tensors go there; None: transformers has to load it.
-
-    It alone holds them then: what is shared or split of it afterwards leaves room on a GPU.
-    """
-    with sending(tensors, device) as arrived:
-        with unread(source):
-            model = empty_model(_class_of(config), config, dtype, tensors)
-        if model is None:
-            return None
-        there = arrived()
-    with unread(source):
-        fill(model, there, source)
     return model
 
 
@@ -135,8 +110,8 @@ def _by_transformers(
         except SplitError as failure:
             raise CheckpointError(failure.given, failure.expected, failure.remedy) from failure
     if names := sorted(map(str, report["unexpected_keys"])):
-        given = f"{names[0]} is unexpected ({len(names)} in all)"
-        raise contradiction(source, given, "the weights of the plan, each once")
+        value = f"{names[0]} is unexpected ({len(names)} in all)"
+        raise contradiction(source, value, "the weights of the plan, each once")
     if getattr(model, "hf_quantizer", None) is None:
         check_dtypes(tensors, model, source)
     return model

@@ -21,35 +21,22 @@ def read_unreplaced(directory: Path, read: Callable[[], T], attempts: int = ATTE
 
     Args:
         attempts: how often it is read at most.
-
-    Raises:
-        CheckpointError: it was replaced during each of them.
-        GacError: as ``read``, for a directory that stayed.
     """
     for _ in range(attempts):
-        with _same_directory(directory) as is_same, suppress(_ReplacedError):
-            return _read_once(read, is_same)
+        with _same_directory(directory) as is_same:
+            try:
+                result = read()
+            except (GacError, *UNREADABLE):
+                if is_same():
+                    raise
+                continue
+            if is_same():
+                return result
     raise CheckpointError(
         f"{directory} was replaced while it was read ({attempts} of {attempts} times)",
         "a directory that nothing writes to",
         "Open it again when it is complete.",
     )
-
-
-class _ReplacedError(Exception):
-    pass
-
-
-def _read_once(read: Callable[[], T], is_same: Callable[[], bool]) -> T:
-    try:
-        result = read()
-    except (GacError, *UNREADABLE) as failure:
-        if is_same():
-            raise
-        raise _ReplacedError from failure
-    if not is_same():
-        raise _ReplacedError
-    return result
 
 
 @contextmanager

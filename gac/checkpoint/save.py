@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.checkpoint.attach import attach_plan, planned
+from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
 from gac.core.arguments import Count, checked
@@ -16,8 +17,8 @@ from gac.core.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan, WeightChoice
-from gac.runtime.ends import ends_of
-from gac.runtime.stored import Stored, stored_modules
+from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.modules import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.storages import storage_of
 
@@ -56,8 +57,8 @@ def save(
             use or cannot be written.
     """
     if isinstance(max_shard_size, str) and not _SIZE.fullmatch(max_shard_size):
-        given = f"max_shard_size={max_shard_size!r}"
-        raise CheckpointError(given, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
+        value = f"max_shard_size={max_shard_size!r}"
+        raise CheckpointError(value, "bytes, or a size in KB, MB, GB or TB", "Write it like 5GB.")
     target = Path(directory)
     plan = planned(model)
     if not this_run().leads:
@@ -72,9 +73,8 @@ def save(
 
 
 def _check_storable(plan: Plan) -> None:
-    """Refuse schemes of fewer bits that have no storage: their weights would take more than the plan says."""
-    schemes = {one.scheme: scheme_named(one.scheme) for one in plan.weights}
-    if wide := sorted(name for name, one in schemes.items() if one.bits < DENSE_BITS and one.storage is None):
+    schemes = {weight.scheme: scheme_named(weight.scheme) for weight in plan.weights}
+    if wide := sorted(name for name, weight in schemes.items() if weight.bits < DENSE_BITS and weight.storage is None):
         raise CheckpointError(
             f"weights in {', '.join(wide)}, which has no storage of its own",
             f"{DENSE_BITS} bits a number, or a scheme that says what holds its numbers",
@@ -83,18 +83,17 @@ def _check_storable(plan: Plan) -> None:
 
 
 def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
-    """The model's modules are the plan's, all in one dtype: a checkpoint has but one."""
     for choice in plan.weights:
         module: Any = model.get_submodule(choice.name)
-        found = _described(as_linear(module))
-        biased = any(name.endswith("bias") for name in found)
-        if found != _described(empty_stored(choice, biased, "meta", model.dtype)):
+        result = _described(as_linear(module))
+        biased = any(name.endswith("bias") for name in result)
+        if result != _described(empty_stored(choice, biased, "meta", model.dtype)):
             raise CheckpointError(
                 f"{choice.name} is {module}",
                 f"{choice.form} with dim {choice.dim}{_in_scheme(choice)}, as model.gac_plan says",
                 "Save the model as gac.compress returned it.",
             )
-    _check_embeddings(model, plan)
+    _check_ends(model, plan)
     dtypes = {str(parameter.dtype) for parameter in model.parameters()}
     if len(dtypes) > 1:
         raise CheckpointError(
@@ -102,13 +101,12 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         )
 
 
-def _check_embeddings(model: PreTrainedModel, plan: Plan) -> None:
-    """Embedding and head are stored as the plan says."""
+def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
     head = plan.measured.head
     due = storage_of(scheme_named(head.scheme)) if head else None
-    stored = [one for one in ends_of(model).values() if isinstance(one, Stored)]
-    found = [(one.storage, one.matrix) for one in stored]
-    if found != [(due, shape) for shape in (head.shapes if head else ())]:
+    stored = [item for item in embeddings_of(model).values() if isinstance(item, Stored)]
+    result = [(item.storage, item.matrix) for item in stored]
+    if result != [(due, shape) for shape in (head.shapes if head else ())]:
         raise CheckpointError(
             f"embedding and head of which {len(stored)} are stored: {', '.join(map(str, stored)) or 'none'}",
             f"{', '.join(map(str, head.shapes))} in {head.scheme}, as model.gac_plan says" if head else "none stored",
@@ -121,7 +119,10 @@ def _in_scheme(choice: WeightChoice) -> str:
 
 
 def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Shapes, and the dtypes of what no cast changes."""
-    fixed = {f"{path}.{name}".lstrip(".") for path, one in stored_modules(module).items() for name in one.names}
+    fixed = {
+        f"{path}.{name}".lstrip(".")
+        for path, stored_module in stored_modules(module).items()
+        for name in stored_module.names
+    }
     state = module.state_dict().items()
     return {name: (tuple(value.shape), value.dtype if name in fixed else None) for name, value in state}

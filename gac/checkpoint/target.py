@@ -50,7 +50,7 @@ def complete_directory(target: Path) -> Iterator[Path]:
     """
     try:
         target = destination(target, directory=True)
-        with _beside(target) as part:
+        with _temporary_directory(target) as part:
             with quiet_transformers():
                 yield part
             for shard in part.glob("*.safetensors"):
@@ -70,16 +70,15 @@ def complete_directory(target: Path) -> Iterator[Path]:
 def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
     """Write a tokenizer's files; None takes the one of that name, and says so where there is none."""
     try:
-        found = load_tokenizer(name) if tokenizer is None else tokenizer
+        result = load_tokenizer(name) if tokenizer is None else tokenizer
     except ModelError as failure:
         logger.warning("saving without a tokenizer: %s", failure)
     else:
-        found.save_pretrained(part)
+        result.save_pretrained(part)
 
 
 @contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A temporary directory; what has its name afterwards is removed."""
+def _temporary_directory(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     part.mkdir()
@@ -90,7 +89,6 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _move(part: Path, target: Path) -> None:
-    """Rename onto ``target``; a checkpoint that is there gets a backup name first."""
     if not is_checkpoint(target):
         part.rename(target)  # an empty directory is replaced
         return

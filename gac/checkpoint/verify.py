@@ -12,9 +12,10 @@ from gac.checkpoint.digests import (
     read_digests,
     unlisted,
 )
-from gac.checkpoint.files import open_tensors, read_config, read_plan, weight_files
+from gac.checkpoint.files import read_config, read_plan
 from gac.checkpoint.header import contradiction
 from gac.checkpoint.replaced import read_unreplaced
+from gac.checkpoint.weights import open_tensors, weight_files
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files, file_digest
@@ -75,7 +76,7 @@ def _verified(source: Path) -> Verified:
     tensors = open_tensors(source, files)
     check_tensors(tensors, digests, source)
     check_files([*digests.files, *([index] if index else [])], digests, source)
-    others = _beside(digests, files, source)
+    others = _not_checked(digests, files, source)
     check_bytes(tensors, digests, source)
     return Verified(
         digest=file_digest(source / DIGESTS),
@@ -87,8 +88,8 @@ def _verified(source: Path) -> Verified:
     )
 
 
-def _beside(digests: Digests, weights: tuple[str, ...], source: Path) -> tuple[str, ...]:
+def _not_checked(digests: Digests, weights: tuple[str, ...], source: Path) -> tuple[str, ...]:
     others = unlisted(digests, weights, source)
-    if found := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
-        raise contradiction(source, f"{found} was not there when it was saved", "no other code and no other weights")
+    if result := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
+        raise contradiction(source, f"{result} was not there when it was saved", "no other code and no other weights")
     return others

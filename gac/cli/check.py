@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gac.evaluation.versions import Planner, Version
     from gac.measurement.curve_library import CurveLibrary
     from gac.plan.evidence import RoundedHead
-    from gac.runtime.ranks import Ranks
+    from gac.runtime.parallel.ranks import Ranks
 
     VersionLists = dict[Workload, list[Version]]
     Timed = Callable[[Ranks | None], Answer]
@@ -329,7 +329,7 @@ def _open(name: str, ranks: "Ranks | None") -> Any:
 
     from gac.evaluation.models import open_model
     from gac.evaluation.split import open_split
-    from gac.runtime.stored import without_kernels
+    from gac.runtime.storage.modules import without_kernels
 
     note(f"loading {name}")
     model = open_split(name, ranks) if ranks else open_model(name).model

@@ -120,7 +120,7 @@ def compress(
     from gac.checkpoint.target import check_free
     from gac.models.loading import load_tokenizer
     from gac.reporting.tables import plan_line
-    from gac.runtime.stored import count_parameters
+    from gac.runtime.storage.modules import count_parameters
 
     check_free(output, overwrite)
     plan = gac.Plan.load(plan_file)

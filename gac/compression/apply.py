@@ -15,11 +15,8 @@ from gac.measurement.calibration import CalibrationRun
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan, WeightChoice
-from gac.runtime.one_launch import run_in_one_launch
-from gac.runtime.round_before import round_before
-from gac.runtime.shared_gemm import share_gemm
-from gac.runtime.skipped import skip_blocks
-from gac.runtime.stored import store_in
+from gac.runtime.finish import Description
+from gac.runtime.storage.modules import store_in
 from gac.schemes import scheme_named
 from gac.schemes.storages import storage_of
 
@@ -69,7 +66,7 @@ def runs(choice: WeightChoice) -> bool:
 
 
 def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
-    """The attentions and MLPs in which nothing is multiplied, as ``gac.runtime.skipped`` takes them."""
+    """The attentions and MLPs in which nothing is multiplied, as ``Description`` has them."""
     family = family_of(config)
     blocks = []
     for choice in weights:
@@ -86,23 +83,8 @@ def shared_names(sites: Sequence[Site]) -> tuple[tuple[str, ...], ...]:
     return tuple(names for names in groups if len(names) > 1)
 
 
-def share_gemms(model: nn.Module, sites: Sequence[Site]) -> None:
-    """Let the weights of each site that are marked as fused share one GEMM; the model is changed in place.
-
-    Args:
-        sites: from ``planned_sites``; nothing happens where none is marked.
-    """
-    for names in shared_names(sites):
-        share_gemm(model, names)
-
-
-def skip_absent(model: Any, weights: Sequence[WeightChoice]) -> None:
-    """Leave out the blocks in which nothing is multiplied; the model, which has these weights, is changed in place."""
-    skip_blocks(model, skipped_blocks(model.config, weights))
-
-
 def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[str, Any]]:
-    """List the norms that quantise inputs of weights, as ``gac.runtime.round_before`` takes them."""
+    """List the norms that quantise inputs of weights, as ``gac.runtime.fusion.quantised_inputs`` takes them."""
     rounding = {choice.name for choice in weights if scheme_named(choice.scheme).input_quantiser}
     return [
         {"by": output.norm, "readers": output.consumers}
@@ -111,13 +93,13 @@ def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[st
     ]
 
 
-def make_quick(model: Any, weights: Sequence[WeightChoice]) -> None:
-    """Let norms, gated products and rotary embeddings run in one launch each, and round what weights read in 8 bits.
+def describe(config: Any, sites: Sequence[Site], weights: Sequence[WeightChoice]) -> Description:
+    """Return how a model with these weights runs, for ``finish``.
 
-    The model, which has these weights, is changed in place.
+    Args:
+        sites: from ``planned_sites``, which marks those whose weights share a GEMM.
     """
-    run_in_one_launch(model)
-    round_before(model, rounded_inputs(model.config, weights))
+    return Description(shared_names(sites), skipped_blocks(config, weights), rounded_inputs(config, weights))
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:

@@ -14,7 +14,7 @@ from gac.measurement.calibration import CalibrationRun
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.stored import StoredLinear, is_matrix, plain_state
+from gac.runtime.storage.modules import StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
 from gac.schemes.storages import storage_of

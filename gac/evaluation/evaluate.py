@@ -21,7 +21,7 @@ from gac.measurement.documents import Documents, Text, ordered
 from gac.models.loading import Loaded, is_checkpoint, load_config, model_digest
 from gac.models.packaged import PACKAGED
 from gac.models.threads import one_call_at_a_time
-from gac.runtime.stored import count_parameters
+from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger("gac")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.allocation.problem import Problem
-from gac.compression.apply import empty_module, make_quick, share_gemms, skip_absent, where_they_run
+from gac.compression.apply import describe, empty_module, skipped_blocks, where_they_run
 from gac.compression.rounding import store
 from gac.core.workloads import Workload
 from gac.evaluation.versions import Planner
@@ -27,9 +27,9 @@ from gac.models.sites import Site
 from gac.plan.plan import Measured, WeightChoice
 from gac.plan.recipe import Recipe
 from gac.profiling.select import select_profile
-from gac.runtime.latents import cache_latents
-from gac.runtime.modules import Absent, Constant
-from gac.runtime.stored import stored_modules
+from gac.runtime.finish import Description, finish
+from gac.runtime.plain.modeling_gac import Absent, Constant
+from gac.runtime.storage.modules import stored_modules
 from gac.schemes import scheme_named
 
 _AutoConfig: Any = transformers.AutoConfig
@@ -123,11 +123,7 @@ def running(
     model: PreTrainedModel, choices: Sequence[WeightChoice], fused: Sequence[Site], plain: bool
 ) -> PreTrainedModel:
     """Finish a model that has these choices, in place; arguments as for ``variant``."""
-    share_gemms(model, where_they_run(fused, choices))
-    skip_absent(model, choices)
-    if not plain:
-        make_quick(model, choices)
-    cache_latents(model)
+    finish(model, describe(model.config, where_they_run(fused, choices), choices), kernels=not plain)
     return model
 
 
@@ -142,8 +138,7 @@ def without_gemms(
         module: Any = empty_module(choice, bias=False, device="meta", dtype=model.dtype)
         runs = not isinstance(module, Absent | Constant)
         copied.set_submodule(choice.name, StandIn(module.out_features, outputs) if runs else _random(model, choice))
-    skip_absent(copied, choices)
-    make_quick(copied, ())
+    finish(copied, Description(skipped=skipped_blocks(copied.config, choices)))
     return copied
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.checkpoint.load import load
-from gac.compression.apply import empty_stored, make_quick, skip_absent
+from gac.compression.apply import empty_stored, skipped_blocks
 from gac.core.distributed import launch
 from gac.core.errors import ModelError
 from gac.core.workloads import Workload
@@ -23,10 +23,11 @@ from gac.models.modules import swap_in
 from gac.models.sites import Site
 from gac.plan.plan import WeightChoice
 from gac.profiling.timing.sampling import Batch, slowest
-from gac.runtime.modules import Absent
-from gac.runtime.ranks import Ranks, SplitError, started
-from gac.runtime.splitting import split
-from gac.runtime.stored import Stored, stored_modules
+from gac.runtime.finish import Description, finish
+from gac.runtime.parallel.ranks import Ranks, SplitError, started
+from gac.runtime.parallel.splitting import split
+from gac.runtime.plain.modeling_gac import Absent
+from gac.runtime.storage.modules import Stored, stored_modules
 from gac.schemes import scheme_named
 
 
@@ -64,8 +65,7 @@ class SplitShapes:
             if not isinstance(module, Absent):
                 model.set_submodule(choice.name, StandIn(module.out_features, outputs))
         filled: PreTrainedModel = self._filled(model, dict(self.dense.named_parameters()), ())
-        skip_absent(filled, choices)
-        make_quick(filled, ())
+        finish(filled, Description(skipped=skipped_blocks(filled.config, choices)))
         return filled
 
     def _split(self, changed: Sequence[WeightChoice]) -> Any:

@@ -1,6 +1,6 @@
 """Tensor parallelism as a rewrite of operations: the part of every matrix on one GPU, and the collectives.
 
-A form says how each of its matrices is divided (``Latency.splits``); ``gac.runtime.division`` runs them.
+A form says how each of its matrices is divided (``Latency.splits``); ``gac.runtime.parallel.division`` runs them.
 """
 
 from collections.abc import Iterator, Sequence

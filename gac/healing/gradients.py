@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.healing.losses import LARGE
-from gac.runtime.stored import count_parameters
+from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gac.checkpoint.attach import PlannedModel, attach_plan
+from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import PlannedModel
 from gac.compression.apply import changed_sites
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import HealingError

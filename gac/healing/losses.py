@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.models.modules import input_device, run_on
-from gac.runtime.gpu import kernels_run_on
-from gac.runtime.stored import count_parameters
+from gac.runtime.kernels.gpu import kernels_run_on
+from gac.runtime.storage.modules import count_parameters
 
 LOGITS = 2**28  # logits that are computed at a time: 1 GB in float32; more on a large GPU, to keep it busy
 BYTES_PER_LOGIT, BYTES_PER_LOGIT_LARGE = 80, 240

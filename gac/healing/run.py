@@ -22,7 +22,7 @@ from gac.healing.trainables import Snapshot, Trainables
 from gac.models.families import family_of
 from gac.models.modules import input_device
 from gac.plan.plan import Plan
-from gac.runtime.stored import count_parameters
+from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gac.runtime.gpu import kernels_run_on
-from gac.runtime.latent_rounding import rounded
-from gac.runtime.modules import Heads, multiply_blocks
-from gac.runtime.packed import in_parts
-from gac.runtime.rounded_inputs import READERS
-from gac.runtime.stored import StoredBlocks, StoredLinear, StoredValues
+from gac.runtime.kernels.gpu import kernels_run_on
+from gac.runtime.latents.quantise import quantise_latents
+from gac.runtime.modules import multiply_blocks
+from gac.runtime.plain.modeling_gac import Heads, in_parts
+from gac.runtime.storage.eight_bits import READERS
+from gac.runtime.storage.modules import StoredBlocks, StoredLinear, StoredValues
 from gac.schemes import Scheme
 from gac.schemes.feedback.levels import Levels
 from gac.schemes.integers.grids import in_16_bits
@@ -53,7 +53,7 @@ class StraightThrough(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         weight = self.quantized_weight(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
-            return multiply_blocks(rounded(x, len(weight), stored.bits), weight, self.bias)
+            return multiply_blocks(quantise_latents(x, len(weight), stored.bits), weight, self.bias)
         y = _linear(self._scheme.input_quantiser, x, weight, self.bias)
         return Heads(y, stored.length) if isinstance(stored, StoredValues) else y
 

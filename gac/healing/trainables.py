@@ -13,8 +13,8 @@ from gac.healing.straight_through import StraightThrough
 from gac.models.families import family_of
 from gac.models.modules import last_norm_of
 from gac.plan.plan import WeightChoice
-from gac.runtime.shared_gemm import FusedMember
-from gac.runtime.stored import StoredLinear, stored_modules
+from gac.runtime.fusion.shared_gemm import FusedMember
+from gac.runtime.storage.modules import StoredLinear, stored_modules
 from gac.schemes import scheme_named
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def _replace_stored(model: Any, weights: Sequence[WeightChoice]) -> dict[str, tu
         inside = stored_modules(model.get_submodule(choice.name)) if scheme.lossy else {}
         for path, stored in inside.items():
             assert isinstance(stored, StoredLinear)
-            grid = scheme.grid(stored.held, *stored.matrix)
+            grid = scheme.grid(stored.tensors, *stored.matrix)
             if grid is None or not grid.numbers.numel():
                 untrained.add(choice.scheme)
                 continue

@@ -22,9 +22,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from gac.runtime.gpu import SIXTEEN_BIT
-from gac.runtime.one_launch import Norm, eps_of, run_in_one_launch
-from gac.runtime.replaced import Forward
+from gac.runtime.fusion.elementwise import Forward, Norm, eps_of, fuse_elementwise
+from gac.runtime.kernels.gpu import SIXTEEN_BIT
 
 _NAME = "gac_windows"
 _MULTIPLE, _LARGEST = 8, 192
@@ -76,7 +75,7 @@ def fused_norms(*models: nn.Module) -> Iterator[None]:
     before = {module: vars(module).get("forward") for model in models for module in model.modules()}
     try:
         for model in models:
-            run_in_one_launch(model)
+            fuse_elementwise(model)
         norms = {module: norm for module in before if isinstance(norm := vars(module).get("forward"), Norm)}
         for module, norm in norms.items():
             module.forward = _TrainedNorm(module, norm.kind)

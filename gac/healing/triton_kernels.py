@@ -7,7 +7,7 @@ try:
     import triton
     import triton.language as tl
 
-    from gac.runtime.rounding_kernels import nearest
+    from gac.runtime.kernels.quantise_rows import nearest
 except ImportError as failure:
     raise RuntimeError("Triton is not installed") from failure
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gac.runtime.gpu import ceil_div, launching_on
+from gac.runtime.kernels.gpu import ceil_div, launching_on
 
 _KL_BLOCK, _KL_WARPS = 2048, 8
 _LOWEST = tl.constexpr(-1e30)  # finite, so that differences are

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from gac.core.errors import ModelError
-from gac.runtime.latents import own_interface
+from gac.runtime.latents.attention import own_interface
 
 _ATTENTION = "gac_listened"
 OFF = 0.05

@@ -38,7 +38,7 @@ from gac.measurement.store import StatisticsStore, TensorFile, read_rows, read_t
 from gac.models.loading import read_parameter
 from gac.models.modules import listening
 from gac.models.sites import Site, Weight
-from gac.runtime.rounded_inputs import READERS
+from gac.runtime.storage.eight_bits import READERS
 
 logger = logging.getLogger(__name__)
 

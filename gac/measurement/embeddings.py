@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 from gac.core.errors import ModelError
 from gac.models.loading import check_in_memory
 from gac.models.modules import swap_in
-from gac.runtime.ends import ends_of, store_ends, unusual
-from gac.runtime.stored import Stored
+from gac.runtime.storage.embeddings import embeddings_of, unusual
+from gac.runtime.storage.embeddings import replace_embeddings as stored_embeddings
+from gac.runtime.storage.modules import Stored
 from gac.schemes import Scheme
 from gac.schemes.storages import storage_of
 
@@ -25,7 +26,7 @@ def check_embeddings(model: PreTrainedModel) -> None:
         ModelError: one is offloaded, or is something else than a matrix.
     """
     check_in_memory(model, ", with head=...", "where embedding and head are rounded", ", or leave head out")
-    for name, module in ends_of(model).items():
+    for name, module in embeddings_of(model).items():
         if said := unusual(module):
             given = f"{name} of a {type(model).__name__} is {said}, with embedding and head to be rounded"
             raise ModelError(given, "a plain embedding and a linear head", "Leave head out for this model.")
@@ -33,7 +34,7 @@ def check_embeddings(model: PreTrainedModel) -> None:
 
 def embedding_shapes(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
     """Rows and columns of embedding and LM head; of the embedding alone where they are tied."""
-    weights = [module.weight for module in ends_of(model).values()]
+    weights = [module.weight for module in embeddings_of(model).values()]
     shapes: list[tuple[int, int]] = [tuple(weight.shape) for weight in weights]
     return tuple(shapes[:1] if _tied(model) else shapes)
 
@@ -48,11 +49,11 @@ def quantised_embeddings(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn
     """
     if (storage := storage_of(scheme)) is None:
         return {}
-    modules = store_ends(model, storage, _tied(model))
+    modules = stored_embeddings(model, storage, _tied(model))
     for name, module in modules.items():
         if isinstance(module, Stored):
             matrix = model.get_submodule(name).get_parameter("weight")
-            stated = {key: tensor.to(matrix.device) for key, tensor in storage.stated(*matrix.shape).items()}
+            stated = {key: tensor.to(matrix.device) for key, tensor in storage.metadata_for(*matrix.shape).items()}
             module.fill(_by_rows(scheme, matrix) | stated)
     return modules
 
@@ -65,7 +66,7 @@ def replace_embeddings(model: PreTrainedModel, modules: Mapping[str, nn.Module])
 
 
 def _tied(model: PreTrainedModel) -> bool:
-    modules = [*ends_of(model).values()]
+    modules = [*embeddings_of(model).values()]
     return len(modules) == 2 and modules[0].weight is modules[1].weight
 
 

@@ -57,9 +57,9 @@ from gac.plan.evidence import Calibration, CalibrationPart, Measured, RoundedHea
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.plan.resolved import ResolvedRecipe
-from gac.runtime.compressed import CompressedModel
-from gac.runtime.ends import ends_of
-from gac.runtime.rounded_inputs import READERS
+from gac.runtime.model import CompressedModel
+from gac.runtime.storage.eight_bits import READERS
+from gac.runtime.storage.embeddings import embeddings_of
 from gac.schemes import scheme_named
 
 logger = logging.getLogger("gac")
@@ -266,7 +266,7 @@ def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
 def _check_ranges(model: PreTrainedModel, sites: Sequence[Site], recipe: Recipe) -> None:
     """Refuse weights, and an embedding and LM head, with numbers too large for a scheme."""
     targeted = [weight.name for site in sites for weight in site.weights]
-    for names, schemes in ((targeted, recipe.space.schemes), (ends_of(model), (recipe.space.head,))):
+    for names, schemes in ((targeted, recipe.space.schemes), (embeddings_of(model), (recipe.space.head,))):
         tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
         for name in names if tightest.largest < inf else ():
             tightest.check_range(read_parameter(model, f"{name}.weight"), name)

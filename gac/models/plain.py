@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from gac.core.errors import CheckpointError, ModelError
 from gac.models.loading import UNREADABLE, check_finite
 from gac.models.quantised import ORIGINAL, SCALES
-from gac.runtime.ends import ends_of
+from gac.runtime.storage.embeddings import embeddings_of
 
 
 def check_plain(model: PreTrainedModel, names: Iterable[str]) -> None:
@@ -143,7 +143,7 @@ def _check_memory(model: PreTrainedModel) -> None:
 
 
 def _spans(model: Any) -> Iterator[tuple[int, int, int, str]]:
-    ends = [(f"{name}.weight", module.weight) for name, module in ends_of(model).items()]
+    ends = [(f"{name}.weight", module.weight) for name, module in embeddings_of(model).items()]
     tied = ends[-1][0] if ends[0][1] is ends[-1][1] and len(ends) > 1 else None
     for name, values in model.named_parameters(remove_duplicate=False):
         if values.is_meta or not values.numel() or name == tied:

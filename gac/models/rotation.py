@@ -20,7 +20,7 @@ from gac.core.linalg import orthogonal
 from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
 from gac.models.loading import check_in_memory
-from gac.runtime.ends import ends_of, unusual
+from gac.runtime.storage.embeddings import embeddings_of, unusual
 
 logger = logging.getLogger("gac")
 
@@ -180,7 +180,7 @@ def _untied(model: PreTrainedModel) -> int:
     Raises:
         ModelError: one of them is no plain matrix.
     """
-    for name, module in ends_of(model).items():
+    for name, module in embeddings_of(model).items():
         if said := unusual(module):
             problem = f"{name} is {said}, with rotate=True"
             raise ModelError(problem, "a plain embedding and a linear head", "Leave rotate out for this model.")

@@ -29,8 +29,8 @@ from gac.repairs.layouts.planned import padded_plan
 from gac.repairs.report import PaddedDim, RepairResult, UnpaddedDim
 from gac.repairs.times import How, Latency, in_table, measured_dims, on_gpu, total_times
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source, open_source
-from gac.runtime.compressed import CODE, write_code
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE, write_code
 
 UNALIGNED = 8
 _NOT_COPIED = (*PICKLES, ".pkl", ".ckpt", ".py")

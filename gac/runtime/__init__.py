@@ -1,1 +1,1 @@
-"""What runs. Imports torch, transformers, triton and itself; these very files lie beside a checkpoint's weights."""
+"""Run compressed models: classes, modules, storages, kernels."""

@@ -1,4 +1,4 @@
-"""What a plan and the model that runs agree on. Loads no torch, so that planning reads it too."""
+"""Names and sizes that plans and running models share. Loads no torch, so that planning reads it too."""
 
 SCHEMA = 3
 """Version of the key ``gac`` of a checkpoint's ``config.json``."""
@@ -19,9 +19,6 @@ QUANTIZATION = "quantization_config"
 COMPRESSED_TENSORS = "compressed-tensors"
 """The ``quant_method`` that it names."""
 
-VLLM = "vllm"
-"""The name of vLLM's attention in transformers, which models have that it builds."""
-
 CACHES = ("cache", "past_key_values")
 """What an attention of transformers calls its cache: from 5.24 on, and before."""
 
@@ -29,7 +26,7 @@ _ENOUGH_OUTPUTS = 1 << 22
 
 
 def chooses_code(key: str) -> bool:
-    """Whether a key of a config makes transformers fetch or choose code: kernels of attention and of experts."""
+    """Return whether a key of a config makes transformers fetch or choose code: kernels of attention and of experts."""
     return key.lstrip("_").startswith(
         ("attn_implementation", "experts_implementation", "custom_pipelines", "kernel_config")
     )

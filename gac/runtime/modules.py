@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .latent_rounding import rounded
-from .latent_words import LARGEST
-from .ranks import Ranks
+from gac.runtime.latents.quantise import quantise_latents
+from gac.runtime.limits import LARGEST
+from gac.runtime.parallel.ranks import Ranks
+from gac.runtime.plain.modeling_gac import Absent, Constant, Heads
 
 
 class _EmptyLinear(nn.Linear):
@@ -75,7 +76,7 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
-        x = x if is_rounded else rounded(x, len(self.weight), self.bits)
+        x = x if is_rounded else quantise_latents(x, len(self.weight), self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -84,7 +85,7 @@ class BlockLinear(nn.Module):
 
 
 def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What a ``BlockLinear`` makes of x ``(..., blocks * rank)`` with a weight ``(blocks, rows, rank)``."""
+    """Return what a ``BlockLinear`` makes of x ``(..., blocks * rank)`` with a weight ``(blocks, rows, rank)``."""
     blocks, rows, rank = weight.shape
     latents = x.reshape(-1, blocks, rank).transpose(0, 1)
     y = torch.bmm(latents, weight.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)
@@ -121,21 +122,6 @@ class LatentLinear(LowRankLinear):
         self.second = BlockLinear(groups, rank, out_features // groups, bias, bits, **where)
 
 
-class Heads:
-    """What v_proj returns where value vectors are shorter than keys: its ``view`` makes heads of its own length.
-
-    Attention modules call ``v_proj(x).view(*leading, -1, head_dim)`` with the head_dim that queries and keys have.
-    """
-
-    def __init__(self, features: Tensor, length: int) -> None:
-        self.features, self.length = features, length
-
-    def view(self, *shape: Any) -> Tensor:
-        """The features, shape ``(*leading, heads, head_dim)``; the last dim that the caller gives is ignored."""
-        asked = shape[0] if len(shape) == 1 else shape
-        return self.features.view(*asked[:-1], self.length)
-
-
 class ValueLinear(nn.Module):
     """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``length``.
 
@@ -145,41 +131,15 @@ class ValueLinear(nn.Module):
 
     def __init__(self, in_features: int, heads: int, length: int, bias: bool, **where: Any) -> None:
         super().__init__()
-        self.multiply: Callable[..., Tensor] = functional.linear
         self.in_features, self.out_features, self.length = in_features, heads * length, length
         self.weight = nn.Parameter(torch.empty(self.out_features, in_features, **where))
         self.bias = nn.Parameter(torch.empty(self.out_features, **where)) if bias else None
 
     def forward(self, x: Tensor) -> Heads:
-        return Heads(self.multiply(x, self.weight, self.bias), self.length)
+        return Heads(functional.linear(x, self.weight, self.bias), self.length)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, length={self.length}"
-
-
-class Absent(nn.Module):
-    """A weight of a block that does nothing: zeros of shape ``(..., out)`` for x ``(..., in)``, and no parameters."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool, **where: Any) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(*x.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}"
-
-
-class Constant(Absent):
-    """The weight through which such a block writes: ``bias (out,)`` for every token, whatever it reads."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool, **where: Any) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.bias = nn.Parameter(torch.empty(out_features, **where))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bias.expand(*x.shape[:-1], -1)
 
 
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {

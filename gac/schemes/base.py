@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gac.core.errors import ModelError
 from gac.core.operations import Operation
 from gac.models.sites import Weight
-from gac.runtime.kernel_limits import LIMITS
+from gac.runtime.limits import LIMITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ LARGEST_SCALE = 65280.0
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """A storage of matrices: its name in ``gac.runtime.stored.STORAGES``, and the options that make one."""
+    """A storage of matrices: its name in ``gac.runtime.storage.modules.STORAGES``, and the options that make one."""
 
     storage: str
     options: Mapping[str, int | bool | str | None]
@@ -69,8 +69,8 @@ class Scheme(ABC):
         shape_requirement: of its operators on a weight's matrices, in words that follow "expected"; None: none.
         group: neighbouring columns of a row with one scale; None: all of them, or as its modules hold them.
         largest: the largest number that can be stored, on both sides of zero.
-        input_quantiser: of the inputs of a matrix, by its name in ``gac.runtime.rounded_inputs.READERS``; None: inputs
-            are not quantised.
+        input_quantiser: of the inputs of a matrix, by name in ``runtime.storage.eight_bits.READERS``; None: inputs are
+            not quantised.
         input_dtype: of quantised inputs, as latency tables call it.
     """
 

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.core.operations import Operation
-from gac.runtime.kernel_limits import STEP
+from gac.runtime.limits import STEP
 from gac.schemes.base import Scheme, config_arguments, config_group
 
 if TYPE_CHECKING:

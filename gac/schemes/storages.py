@@ -1,7 +1,7 @@
 """The storages of schemes; needs torch."""
 
-from gac.runtime.storage import Storage
-from gac.runtime.stored import STORAGES
+from gac.runtime.storage.base import Storage
+from gac.runtime.storage.modules import STORAGES
 from gac.schemes.base import Scheme
 
 

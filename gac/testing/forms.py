@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from gac.compression.apply import build_modules, empty_module, merged, skip_absent
+from gac.compression.apply import build_modules, empty_module, merged, skipped_blocks
 from gac.core.arrays import Floats
 from gac.core.operations import Operation
 from gac.forms import FORMS, Form
@@ -21,7 +21,7 @@ from gac.models.modules import swap_in
 from gac.models.sites import Site, Weight
 from gac.plan.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
-from gac.runtime.latents import cache_latents
+from gac.runtime.finish import Description, finish
 from gac.runtime.modules import KINDS
 from gac.testing.models import tiny_model
 
@@ -229,8 +229,7 @@ def _compressed(
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     copy = deepcopy(run.model)
     swap_in(copy, build_modules(run, choices, sites, iter(artifacts.items())))
-    skip_absent(copy, choices)
-    cache_latents(copy)
+    finish(copy, Description(skipped=skipped_blocks(copy.config, choices)), kernels=False)
     return copy
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gac.core.operations import Operation, linear
 from gac.profiling.operators import ITEM_BYTES
-from gac.runtime.rounded_inputs import READERS
+from gac.runtime.storage.eight_bits import READERS
 from gac.schemes import SCHEMES, Scheme
 from gac.schemes.inputs import Inputs
 from gac.schemes.storages import storage_of

@@ -15,7 +15,7 @@ from gac.models.modules import swap_in
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from gac.plan.plan import WeightChoice
-from gac.runtime.division import cuts_of
+from gac.runtime.parallel.division import cuts_of
 from gac.schemes import scheme_named
 from tests.models.small import small_config, small_model, weights_of
 

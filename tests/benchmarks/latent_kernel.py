@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.runtime import tiles
-from gac.runtime.latent_attention import Attention
-from gac.runtime.latent_layout import turns_of, with_runs
-from gac.runtime.rows import plainly_rotated
+from gac.runtime.kernels import split_k as tiles
+from gac.runtime.kernels.elementwise.rows import plainly_rotated
+from gac.runtime.kernels.latent_attention.launch import Attention
+from gac.runtime.kernels.latent_attention.layout import turns_of, with_runs
 from tests.benchmarks.harness import machine, options, write
 from tests.benchmarks.kernels.bench import clock_of, copied_bytes
 

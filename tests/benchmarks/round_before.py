@@ -1,6 +1,6 @@
 """Norm, rounding and GEMMs of 8 bits: rounded where inputs are made, beside rounded by each GEMM.
 
-    python tests/benchmarks/round_before.py --output round-before.json
+    python tests/benchmarks/quantise_in_norms.py --output round-before.json
 
 A norm with q/k/v behind it, and a norm with a gated MLP, at Llama-3-8B's shapes, as compressed models run them: with
 shared first GEMMs, in CUDA graphs, weights and inputs from memory. Medians as ``gac profile`` takes them, of three
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from gac.runtime.round_before import round_before
-from gac.runtime.shared_gemm import share_gemm
-from gac.runtime.stored import StoredLinear
+from gac.runtime.fusion.quantised_inputs import quantise_in_norms
+from gac.runtime.fusion.shared_gemm import share_gemm
+from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from gac.schemes.storages import storage_of
 from tests.benchmarks.harness import markdown, options, write
@@ -93,7 +93,7 @@ def versions(plain: Any, scheme: str) -> dict[str, nn.Module]:
     found = {"bf16": copy.deepcopy(plain), "apart": _stored(plain, scheme), "before": _stored(plain, scheme)}
     for block in found.values():
         share_gemm(block, plain.shared)
-    round_before(found["before"], plain.made)
+    quantise_in_norms(found["before"], plain.made)
     return found
 
 

@@ -27,7 +27,7 @@ from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.text import calibration_windows
 from gac.models.sites import Weight
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.stored import plain_state
+from gac.runtime.storage.modules import plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.inputs import Inputs
 from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write

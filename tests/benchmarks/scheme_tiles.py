@@ -5,7 +5,7 @@
 Each case is a scheme, a shape, a number of rows and a size (``kernels/tiles.py``), measured as ``scheme_kernels.py``
 measures. A size is told by its fields: ``16-128-128-4-4-2`` has 16 rows, 128 outputs and 128 numbers, 4 warps, 4
 stages, and 2 programs for each SM where several share a tile. A table shows what is fastest over all shapes, by the
-geometric mean, and what is fastest for each. ``gac/runtime/few_bits.py`` and ``eight_bits_gemm.py`` have the winners.
+geometric mean, and what is fastest for each. ``gac/runtime/kernels`` has the winners.
 """
 
 from collections import defaultdict

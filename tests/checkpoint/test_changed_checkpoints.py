@@ -15,7 +15,6 @@ from torch import Tensor
 
 import gac
 from gac.core.errors import CheckpointError
-from gac.runtime.compressed import CODE
 from gac.testing import models
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import logits
@@ -333,7 +332,6 @@ OTHER_VALUES: dict[str, Change] = {
 BY_VERIFY: dict[str, Change] = {
     "no digests": OLD,
     "the entry's code": written("modeling_gac.py", "raise SystemExit"),
-    **{f"code: {name}": written(name, "raise SystemExit") for name in CODE if name != "modeling_gac.py"},
     "code missing": removed("modules.py"),
     "other code beside": written("configuration_evil.py", "raise SystemExit"),
     "other weights beside": lambda folder: shutil.copy(folder / WEIGHTS, folder / "model-2.safetensors"),

@@ -16,7 +16,7 @@ import gac
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
-from gac.runtime.stored import stored_modules
+from gac.runtime.storage.modules import stored_modules
 from tests.checkpoint.test_three_ways import answers
 from tests.compression.applying import IDS
 from tests.compression.stored import CHOOSY, SCHEMES, held_bytes, stored, stored_model

@@ -10,13 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_MAPPING,
-    AutoModelForCausalLM,
-)
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers import AutoModelForCausalLM
 
 import gac
 from gac.core.errors import CheckpointError
@@ -37,23 +31,10 @@ CHOSEN = {
 }
 
 
-def of_the_directory(folder: Path) -> Any:
-    """By the code that the directory holds, as ``trust_remote_code=True`` runs it."""
-    return get_class_from_dynamic_module("modeling_gac.GacLlamaForCausalLM", str(folder)).from_pretrained(folder)
-
-
 WAYS: dict[str, Callable[[Path], Any]] = {
     "gac.load": gac.load,
     "import gac": AutoModelForCausalLM.from_pretrained,
-    "no gac": of_the_directory,
 }
-
-
-@pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory's own classes take the place of the installed ones in transformers for the time of a test."""
-    for mapping in (CONFIG_MAPPING, MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
-        monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
 
 
 @pytest.fixture(scope="module")

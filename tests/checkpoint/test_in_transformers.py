@@ -11,11 +11,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCa
 from transformers.utils import hub
 
 import gac
-from gac.checkpoint.attach import PlannedModel
+from gac.checkpoint.planned import PlannedModel
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
-from gac.runtime.compressed import COMPANIONS, CompressedModel
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import COMPANIONS, CompressedModel
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import IDS, logits

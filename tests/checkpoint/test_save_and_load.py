@@ -15,8 +15,8 @@ import gac
 from gac.checkpoint.header import _digest, digest_of, is_unchanged
 from gac.core.errors import CheckpointError, GacError
 from gac.models.loading import load_model
-from gac.runtime.compressed import COMPANIONS
 from gac.runtime.contract import DIGESTS, SCHEMA
+from gac.runtime.model import COMPANIONS
 from gac.runtime.modules import LowRankLinear
 from tests.checkpoint.conftest import CHANGES
 from tests.compression.applying import logits

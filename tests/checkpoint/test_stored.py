@@ -19,9 +19,9 @@ from gac.forms import form_named
 from gac.models.families import supported
 from gac.plan.plan import Plan
 from gac.runtime.contract import DIGESTS
+from gac.runtime.fusion.shared_gemm import FusedMember
 from gac.runtime.header import replace_weights
-from gac.runtime.shared_gemm import FusedMember
-from gac.runtime.stored import count_parameters, stored_modules
+from gac.runtime.storage.modules import count_parameters, stored_modules
 from gac.schemes import SCHEMES as KNOWN
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import CHOOSY, SCHEMES, config_of, held_bytes, in_schemes, mixed, stored, stored_model

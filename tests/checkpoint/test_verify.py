@@ -14,21 +14,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import gac
 from gac.checkpoint.files import unread
 from gac.core.errors import CheckpointError
-from gac.runtime import compressed
-from gac.runtime.compressed import CODE
+from gac.core.untrusted import file_digest
 from gac.runtime.contract import DIGESTS
+from gac.runtime.model import CODE
+from gac.runtime.plain import modeling_gac
 from tests.checkpoint.test_save_and_load import FIRST, edit
 from tests.cli.commands import answer, refused, run
 from tests.compression.applying import logits
 
-OWN = Path(compressed.__file__).with_name("modeling_gac.py").read_text()
+OWN = Path(modeling_gac.__file__).read_text()
 EVIL = "raise SystemExit('the code was run')"
 
 
 def test_everything_is_counted(saved: Path, model: Any) -> None:
     found, held = gac.verify(saved), load_file(saved / "model.safetensors")
     assert (found.tensors, found.bytes) == (len(held), sum(one.nbytes for one in held.values()))
-    assert found.files == len({"plan.json", "generation_config.json", *CODE})
+    assert found.files == len({"plan.json", "generation_config.json", CODE})
     assert found.keys == len(json.loads((saved / "config.json").read_bytes())) - 5
     assert found.not_checked == ()
     assert gac.verify(str(saved)) == found
@@ -81,6 +82,20 @@ def test_a_model_that_is_saved_over_another_has_its_own_digests(saved: Path, mod
         model.model.norm.weight.add_(1)
     model.save_pretrained(saved)
     gac.verify(saved)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_several_python_files(saved: Path, model: Any, tmp_path: Path) -> None:
+    (saved / "modeling_gac.py").write_text("from .compressed import CompressedModel\n")
+    (saved / "compressed.py").write_text(EVIL)
+    code = {name: file_digest(saved / name) for name in ("modeling_gac.py", "compressed.py")}
+    edit(saved / DIGESTS, lambda digests: digests["files"].update(code))
+    for loaded in (gac.load(saved, verify=True), AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True)):
+        assert torch.equal(logits(loaded), logits(model))
+    gac.save(loaded, tmp_path / "again")
+    assert [file.name for file in (tmp_path / "again").glob("*.py")] == ["modeling_gac.py"]
+    edit(saved / "config.json", lambda config: config["gac"].update(schema_version=2))
+    with pytest.raises(CheckpointError, match=r"gac compress MODEL --plan .*plan\.json -o DIRECTORY"):
+        gac.load(saved)
 
 
 @pytest.mark.parametrize("old", [False, True])

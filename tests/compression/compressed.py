@@ -7,11 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from gac.checkpoint.attach import attach_plan
-from gac.compression.apply import empty_module, share_gemms
+from gac.compression.apply import empty_module, shared_names
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.plan.plan import Plan
+from gac.runtime.finish import Description, finish
 from tests.changed import with_measured, with_recipe
 from tests.models.small import small_config, small_model
 
@@ -51,7 +52,13 @@ def compressed(
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
             model.set_submodule(choice.name, module)
-    share_gemms(model, as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused))
+    finish(
+        model,
+        Description(
+            shared_names(as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused))
+        ),
+        kernels=False,
+    )
     attach_plan(model, plan)
     return model.eval()
 

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from gac.checkpoint.attach import attach_plan
-from gac.compression.apply import empty_stored, make_quick, planned_sites, share_gemms, skip_absent
+from gac.compression.apply import describe, empty_stored, planned_sites
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
-from gac.runtime.stored import stored_modules
+from gac.runtime.finish import finish
+from gac.runtime.storage.modules import stored_modules
 from gac.schemes import scheme_named
 from tests.changed import with_measured, with_recipe
 from tests.models.small import small_config, small_model
@@ -98,9 +99,7 @@ def stored(model: Any, make_plan: MakePlan, chosen: Mapping[str, tuple[str, int,
         for one in stored_modules(module).values():
             one.fill({name: held.clone() for name, held in _random(choice.scheme, *one.matrix).items()})
         model.set_submodule(choice.name, module)
-    share_gemms(model, planned_sites(plan, family_of(config).sites(config)))
-    skip_absent(model, plan.weights)
-    make_quick(model, plan.weights)
+    finish(model, describe(config, planned_sites(plan, family_of(config).sites(config)), plan.weights))
     return attach_plan(model, plan).eval()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gac.compression.apply import share_gemms
+from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.latent.spec import Latent
@@ -16,6 +16,7 @@ from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
+from gac.runtime.finish import Description, finish
 from gac.runtime.modules import BlockLinear
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import LAYOUTS, small_config, small_model, weights_of
@@ -177,7 +178,11 @@ def test_the_cache_keeps_shorter_values(config: Any, make_plan: MakePlan) -> Non
 
 def test_inputs_can_be_fused(small: PreTrainedModel, form: str) -> None:
     other = copy.deepcopy(small)
-    share_gemms(other, as_planned(family_of(other.config).sites(other.config), [form], fused=True))
+    finish(
+        other,
+        Description(shared_names(as_planned(family_of(other.config).sites(other.config), [form], fused=True))),
+        kernels=False,
+    )
     keys = GROUPS * (HEAD_DIM if form == "head_dim" else SHORT)
     assert other.get_submodule("model.layers.0.self_attn.q_proj.fused").weight.shape[0] == 16 + keys + GROUPS * SHORT
     assert (logits(other) - logits(small)).abs().max() < 1e-5

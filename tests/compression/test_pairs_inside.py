@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from gac.compression.apply import share_gemms
+from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.plan.plan import Plan
+from gac.runtime.finish import Description, finish
+from gac.runtime.fusion.shared_gemm import FusedInput
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.shared_gemm import FusedInput
 from tests.compression.applying import applied, logits
 from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.small_pipeline import Small
@@ -57,7 +58,11 @@ def test_a_shared_gemm_takes_ranks_of_pairs_and_rows_of_the_others(pairs: list[s
     plan = make_plan(config, changes(config, *pairs, rank=24))
     model = applied(small_model(config), plan)
     apart = logits(model)
-    share_gemms(model, as_planned(family_of(config).sites(config), plan.recipe.space.forms, fused=True))
+    finish(
+        model,
+        Description(shared_names(as_planned(family_of(config).sites(config), plan.recipe.space.forms, fused=True))),
+        kernels=False,
+    )
     fused = model.model.layers[0].mlp.gate_proj.fused
     assert isinstance(fused, FusedInput)
     assert fused.weight.shape[0] == 24 + WIDTH

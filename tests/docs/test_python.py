@@ -14,6 +14,7 @@ from pages import PAGES, ROOT, blocks, commands
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
+from gac.plan.recipe import KEYWORDS
 from tests.cli.commands import run
 
 BLOCKS = [(page, block) for page, text in PAGES.items() for block in blocks(text, "python")]
@@ -32,7 +33,7 @@ def test_arguments_exist(page: str, block: str) -> None:
     for call in ast.walk(ast.parse(block)):
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("gac.") and call.keywords:
             taken = inspect.signature(functools.reduce(getattr, ast.unparse(call.func).split(".")[1:], gac)).parameters
-            known = {*taken, *(Options.__annotations__ if "options" in taken else ())}
+            known = {*taken, *(KEYWORDS if "options" in taken else ())}
             assert {keyword.arg for keyword in call.keywords} <= known, ast.unparse(call)
 
 

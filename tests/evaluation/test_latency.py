@@ -56,8 +56,8 @@ from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
 from gac.profiling.sweeps.coverage import fused_points, model_points
 from gac.profiling.timing.sampling import Batch
-from gac.runtime.skipped import SkippedBlock
-from gac.runtime.stored import stored_modules
+from gac.runtime.plain.modeling_gac import SkippedBlock
+from gac.runtime.storage.modules import stored_modules
 from tests.headers import make_profile
 
 SCHEMES = ("w8a16", "w4a16")

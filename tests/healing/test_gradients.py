@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from gac.healing import gradients, losses, run
 from gac.healing.gradients import Capturing, Gradients, can_capture
 from gac.healing.training_mode import fused_norms
-from gac.runtime.one_launch import Norm
+from gac.runtime.fusion.elementwise import Norm
 from gac.testing.models import tiny_config
 from tests.models.small import small_config, small_model
 from tests.runtime.interpreted import DEVICE

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from gac.compression.rounding import store
 from gac.healing import straight_through
 from gac.healing.straight_through import StraightThrough
-from gac.runtime.modules import BlockLinear, Heads, ValueLinear
-from gac.runtime.stored import StoredLinear
+from gac.runtime.modules import BlockLinear, ValueLinear
+from gac.runtime.plain.modeling_gac import Heads
+from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE
 
@@ -33,7 +34,7 @@ def plain(kind: str) -> Any:
 def pair(scheme: str, kind: str = "linear") -> tuple[StoredLinear, StraightThrough]:
     stored = store(scheme_named(scheme), plain(kind))
     assert isinstance(stored, StoredLinear)
-    grid = scheme_named(scheme).grid(stored.held, *stored.matrix)
+    grid = scheme_named(scheme).grid(stored.tensors, *stored.matrix)
     assert grid is not None
     return stored, StraightThrough(stored, scheme_named(scheme), grid)
 

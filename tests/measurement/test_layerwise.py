@@ -19,7 +19,7 @@ from gac.measurement.layerwise import LayerwiseBackward
 from gac.models import layer_stack
 from gac.models.families import family_of
 from gac.models.streaming import streamed
-from gac.runtime.rounded_inputs import READERS
+from gac.runtime.storage.eight_bits import READERS
 from tests.models.small import every_family, small_config, small_model
 
 LAYERS = 7

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, LlamaConfig
 
 import gac
-from gac.compression.apply import share_gemms
+from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.core.operations import linear
 from gac.forms import FORMS
@@ -24,6 +24,7 @@ from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
+from gac.runtime.finish import Description, finish
 from tests.compression.applying import IDS, applied, logits
 from tests.models.small import LAYOUTS, NEURONS, SMALL, every_layout, small_config, small_model, weights_of
 from tests.refused import assert_refused
@@ -126,7 +127,7 @@ def test_generation_with_the_cache_equals_generation_without(compressed: Any) ->
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
     fused = copy.deepcopy(compressed)
-    share_gemms(fused, fuse_sites(family_of(fused.config).sites(fused.config)))
+    finish(fused, Description(shared_names(fuse_sites(family_of(fused.config).sites(fused.config)))), kernels=False)
     assert set(fused.state_dict()) == set(compressed.state_dict())
     assert (logits(fused) - logits(compressed)).abs().max() < 1e-5
 

@@ -1,6 +1,6 @@
-"""Triton kernels on a CPU, in Triton's interpreter (``conftest.py``); on a GPU they are compiled."""
+"""Triton kernels on a CPU, in Triton's interpreter (``tests/conftest.py``); on a GPU they are compiled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,11 +8,16 @@ import pytest
 import torch
 from torch import library
 
-from gac.runtime import tiles
+from gac.runtime.kernels import split_k as tiles
 
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def shapes(every: Sequence[Any], interpreted: Sequence[int]) -> list[Any]:
+    """Return all cases of a kernel on a GPU, and some by their positions in Triton's interpreter, which is slow."""
+    return list(every) if DEVICE == "cuda" else [every[position] for position in interpreted]
 
 
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

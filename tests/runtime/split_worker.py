@@ -30,17 +30,6 @@ class Listener(logging.Handler):
         SAID.append(record.getMessage())
 
 
-def without_gac() -> dict[str, Any]:
-    """The files beside the weights, with transformers alone."""
-    from transformers import AutoModelForCausalLM
-
-    os.environ["HF_MODULES_CACHE"] = str(FOLDER / f"modules-{RANK}")
-    options = {"trust_remote_code": True, "dtype": torch.float32}
-    found = _compared(AutoModelForCausalLM.from_pretrained, FOLDER / "llama-w4a16:16", options)
-    assert "gac" not in sys.modules
-    return {"remote": found}
-
-
 def with_gac() -> dict[str, Any]:
     """``gac.load``, and transformers' factory with GAC imported."""
     import gac
@@ -113,13 +102,15 @@ def _raised(attempt: Callable[[], Any]) -> str:
 
 def _ends() -> dict[str, float]:
     """Embeddings and heads in a storage, tied and not: how far logits are from the whole model's."""
-    from gac.measurement.embeddings import quantised_embeddings, replace_embeddings
-    from gac.runtime.ranks import started
-    from gac.runtime.splitting import split
+
+    from gac.runtime.parallel.ranks import started
+    from gac.runtime.parallel.splitting import split
     from gac.schemes import scheme_named
     from tests.models.small import small_config, small_model
 
     found = {}
+    from gac.measurement.embeddings import quantised_embeddings, replace_embeddings
+
     for scheme, tied in (("w8a16", True), ("w8a16", False), ("bf16", True)):
         whole = small_model(small_config("llama", tie_word_embeddings=tied))
         replace_embeddings(whole, quantised_embeddings(whole, scheme_named(scheme)))
@@ -171,10 +162,10 @@ if __name__ == "__main__":
     logger = logging.getLogger("gac")
     logger.addHandler(Listener())
     distributed.init_process_group("gloo")
-    found = without_gac() | with_gac()
+    found = with_gac()
     (FOLDER / ("found.json" if RANK == 0 else "other.json")).write_text(json.dumps(found))
     from gac.evaluation.split import end_together
-    from gac.runtime.ranks import started
+    from gac.runtime.parallel.ranks import started
 
     end_together(started())
     assert not distributed.is_initialized()

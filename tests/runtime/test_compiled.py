@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM, StaticCache
 
 from gac.plan.plan import Plan
-from gac.runtime.shared_gemm import FusedInput
+from gac.runtime.fusion.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed
 

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import gac.runtime.storage
-from gac.runtime import eight_bits_gemm
-from gac.runtime.eight_bits import FLOAT8, Floats8, Integers8
-from gac.runtime.rounded_inputs import READERS, read_int8
-from gac.runtime.rounded_rows import rounded
-from gac.runtime.stored import StoredLinear
-from gac.runtime.tiles import Tile
+import gac.runtime.storage.base
+from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
+from gac.runtime.kernels.quantise_rows import quantise_rows
+from gac.runtime.kernels.split_k import Tile
+from gac.runtime.storage.eight_bits import READERS, Floats8, Integers8
+from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
-from tests.runtime.interpreted import DEVICE, operators, small_gpu
+from tests.runtime.interpreted import DEVICE, operators, shapes, small_gpu
 
 ROWS = [(1, 64), (7, 576), (40, 1536)]
 
@@ -30,7 +29,7 @@ class Ampere:
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run wherever tensors are: on a CPU as on a Hopper GPU."""
-    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     small_gpu(monkeypatch)
     if DEVICE == "cpu":  # a GPU has its own properties, which compilers read too
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
@@ -47,11 +46,11 @@ def tokens(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tenso
     return x.to(dtype).to(DEVICE)
 
 
-@pytest.mark.parametrize(("rows", "columns"), ROWS)
+@pytest.mark.parametrize(("rows", "columns"), shapes(ROWS, range(min(2, len(ROWS)))))
 def test_whole_numbers_and_their_scales_are_those_of_plain_pytorch(rows: int, columns: int) -> None:
     x = tokens(rows, columns)
-    numbers, scale, _ = rounded(x, torch.int8)
-    expected, own = read_int8(x.cpu().float())
+    numbers, scale, _ = quantise_rows(x, torch.int8)
+    expected, own = READERS["int8"](x.cpu().float())
     assert numbers.dtype == torch.int8
     off = (numbers.cpu().float() - expected * 128).abs()
     assert float(off.max()) <= 1
@@ -59,20 +58,20 @@ def test_whole_numbers_and_their_scales_are_those_of_plain_pytorch(rows: int, co
     assert torch.equal(scale.cpu(), own / 128)
 
 
-@pytest.mark.parametrize(("rows", "columns"), ROWS)
+@pytest.mark.parametrize(("rows", "columns"), shapes(ROWS, range(min(2, len(ROWS)))))
 def test_floating_point_has_the_scales_of_plain_pytorch(rows: int, columns: int) -> None:
     """Its numbers too, on a GPU: Triton's interpreter loses a carry where it rounds to 8 bits."""
     x = tokens(rows, columns)
-    numbers, scale, _ = rounded(x, FLOAT8)
+    numbers, scale, _ = quantise_rows(x, torch.float8_e4m3fn)
     expected, own = (one.cpu().float() for one in READERS["float8"](x.cpu().float()))
     assert torch.equal(scale.cpu(), own / 512)
     if DEVICE == "cuda":
         assert torch.equal(numbers.cpu().float(), expected * 512)
 
 
-@pytest.mark.parametrize("number", [torch.int8, FLOAT8])
-@pytest.mark.parametrize(("rows", "columns"), ROWS)
-@pytest.mark.parametrize("how", [None, Tile(16, 32, 128, 4, 2, crowd=8), Tile(16, 64, 64, 4, 2)])
+@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("rows", "columns"), shapes(ROWS, range(min(2, len(ROWS)))))
+@pytest.mark.parametrize("how", [None, Tile(16, 32, 128, 4, 2, programs_per_sm=8), Tile(16, 64, 64, 4, 2)])
 def test_products_are_those_of_the_rounded_inputs(
     monkeypatch: pytest.MonkeyPatch, number: torch.dtype, rows: int, columns: int, how: Tile | None
 ) -> None:
@@ -82,9 +81,9 @@ def test_products_are_those_of_the_rounded_inputs(
     weight = (40 * torch.randn(80, columns, generator=generator)).clamp(-127, 127).to(number).to(DEVICE)
     scale = torch.rand(80, 1, generator=generator).half().to(DEVICE)
     x = tokens(rows, columns)
-    given = rounded(x, number)
+    given = quantise_rows(x, number)
     expected = (given.numbers.double() * given.scale) @ (weight.double() * scale).T / 64
-    found = eight_bits_gemm.multiplied(given, weight, scale / 64, x.dtype, how)
+    found = eight_bits_gemm.gemm(given, weight, scale / 64, x.dtype, how)
     assert found.dtype == x.dtype
     assert float((found - expected).norm() / expected.norm()) < 1e-3
     assert not given.counters.any()  # so that another weight can have them
@@ -104,7 +103,7 @@ def test_a_stored_weight_of_whole_numbers_runs_in_8_bits() -> None:
     stored = StoredLinear(Integers8(), nn.Linear(64, 48).half().to(DEVICE).requires_grad_(False))
     stored.fill(held)
     x = tokens(6, 64).view(2, 3, 64)
-    plain = stored.storage.plain(x, held, 48, 64, stored.bias)
+    plain = stored.storage.linear(x, stored.storage.values(held, 48, 64, x.dtype), stored.bias)
     with torch.no_grad():
         found = stored(x)
         compiled = torch.compile(stored, fullgraph=True)(x)
@@ -116,8 +115,11 @@ def test_a_stored_weight_of_whole_numbers_runs_in_8_bits() -> None:
 def test_a_gpu_without_such_a_gemm_and_shapes_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Ampere)
-    assert Floats8().unread(cuda, 64, 64) == "no GEMM multiplies float8_e4m3fn on this GPU (an older GPU)"
-    assert Integers8().unread(cuda, 64, 64) is None
-    assert Integers8().unread(cuda, 64, 40) == "a weight has 40 columns, no multiple of 16"
-    assert Integers8().unread(cuda, 40, 64) == "a weight has 40 rows, no multiple of 16"
-    assert Integers8().unread(cuda, 64, 65552) == "a weight has 65552 columns, not 1 to 65536"
+    assert (
+        Floats8().kernel_unsupported_reason(cuda, 64, 64)
+        == "no GEMM multiplies float8_e4m3fn on this GPU (an older GPU)"
+    )
+    assert Integers8().kernel_unsupported_reason(cuda, 64, 64) is None
+    assert Integers8().kernel_unsupported_reason(cuda, 64, 40) == "a weight has 40 columns, no multiple of 16"
+    assert Integers8().kernel_unsupported_reason(cuda, 40, 64) == "a weight has 40 rows, no multiple of 16"
+    assert Integers8().kernel_unsupported_reason(cuda, 64, 65552) == "a weight has 65552 columns, not 1 to 65536"

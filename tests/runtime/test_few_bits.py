@@ -8,24 +8,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import gac.runtime.storage
-from gac.runtime import few_bits, gpu, kernel_limits
-from gac.runtime.few_bits import Packed, Vector
-from gac.runtime.packed import PackedIntegers
-from gac.runtime.stored import STORAGES, StoredLinear, without_kernels
-from gac.runtime.tiles import Tile
+import gac.runtime.storage.base
+from gac.runtime import limits as kernel_limits
+from gac.runtime.kernels import gpu
+from gac.runtime.kernels import low_bit as few_bits
+from gac.runtime.kernels.low_bit import Packed, Vector
+from gac.runtime.kernels.split_k import Tile
+from gac.runtime.storage.modules import STORAGES, StoredLinear, without_kernels
+from gac.runtime.storage.packed import PackedIntegers
 from gac.schemes import scheme_named
-from tests.runtime.interpreted import DEVICE, operators, small_gpu
+from tests.runtime.interpreted import DEVICE, operators, shapes, small_gpu
 
 SCHEMES = ["w8a16", "w4a16", "w4a16:64", "w3a16", "w3a16:64", "w2a16:256"]
 SHAPES = [(48, 256), (40, 320), (33, 96), (64, 1024)]
 GIVEN = [1, 2, 17, 64, 65, 129]
-PRODUCTS = [
-    (SCHEMES[scheme], *SHAPES[shape], GIVEN[given])
-    for scheme, shape, given in product(range(len(SCHEMES)), range(len(SHAPES)), range(len(GIVEN)))
-    if DEVICE == "cuda" or (scheme + given) % len(SHAPES) == shape
-]
-"""All on a GPU; in Triton's interpreter, which is slow, so many that each two of the three occur together."""
+PRODUCTS = [(scheme, *shape, given) for scheme, shape, given in product(SCHEMES, SHAPES, GIVEN)]
+# Of each scheme one row, a ragged tile, and a tile that programs share.
+INTERPRETED = [24 * scheme + case for scheme in range(len(SCHEMES)) for case in (0, 14, 21)]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +35,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run wherever tensors are, on inputs of 16 bits."""
-    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     with operators(few_bits_linear=few_bits._linear, few_bits_written=few_bits._written):
         yield
 
@@ -57,7 +56,7 @@ def read(storage: PackedIntegers, held: dict[str, Tensor], columns: int) -> Pack
     return Packed.of(held, storage.bits, storage.group, columns)
 
 
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize(("rows", "columns"), shapes(SHAPES, [2]))
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_weight_is_written_to_the_last_bit_as_pytorch_unpacks_it(name: str, rows: int, columns: int) -> None:
     storage, held = weight(name, rows, columns)
@@ -66,7 +65,7 @@ def test_a_weight_is_written_to_the_last_bit_as_pytorch_unpacks_it(name: str, ro
     assert torch.equal(found.cpu(), storage.values(held, rows, columns, torch.float16))
 
 
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize(("rows", "columns"), shapes(SHAPES, [2]))
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_weight_is_written_in_bfloat16(name: str, rows: int, columns: int) -> None:
     """To the last bit on a GPU: Triton's interpreter leaves out what does not fit, in place of rounding."""
@@ -76,7 +75,7 @@ def test_a_weight_is_written_in_bfloat16(name: str, rows: int, columns: int) -> 
     assert torch.allclose(found, expected, atol=0, rtol=0 if DEVICE == "cuda" else 2**-7)
 
 
-@pytest.mark.parametrize(("name", "rows", "columns", "given"), PRODUCTS)
+@pytest.mark.parametrize(("name", "rows", "columns", "given"), shapes(PRODUCTS, INTERPRETED))
 def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns: int, given: int) -> None:
     storage, held = weight(name, rows, columns)
     x = torch.randn(given, columns, generator=torch.Generator().manual_seed(given)).half().to(DEVICE)
@@ -86,26 +85,26 @@ def test_products_are_those_of_the_unpacked_weight(name: str, rows: int, columns
     assert float((found - expected).norm() / expected.norm()) < 2e-3
 
 
-@pytest.mark.parametrize("how", [Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, crowd=8)])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("how", [Tile(16, 32, 64, 4, 2), Tile(32, 64, 256, 4, 2, programs_per_sm=8)])
+@pytest.mark.parametrize("name", shapes(SCHEMES, [1, 4]))
 def test_tiles_may_have_other_sizes(name: str, how: Tile) -> None:
     storage, held = weight(name, 40, 320)
     x = torch.randn(33, 320, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
-    found = few_bits.matrix(x, read(storage, held, 320), how)
+    found = few_bits.gemm(x, read(storage, held, 320), how)
     expected = x.double() @ storage.values(held, 40, 320, torch.float32).double().T
     assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
 @pytest.mark.parametrize(("how", "columns"), [(Vector(2, 1, 2), 96), (Vector(4, 2, 4, registers=64), 1088)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", [*SCHEMES, "w2a16", "w2a16:64"])
+@pytest.mark.parametrize("name", shapes([*SCHEMES, "w2a16", "w2a16:64"], [2, 3, 7]))
 def test_one_row_may_be_multiplied_in_other_sizes(name: str, dtype: torch.dtype, how: Vector, columns: int) -> None:
     """What lies far from zero is no worse: numbers have more than their value while they are multiplied."""
     storage, held = weight(name, 40, columns)
     generator = torch.Generator().manual_seed(0)
     for mean in (0, 5):
         x = (mean + torch.randn(1, columns, generator=generator)).to(DEVICE, dtype)
-        found = few_bits.vector(x, read(storage, held, columns), how)
+        found = few_bits.gemv(x, read(storage, held, columns), how)
         expected = x.double() @ storage.values(held, 40, columns, torch.float32).double().T
         assert found.dtype == dtype
         assert float((found - expected).norm() / expected.norm()) < (1e-3 if dtype == torch.float16 else 8e-3)
@@ -124,7 +123,7 @@ def test_a_stored_weight_runs_in_the_kernels_where_there_are_no_gradients() -> N
     stored = StoredLinear(storage, nn.Linear(256, 48).half().to(DEVICE).requires_grad_(False))
     stored.fill(held)
     x = torch.randn(2, 3, 256, device=DEVICE).half()
-    plain = storage.plain(x, held, 48, 256, stored.bias)
+    plain = storage.linear(x, storage.values(held, 48, 256, x.dtype), stored.bias)
     found = stored(x)
     with torch.no_grad():
         compiled = torch.compile(stored, fullgraph=True)(x)
@@ -155,8 +154,8 @@ def test_what_the_kernels_cannot_read_has_a_reason(
 
 
 def test_where_kernels_cannot_run_has_a_reason() -> None:
-    assert gpu.lacking(torch.device("cpu"), torch.bfloat16) == "the model is on the cpu"
-    assert gpu.lacking(torch.device("cuda"), torch.float32) == "inputs are float32, not bfloat16 or float16"
+    assert gpu.unsupported_reason(torch.device("cpu"), torch.bfloat16) == "the model is on the cpu"
+    assert gpu.unsupported_reason(torch.device("cuda"), torch.float32) == "inputs are float32, not bfloat16 or float16"
 
 
 class Model(nn.Sequential):
@@ -188,6 +187,6 @@ def test_a_gpu_without_a_kernel_is_told_of_once(
     monkeypatch.setattr(gpu, "_said", set())
     with caplog.at_level(logging.WARNING, logger="gac"):
         for _ in range(2):
-            gpu.plainly(OnGpu(), "groups have 32 columns")  # type: ignore[arg-type]
-        gpu.plainly(torch.zeros(1), "the model is on the cpu")
+            gpu.warn_slow_path_once(OnGpu(), "groups have 32 columns")  # type: ignore[arg-type]
+        gpu.warn_slow_path_once(torch.zeros(1), "the model is on the cpu")
     assert caplog.messages == ["weights are unpacked in plain PyTorch, which is slow: groups have 32 columns"]

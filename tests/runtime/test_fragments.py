@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from gac.runtime.fragments import product
+from gac.runtime.kernels.ptx import product
 from tests.runtime.interpreted import DEVICE
 
 

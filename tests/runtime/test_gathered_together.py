@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gac.runtime import shared_gemm
+from gac.runtime.fusion import shared_gemm
+from gac.runtime.fusion.shared_gemm import share_gemm
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.ranks import Ranks
-from gac.runtime.shared_gemm import share_gemm
+from gac.runtime.parallel.ranks import Ranks
 
 READ, SIZE = 16, 2
 

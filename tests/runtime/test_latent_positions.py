@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedLayer, StaticLayer
 
 import gac
-from gac.runtime.latent_layout import with_runs
-from gac.runtime.latents import _Caching
+from gac.runtime.kernels.latent_attention.layout import with_runs
+from gac.runtime.latents.attention import _Caching
 from tests.models.small import small_config, small_model
 from tests.runtime.test_latents import OTHERS, MakePlan, changes, latent_model, numbers
 

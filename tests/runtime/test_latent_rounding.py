@@ -12,13 +12,14 @@ import gac
 from gac.compression.rounding import store
 from gac.forms import form_named
 from gac.healing.straight_through import StraightThrough
-from gac.runtime import latent_rounding, latents
-from gac.runtime.latent_rounding import RoundedLatents, rounded, words_of
-from gac.runtime.latent_words import LARGEST, token_words
-from gac.runtime.latents import cache_latents, second_factor
+from gac.runtime.latents import attention as latents
+from gac.runtime.latents import quantise as latent_rounding
+from gac.runtime.latents.attention import cache_latents, second_factor
+from gac.runtime.latents.quantise import QuantisedLatents, pack_latents, quantise_latents
+from gac.runtime.limits import LARGEST, token_words
 from gac.runtime.modules import LatentLinear
 from gac.schemes import scheme_named
-from tests.compression.applying import IDS, logits
+from tests.compression.applying import IDS
 from tests.models.small import small_config, small_model, weights_of
 from tests.runtime.interpreted import DEVICE
 from tests.runtime.test_latents import (
@@ -76,10 +77,10 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
     generator = torch.Generator().manual_seed(0)
     given = torch.randn(2, 5, groups * rank, generator=generator).to(dtype)
     given[0, 0], given[0, 1, 0] = 0, 1e4
-    words, found = words_of(given, groups, bits)
+    words, found = pack_latents(given, groups, bits)
     assert words.dtype == torch.int16
     assert words.shape == (2, 5, token_words(groups, rank, bits))
-    assert torch.equal(RoundedLatents(words, groups, rank, bits).values(dtype), found)
+    assert torch.equal(QuantisedLatents(words, groups, rank, bits).values(dtype), found)
     assert torch.equal(found, by_hand(given, groups, bits))
     steps_of = given.float().unflatten(-1, (groups, -1)).abs().amax(-1, keepdim=True) / LARGEST[bits]
     off = (found.float() - given.float()).unflatten(-1, (groups, -1)).abs()
@@ -90,32 +91,32 @@ def test_words_hold_what_rounding_gives(bits: int, groups: int, rank: int, dtype
 @pytest.mark.parametrize("bits", BITS)
 def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> None:
     """In float16, to which Triton's interpreter rounds as a GPU does; of rows that lie apart too."""
-    latent_rounding_kernels = pytest.importorskip("gac.runtime.latent_rounding_kernels")
+    latent_rounding_kernels = pytest.importorskip("gac.runtime.latents.quantise")
     assert latent_rounding_kernels.round_latents is not None
     wide = torch.randn(2, 5, 2 * groups * rank, generator=torch.Generator().manual_seed(0)).to(DEVICE, torch.float16)
     given = wide[..., : groups * rank]
     given[0, 0], given[0, 1, 0], given[1, 1, 0] = 0, 1e4, torch.nan
     words, found = latent_rounding._round(given, groups, bits)
-    due, as_due = words_of(given.cpu(), groups, bits)
+    due, as_due = pack_latents(given.cpu(), groups, bits)
     there = ~as_due.view(2, 5, groups, -1).isnan().any(-1)
     assert torch.equal(found.cpu().isnan(), as_due.isnan())
     assert torch.equal(found.cpu().nan_to_num(), as_due.nan_to_num())
-    same = RoundedLatents(words.cpu(), groups, rank, bits), RoundedLatents(due, groups, rank, bits)
+    same = QuantisedLatents(words.cpu(), groups, rank, bits), QuantisedLatents(due, groups, rank, bits)
     assert torch.equal(*(one.values(torch.float16)[there.repeat_interleave(rank, -1)] for one in same))
     assert torch.equal(words.cpu()[there.all(-1)], due[there.all(-1)])
 
 
 def test_what_is_no_number_stays_none() -> None:
     given = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
-    found = RoundedLatents(words_of(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
+    found = QuantisedLatents(pack_latents(given[None], 1, 8)[0], 1, 2, 8).values(torch.float32)[0]
     assert found.isnan().any(-1).tolist() == [True, False]
 
 
 def test_gradients_pass_as_if_nothing_were_rounded() -> None:
     given = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    found = rounded(given, 2, 4)
+    found = quantise_latents(given, 2, 4)
     found.square().sum().backward()
-    assert torch.equal(found.detach(), rounded(given.detach(), 2, 4))
+    assert torch.equal(found.detach(), quantise_latents(given.detach(), 2, 4))
     assert given.grad is not None
     assert torch.allclose(given.grad, 2 * found.detach())
 
@@ -200,15 +201,6 @@ def test_heads_in_groups_and_inputs_that_are_shared(make_plan: MakePlan) -> None
     model = latent_model(config, make_plan, changes(config, "latent:2:int4"), fused=True).double()
     assert apart(generated(model, use_cache=False), generated(model)) < 1e-4
     assert numbers(generated(model).past_key_values)[0] == sum(token_words(2, rank, 4) for rank in (K, V))
-
-
-def test_tokens_that_are_taken_back(llama: Any) -> None:
-    cache = DynamicCache(config=llama.config)
-    steps(llama, cache, (8, 3))
-    cache.crop(-3)
-    with torch.no_grad():
-        found = llama(IDS[:, 8:12], past_key_values=cache, use_cache=True).logits
-    assert (found - logits(llama)[:, 8:12]).abs().max() < 1e-4
 
 
 def test_beams(llama: Any) -> None:

@@ -16,7 +16,7 @@ from gac.forms import form_named
 from gac.forms.planned_sites import check_forms_fit
 from gac.models.families import family_of, supported
 from gac.plan.plan import Plan
-from gac.runtime import latents
+from gac.runtime.latents import attention as latents
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed
 from tests.models.small import small_config, small_model, weights_of

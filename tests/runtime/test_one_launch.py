@@ -12,9 +12,9 @@ from transformers import StaticCache
 from transformers.models.llama import modeling_llama
 
 import gac
-from gac.runtime import replaced
-from gac.runtime.one_launch import run_in_one_launch
-from gac.runtime.rows import ACTIVATIONS, NORMS, plainly_rotated
+from gac.runtime.fusion import elementwise as replaced
+from gac.runtime.fusion.elementwise import fuse_elementwise
+from gac.runtime.kernels.elementwise.rows import ACTIVATIONS, NORMS, plainly_rotated
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import stored
 from tests.models.small import every_family, small_config, small_model, weights_of
@@ -43,7 +43,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ran]:
         "rotate_heads": plainly_rotated,
         "cache_tokens": cache_plainly,
     }
-    monkeypatch.setattr(replaced, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(replaced, "unsupported_reason", lambda device, dtype: None)
     with operators(**{name: noted(name, run) for name, run in plain.items()}):
         yield found
 
@@ -88,7 +88,7 @@ def test_outputs_are_the_same_in_every_architecture(model_type: str, ran: Ran) -
     model = narrow(model_type)
     expected = logits(model)
     ran.clear()
-    run_in_one_launch(model)
+    fuse_elementwise(model)
     assert torch.equal(logits(model), expected)
     assert (ran["norm_rows"] > 0) == (model_type not in NORMS_APART)
     assert ran["gate_rows"] == (0 if model_type in UNGATED else 2)
@@ -97,7 +97,7 @@ def test_outputs_are_the_same_in_every_architecture(model_type: str, ran: Ran) -
 
 def test_gradients_training_hooks_and_copies(ran: Ran) -> None:
     model = llama()
-    run_in_one_launch(model)
+    fuse_elementwise(model)
     model(IDS)  # with gradients
     model.train()
     logits(model)
@@ -118,7 +118,7 @@ def test_gradients_training_hooks_and_copies(ran: Ran) -> None:
 def test_a_static_cache_is_written_in_one_launch(ran: Ran) -> None:
     model, options = llama(), {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
     expected = model.generate(IDS, **options)
-    run_in_one_launch(model)
+    fuse_elementwise(model)
     assert torch.equal(model.generate(IDS, **options), expected)
     assert ran["cache_tokens"] == 0
     cache = StaticCache(config=model.config, max_cache_len=IDS.shape[1] + 4)
@@ -131,7 +131,7 @@ def test_what_has_a_forward_of_its_own_keeps_it(ran: Ran) -> None:
     model = llama()
     model.model.layers[0].mlp.forward = lambda x: 0 * x
     expected = logits(model)
-    run_in_one_launch(model)
+    fuse_elementwise(model)
     assert torch.equal(logits(model), expected)
     assert ran["gate_rows"] == 1
 
@@ -139,7 +139,7 @@ def test_what_has_a_forward_of_its_own_keeps_it(ran: Ran) -> None:
 def test_compiled_code_has_the_plain_steps(ran: Ran) -> None:
     model = llama()
     expected = logits(model)
-    run_in_one_launch(model)
+    fuse_elementwise(model)
     ran.clear()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -152,7 +152,7 @@ def test_compiled_code_has_the_plain_steps(ran: Ran) -> None:
 def test_the_function_of_a_file_rotates_in_other_models_as_before(ran: Ran) -> None:
     other = llama()
     for _ in range(2):
-        run_in_one_launch(llama())
+        fuse_elementwise(llama())
     logits(other)
     assert not ran
     q, k, angles = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 3, 8), torch.randn(1, 3, 8)
@@ -162,13 +162,13 @@ def test_the_function_of_a_file_rotates_in_other_models_as_before(ran: Ran) -> N
         assert all(map(torch.equal, function(q, k, angles, angles), expected))
         found = function(q.transpose(1, 2), k.transpose(1, 2), angles, angles, unsqueeze_dim=2)
     assert all(torch.equal(one.transpose(1, 2), other) for one, other in zip(found, expected, strict=True))
-    assert not hasattr(function.__wrapped__, "in_one_launch")  # it is replaced once
+    assert not hasattr(function.__wrapped__, "with_fused_updates")  # it is replaced once
 
 
 def test_on_a_cpu_nothing_changes() -> None:
     model = llama()
     expected = logits(model)
-    run_in_one_launch(model)
+    fuse_elementwise(model)
     assert torch.equal(logits(model), expected)
 
 
@@ -191,7 +191,7 @@ def test_a_gpu_does_the_same_captured(model_type: str) -> None:
     ids = torch.arange(7, device="cuda")[None]
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits.float()
-        run_in_one_launch(model)
+        fuse_elementwise(model)
         found = model(ids, use_cache=False).logits
         assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
         graph = torch.cuda.CUDAGraph()

@@ -15,19 +15,20 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 import gac
-import gac.runtime.storage
+import gac.runtime.storage.base
 from gac.evaluation.parts import without
 from gac.evaluation.shapes import variant
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac.runtime import eight_bits_gemm, rounded_rows
-from gac.runtime.eight_bits import FLOAT8, Floats8
-from gac.runtime.packed import PackedIntegers
-from gac.runtime.round_before import HandedOver, RoundedNorm, round_before
-from gac.runtime.rows import NORMS
-from gac.runtime.stored import StoredLinear, stored_modules
-from gac.runtime.tiles import COUNTERS
+from gac.runtime.fusion.quantised_inputs import QuantisedActivations, QuantisingNorm, quantise_in_norms
+from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
+from gac.runtime.kernels import quantise_rows as rounded_rows
+from gac.runtime.kernels.elementwise.rows import NORMS
+from gac.runtime.kernels.split_k import COUNTERS
+from gac.runtime.storage.eight_bits import Floats8
+from gac.runtime.storage.modules import StoredLinear, stored_modules
+from gac.runtime.storage.packed import PackedIntegers
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import stored
 from tests.models.small import every_family, small_config, small_model, weights_of
@@ -48,9 +49,13 @@ class Hopper:
 
 def round_plainly(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.reshape(-1, x.shape[-1]).float()
-    scale = (rows.abs().amax(-1, keepdim=True) / (448 if number == FLOAT8 else 127)).clamp_min(1e-30)
+    scale = (rows.abs().amax(-1, keepdim=True) / (448 if number == torch.float8_e4m3fn else 127)).clamp_min(1e-30)
     units = rows / scale
-    return (units if number == FLOAT8 else units.round()).to(number), scale, torch.zeros(COUNTERS, dtype=torch.int32)
+    return (
+        (units if number == torch.float8_e4m3fn else units.round()).to(number),
+        scale,
+        torch.zeros(COUNTERS, dtype=torch.int32),
+    )
 
 
 def norm_plainly(x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, whole: bool) -> Any:
@@ -86,9 +91,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU is asked what a Hopper GPU is, by models in 16 bits."""
     if DEVICE == "cuda":
         pytest.skip("a GPU has its own kernels")
-    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Hopper)
-    monkeypatch.setattr(PackedIntegers, "unread", lambda *_: "few bits are another test's matter")
+    monkeypatch.setattr(PackedIntegers, "kernel_unsupported_reason", lambda *_: "few bits are another test's matter")
     small_gpu(monkeypatch)
 
 
@@ -103,13 +108,13 @@ def running(gpu: None) -> Iterator[None]:
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What is handed over."""
     found: list[Tensor] = []
-    give = HandedOver.give
+    give = QuantisedActivations.put
 
-    def noted(self: HandedOver, made: Tensor, rounded: Any) -> Tensor:
+    def noted(self: QuantisedActivations, made: Tensor, rounded: Any) -> Tensor:
         found.append(made)
         return give(self, made, rounded)
 
-    monkeypatch.setattr(HandedOver, "give", noted)
+    monkeypatch.setattr(QuantisedActivations, "put", noted)
     return found
 
 
@@ -132,7 +137,7 @@ def llama(make_plan: MakePlan, schemes: dict[str, str] | None = None, fused: boo
 def unchanged(model: Any, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Its logits where every weight rounds its own input."""
     with monkeypatch.context() as patch:
-        patch.setattr(HandedOver, "can", lambda *_: False)
+        patch.setattr(QuantisedActivations, "can", lambda *_: False)
         return logits(model)
 
 
@@ -143,7 +148,7 @@ def readers_of(model: Any) -> list[StoredLinear]:
 
 def forgotten(model: Any) -> bool:
     """Whether nothing that was handed over is kept."""
-    return all(isinstance(one.before, HandedOver) and one.before._made is None for one in readers_of(model))
+    return all(isinstance(one.before, QuantisedActivations) and one.before._made is None for one in readers_of(model))
 
 
 @every_family
@@ -279,7 +284,7 @@ def test_a_gpu_does_the_same_captured_and_compiled(
         found = model(ids, use_cache=False).logits.float()
         assert len(given) == 4
         with monkeypatch.context() as patch:
-            patch.setattr(HandedOver, "can", lambda *_: False)
+            patch.setattr(QuantisedActivations, "can", lambda *_: False)
             expected = model(ids, use_cache=False).logits.float()
         assert float((found - expected).norm() / expected.norm()) < 2e-2
         graph = torch.cuda.CUDAGraph()
@@ -336,7 +341,7 @@ def test_whole_models_that_are_timed_do_it_too(given: list[Tensor]) -> None:
 def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, handed: bool) -> None:
     weight = StoredLinear(Floats8(), nn.Linear(64, 32))
     block = nn.ModuleDict({"norm": norm, "weight": weight}).to(device)
-    round_before(block, [{"by": "norm", "readers": ["weight"]}])
+    quantise_in_norms(block, [{"by": "norm", "readers": ["weight"]}])
     assert ("forward" in vars(norm)) is handed
     assert (weight.before is not None) is handed
 
@@ -344,15 +349,15 @@ def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, h
 def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None:
     model = llama(make_plan, {one.rpartition(".")[2]: "w4a16" for one in dense("llama")[1]})
     assert "rounded" not in model.config.gac
-    assert not [one for one in model.modules() if isinstance(vars(one).get("forward"), RoundedNorm)]
+    assert not [one for one in model.modules() if isinstance(vars(one).get("forward"), QuantisingNorm)]
     assert not readers_of(model)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (7, "rounded has 7; expected objects with by, and with readers, which is a list."),
-        ([{"by": "model.norm"}], "rounded has {'by': 'model.norm'}; expected objects with by"),
+        (7, "expected `array`, got `int` - at `$.rounded`"),
+        ([{"by": "model.norm"}], "missing required field `readers` - at `$.rounded[0]`"),
         ([{"by": "model.norm", "readers": ["model.norm"]}], "expected names of a norm and of linear weights."),
     ],
 )

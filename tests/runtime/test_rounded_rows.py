@@ -4,15 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.runtime import rounded_rows
-from gac.runtime.eight_bits import FLOAT8
-from gac.runtime.rounded_rows import Rounded, normed, rounded
-from gac.runtime.rows import NORMS
+from gac.runtime.kernels import quantise_rows as rounded_rows
+from gac.runtime.kernels.elementwise.rows import NORMS
+from gac.runtime.kernels.quantise_rows import QuantisedRows, norm_quantised, quantise_rows
 from tests.runtime.interpreted import DEVICE, operators
 
 EPS = 1e-5
 SHAPES = [(1, 1, 64), (2, 3, 576), (5, 1536)]
-NUMBERS = [torch.int8, FLOAT8]
+NUMBERS = [torch.int8, torch.float8_e4m3fn]
 
 running = {"normed_rows": rounded_rows._normed_rows}
 
@@ -29,7 +28,7 @@ def whole(*shape: int) -> Tensor:
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
 
 
-def equal(found: Rounded, expected: Rounded) -> bool:
+def equal(found: QuantisedRows, expected: QuantisedRows) -> bool:
     return all(torch.equal(one.cpu().float(), other.cpu().float()) for one, other in zip(found, expected, strict=True))
 
 
@@ -43,12 +42,12 @@ def rows_of(x: Tensor) -> Tensor:
 def test_a_norm_rounds_what_it_writes(shape: tuple[int, ...], kind: str, number: torch.dtype) -> None:
     x, weight = random(*shape), random(shape[-1], seed=1)
     with operators(**running):
-        out, found = normed(x, weight, EPS, kind, number, True)
+        out, found = norm_quantised(x, weight, EPS, kind, number, True)
     expected = NORMS[kind](x.cpu(), weight.cpu(), EPS)
     off = (out.cpu() - expected).abs()
     assert float((off > 0).float().mean()) < 5e-3  # sums are taken in another order
     assert torch.all(off <= 2**-10 * expected.abs())
-    assert equal(found, rounded(rows_of(out), number))
+    assert equal(found, quantise_rows(rows_of(out), number))
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -59,8 +58,8 @@ def test_where_sums_are_exact_a_norm_is_that_of_pytorch_to_the_last_bit(
 ) -> None:
     x, weight = whole(*shape), random(shape[-1], seed=1)
     with operators(**running):
-        out, found = normed(x, weight, EPS, kind, number, False)
+        out, found = norm_quantised(x, weight, EPS, kind, number, False)
     expected = NORMS[kind](x, weight, EPS)
     assert out.shape == x.shape
     assert out.isnan().all()  # nobody reads it
-    assert equal(found, rounded(rows_of(expected), number))
+    assert equal(found, quantise_rows(rows_of(expected), number))

@@ -5,8 +5,16 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from gac.runtime import rows
-from gac.runtime.rows import ACTIVATIONS, NORMS, gated, normed, plainly_rotated, rotated, write_to_cache
+from gac.runtime.kernels.elementwise import rows
+from gac.runtime.kernels.elementwise.rows import (
+    ACTIVATIONS,
+    NORMS,
+    gated,
+    normed,
+    plainly_rotated,
+    rotated,
+    write_to_cache,
+)
 from tests.runtime.interpreted import DEVICE, operators
 
 EPS = 1e-5

@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from gac.compression.apply import share_gemms
+from gac.compression.apply import shared_names
 from gac.forms.planned_sites import fuse_sites
 from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac.runtime.shared_gemm import FusedInput
+from gac.runtime.finish import Description, finish
+from gac.runtime.fusion.shared_gemm import FusedInput
 from tests.compression.applying import IDS, logits
 from tests.compression.compressed import compressed
 
@@ -36,7 +37,7 @@ def plain(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> LlamaForCausalLM
 
 def fused(model: nn.Module) -> nn.Module:
     other = copy.deepcopy(model)
-    share_gemms(other, fuse_sites(family_of(other.config).sites(other.config)))
+    finish(other, Description(shared_names(fuse_sites(family_of(other.config).sites(other.config)))), kernels=False)
     return other
 
 

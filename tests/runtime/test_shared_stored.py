@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gac.runtime.shared_gemm import can_share, share_gemm
-from gac.runtime.storage import Storage
-from gac.runtime.stored import StoredLinear
+from gac.runtime.fusion.shared_gemm import can_share, share_gemm
+from gac.runtime.storage.base import Storage
+from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import SCHEMES, scheme_named
 from gac.schemes.storages import storage_of
 

@@ -17,9 +17,9 @@ from gac.core.errors import CheckpointError
 from gac.forms import FORMS, form_named, variants_of
 from gac.models.families import supported
 from gac.plan.plan import Plan
-from gac.runtime.division import cuts_of, styles_of, units_of
 from gac.runtime.modules import KINDS
-from gac.runtime.ranks import SplitError, ranks_asked_for
+from gac.runtime.parallel.division import cuts_of, styles_of, units_of
+from gac.runtime.parallel.ranks import SplitError, ranks_asked_for
 from tests.models.small import small_config, small_model, weights_of
 from tests.runtime.split_models import MIXED, OTHERS, UNEVEN, checkpoints
 
@@ -65,13 +65,6 @@ def test_biases_and_weights_that_are_several_in_one(family: str, found: Any) -> 
         one = rank["loaded"][family]
         assert one["error"] < 1e-4
         assert one["same"]
-
-
-def test_without_gac_the_files_beside_the_weights_split_it(found: Any) -> None:
-    for one in (rank["remote"] for rank in found):
-        assert one["error"] < 1e-4
-        assert one["same"]
-        assert one["class"].startswith("transformers_modules")
 
 
 def test_what_cannot_be_divided_is_whole_and_said_once(found: Any) -> None:

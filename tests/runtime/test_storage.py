@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from gac.compression.rounding import store
 from gac.core.errors import PlanError
 from gac.forms.decomposition import with_rotated_latents
-from gac.runtime.modules import BlockLinear, Heads, LatentLinear, LowRankLinear, ValueLinear, empty_linear
-from gac.runtime.packed import PackedIntegers, unpack, words_of
-from gac.runtime.stored import StoredLinear, plain_state, stored_modules
+from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear, empty_linear
+from gac.runtime.plain.modeling_gac import Heads, unpack
+from gac.runtime.storage.modules import StoredLinear, plain_state, stored_modules
+from gac.runtime.storage.packed import PackedIntegers, words_of
 from gac.schemes import scheme_named
 from gac.schemes.integers.torch import pack
 from gac.schemes.storages import storage_of

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import gac.runtime.storage
-from gac.runtime import ends, few_bits, packed
-from gac.runtime.ends import StoredEmbedding, StoredHead, TiedHead
-from gac.runtime.few_bits import MOST_ROWS
+import gac.runtime.storage.base
+from gac.runtime.kernels import low_bit as few_bits
+from gac.runtime.kernels.low_bit import MOST_ROWS
+from gac.runtime.storage import embeddings as ends
+from gac.runtime.storage import packed
+from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
 from gac.schemes import scheme_named
 from gac.schemes.storages import storage_of
 from tests.runtime.interpreted import DEVICE, operators, small_gpu
@@ -27,7 +29,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(operands[0]))
         return few_bits._linear(x, *operands)
 
-    monkeypatch.setattr(gac.runtime.storage, "lacking", lambda device, dtype: None)
+    monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(packed, "linear", lambda x, weight: linear(x, *weight.operands))
     monkeypatch.setattr(ends, "ROWS", 32)
     return found

@@ -12,7 +12,7 @@ from gac.forms.curvature.methods import Kfac
 from gac.forms.curvature.metric import Moments
 from gac.forms.tensors import Statistics, tensors_of
 from gac.models.sites import Weight
-from gac.runtime.rounded_inputs import READERS
+from gac.runtime.storage.eight_bits import READERS
 from gac.schemes import scheme_named
 
 

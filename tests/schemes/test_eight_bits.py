@@ -32,9 +32,9 @@ from gac.models.linears import linear_at
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan
 from gac.runtime.modules import LowRankLinear, ValueLinear
-from gac.runtime.rounded_inputs import READERS, rounded_linear
-from gac.runtime.storage import Storage
-from gac.runtime.stored import stored_modules
+from gac.runtime.storage.base import Storage
+from gac.runtime.storage.eight_bits import READERS, Floats8, Integers8
+from gac.runtime.storage.modules import stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
 from gac.schemes.float8.torch import FLOAT8, quantise_matrix
 from gac.schemes.inputs import Inputs
@@ -48,6 +48,10 @@ BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
 
 
 # --- what is stored ---------------------------------------------------------------------------------------------------
+
+
+def quantising(reader: str) -> Integers8 | Floats8:
+    return Integers8() if reader == "int8" else Floats8()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -245,7 +249,7 @@ def test_16_bits_hold_numbers_and_sums(dtype: torch.dtype) -> None:
         numbers, scale = read(x)
         assert torch.equal(numbers.float(), read(x.float())[0])
         exact = (numbers.double() * scale) @ weight.double().T
-        assert torch.allclose(rounded_linear(reader, x, weight).double(), exact, rtol=1e-2)
+        assert torch.allclose(quantising(reader).linear(x, weight, None).double(), exact, rtol=1e-2)
 
 
 @BOTH
@@ -260,9 +264,9 @@ def test_modules_round_what_they_multiply(name: str) -> None:
     second, first, alone = (scheme.quantised(one).float() for one in (*factors, values.weight))
     bias = pair.second.bias
     held, held_values = store(scheme, pair), store(scheme, values)
-    latents = rounded_linear(reader, x, first)
-    assert torch.equal(held(x), rounded_linear(reader, latents, second, bias))
-    assert torch.equal(held_values(x).view(2, 5, -1, 16).flatten(2), rounded_linear(reader, x, alone))
+    latents = quantising(reader).linear(x, first, None)
+    assert torch.equal(held(x), quantising(reader).linear(latents, second, bias))
+    assert torch.equal(held_values(x).view(2, 5, -1, 16).flatten(2), quantising(reader).linear(x, alone, None))
     assert torch.equal(copy.deepcopy(held)(x), held(x))
 
 
@@ -280,7 +284,7 @@ def test_a_compressed_model_rounds_its_inputs(
     assert len(stored) >= len(plan.weights)
     with monkeypatch.context() as patch:
         for storage in {type(one.storage) for one in stored.values()}:
-            patch.setattr(storage, "plain", Storage.plain)
+            patch.setattr(storage, "linear", Storage.linear)
         assert not torch.equal(logits(found), before)
 
 

@@ -10,7 +10,7 @@ from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
 from gac.forms.tensors import tensors_of
 from gac.runtime.modules import LowRankLinear
-from gac.runtime.stored import plain_state
+from gac.runtime.storage.modules import plain_state
 from gac.schemes import scheme_named
 from gac.schemes.inputs import Inputs
 from tests.schemes.pairs import normal, pair_statistics

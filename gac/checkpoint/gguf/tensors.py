@@ -20,8 +20,8 @@ from torch import Tensor
 from gac.checkpoint.export import unchanged_state, weight_state
 from gac.core.errors import CheckpointError
 from gac.plan.plan import Plan
-from gac.runtime.ends import ends_of
-from gac.runtime.stored import Stored
+from gac.runtime.storage.embeddings import embeddings_of
+from gac.runtime.storage.modules import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 from gac.schemes.matrices import Scaled
 
@@ -122,7 +122,7 @@ class Source:
         """Whole numbers and scales; None if the values have no such form."""
         if self.stored is None:
             return None
-        return scheme_named(self.scheme).scaled(self.exact().view(self.stored.matrix), self.stored.held)
+        return scheme_named(self.scheme).scaled(self.exact().view(self.stored.matrix), self.stored.tensors)
 
 
 def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]:
@@ -134,7 +134,7 @@ def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]
     """
     same, changed = unchanged_state(model, plan), {choice.name: choice for choice in plan.weights if choice.changed}
     head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
-    quantised = {name: (head, module) for name, module in ends_of(model).items() if isinstance(module, Stored)}
+    quantised = {name: (head, module) for name, module in embeddings_of(model).items() if isinstance(module, Stored)}
     for choice in changed.values():
         if isinstance(module := model.get_submodule(choice.name), Stored):
             quantised[choice.name] = choice.scheme, module

@@ -89,7 +89,7 @@ class Moments:
         gradients: second moment G of the gradients at the output, shape ``(out, out)``.
         scale: mean absolute activation of each input feature (weighed as A is), shape ``(in,)``.
         noise: mean squared error (likewise) of each input feature where inputs are quantised token by token, shape
-            ``(in,)``, by the name of the quantiser (``gac.runtime.rounded_inputs``); empty without tokens.
+            ``(in,)``, by the name of the quantiser (``gac.runtime.storage.eight_bits``); empty without tokens.
     """
 
     inputs: Tensor

@@ -9,7 +9,7 @@ from gac.core.operations import Operation, attend_latents, batched_gemm, linear
 from gac.forms.base import Form, KVCache, Latency, LossMeasure, ModuleSpec, Place, Split, ends
 from gac.forms.low_rank.spec import low_rank
 from gac.models.sites import Weight
-from gac.runtime.latent_words import token_words
+from gac.runtime.limits import token_words
 
 _PARAMETER = re.compile(r"(?P<group>[1-9][0-9]{0,5})(:int(?P<bits>[48]))?|int(?P<alone>[48])")
 DEFAULT_GROUP = 4
@@ -161,7 +161,7 @@ class Latent(Form):
 class RoundedLatent(Latent):
     """The same pairs, whose latents are quantised to 8 or 4 bits between the factors, and cached so.
 
-    Each token and group has a scale of 16 bits (``gac.runtime.latent_rounding``). The price of a rank is that of the
+    Each token and group has a scale of 16 bits (``gac.runtime.latents.quantise``). The price of a rank is that of the
     plain latents, and of their quantisation (``gac.forms.latent.torch.rounding_cost``). The cache is counted in words
     of 16 bits, as exact as the numbers of other forms.
 

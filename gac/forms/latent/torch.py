@@ -35,7 +35,7 @@ from gac.forms.low_rank.torch import merged_pair
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
-from gac.runtime.latent_words import LARGEST
+from gac.runtime.limits import LARGEST
 
 
 def decompose_groups(weight: Tensor, metric: Metric, groups: int) -> tuple[list[Decomposition], LossCurve]:

@@ -9,7 +9,7 @@ from gac.forms.refit import WeightRefit
 from gac.forms.skip.spec import Skip
 from gac.forms.tensors import ModelRuns, RunForm, SiteBuild
 from gac.models.sites import Weight
-from gac.runtime.modules import Absent, Constant
+from gac.runtime.plain.modeling_gac import Absent, Constant
 
 
 class SkipTensors(RunForm):

@@ -16,8 +16,8 @@ from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 from gac.profiling.records import Launch
-from gac.runtime import kernel_limits
-from gac.runtime.kernel_limits import ALIGNED, LIMITS
+from gac.runtime import limits as kernel_limits
+from gac.runtime.limits import ALIGNED, LIMITS
 
 AppliesTo = Callable[[Setting], bool]
 Holds = Callable[[int, Setting], bool | None]

@@ -59,7 +59,7 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
 
 
 def row_terms(k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floats:
-    """Return the terms of one row times a low-bit weight, as GAC's own kernel multiplies (``gac.runtime.few_bits``).
+    """Return the terms of one row times a low-bit weight, as ``gac.runtime.kernels.low_bit`` multiplies.
 
     Launch, bytes and depth are as in ``gemm_terms``. Programs take a long k in steps, one after the other. A step
     takes as long however little is left for it, and so does a wave of programs, however few there are: steps times

@@ -26,7 +26,7 @@ from gac.profiling.operators.gemm import BatchedGemm, Copy, Heads, Linear, LowRa
 from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
 from gac.profiling.operators.latent import LatentAttention
 from gac.profiling.operators.rounding import RoundInputs
-from gac.runtime.latent_words import LARGEST
+from gac.runtime.limits import LARGEST
 from gac.schemes import SCHEMES
 
 __all__ = [

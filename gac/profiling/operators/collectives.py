@@ -14,7 +14,7 @@ from gac.profiling.operators.base import Axes, Operand, Operator, corners
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gac.runtime.ranks import Ranks
+    from gac.runtime.parallel.ranks import Ranks
 
 
 class Collective(Operator):
@@ -29,7 +29,7 @@ class Collective(Operator):
 
     @cached_property
     def ranks(self) -> "Ranks":
-        from gac.runtime.ranks import started
+        from gac.runtime.parallel.ranks import started
 
         return started()
 

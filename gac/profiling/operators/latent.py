@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from gac.core.operations import attend_latents
 from gac.profiling.operators.base import Axes, Operand, Operator, joined
-from gac.runtime.kernel_limits import latents
-from gac.runtime.latent_words import LARGEST, token_words
+from gac.runtime.limits import LARGEST, latents, token_words
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gac.runtime.latent_rounding import RoundedLatents
+    from gac.runtime.latents.quantise import QuantisedLatents
 
 _ROPE_BASE = 1e4
 
@@ -67,7 +66,7 @@ class LatentAttention(Operator):
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         from torch import Tensor
 
-        from gac.runtime.latent_attention import Attention
+        from gac.runtime.kernels.latent_attention.launch import Attention
 
         query, _, _, k_factor, v_factor = inputs
         (keys, k_scales), (values, v_scales) = (
@@ -92,16 +91,16 @@ class LatentAttention(Operator):
         last = len(query) - 1
         return joined([(result[0][row], _reference(tensors, row, scale)) for row in {0, last}])
 
-    def _latents(self, inputs: Sequence["Tensor"]) -> Iterator["Tensor | RoundedLatents"]:
+    def _latents(self, inputs: Sequence["Tensor"]) -> Iterator["Tensor | QuantisedLatents"]:
         import torch
 
-        from gac.runtime.latent_rounding import RoundedLatents
+        from gac.runtime.latents.quantise import QuantisedLatents
 
         _, keys, values, *factors = inputs
         for words, factor in zip((keys, values), factors, strict=True):
             groups, _, rank = factor.shape
             bits = self.bits
-            yield words if bits is None else RoundedLatents(words.view(torch.int16), groups, rank, bits)
+            yield words if bits is None else QuantisedLatents(words.view(torch.int16), groups, rank, bits)
 
     def _scale(self, query: "Tensor") -> float:
         largest = 1 if self.bits is None else LARGEST[self.bits]
@@ -112,7 +111,7 @@ class LatentAttention(Operator):
 def _rotation(size: int, tokens: int, device: "torch.device") -> tuple["Tensor", "Tensor", "Tensor"]:
     import torch
 
-    from gac.runtime.latent_layout import turns_of, with_runs
+    from gac.runtime.kernels.latent_attention.layout import turns_of, with_runs
 
     pairs = size // 2
     frequencies = _ROPE_BASE ** -(torch.arange(pairs, dtype=torch.float32, device=device) / pairs)
@@ -122,8 +121,8 @@ def _rotation(size: int, tokens: int, device: "torch.device") -> tuple["Tensor",
 def _reference(inputs: Sequence["Tensor"], row: int, scale: float) -> "Tensor":
     import torch
 
+    from gac.runtime.kernels.elementwise.rows import plainly_rotated
     from gac.runtime.modules import multiply_blocks
-    from gac.runtime.rows import plainly_rotated
 
     query, latent_keys, latent_values, k_factor, v_factor = (tensor.float() for tensor in inputs)
     size, tokens = query.shape[-1], latent_keys.shape[1]

@@ -33,13 +33,13 @@ class RoundInputs(Operator):
         return Operand((axes["m"], axes["k"]), self._numbers), Operand((axes["m"], 1), "fp32")
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        from gac.runtime.rounded_rows import rounded
+        from gac.runtime.kernels.quantise_rows import quantise_rows
 
-        quantised = rounded(inputs[0], outputs[0].dtype)
+        quantised = quantise_rows(inputs[0], outputs[0].dtype)
         return quantised.numbers, quantised.scale
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        from gac.runtime.rounded_inputs import READERS
+        from gac.runtime.storage.eight_bits import READERS
 
         numbers, scale = result
         rows = edges(len(scale), scale.device)

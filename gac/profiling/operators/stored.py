@@ -10,7 +10,7 @@ from gac.schemes import Scheme
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gac.runtime.stored import StoredLinear
+    from gac.runtime.storage.modules import StoredLinear
 
 
 class StoredRunner(Runner):
@@ -28,7 +28,7 @@ class StoredRunner(Runner):
     """
 
     def __init__(self, operator: Operator, scheme: Scheme) -> None:
-        from gac.runtime.rounded_inputs import READERS
+        from gac.runtime.storage.eight_bits import READERS
         from gac.schemes.storages import storage_of
 
         if not operator.stored:
@@ -64,7 +64,7 @@ class StoredRunner(Runner):
         return _by_token(result[0])[rows], expected
 
     def _stored(self, shape: tuple[int, ...], cut: Callable[[Operand], "Tensor"]) -> "StoredLinear":
-        from gac.runtime.stored import StoredLinear
+        from gac.runtime.storage.modules import StoredLinear
 
         module = StoredLinear.of(self._storage, _plain(*shape))
         tensors = self._storage.tensors(*module.matrix)

@@ -23,7 +23,7 @@ class IntegerWeights(Scheme):
 
     The names are those of compressed-tensors' presets, in lower case. A scale has 16 bits, a zero point as many as a
     number. A last group may have fewer columns. Numbers are packed into words of 32 bits along each row, zero points
-    across the rows; each such string is padded to full words (``gac.runtime.packed``).
+    across the rows; each such string is padded to full words (``gac.runtime.storage.packed``).
 
     Args:
         kind: the name without its parameter.

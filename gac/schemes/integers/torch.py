@@ -1,4 +1,4 @@
-"""A matrix as integers, packed into words of 32 bits as ``gac.runtime.packed`` reads them."""
+"""A matrix as integers, packed into words of 32 bits as ``gac.runtime.storage.packed`` reads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.runtime.packed import WORD, dequantise, in_parts, period, unpack, words_of
+from gac.runtime.plain.modeling_gac import dequantise, in_parts, unpack
+from gac.runtime.storage.packed import WORD, period, words_of
 from gac.schemes.feedback.rounding import quantise
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers.grids import fit_grid
@@ -75,7 +76,7 @@ def quantise_matrix(
 
 
 def packed(integers: Integers, bits: int, zero: bool) -> dict[str, Tensor]:
-    """The tensors that hold a matrix, as ``gac.runtime.packed.PackedIntegers`` has them.
+    """The tensors that hold a matrix, as ``gac.runtime.storage.packed.PackedIntegers`` has them.
 
     Args:
         bits: of a number and of a zero point.

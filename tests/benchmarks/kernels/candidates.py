@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from gac.runtime import few_bits
-from gac.runtime.few_bits import Packed
-from gac.runtime.packed import PackedIntegers, unpack
-from gac.runtime.rounded_inputs import READERS
-from gac.runtime.rounded_rows import rounded
+from gac.runtime.kernels.low_bit import Packed
+from gac.runtime.kernels.quantise_rows import rounded
 from gac.runtime.storage import Storage
-from gac.runtime.stored import STORAGES
+from gac.runtime.storage.eight_bits import READERS
+from gac.runtime.storage.modules import STORAGES
+from gac.runtime.storage.packed import PackedIntegers, unpack
 from gac.schemes import Scheme, scheme_named
 
 DTYPE = torch.bfloat16

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gac.runtime.gpu import ceil_div
+from gac.runtime.kernels.gpu import ceil_div
 
 _AT_ONCE = 4096
 

@@ -1,14 +1,15 @@
-"""Sizes that GAC's kernels could have: a candidate for each (``gac.runtime.tiles.Tile``, ``few_bits.Vector``)."""
+"""Sizes that GAC's kernels could have: a candidate for each (``split_k.Tile``, ``low_bit.Vector``)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
 
-from gac.runtime import eight_bits_gemm, few_bits
-from gac.runtime.few_bits import Vector
-from gac.runtime.rounded_rows import rounded
-from gac.runtime.tiles import Tile
+from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
+from gac.runtime.kernels import low_bit as few_bits
+from gac.runtime.kernels.low_bit import Vector
+from gac.runtime.kernels.quantise_rows import quantise_rows
+from gac.runtime.kernels.split_k import Tile
 from tests.benchmarks.kernels.candidates import (
     EIGHT_BITS,
     FEW_BITS,
@@ -61,13 +62,13 @@ OF_8_BITS = {
 def vector(weight: Weight, rows: int, how: Vector) -> Made:
     """One row and a weight of few bits."""
     packed = packed_of(weight)
-    return Made(tensors_of(packed), lambda inputs, own: few_bits.vector(inputs[0], with_tensors(packed, own), how))
+    return Made(tensors_of(packed), lambda inputs, own: few_bits.gemv(inputs[0], with_tensors(packed, own), how))
 
 
 def few(weight: Weight, rows: int, how: Tile) -> Made:
     """More rows; where tiles are few, several programs share each."""
     packed = packed_of(weight)
-    return Made(tensors_of(packed), lambda inputs, own: few_bits.matrix(inputs[0], with_tensors(packed, own), how))
+    return Made(tensors_of(packed), lambda inputs, own: few_bits.gemm(inputs[0], with_tensors(packed, own), how))
 
 
 def eight(weight: Weight, rows: int, how: Tile) -> Made:
@@ -75,7 +76,7 @@ def eight(weight: Weight, rows: int, how: Tile) -> Made:
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        return eight_bits_gemm.multiplied(rounded(x, own[0].dtype), *own, x.dtype, how)
+        return eight_bits_gemm.gemm(quantise_rows(x, own[0].dtype), *own, x.dtype, how)
 
     return Made((weight.held["weight"], weight.held["weight_scale"]), run)
 

@@ -13,8 +13,9 @@ from gac.profiling.operators import OPERATORS, operation, relative_error, runner
 from gac.profiling.operators.int4 import inner_tiles
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
-from gac.runtime.storage import Held, Storage
-from gac.runtime.stored import STORAGES
+from gac.runtime.storage import Storage
+from gac.runtime.storage.base import Tensors
+from gac.runtime.storage.modules import STORAGES
 from gac.schemes import SCHEMES, Scheme, StorageSpec
 
 
@@ -147,7 +148,7 @@ def test_every_launch_reads_weights_of_its_own() -> None:
     axes = operation("linear", m=1, k=256, n=128).axes
     launches = [runner.operands(axes, "w4a16", pools.cut) for _ in range(4)]
     for name in ("weight_packed", "weight_scale", "weight_zero_point"):
-        assert len({weight.held[name].data_ptr() for _, weight in launches}) == len(launches)
+        assert len({weight.tensors[name].data_ptr() for _, weight in launches}) == len(launches)
 
 
 def test_a_shape_that_a_scheme_refuses_fails_as_a_failed_launch_does() -> None:
@@ -167,7 +168,7 @@ class Halves(Storage):
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"halves": ((rows, columns), torch.int8)}
 
-    def values(self, held: Held, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def values(self, held: Tensors, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         return (held["halves"].double() / 2).to(dtype)
 
 
@@ -185,6 +186,6 @@ def test_a_scheme_of_ones_own_is_timed_in_its_own_storage(monkeypatch) -> None:
     monkeypatch.setitem(STORAGES, "Halves", (Halves, ()))
     monkeypatch.setitem(SCHEMES._known, "halved", Halved())
     (x, weight), result = run("linear", "halved-timed", m=9, k=20, n=30)
-    assert near(result[0], x.double() @ weight.held["halves"].double().T / 2)
+    assert near(result[0], x.double() @ weight.tensors["halves"].double().T / 2)
     assert {point.dtype for point in model_points("smollm2", schemes=("halved",))} == {"bf16", "halved-timed"}
     assert OPERATORS.get("linear").bytes({"m": 1, "k": 20, "n": 30}, "halved-timed") == 2 * 20 + 20 * 30 + 2 * 30

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gac.profiling.operators import OPERATORS, WORST_ERROR, Operator, Runner, relative_error, runner_of
 from gac.profiling.timing.operands import Pools
-from gac.runtime import tiles
-from gac.runtime.stored import Stored
+from gac.runtime.kernels import split_k as tiles
+from gac.runtime.storage.modules import Stored
 from tests.profiling.examples import COLLECTIVES, EXAMPLES, ROUNDINGS, schemes_of
 from tests.runtime.interpreted import DEVICE
 
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     @property
     def tensors(self) -> Iterator[Tensor]:
         for operand in self.inputs:
-            yield from operand.held.values() if isinstance(operand, Stored) else [operand]
+            yield from operand.tensors.values() if isinstance(operand, Stored) else [operand]
 
     def result(self) -> Sequence[Tensor]:
         return self.runner.run(self.inputs, self.outputs)

@@ -1,0 +1,293 @@
+"""Modules of a model that run in kernels of GAC where these can run, and as they are elsewhere."""
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
+
+from gac.runtime.kernels.elementwise.rows import (
+    ACTIVATIONS,
+    NORMS,
+    gated,
+    normed,
+    plainly_rotated,
+    rotated,
+    write_to_cache,
+)
+from gac.runtime.kernels.gpu import unsupported_reason
+
+
+def can_run(*value: Tensor) -> bool:
+    """Return whether a kernel can run of such tensors: of one dtype, on one GPU, without gradients, not compiled."""
+    return not torch.is_grad_enabled() and can_launch(*value) and all(item.dtype == value[0].dtype for item in value)
+
+
+def can_launch(*value: Tensor) -> bool:
+    """Return whether a kernel can be launched on them: plain tensors of one GPU, the first in 16 bits, not compiled."""
+    first = value[0]
+    return (
+        not torch.compiler.is_compiling()
+        and first.numel() > 0
+        and unsupported_reason(first.device, first.dtype) is None
+        and all(type(item) in (Tensor, nn.Parameter) and item.device == first.device for item in value)
+    )
+
+
+class Forward:
+    """Stands before the ``forward`` of a module, which runs where no kernel can."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._before = vars(module).get("forward")  # accelerate's, where it has hooks; or another of these
+
+    def plain(self, *args: Any, **options: Any) -> Any:
+        """The module's own."""
+        if self._before is not None:
+            return self._before(*args, **options)
+        return type(self.module).forward(self.module, *args, **options)
+
+
+# Attentions that apply the rotary embedding in one launch, and write to a static cache in another.
+
+_ROTARY = "apply_rotary_pos_emb"
+
+
+class FusedRotaryAttention(Forward):
+    """An attention whose embedding and static cache run in these kernels."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.plain(*args, **options)
+        options |= {name: with_fused_updates(option) for name, option in options.items() if type(option) is StaticCache}
+        now = rotate_of(type(self.module)).fused_state
+        outer, now.rotating = now.rotating, True
+        try:
+            return self.plain(*args, **options)
+        finally:
+            now.rotating = outer
+
+
+def with_fused_updates(cache: Any) -> Any:
+    """A static cache that is written to in one launch; any other as it is."""
+    return _Static(cache) if type(cache) is StaticCache and not torch.compiler.is_compiling() else cache
+
+
+class _Static:
+    """A static cache, as an attention sees it."""
+
+    def __init__(self, cache: StaticCache) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """As the cache does."""
+        layer: Any = self._cache.layers[layer_idx]
+        static = type(layer).update is StaticLayer.update and layer.is_initialized
+        if (
+            not static
+            or getattr(self._cache, "offloading", False)
+            or not can_run(keys, values, layer.keys, layer.values)
+        ):
+            result: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
+            return result
+        write_to_cache(keys, values, layer.keys, layer.values, layer.cumulative_length)
+        layer.cumulative_length.add_(keys.shape[-2])
+        return layer.keys, layer.values
+
+
+class _Now(local):
+    """True in ``rotating`` while this thread runs such an attention."""
+
+    rotating = False
+
+
+def rotate_of(attention: type) -> Any:
+    """The function by which its file rotates queries and keys; None where none does."""
+    return getattr(sys.modules[attention.__module__], _ROTARY, None)
+
+
+def applies_rotary(attention: type) -> bool:
+    """Return whether its ``forward`` calls the function of its file, which is then replaced for all of them."""
+    code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
+    plain = rotate_of(attention)
+    if plain is None or code is None or _ROTARY not in code.co_names:
+        return False
+    if not hasattr(plain, "fused_state"):
+        if not _is_rotary(plain):
+            return False
+        setattr(sys.modules[attention.__module__], _ROTARY, _fused_rotary(plain))
+    return True
+
+
+def rotates_plainly(attention: type) -> bool:
+    """Return whether the function of its file is ``plainly_rotated``."""
+    plain = rotate_of(attention)
+    return plain is not None and (hasattr(plain, "fused_state") or _is_rotary(plain))
+
+
+def _fused_rotary(plain: Callable[..., Any]) -> Callable[..., Any]:
+    now = _Now()
+
+    @wraps(plain)
+    def fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        fits = not args and not options and cos.shape[-1] == q.shape[-1]
+        if not now.rotating or not fits or not _can_rotate(q, k, cos, sin):
+            result: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
+            return result
+        return rotated(q, k, cos, sin)
+
+    fused.fused_state = now  # type: ignore[attr-defined]
+    return fused
+
+
+def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    if not can_launch(q, k, cos, sin) or k.dtype != q.dtype:
+        return False
+    kind, angles = q.device.type, {cos.dtype, sin.dtype}
+    narrowed = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == q.dtype
+    return angles == {q.dtype} or (narrowed and angles == {torch.float32})
+
+
+def _is_rotary(plain: Callable[..., Any]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
+    value = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
+    try:
+        result = plain(*value)
+    except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
+        return False
+    return all(map(torch.equal, result, plainly_rotated(*value)))
+
+
+# Norms, gated products and rotary embeddings of a model that run in one launch each, on a GPU and in 16 bits.
+
+_ACTIVATION = ("act_fn", "activation_fn")
+_GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"))
+"""What transformers calls the weights of a gated MLP: those that write, and the one that reads."""
+
+
+def fuse_elementwise(model: nn.Module) -> None:
+    """Let its norms, gated MLPs and rotary embeddings do so; the model is changed in place.
+
+    What is offloaded stays as it is, and so does what has a ``forward`` of its own, as a skipped block has.
+    """
+    for module in model.modules():
+        if "forward" in vars(module) or any(tensor.is_meta for tensor in module.parameters(recurse=False)):
+            continue
+        if kind := norm_of(module):
+            module.forward = Norm(module, kind)
+        elif (result := _gated_of(module)) and (kind := activation_of(module.get_submodule(result[0]))):
+            module.forward = Product(module, kind, *result)
+        elif applies_rotary(type(module)):
+            module.forward = FusedRotaryAttention(module)
+
+
+class Norm(Forward):
+    """An RMSNorm in one launch.
+
+    Args:
+        kind: in ``NORMS``.
+    """
+
+    def __init__(self, norm: nn.Module, kind: str) -> None:
+        super().__init__(norm)
+        self.kind, self._eps = kind, eps_of(norm)
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        if self.module.training or not can_run(hidden_states, weight):
+            y: Tensor = self.plain(hidden_states)
+            return y
+        return normed(hidden_states, weight, self._eps, self.kind)
+
+
+class Product(Forward):
+    """A gated MLP that makes act(gate) * up in one launch.
+
+    Args:
+        kind: in ``ACTIVATIONS``.
+        by: the name in the MLP of its activation, whose hooks would see its output.
+        up: those of the weights that write gate and up; or of the one that writes both.
+        down: that of the weight that reads the product.
+    """
+
+    def __init__(self, mlp: nn.Module, kind: str, by: str, up: Sequence[str], down: str) -> None:
+        super().__init__(mlp)
+        self._kind, self._by, self._up, self._down = kind, by, tuple(up), down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        seen = self.module.get_submodule(self._by)
+        if self.module.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
+            y: Tensor = self.plain(x)
+        else:
+            parts = [getattr(self.module, name)(x) for name in self._up]
+            gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
+            y = getattr(self.module, self._down)(gated(gate, up, self._kind))
+        return y
+
+
+def norm_of(norm: Any) -> str | None:
+    """Return which of ``NORMS`` it is, found by running it with another weight; None: another one, or none."""
+    if (eps := eps_of(norm)) is None or [name for name, _ in norm.named_parameters()] != ["weight"]:
+        return None
+    size = norm.weight.numel()
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0), device="cpu").bfloat16()
+    x[1] *= 1e-3  # where eps tells
+    weight = nn.Parameter(torch.linspace(0.3, 3, size, device="cpu").bfloat16(), requires_grad=False)
+    alone = copy.copy(norm)
+    alone._parameters = alone._parameters | {"weight": weight}
+    y = type(norm).forward(alone, x)
+    return next((kind for kind, plain in NORMS.items() if torch.equal(y, plain(x, weight, eps))), None)
+
+
+def eps_of(norm: nn.Module) -> Any:
+    """Return what an RMSNorm adds to the mean of the squares; None: it has none."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def activation_of(activation: nn.Module) -> str | None:
+    """Return which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
+    x = torch.linspace(-9, 9, 64, device="cpu")
+    if any(True for _ in activation.parameters()):
+        return None
+    y = activation(x)
+    return next((kind for kind, plain in ACTIVATIONS.items() if torch.equal(y, plain(x))), None)
+
+
+def _gated_of(mlp: nn.Module) -> tuple[str, tuple[str, ...], str] | None:
+    children = set(mlp._modules)
+    for by in _ACTIVATION:
+        for up, down in _GATED:
+            if children == {by, *up, down} and _multiplies(mlp, by, up, down):
+                return by, up, down
+    return None
+
+
+def _multiplies(mlp: nn.Module, by: str, up: Sequence[str], down: str) -> bool:
+    x = torch.linspace(-2, 2, 8, device="cpu").view(1, 8)
+    written = [x + 3, x * x] if len(up) == 2 else [torch.cat((x + 3, x * x), dim=-1)]
+    alone = copy.copy(mlp)
+    alone._modules = alone._modules | dict(zip(up, map(_Constant, written), strict=True)) | {down: nn.Identity()}
+    return torch.equal(type(mlp).forward(alone, x), alone.get_submodule(by)(x + 3) * (x * x))
+
+
+class _Constant(nn.Module):
+    """Hands out one tensor, whatever it is called with."""
+
+    def __init__(self, said: Tensor) -> None:
+        super().__init__()
+        self._said = said
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self._said

@@ -1,0 +1,347 @@
+"""RMSNorms, gated activations, rotary embeddings and static caches of 16 bits on a GPU, each in one launch.
+
+Transformers runs an RMSNorm in six launches, a gated activation in two, a rotary embedding in ten, and writes to a
+static cache in four. The kernels round where PyTorch does between them, so they find what it finds, up to the order of
+a norm's sums and the last bit of an exponential. Triton is imported when a kernel first runs.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gac.runtime.kernels.gpu import ceil_div, launching_on, make_operator
+from gac.runtime.kernels.guard import jit, tl
+
+_NUMBERS = 2048  # a program takes about as many
+_OF_A_WARP = 512  # a warp rotates about as many
+
+
+def llama_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """An RMSNorm whose output is rounded to x's dtype before the gain multiplies it."""
+    return weight * _normed(x, eps).to(x.dtype)
+
+
+def gemma_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One whose gain is 1 + weight and multiplies in float32."""
+    return (_normed(x, eps) * (1.0 + weight.float())).type_as(x)
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+NORMS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {"llama": llama_norm, "gemma": gemma_norm}
+"""RMSNorms that the kernel runs, of x ``(..., features)``, weight ``(features,)`` and eps."""
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""Activations that the kernel runs."""
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """The second half of the last axis with its sign changed, then the first half."""
+    first, two = x.chunk(2, dim=-1)
+    return torch.cat((-two, first), dim=-1)
+
+
+def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding (arXiv 2104.09864, equation 34, in halves) in plain PyTorch.
+
+    Args:
+        q, k: ``(batch, heads, tokens, size)``, the size even.
+        cos, sin: ``(batch or 1, tokens, size)``.
+    """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+    """Return what one of ``NORMS`` makes of x ``(..., features)``."""
+    out: Tensor = torch.ops.gac.norm_rows(x, weight, eps, kind)
+    return out
+
+
+def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    """One of ``ACTIVATIONS`` of the gate ``(..., neurons)``, times up."""
+    out: Tensor = torch.ops.gac.gate_rows(gate, up, kind)
+    return out
+
+
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
+
+    Angles get no gradients.
+    """
+    run: Any = _Rotated.apply if torch.is_grad_enabled() else torch.ops.gac.rotate_heads
+    result: tuple[Tensor, Tensor] = run(q, k, cos, sin)
+    return result
+
+
+class _Rotated(torch.autograd.Function):
+    """Rotated queries and keys, whose gradients are rotated back."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (q, k), (cos, sin) = gradients, ctx.saved_tensors
+        return *rotated(q, k, cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
+
+
+def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    """Write new tokens to a static cache, behind those that there are.
+
+    Args:
+        k, v: of the new tokens, ``(batch, heads, tokens, size)``; sizes may differ.
+        keys, values: of the cache, ``(batch, heads, most, size)``, contiguous.
+        length: int64, how many tokens there are. Where there is no room left the first one becomes NaN.
+    """
+    torch.ops.gac.cache_tokens(k, v, keys, values, length)
+
+
+def by_row(x: Tensor) -> Tensor:
+    """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
+    inputs = x.reshape(-1, x.shape[-1])
+    return inputs if inputs.stride(1) == 1 else inputs.contiguous()
+
+
+def power_of_two(size: int) -> int:
+    """The least that is no smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def warps_for(columns: int) -> int:
+    """Of a program that takes so many numbers."""
+    return 4 if columns <= 4096 else 8 if columns <= 8192 else 16
+
+
+def _norm_rows(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+    inputs, size, out = by_row(x), x.shape[-1], x.new_empty(x.shape)
+    wide = power_of_two(size)
+    rows = max(1, _NUMBERS // wide)
+    with launching_on(x):
+        norm_rows[(ceil_div(len(inputs), rows),)](
+            inputs, weight, out, inputs.stride(0), len(inputs), size, eps,
+            ADDED=kind == "gemma", BLOCK_M=rows, BLOCK_SIZE=wide, num_warps=warps_for(wide),
+        )  # fmt: skip
+    return out
+
+
+def _gate_rows(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    inputs, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
+    with launching_on(gate):
+        gate_rows[(len(inputs), ceil_div(size, _NUMBERS))](
+            inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", BLOCK_SIZE=_NUMBERS
+        )
+    return out
+
+
+def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = (item if item.stride(-1) == 1 else item.contiguous() for item in (q, k))
+    cos, sin = cos.contiguous(), sin.contiguous()
+    (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
+    outs = [item.new_empty(batch, tokens, item.shape[1], size) for item in (q, k)]
+    half = power_of_two(size // 2)
+    heads = max(1, min(_NUMBERS // half // 2, power_of_two(q_heads)))
+    with launching_on(q):  # products are rounded before they are added, so nothing is fused
+        rotate_heads[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
+            q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
+            cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half,
+            num_warps=max(1, heads * half * 2 // _OF_A_WARP), enable_fp_fusion=False,
+        )  # fmt: skip
+    return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
+
+
+def _cache_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    k, v = (item if item.stride(-1) == 1 else item.contiguous() for item in (k, v))
+    (batch, heads, tokens, size), most, other = k.shape, keys.shape[2], v.shape[3]
+    with launching_on(k):
+        cache_tokens[(batch * heads, tokens)](
+            k, v, keys, values, length, heads, tokens, most, size, other, *k.stride()[:3], *v.stride()[:3],
+            BLOCK_SIZE=power_of_two(max(size, other)), num_warps=1,
+        )  # fmt: skip
+
+
+def _like_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    return tuple(item.new_empty(item.transpose(1, 2).shape).transpose(1, 2) for item in (q, k))
+
+
+make_operator(
+    "norm_rows",
+    "(Tensor x, Tensor weight, float eps, str kind) -> Tensor",
+    _norm_rows,
+    lambda x, _weight, _eps, _kind: x.new_empty(x.shape),
+)
+make_operator(
+    "gate_rows",
+    "(Tensor gate, Tensor up, str kind) -> Tensor",
+    _gate_rows,
+    lambda gate, _up, _kind: gate.new_empty(gate.shape),
+)
+make_operator(
+    "rotate_heads", "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)", _rotate_heads, _like_rotated
+)
+make_operator(
+    "cache_tokens",
+    "(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor length) -> ()",
+    _cache_tokens,
+    lambda _k, _v, _keys, _values, _length: None,
+)
+
+
+# Triton kernels of 16-bit rows: RMSNorms, gated activations, rotary embeddings and caches, as PyTorch rounds.
+
+_CUBE = tl.constexpr(0.044715)
+_TWICE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
+
+
+@jit
+def normed_values(value, gain, size, eps, ADDED: tl.constexpr, NARROW: tl.constexpr):
+    """An RMSNorm along the last axis of float32 values, zeros past the size, in 16 bits.
+
+    ADDED: 1 where the gain is 1 + weight and multiplies in float32, as Gemma's does; 0 where it is the weight and
+    multiplies in 16 bits, as Llama's does.
+    """
+    mean = tl.div_rn(tl.sum(value * value, axis=-1, keep_dims=True), size.to(tl.float32))
+    value = value * tl.rsqrt(mean + eps)
+    value = value * (1.0 + gain) if ADDED else value.to(NARROW).to(tl.float32) * gain
+    return value.to(NARROW)
+
+
+@jit
+def gated_values(value, other, TANH: tl.constexpr, NARROW: tl.constexpr):
+    """SiLU, or GELU by tanh, of float32 values, times others, in 16 bits."""
+    slope = _TWICE * (value + _CUBE * value * value * value) if TANH else value
+    value = tl.div_rn(value, 1.0 + tl.exp(-slope)).to(NARROW).to(tl.float32)
+    return (value * other).to(NARROW)
+
+
+@jit
+def norm_rows(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    stride,
+    rows,
+    n_cols,
+    eps,
+    ADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """A program takes BLOCK_M rows through an RMSNorm."""
+    row = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    offsets = tl.arange(0, BLOCK_SIZE)[None, :]
+    there = (row < rows) & (offsets < n_cols)
+    value = tl.load(x_ptr + row * stride + offsets, mask=there, other=0.0).to(tl.float32)
+    gain = tl.load(weight_ptr + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    value = normed_values(value, gain, n_cols, eps, ADDED, x_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * n_cols + offsets, value, mask=there)
+
+
+@jit
+def gate_rows(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """A program takes BLOCK_SIZE columns of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    value = tl.load(gate_ptr + row * of_gate + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    other = tl.load(up + row * of_up + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    tl.store(
+        out_ptr + row * n_cols + offsets,
+        gated_values(value, other, TANH, gate_ptr.dtype.element_ty),
+        mask=offsets < n_cols,
+    )
+
+
+@jit
+def _rotate(x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """Some heads of a token, in halves: x at the token's first number, cos and sin at the token's angles.
+
+    Products are rounded to the dtype of the angles, as PyTorch does where that is x's or float32.
+    """
+    head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    offsets = tl.arange(0, HALF)[None, :]
+    half = size // 2
+    there = (head < heads) & (offsets < half)
+    narrow = x.dtype.element_ty
+    rounds = cos.dtype.element_ty
+    low = tl.load(x + head * of_head + offsets, mask=there, other=0.0).to(tl.float32)
+    two = tl.load(x + head * of_head + offsets + half, mask=there, other=0.0).to(tl.float32)
+    for second in tl.static_range(2):
+        beyond = offsets + second * half
+        angle = tl.load(cos + beyond, mask=offsets < half, other=0.0).to(tl.float32)
+        other = tl.load(sin + beyond, mask=offsets < half, other=0.0).to(tl.float32)
+        local = ((two if second else low) * angle).to(rounds).to(tl.float32)
+        turned = ((low if second else -two) * other).to(rounds).to(tl.float32)
+        tl.store(out + (token * heads + head) * size + beyond, (local + turned).to(narrow), mask=there)
+
+
+@jit
+def rotate_heads(
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, q_heads, k_heads, n_cols,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, angle_batch, angle_token,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """A program takes HEADS heads of a token: those of the queries first, then those of the keys.
+
+    What is written is ``(batch, tokens, heads, size)`` without gaps.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    batch, token = row // tokens, row % tokens
+    angles = batch * angle_batch + token * angle_token
+    parts = tl.cdiv(q_heads, HEADS)
+    if part < parts:
+        of = q_ptr + batch * q_batch + token * q_token
+        _rotate(
+            of, q_out_ptr, cos_ptr + angles, sin_ptr + angles, row, q_heads, part * HEADS, q_head, n_cols, HEADS, HALF
+        )
+    else:
+        of = k_ptr + batch * k_batch + token * k_token
+        first = (part - parts) * HEADS
+        _rotate(of, k_out_ptr, cos_ptr + angles, sin_ptr + angles, row, k_heads, first, k_head, n_cols, HEADS, HALF)
+
+
+@jit
+def _cache(
+    new, cache, place, there, row, most, size, of_batch, of_head, of_token, batch, head, token, BLOCK_SIZE: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK_SIZE)
+    value = tl.load(
+        new + batch * of_batch + head * of_head + token * of_token + offsets, mask=offsets < size, other=0.0
+    )
+    value = tl.where(there, value, float("nan")).to(cache.dtype.element_ty)
+    tl.store(cache + (row * most + place) * size + offsets, value, mask=offsets < size)
+
+
+@jit
+def cache_tokens(
+    k_ptr, v_ptr, keys_ptr, values_ptr, length_ptr, heads, tokens, most, k_size, v_size,
+    k_batch, k_head, k_token, v_batch, v_head, v_token, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """A program takes one head of a new token to its place behind ``length`` others in a cache of ``most``.
+
+    Where there is no room the first token becomes NaN, and so does all that attends to it.
+    """
+    pair, token = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    place = tl.load(length_ptr) + token
+    there = place < most
+    place = tl.where(there, place, 0)
+    _cache(k_ptr, keys_ptr, place, there, pair, most, k_size, k_batch, k_head, k_token, batch, head, token, BLOCK_SIZE)
+    _cache(
+        v_ptr, values_ptr, place, there, pair, most, v_size, v_batch, v_head, v_token, batch, head, token, BLOCK_SIZE
+    )

@@ -1,0 +1,63 @@
+"""When Triton kernels can run, how they are launched and become operators, and what is said where they cannot run."""
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+HAS_TRITON = find_spec("triton") is not None
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+
+_logger = logging.getLogger("gac")
+_said: set[tuple[str, str]] = set()
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Return whether Triton kernels that read bfloat16 run there."""
+    return device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why no kernel of 16-bit inputs can run there; None where they can."""
+    if device.type != "cuda":
+        return f"the model is on the {device.type}"
+    if not HAS_TRITON:
+        return "Triton is not installed"
+    if dtype not in SIXTEEN_BIT:
+        return f"inputs are {str(dtype).removeprefix('torch.')}, not bfloat16 or float16"
+    return None
+
+
+def warn_slow_path_once(x: Tensor, reason: str, what: str = "weights are unpacked in plain PyTorch") -> None:
+    """Say once, for each reason, what a GPU does in plain PyTorch."""
+    if x.is_cuda and (what, reason) not in _said and not torch.compiler.is_compiling():
+        _said.add((what, reason))
+        _logger.warning("%s, which is slow: %s", what, reason)
+
+
+def launching_on(x: Tensor) -> Any:
+    """Triton launches on the current device: x's, meanwhile."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def ceil_div(total: int, part: int) -> int:
+    """Return how many parts cover the whole."""
+    return -(-total // part)
+
+
+def make_operator(name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> None:
+    """Make what runs on a GPU the operator ``gac::<name>``, so that compiled code and CUDA graphs hold it.
+
+    Not again where a checkpoint's own copy of these files has made it.
+
+    Args:
+        like: empty tensors like the results, of the same arguments.
+    """
+    if not hasattr(torch.ops.gac, name):
+        library.define(f"gac::{name}", schema)
+        library.impl(f"gac::{name}", "CUDA", run)
+        library.register_fake(f"gac::{name}", like)

@@ -1,0 +1,137 @@
+"""GEMMs of 8 bits on a GPU: a Triton kernel multiplies inputs that another one has rounded.
+
+PyTorch multiplies many rows in 8-bit floating point. Triton is imported when a kernel first runs.
+"""
+
+import torch
+from torch import Tensor
+
+from gac.runtime.kernels.gpu import launching_on, make_operator
+from gac.runtime.kernels.guard import jit, tl
+from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
+from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
+from gac.runtime.limits import eight_bits
+
+MOST_ROWS = 64
+"""Rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch."""
+_TILES = {
+    16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 64, 256, 4, 3),
+    128: Tile(128, 128, 128, 4, 3),
+}  # fmt: skip
+"""By the most rows; the last for more, too."""
+_CAPABILITY = {torch.int8: (8, 0), torch.float8_e4m3fn: (9, 0)}
+
+
+def gemm_unsupported_reason(number: torch.dtype, device: torch.device, rows: int, columns: int) -> str | None:
+    """Why there is no such GEMM for a weight ``(rows, columns)`` on that GPU; None where there is."""
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) < _CAPABILITY[number]:
+        return f"no GEMM multiplies {str(number).removeprefix('torch.')} on this GPU ({properties.name})"
+    return eight_bits(rows, columns)
+
+
+def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded token by token as the weight is.
+
+    Args:
+        weight: int8 or float8_e4m3fn, ``(rows, columns)``.
+        scale: 16 bits, ``(rows, 1)``.
+    """
+    y: Tensor = torch.ops.gac.eight_bits_linear(x, weight, scale)
+    return y
+
+
+def linear_of_quantised(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same of inputs that are rounded already, ``(rows, rows of the weight)`` in that dtype."""
+    y: Tensor = torch.ops.gac.eight_bits_linear_of(*x, weight, scale, dtype)
+    return y
+
+
+def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, how: Tile | None = None) -> Tensor:
+    """``linear_of_quantised`` in one launch of the kernel, for any number of rows.
+
+    Where tiles are few, several programs share each, every one with a part of the columns.
+    """
+    (rows, columns), outputs = x.numbers.shape, len(weight)
+    how = how or tile_for(rows, _TILES)
+    how = how.fitted(how.numbers * (how.rows + how.outputs), weight.device)
+    sums = torch.int32 if weight.dtype == torch.int8 else torch.float32
+    sharing = SplitK.of(how, rows, outputs, columns, weight, sums, x.counters)
+    out = weight.new_empty(rows, outputs, dtype=dtype)
+    with launching_on(weight):
+        gemm_kernel[(how.count(rows, outputs), sharing.split)](
+            x.numbers, x.scale, weight, scale, out, sharing.sums, sharing.counters, rows, outputs, columns,
+            BLOCK_M=how.rows, BLOCK_N=how.outputs, BLOCK_K=how.numbers, EVEN_K=columns % how.numbers == 0,
+            SPLIT_K=sharing.split, NUM_STAGES=how.stages, num_warps=how.warps,
+        )  # fmt: skip
+    return out
+
+
+def _linear_of(
+    numbers: Tensor, local: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    if weight.dtype == torch.int8 or len(numbers) <= MOST_ROWS:
+        return gemm(QuantisedRows(numbers, local, counters), weight, scale, dtype)
+    by_row = scale.float().t()
+    return torch._scaled_mm(numbers, weight.t(), local, by_row, out_dtype=torch.bfloat16).to(dtype)
+
+
+def _linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    inputs = x.reshape(-1, x.shape[-1]).contiguous()
+    y = _linear_of(*quantise_rows(inputs, weight.dtype), weight, scale, x.dtype)
+    return y.view(*x.shape[:-1], len(weight))
+
+
+make_operator(
+    "eight_bits_linear",
+    "(Tensor x, Tensor weight, Tensor scale) -> Tensor",
+    _linear,
+    lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)),
+)
+make_operator(
+    "eight_bits_linear_of",
+    "(Tensor numbers, Tensor own, Tensor counters, Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
+    _linear_of,
+    lambda numbers, _s, _counters, weight, _scale, dtype: numbers.new_empty(len(numbers), len(weight), dtype=dtype),
+)
+
+
+# The Triton kernel of GEMMs of 8 bits: launched by ``gac.runtime.kernels.int8_fp8``.
+
+_BESIDE = tl.constexpr(8)  # tiles of outputs whose programs run at the same time, so that L2 holds what they read
+_EXACT = tl.constexpr(128)  # products of 8-bit floating point that a tensor core adds up before float32 does
+
+
+@jit(do_not_specialize=["m"])
+def gemm_kernel(
+    x_ptr, scale_ptr, weight_ptr, weight_scale_ptr, out_ptr, partial_ptr, counters_ptr, m, n, n_cols,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """``weight @ x.T``, times both scales. Tiles of _BESIDE outputs take all rows before the next ones come."""
+    high, wide = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tile = tl.program_id(0)
+    first = tile // (_BESIDE * high) * _BESIDE
+    extra = tl.minimum(wide - first, _BESIDE)
+    column = (first + tile % (_BESIDE * high) % extra) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tile % (_BESIDE * high) // extra * BLOCK_M + tl.arange(0, BLOCK_M)
+    offsets = tl.arange(0, BLOCK_K)
+    weights = weight_ptr + tl.minimum(column, n - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    inputs = x_ptr + tl.minimum(row, m - 1).to(tl.int64)[:, None] * n_cols + offsets[None, :]
+    full: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if full else tl.float32)
+    for start in tl.range(tl.program_id(1) * BLOCK_K, n_cols, SPLIT_K * BLOCK_K, num_stages=NUM_STAGES):
+        there = True if EVEN_K else (start + offsets < n_cols)[None, :]
+        values_in = tl.load(inputs + start, mask=there, other=0.0)
+        taken = tl.load(weights + start, mask=there, other=0.0)
+        if full:
+            total = tl.dot(taken, tl.trans(values_in), total, out_dtype=tl.int32)
+        else:
+            exact: tl.constexpr = _EXACT if _EXACT < BLOCK_K else BLOCK_K
+            total = tl.dot(taken, tl.trans(values_in), total, max_num_imprecise_acc=exact)
+    total, last = split_k_reduce(total, partial_ptr, counters_ptr, tile, tl.program_id(1), SPLIT_K)
+    of_row = tl.load(scale_ptr + row, mask=row < m, other=0.0)
+    of_column = tl.load(weight_scale_ptr + column, mask=column < n, other=0.0).to(tl.float32)
+    result = tl.trans(total.to(tl.float32) * of_row[None, :] * of_column[:, None]).to(out_ptr.dtype.element_ty)
+    place = row.to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(out_ptr + place, result, mask=(row < m)[:, None] & (column < n)[None, :] & last)

@@ -1,0 +1,155 @@
+"""Rows of 8 bits, as GEMMs of 8 bits read them: quantised as they are, or by the norm that makes them.
+
+The kernels compute what ``gac.runtime.storage.eight_bits`` does, a norm up to the order of its sums.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gac.runtime.kernels.elementwise.rows import by_row, normed_values, power_of_two, warps_for
+from gac.runtime.kernels.gpu import launching_on, make_operator
+from gac.runtime.kernels.guard import jit, tl
+from gac.runtime.kernels.split_k import COUNTERS, clear
+
+_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+class QuantisedRows(NamedTuple):
+    """Rows of 8 bits.
+
+    Attributes:
+        numbers: int8 or float8_e4m3fn, ``(rows, columns)``.
+        scale: of each row, float32, ``(rows, 1)``.
+        counters: int32 zeros, ``(COUNTERS,)``: programs that share a tile count there, and leave zeros.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    counters: Tensor
+
+
+def quantise_rows(x: Tensor, number: torch.dtype) -> QuantisedRows:
+    """x ``(rows, columns)``, contiguous, as numbers of 8 bits: one launch."""
+    result = _empty(x, number)
+    with launching_on(x):
+        quantise_rows_kernel[(len(x),)](x, *result, x.shape[1], **_options(x.shape[1], number))
+    return result
+
+
+def norm_quantised(
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
+) -> tuple[Tensor, QuantisedRows]:
+    """Run one of ``rows.NORMS`` on x ``(..., features)`` of 16 bits, and quantise its output, in one launch.
+
+    Args:
+        full: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
+    """
+    out, *result = torch.ops.gac.normed_rows(x, weight, eps, kind, number, full)
+    return (out if full else out.expand(x.shape)), QuantisedRows(*result)
+
+
+def _normed_rows(
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inputs, size = by_row(x), x.shape[-1]
+    out, result = _output(x, full), _empty(inputs, number)
+    with launching_on(x):
+        norm_rows_kernel[(len(inputs),)](
+            inputs, weight, out, *result, inputs.stride(0), size, eps,
+            ADDED=kind == "gemma", WHOLE=full, **_options(size, number),
+        )  # fmt: skip
+    return out, *result
+
+
+def _output(x: Tensor, full: bool) -> Tensor:
+    return x.new_empty(x.shape if full else 1)
+
+
+def _empty(x: Tensor, number: torch.dtype) -> QuantisedRows:
+    rows = x.shape[:-1].numel()
+    return QuantisedRows(
+        x.new_empty(rows, x.shape[-1], dtype=number),
+        x.new_empty(rows, 1, dtype=torch.float32),
+        x.new_empty(COUNTERS, dtype=torch.int32),
+    )
+
+
+def _options(columns: int, number: torch.dtype) -> dict[str, int | float]:
+    wide = power_of_two(columns)
+    return {"MOST": _MOST[number], "BLOCK_SIZE": wide, "COUNTERS": COUNTERS, "num_warps": warps_for(columns)}
+
+
+make_operator(
+    "normed_rows",
+    "(Tensor x, Tensor weight, float eps, str kind, ScalarType number, bool whole) -> (Tensor, Tensor, Tensor, Tensor)",
+    _normed_rows,
+    lambda x, _weight, _eps, _kind, number, keep: (_output(x, keep), *_empty(x, number)),
+)
+
+
+# Triton kernels that round rows to 8 bits: as they are, or as a norm makes them.
+
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it leaves whole numbers, ties to even
+_TINY = tl.constexpr(2.0**-126)
+
+
+@jit
+def nearest(units):
+    """The nearest whole numbers, ties to even, of numbers below 2^22."""
+    return (units + _ROUNDING) - _ROUNDING
+
+
+@jit
+def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.constexpr, COUNTERS: tl.constexpr):
+    local = tl.maximum(tl.div_rn(tl.max(tl.abs(value), axis=0), MOST), _TINY)
+    part = tl.div_rn(1.0, local)
+    units = value * part
+    units = tl.fma(tl.fma(-units, local, value), part, units)  # as a division rounds
+    if numbers.dtype.element_ty == tl.int8:
+        units = nearest(units)
+    tl.store(numbers + row * size + offsets, units.to(numbers.dtype.element_ty), mask=offsets < size)
+    tl.store(scale + row, local)
+    if row == 0:
+        clear(counters, COUNTERS, COUNTERS)
+
+
+@jit
+def quantise_rows_kernel(
+    x_ptr,
+    numbers_ptr,
+    scale_ptr,
+    counters_ptr,
+    n_cols,
+    MOST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COUNTERS: tl.constexpr,
+):
+    """A program takes a row."""
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK_SIZE)
+    value = tl.load(x_ptr + row * n_cols + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    _round_row(value, row, offsets, n_cols, numbers_ptr, scale_ptr, counters_ptr, MOST, COUNTERS)
+
+
+@jit
+def norm_rows_kernel(
+    x_ptr, weight_ptr, out_ptr, numbers_ptr, scale_ptr, counters_ptr, stride, n_cols, eps,
+    MOST: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
+):  # fmt: skip
+    """A program takes a row through an RMSNorm.
+
+    ADDED: as of ``normed_values``. WHOLE: whether the row is written in 16 bits too; else one number stands for all
+    rows, which is none.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK_SIZE)
+    value = tl.load(x_ptr + row * stride + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    gain = tl.load(weight_ptr + offsets, mask=offsets < n_cols, other=0.0).to(tl.float32)
+    value = normed_values(value, gain, n_cols, eps, ADDED, x_ptr.dtype.element_ty)
+    if WHOLE:
+        tl.store(out_ptr + row * n_cols + offsets, value, mask=offsets < n_cols)
+    elif row == 0:
+        tl.store(out_ptr, float("nan"))
+    _round_row(value.to(tl.float32), row, offsets, n_cols, numbers_ptr, scale_ptr, counters_ptr, MOST, COUNTERS)

@@ -1,0 +1,137 @@
+"""Tiles of a GEMM, and split-K: several programs share a tile, every one with a part of the columns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gac.runtime.kernels.gpu import ceil_div
+from gac.runtime.kernels.guard import jit, tl
+
+COUNTERS = 1024
+"""More than there are shared tiles: several programs share each, and there are a few for each SM at most."""
+_MAX_SPLIT_K = 8
+_KEPT = 1024  # bytes of shared memory that the GPU keeps for itself
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile that a program computes.
+
+    Attributes:
+        rows: of the input.
+        outputs: rows of the weight.
+        numbers: of each in a step.
+        programs_per_sm: programs for each SM, at most, where several share a tile.
+    """
+
+    rows: int
+    outputs: int
+    numbers: int
+    warps: int
+    stages: int
+    programs_per_sm: int = 2
+
+    def count(self, rows: int, outputs: int) -> int:
+        """Tiles of a product."""
+        return ceil_div(rows, self.rows) * ceil_div(outputs, self.outputs)
+
+    def fitted(self, step: int, device: torch.device) -> "Tile":
+        """With fewer stages where the GPU has less shared memory; ``step`` is the bytes of one."""
+        return replace(self, stages=max(2, min(self.stages, _shared_memory(device) // step)))
+
+
+def tile_for(rows: int, tiles: Mapping[int, Tile]) -> Tile:
+    """The one for so many rows.
+
+    Args:
+        tiles: by the most rows; the last one for more, too.
+    """
+    return tiles[min((most for most in tiles if rows <= most), default=max(tiles))]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitK:
+    """Programs that share tiles, every one with a part of the columns.
+
+    Attributes:
+        split: programs of a tile.
+        sums: of each program, ``(tiles, split, numbers of a tile)``.
+        counters: of programs that are done, int32, one a tile at least; they are zeros when the product is launched.
+    """
+
+    split: int
+    sums: Tensor
+    counters: Tensor
+
+    @staticmethod
+    def of(
+        tile: Tile,
+        rows: int,
+        outputs: int,
+        columns: int,
+        like: Tensor,
+        dtype: torch.dtype,
+        counters: Tensor | None = None,
+    ) -> "SplitK":
+        """As many share a tile as there are programs for, where each has two steps at least.
+
+        Args:
+            like: on the device.
+            dtype: of sums.
+            counters: zeros; None: new ones, which whoever launches the product clears.
+        """
+        tiles = tile.count(rows, outputs)
+        split = max(
+            1, min(_MAX_SPLIT_K, tile.programs_per_sm * _processors(like.device) // tiles, columns // tile.numbers // 2)
+        )
+        shape = (tiles, split, tile.rows * tile.outputs) if split > 1 else (1,)
+        if counters is None:
+            counters = like.new_empty(tiles if split > 1 else 1, dtype=torch.int32)
+        assert split == 1 or tiles <= len(counters), f"{tiles} tiles are shared, and there are {len(counters)} counters"
+        return SplitK(split, like.new_empty(shape, dtype=dtype), counters)
+
+
+def _shared_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - _KEPT
+
+
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+# What Triton kernels do where several programs share a tile (``gac.runtime.kernels.split_k.SplitK``).
+
+
+@jit
+def clear(counters, count, MOST: tl.constexpr):
+    """Write zeros, a power of two at most."""
+    offsets = tl.arange(0, MOST)
+    tl.store(counters + offsets, tl.zeros((MOST,), tl.int32), mask=offsets < count)
+
+
+@jit
+def split_k_reduce(local, sums, counters, tile, part, SPLIT_K: tl.constexpr):
+    """The sum of all programs of a tile, added in order, for the last of them that comes; and whether this one is.
+
+    Counters are zeros again afterwards, so that the next launch can have them.
+
+    Args:
+        local: what this program, number ``part``, found.
+    """
+    last = True
+    if SPLIT_K > 1:
+        down: tl.constexpr = local.shape[0]
+        across: tl.constexpr = local.shape[1]
+        inside = tl.arange(0, down)[:, None] * across + tl.arange(0, across)[None, :]
+        first = sums + tile.to(tl.int64) * SPLIT_K * down * across + inside
+        tl.store(first + part * down * across, local)
+        tl.debug_barrier()
+        last = tl.atomic_add(counters + tile, 1) == SPLIT_K - 1
+        if last:
+            tl.store(counters + tile, 0)
+            local = tl.zeros((down, across), local.dtype)
+            for item in range(SPLIT_K):
+                local += tl.load(first + item * down * across, cache_modifier=".cg")
+    return local, last

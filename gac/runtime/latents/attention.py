@@ -1,0 +1,298 @@
+"""Attention whose cache keeps latents: what the first factors of k_proj and v_proj write, before norms and rotation.
+
+PaLU (arXiv 2407.21118) keeps such a cache. Any cache of transformers holds latents: they lie in it as the keys and
+values of one head, ``(batch, 1, tokens, groups * rank)``; those of few bits as words of 16 bits, the scales of a token
+with it (``gac.runtime.latents.quantise``). When attention reads them, the second factors make
+features of them, and keys pass the norms and the rotary embedding of their model, at the positions that they have.
+
+The model's own attention module runs, with its own queries, masks and options. Only what it asks of its cache is
+answered here, and ``attend_latents`` is where it then attends.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from gac.runtime.contract import CACHES
+from gac.runtime.fusion.elementwise import rotate_of, with_fused_updates
+from gac.runtime.latents.decode import decoded
+from gac.runtime.latents.positions import QUANTIZED, update_positions
+from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
+from gac.runtime.latents.rotation import Latents, Rotary, Rotation
+from gac.runtime.modules import BlockLinear
+from gac.runtime.storage.modules import StoredBlocks
+
+_ATTENTION = "gac_latents"
+_PAIRS = ("k_proj", "v_proj")
+_ROTATES: dict[str, Callable[[Any], bool]] = {
+    "Cohere2Attention": lambda attention: attention.sliding_window is not None,
+    "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
+    "SmolLM3Attention": lambda attention: bool(attention.use_rope),
+}
+"""Attentions that rotate keys in some layers only, and in which."""
+
+
+def attend_latents(
+    attention: Any, query: Tensor, latents: Latents, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attend over latents: of one new token in a kernel where it can run, and on every device in PyTorch.
+
+    There keys and values of all tokens are rebuilt, and attended to as they are.
+
+    Args:
+        attention: the module, with the second factors ``k_proj.second`` and ``v_proj.second``.
+        query: rotated, shape ``(batch, heads, new tokens, head_dim)``.
+        mask: of the attention that the model's config names, which runs over what is rebuilt.
+        options: those of that attention: scaling, dropout, soft cap, sliding window.
+
+    Returns:
+        What it mixed, shape ``(batch, new tokens, heads, head_dim)``, and its weights where it has them.
+    """
+    second, of_values = (second_factor(getattr(attention, name)) for name in _PAIRS)
+    if (mixed := decoded(attention, (second, of_values), query, latents, mask, options)) is not None:
+        return mixed, None
+    keys, values = latents.plain(query.dtype)
+    if second is not None:
+        rotation = None if latents.rotation is None else latents.rotation.tables(keys)
+        keys = _made_keys(attention, second(keys, is_rounded=True), rotation)
+    else:
+        keys = _heads(keys, attention.head_dim)
+    if of_values is not None:
+        values = _heads(of_values(values, is_rounded=True), attention.head_dim)
+    else:
+        values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
+    attend = own_interface(attention, attention.config)
+    attended: tuple[Tensor, Tensor | None] = attend(attention, query, keys, values, mask, **options)
+    return attended
+
+
+def second_factor(pair: Any) -> Any:
+    """Return what makes features of a weight's latents; None where it has none."""
+    second = getattr(pair, "second", None)
+    return second if isinstance(second, BlockLinear | StoredBlocks) else None
+
+
+def cache_latents(model: Any) -> None:
+    """Let attentions whose k_proj or v_proj has latents cache those; in place, and no more than once.
+
+    Args:
+        model: as it runs: its pairs may share their first GEMMs.
+    """
+    AttentionInterface.register(_ATTENTION, _attend)
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    for attention in model.modules():
+        seconds = [second for name in _PAIRS if (second := second_factor(getattr(attention, name, None))) is not None]
+        for second in seconds:
+            if _note_latents not in second._forward_pre_hooks.values():
+                second.noting, second.noted = False, None
+                second.register_forward_pre_hook(_note_latents)
+        if seconds and not any(isinstance(hook, _Caching) for hook in attention._forward_pre_hooks.values()):
+            attention.register_forward_pre_hook(_Caching(rotary), with_kwargs=True)
+
+
+def caches_latents(model: nn.Module) -> bool:
+    """Return whether some attention of the model does."""
+    return any(second_factor(getattr(module, name, None)) is not None for module in model.modules() for name in _PAIRS)
+
+
+def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | None:
+    """Before a second factor runs: what its attention's cache keeps, where it has one; of few bits words.
+
+    Latents that were rounded for that are what it reads.
+    """
+    if not second.noting:
+        return None
+    (latents,) = inputs
+    if second.bits is None:
+        second.noted = latents
+        return None
+    second.noted, latents = pack_latents(latents, _groups(second), second.bits)
+    return latents, True
+
+
+def _noted(second: Any) -> Tensor:
+    latents: Tensor = second.noted
+    second.noting, second.noted = False, None
+    return latents
+
+
+class _Caching:
+    """A hook that puts itself between an attention and its cache, where it has one.
+
+    Args:
+        rotary: the model's rotary embedding; None: it has none.
+    """
+
+    def __init__(self, rotary: Any) -> None:
+        self.rotary = rotary
+
+    def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        seconds = tuple(second_factor(getattr(attention, name)) for name in _PAIRS)
+        positions = named.get("position_ids")
+        result = {
+            name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
+            for name in CACHES
+            if isinstance(named.get(name), Cache)
+        }
+        for second in seconds:
+            if result and second is not None:
+                second.noting = True
+        return args, named | result
+
+
+@dataclass(frozen=True, eq=False)
+class _LatentCache:
+    """A cache, as one attention sees it in one call."""
+
+    rotary: Any
+    attention: Any
+    seconds: tuple[Any, ...]
+    cache: Any
+    positions: Tensor | None
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> Any:
+        """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
+        new = [_kept(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
+        dtypes = [item.dtype for item in new]
+        if torch.int16 in dtypes:  # both are words then: caches of some versions of transformers have one dtype
+            new = [item.view(torch.int16) for item in new]
+        self._check(layer, new)
+        rotation = self._rotation(layer, new[0])
+        cached = with_fused_updates(self.cache).update(*new, layer, *rest, **named)
+        _check_tokens(layer, cached[0].shape[-2], rotation)
+        if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
+            return keys, values
+        end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
+        stored = [
+            _read(second, states.squeeze(1), dtype)
+            for second, states, dtype in zip(self.seconds, cached, dtypes, strict=True)
+        ]
+        latents = Latents(stored[0], stored[1], _length(end, cached[0]), rotation)
+        self.attention.config = _Attending(self.attention.config)
+        return latents, latents
+
+    def _check(self, layer: int, new: list[Tensor]) -> None:
+        while layer >= len(self.cache.layers):  # of a cache that adds layers as they are asked for
+            self.cache.layers.append(self.cache.layer_class_to_replicate())
+        stored: Any = self.cache.layers[layer]
+        words = new[0].dtype == torch.int16
+        if words and isinstance(stored, QUANTIZED):
+            raise ValueError(
+                f"layer {layer} of the cache is a {type(stored).__name__}, which rounds what it keeps; expected one "
+                "that keeps it as it is: this model's latents are rounded already. Give it a dynamic or a static cache."
+            )
+        if not getattr(stored, "is_initialized", False) or not stored.keys.numel():
+            return
+        if stored.keys.shape[1::2] != new[0].shape[1::2] or (stored.keys.dtype == torch.int16) != words:
+            (heads, length), kind = stored.keys.shape[1::2], "words" if stored.keys.dtype == torch.int16 else "numbers"
+            raise ValueError(
+                f"layer {layer} of the cache holds keys of {heads} heads of {length} {kind}; expected 1 of "
+                f"{new[0].shape[-1]}, the latents that this model keeps of a token. Give it a new cache, not one that "
+                "another model has filled or that early_initialization has laid out."
+            )
+
+    def _rotation(self, layer: int, latents: Tensor) -> Rotation | None:
+        if self.seconds[0] is None or not _rotates(self.attention):
+            return None
+        assert self.positions is not None, f"{type(self.attention).__name__} was told no position_ids"
+        rotary = Rotary.of(self.rotary, self.attention)
+        position_ids = self.positions.to(latents.device).expand(len(latents), -1)
+        frequencies = rotary.frequencies if rotary.moves else None
+        positions = update_positions(self.cache, layer, rotary.kind, position_ids, frequencies)
+        return Rotation(rotary, positions.to(latents.device))
+
+
+def _check_tokens(layer: int, tokens: int, rotation: Rotation | None) -> None:
+    if rotation is not None and (positions := rotation.positions.table.shape[1]) != tokens:
+        raise ValueError(
+            f"layer {layer} of the cache has {tokens} tokens and {positions} positions; expected as many. Change all "
+            "layers together, by the methods of the cache, or give it a new cache."
+        )
+
+
+def _length(end: Any, keys: Tensor) -> Tensor | None:
+    if isinstance(end, Tensor):
+        return end
+    return None if end >= keys.shape[2] else torch.full((), end, device=keys.device)
+
+
+def _kept(second: Any, states: Tensor) -> Tensor:
+    """Latents, or states ``(batch, heads, tokens, length)`` where there are none, as the cache has them.
+
+    Latents of few bits are words, int16.
+    """
+    return (states.transpose(1, 2).flatten(2) if second is None else _noted(second)).unsqueeze(1)
+
+
+def _read(second: Any, stored: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
+    if second is None or second.bits is None:
+        return stored.view(dtype)
+    groups = _groups(second)
+    return QuantisedLatents(stored, groups, second.in_features // groups, second.bits)
+
+
+def _groups(second: Any) -> int:
+    blocks: int = second.shape[0] if isinstance(second, StoredBlocks) else len(second.weight)
+    return blocks
+
+
+class _Attending:
+    """The config of an attention, which names ``_attend``; from when latents are handed on until it is called."""
+
+    _attn_implementation = _ATTENTION
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
+
+
+def _attend(
+    attention: Any, query: Tensor, latents: Any, also: Any, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    attention.config = attention.config.config
+    return attend_latents(attention, query, latents, mask, **options)
+
+
+def own_interface(attention: Any, config: Any) -> Any:
+    """The attention that the model's config names, for a module of its."""
+    eager = sys.modules[type(attention).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager)
+
+
+def _rotates(attention: Any) -> bool:
+    local = _ROTATES.get(type(attention).__name__)
+    return rotate_of(type(attention)) is not None and (local is None or local(attention))
+
+
+def _heads(features: Tensor, length: int) -> Tensor:
+    return features.view(*features.shape[:-1], -1, length).transpose(1, 2)
+
+
+def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)
+    keys = _heads(features, attention.head_dim) if norm is None else _normed(norm, features, attention.head_dim)
+    if rotation is not None:
+        rotated = rotation[0].shape[-1]
+        turned, rest = keys[..., :rotated], keys[..., rotated:]
+        _, turned = rotate_of(type(attention))(turned[:, :0], turned, *rotation)  # of no queries
+        keys = torch.cat((turned, rest), dim=-1)
+    after: nn.Module | None = getattr(attention, "key_layernorm", None)
+    return keys if after is None else after(keys)
+
+
+def _normed(norm: Any, features: Tensor, head_dim: int) -> Tensor:
+    if hasattr(norm, "norms"):  # StableLM: one norm a head, which read them from axis 1
+        keys: Tensor = norm(_heads(features, head_dim))
+        return keys
+    if norm.weight.shape == features.shape[-1:]:
+        return _heads(norm(features), head_dim)
+    normed: Tensor = norm(features.view(*features.shape[:-1], -1, head_dim))
+    return normed.transpose(1, 2)

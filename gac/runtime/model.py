@@ -1,0 +1,269 @@
+"""The transformers classes of compressed models: ``GacLlamaForCausalLM`` and its like, made when first used.
+
+What is wrong with a checkpoint is a ``ValueError``, as everywhere in transformers.
+"""
+
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+)
+from transformers.utils.hub import cached_file
+
+from gac.runtime.contract import COMPRESSED, DIGESTS, chooses_code
+from gac.runtime.finish import finish
+from gac.runtime.header import HEAD, description_of, header_value, name_in, replace_weights, weights_of
+from gac.runtime.latents.attention import caches_latents
+from gac.runtime.parallel.ranks import Ranks, SplitError, ranks_asked_for
+from gac.runtime.parallel.splitting import split
+from gac.runtime.plain import modeling_gac
+from gac.runtime.plain.modeling_gac import DOCUMENTS, HUB_OPTIONS, OPTIONAL, Absent
+from gac.runtime.storage.modules import stored_modules
+
+CODE = "modeling_gac.py"
+"""The one Python file of a checkpoint, by which transformers opens it where GAC is not installed."""
+COMPANIONS = (*DOCUMENTS, CODE)
+"""Files of a checkpoint that transformers knows nothing of; they are written wherever the model is saved."""
+_WEIGHTS = "model.safetensors"
+
+
+class CompressedConfig(modeling_gac.CompressedConfig):
+    """A config with the key ``gac``; a mixin before the dense class."""
+
+    @classmethod
+    def from_dict(cls: Any, config_dict: dict[str, Any], **options: Any) -> Any:
+        """As for any transformers config, but keys that choose code are left out."""
+        safe = {name: value for name, value in config_dict.items() if not chooses_code(name)}
+        return super().from_dict(safe, **options)
+
+
+class CompressedModel:
+    """The architecture with the modules that the key ``gac`` of its config names; a mixin before the dense class.
+
+    Construction replaces the dense weights, so transformers loads shards, dtypes, device maps and quantised weights
+    as for any model. A config without the key makes the dense model.
+    """
+
+    gac_files: dict[str, str]
+
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        if config._attn_implementation == "vllm":
+            raise ValueError(
+                "a compressed model in vLLM; expected one in transformers, which serves it. vLLM needs a plugin."
+            )
+        super().__init__(config, *args, **options)  # type: ignore[call-arg]
+        replace_weights(self, config)
+        description_of(self, config)
+
+    def get_expanded_tied_weights_keys(self: Any, all_submodels: bool = False) -> dict[str, str]:
+        """As for any transformers model; none where embedding and head are quantised, for they tie themselves."""
+        if header_value(self.config, HEAD) is not None:
+            return {}
+        keys: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
+        return keys
+
+    @classmethod
+    def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """As for any transformers model, but missing weights are an error, not random numbers.
+
+        ``tp_plan="auto"`` splits it over the processes of torchrun.
+        """
+        ranks = ranks_asked_for(options)
+        load: Any = super()
+        options["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
+        model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
+        _check_loaded(source, model, report)
+        hub = {key: options[key] for key in HUB_OPTIONS if key in options}
+        paths = {name: cached_file(source, name, **hub, **OPTIONAL) for name in DOCUMENTS}
+        texts = {name: Path(path).read_text(encoding="utf-8") for name, path in paths.items() if path is not None}
+        model.finish_loading(source, texts, ranks)
+        return (model, report) if output_loading_info else model
+
+    def finish_loading(self: Any, source: Any, files: dict[str, str], ranks: Ranks | None = None) -> None:
+        """Check the tensors that were read, split the model, and make it run as its config describes.
+
+        Args:
+            source: the directory or hub id that it was read from.
+            files: the text of its plan and its card, by name.
+            ranks: the processes that it is split over; None: it is not split.
+        """
+        for name, module in stored_modules(self).items():
+            is_read = not any(tensor.is_meta for tensor in module.tensors.values())
+            if is_read and (flaw := module.storage.flaw(module.tensors, *module.matrix)):
+                raise ValueError(f"{source}: {name}.{flaw}.")
+        self.gac_files = files
+        if ranks is not None:
+            _split(source, self, ranks)
+        finish(self, description_of(self, self.config))
+
+    def resize_token_embeddings(self: Any, *args: Any, **options: Any) -> Any:
+        """As for any transformers model; refused where embedding and head are quantised: they cannot get more rows."""
+        if (head := header_value(self.config, HEAD)) is not None:
+            raise ValueError(
+                f"embedding and head are in {head.get('scheme')}; expected them in 16 or 32 bits to resize them. "
+                "Resize the dense model, and compress that."
+            )
+        return super().resize_token_embeddings(*args, **options)  # type: ignore[misc]
+
+    def save_pretrained(self: Any, directory: Any, *args: Any, **options: Any) -> None:
+        """As for any transformers model, with the plan, the card and the code beside the weights."""
+        if self.tp_size is not None:
+            raise SplitError(f"a model that is split over {self.tp_size} processes", "a whole one", "Load it whole.")
+        names = {auto: str(name).rpartition("--")[2] for auto, name in getattr(self.config, "auto_map", {}).items()}
+        self.config.auto_map = {auto: name for auto, name in names.items() if name.startswith("modeling_gac.")}
+        super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
+        if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
+            self._write_companions(directory)
+
+    def _get_static_cache_init_shape(self: Any) -> Any:
+        if self.tp_size is not None or caches_latents(self):
+            return None
+        return super()._get_static_cache_init_shape()  # type: ignore[misc]
+
+    def init_continuous_batching(self: Any, *args: Any, **options: Any) -> Any:
+        """As for any transformers model; refused where its paged cache has no room for the model's keys and values."""
+        if (problem := not_paged(self)) is not None:
+            raise ValueError("{}; expected {}. {}".format(*problem))
+        return super().init_continuous_batching(*args, **options)  # type: ignore[misc]
+
+    def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
+        self._write_companions(working_dir)
+        return super()._upload_modified_files(working_dir, *args, **options)  # type: ignore[misc]
+
+    def _write_companions(self, directory: Any) -> None:
+        for name, text in getattr(self, "gac_files", {}).items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+        write_code(Path(directory))
+        Path(directory, DIGESTS).unlink(missing_ok=True)  # of what was there before; GAC writes new ones
+        if Path(directory, _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
+            Path(directory, f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
+
+
+def write_code(directory: Path) -> None:
+    """Write the one Python file of a checkpoint beside its weights."""
+    shutil.copyfile(modeling_gac.__file__, directory / CODE)
+
+
+def not_paged(model: Any) -> tuple[str, str, str] | None:
+    """Say why transformers' paged cache, which has the same heads in every layer, does not fit the model.
+
+    Returns:
+        What was found, what was expected, and what to do; None where it fits.
+    """
+    config = model.config.get_text_config()
+    heads, remedy = config.num_key_value_heads, "Use generate, whose caches take each layer as it is."
+    if model.tp_size is not None:
+        return f"continuous batching of a model split over {model.tp_size} processes", "a whole model", remedy
+    for name in weights_of(model.config):
+        attention, _, projection = name_in(model, name).rpartition(".")
+        if projection not in ("k_proj", "v_proj"):
+            continue
+        length = model.get_submodule(attention).head_dim
+        module = model.get_submodule(f"{attention}.{projection}")
+        head_length = getattr(module, "length", length)
+        sizes = module.out_features // head_length, head_length
+        if sizes != (heads, length) and not isinstance(module, Absent):
+            value = "continuous batching of a model in which {} writes {} heads of {} numbers".format(name, *sizes)
+            return value, f"{heads} of {length} in every layer, which is all that its paged cache holds", remedy
+    return None
+
+
+def _check_loaded(source: Any, model: Any, report: Any) -> None:
+    if names := sorted(map(str, report["missing_keys"])):
+        raise ValueError(
+            f"{source}: {names[0]} is missing ({len(names)} in all); expected every weight that config.json describes."
+        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, shape, expected = mismatched[0]
+        raise ValueError(
+            f"{source}: {name} has shape {tuple(shape)} ({len(mismatched)} such in all); expected {tuple(expected)}, "
+            "as config.json describes it."
+        )
+    stored = stored_modules(model) if report["unexpected_keys"] else {}
+    for key in sorted(map(str, report["unexpected_keys"])):
+        if name_in(model, key).rpartition(".")[0] in stored:
+            raise ValueError(f"{source}: {key} is unexpected; expected tensors as config.json describes the weight.")
+
+
+def _split(source: Any, model: Any, ranks: Ranks) -> None:
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise SplitError(
+            f"{source} in {model.hf_quantizer.quantization_config.quant_method} with tp_plan",
+            "weights as GAC wrote them",
+            "Leave the quantiser out.",
+        )
+    ranks.check_alike(header_value(model.config, "digest"), "files of digest")
+    split(model, ranks)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of one architecture's compressed models, each a subclass of the dense one.
+
+    Attributes:
+        config: of the config.
+        base: of the model without a head.
+        causal_lm: of the causal LM.
+    """
+
+    config: Any
+    base: Any
+    causal_lm: Any
+
+
+@cache
+def make_classes(model_type: str, mixin: type, module: str) -> Classes:
+    """Make the classes of an architecture's compressed models, which transformers' factories know from then on.
+
+    Args:
+        model_type: of the dense config.
+        mixin: ``CompressedModel`` or a subclass.
+        module: name of the module in which pickle finds them; it has ``class_named`` as its ``__getattr__``.
+    """
+    mapping: Any = CONFIG_MAPPING
+    dense = mapping[model_type]
+    config = _subclass(dense, CompressedConfig, module, model_type=COMPRESSED + model_type)
+    base, causal_lm = (
+        _subclass(models[dense], mixin, module, config_class=config)
+        for models in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
+    )
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModel.register(config, base, exist_ok=True)
+    AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
+    if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
+        setattr(manager.transformers, causal_lm.__name__, causal_lm)  # where `transformers serve` looks it up
+    return Classes(config, base, causal_lm)
+
+
+def class_named(name: str, mixin: type, module: str) -> Any:
+    """Return the compressed class of this name: what transformers calls the dense one, after ``Gac``.
+
+    Args:
+        mixin, module: as for ``make_classes``.
+
+    Raises:
+        AttributeError: transformers has no such class.
+    """
+    dense = getattr(transformers, name.removeprefix("Gac"), None) if name.startswith("Gac") else None
+    config = getattr(dense, "config_class", dense)
+    if model_type := getattr(config, "model_type", None):
+        classes = make_classes(model_type, mixin, module)
+        for made in (classes.config, classes.base, classes.causal_lm):
+            if made.__name__ == name:
+                return made
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _subclass(dense: Any, mixin: type, module: str, **body: Any) -> Any:
+    return type("Gac" + dense.__name__, (mixin, dense), {"__module__": module, **body})

@@ -1,0 +1,450 @@
+"""A model that GAC compressed, in plain PyTorch, for ``trust_remote_code=True``. Licence: Apache-2.0.
+
+The key ``gac`` of ``config.json`` names the module of every compressed weight, its sizes, and how its numbers are
+stored; the safetensors files hold the tensors. This file builds transformers' architecture, and replaces its linear
+layers by those modules. It imports torch and transformers, and reads no other file than the plan and the card, which it
+writes again when the model is saved.
+
+Nothing here is fast. Where GAC is imported, transformers uses GAC's classes instead: they have the same outputs, run
+kernels, and cache latents in place of the keys and values that are made from them here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.utils.hub import cached_file
+
+SCHEMA = 3
+DOCUMENTS = ("plan.json", "README.md")
+OPTIONAL = {"_raise_exceptions_for_missing_entries": False}
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+HEAD_ROWS = 2**13  # rows of a quantised LM head that are in the model's dtype at a time
+
+
+# How numbers are stored. A storage says which tensors hold a matrix (rows, columns), and computes the matrix from them.
+
+
+def unpack(words: Tensor, bits: int, columns: int) -> Tensor:
+    """Unpack int32 words ``(rows, words)`` into numbers ``(rows, columns)``: each row is one string of bits.
+
+    The first number lies in the lowest bits of the first word. Of 3 bits, a number may begin in one word and end in the
+    next, so each word is read together with the one behind it.
+    """
+    period = lcm(bits, 32) // bits  # numbers after which one begins with a word again
+    words = in_parts(words.long() & 0xFFFFFFFF, period * bits // 32)
+    words = words | functional.pad(words[..., 1:], (0, 1)) << 32
+    bit = torch.arange(period, device=words.device) * bits
+    return (words[..., bit // 32] >> bit % 32 & (1 << bits) - 1).flatten(1)[:, :columns]
+
+
+def dequantise(numbers: Tensor, scale: Tensor, zero: Any, size: int, dtype: torch.dtype) -> Tensor:
+    """Return ``scale * (number - zero)``, exact in float32, then rounded to the dtype.
+
+    Args:
+        numbers: shape ``(rows, columns)``; ``size`` neighbouring columns have one scale.
+        scale, zero: shape ``(rows, groups)``; a zero may also be one number.
+    """
+    shift = zero.float()[..., None] if isinstance(zero, Tensor) else zero
+    values = in_parts(numbers, size).float().sub_(shift).mul_(scale.float()[..., None]).to(dtype)
+    return values.flatten(1)[:, : numbers.shape[1]].contiguous()
+
+
+def in_parts(values: Tensor, size: int) -> Tensor:
+    """Reshape rows to ``(rows, parts, size)``, the last part padded with zeros."""
+    parts = -(-values.shape[1] // size)
+    return functional.pad(values, (0, parts * size - values.shape[1])).reshape(len(values), parts, size)
+
+
+@dataclass(frozen=True)
+class PackedIntegers:
+    """``scale * (number - zero)``: numbers of 1 to 8 bits packed in words, one scale for each group of columns.
+
+    The layout is that of compressed-tensors' ``pack-quantized``. Without zero points the zero is ``2 ** (bits - 1)``.
+    """
+
+    bits: int
+    group: int | None
+    zero: bool
+
+    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and dtype of every tensor that holds a matrix, by name."""
+        groups = -(-columns // self.columns_of_group(columns))
+        words, words_across = (-(-numbers * self.bits // 32) for numbers in (columns, rows))
+        tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "weight_packed": ((rows, words), torch.int32),
+            "weight_scale": ((rows, groups), torch.float16),
+            "weight_shape": ((2,), torch.int64),  # for other readers of the format
+        }
+        return tensors | ({"weight_zero_point": ((words_across, groups), torch.int32)} if self.zero else {})
+
+    def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return the matrix ``(rows, columns)``."""
+        numbers, zero = unpack(tensors["weight_packed"], self.bits, columns), 1 << (self.bits - 1)
+        if self.zero:  # zero points are packed along the rows
+            zero = unpack(tensors["weight_zero_point"].T, self.bits, rows).T
+        return dequantise(numbers, tensors["weight_scale"], zero, self.columns_of_group(columns), dtype)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x @ weight.T + bias``."""
+        return functional.linear(x, weight, bias)
+
+    def columns_of_group(self, columns: int) -> int:
+        """Return how many columns of a row have one scale."""
+        return max(min(self.group or columns, columns), 1)
+
+
+@dataclass(frozen=True)
+class Integers8:
+    """``scale * number`` with int8 numbers and a scale a row; inputs are quantised likewise, token by token.
+
+    Quantised inputs are multiplied as numbers of the model's dtype, which holds them exactly. They are divided by
+    ``divisor``, so that no sum leaves the range of float16, and the product is multiplied by it again.
+    """
+
+    number, scale, largest, divisor = torch.int8, torch.float16, 127, 128
+
+    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {"weight": ((rows, columns), self.number), "weight_scale": ((rows, min(columns, 1)), self.scale)}
+
+    def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return (tensors["weight"].float() * tensors["weight_scale"].float()).to(dtype)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        numbers, scale = self.quantise(x)
+        y = (functional.linear(numbers, weight) * scale).to(x.dtype)
+        return y if bias is None else y + bias
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return numbers in the dtype of x ``(..., features)``, and a scale a token ``(..., 1)``."""
+        wide = x.float()
+        scale = (wide.abs().amax(-1, keepdim=True) / self.largest).clamp_min(2.0**-126)
+        return self.nearest(wide / scale).div_(self.divisor).to(x.dtype), scale * self.divisor
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Round float32 numbers to those that ``number`` has."""
+        return x.round_()
+
+
+@dataclass(frozen=True)
+class Floats8(Integers8):
+    """The same with numbers in 8-bit floating point (e4m3), and scales in bfloat16."""
+
+    number, scale, largest, divisor = torch.float8_e4m3fn, torch.bfloat16, 448, 512
+
+    def nearest(self, x: Tensor) -> Tensor:
+        # An eighth of the power of two below. PyTorch's own conversion gives the same, and is slow on a CPU.
+        step = (x.view(torch.int32) & 0x7F800000).view(torch.float32).div_(8).clamp_min_(2**-9)
+        return x.div_(step).round_().mul_(step)
+
+
+STORAGES = {"PackedIntegers": PackedIntegers, "Integers8": Integers8, "Floats8": Floats8}
+
+
+class Matrix(nn.Module):
+    """``y = W x + bias``: W is the parameter ``weight``, or lies in buffers that a storage describes, never cast."""
+
+    def __init__(self, shape: tuple[int, ...], storage: Any, bias: bool = False, **where: Any) -> None:
+        super().__init__()
+        self.shape, self.storage = shape, storage
+        self.bias = nn.Parameter(torch.empty(prod(shape[:-1]), **where)) if bias else None
+        if storage is None:
+            self.weight = nn.Parameter(torch.empty(shape, **where))
+        else:
+            for name, (size, dtype) in storage.tensors(prod(shape[:-1]), shape[-1]).items():
+                self.register_buffer(name, torch.zeros(size, dtype=dtype, device=where["device"]))
+
+    def values(self, dtype: torch.dtype, rows: Any = slice(None)) -> Tensor:
+        """Return the matrix, or some rows of it where rows are stored apart, which they are without zero points."""
+        if self.storage is None:
+            return self.weight
+        tensors = {name: tensor[rows] for name, tensor in self._buffers.items() if name != "weight_shape"}
+        return self.storage.values(tensors, len(tensors["weight_scale"]), self.shape[-1], dtype)
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.storage or functional).linear(x, self.values(x.dtype), self.bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        stored = {id(tensor) for tensor in self._buffers.values()}
+
+        def apply(tensor: Tensor) -> Tensor:
+            return fn(tensor.view(torch.uint8)).view(tensor.dtype) if id(tensor) in stored else fn(tensor)
+
+        return super()._apply(apply, recurse)
+
+
+# What a weight is replaced by. x has shape (..., in_features).
+
+
+def linear(in_features: int, out_features: int, bias: bool = False, storage: Any = None, **where: Any) -> nn.Module:
+    """Make an ``nn.Linear``, or a quantised one. Its values, and its bias, are read from files."""
+    if storage is None:
+        return nn.Linear(in_features, out_features, bias, **where)
+    return Matrix((out_features, in_features), storage, bias, **where)
+
+
+class Pair(nn.Module):
+    """``y = B (A x) + bias``: A is ``first``, B and the bias are ``second``."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def low_rank(in_features: int, rank: int, out_features: int, bias: bool, **how: Any) -> Pair:
+    """Make a low-rank pair: A is (rank, in), B is (out, rank)."""
+    return Pair(linear(in_features, rank, **how), linear(rank, out_features, bias, **how))
+
+
+def latent(in_features: int, groups: int, rank: int, out_features: int, bits: Any = None, **how: Any) -> Pair:
+    """Make a pair for each group of key or value heads; ``first(x)`` is the latent that GAC's classes cache."""
+    blocks = BlockLinear((groups, out_features // groups, rank), bits, **how)
+    return Pair(linear(in_features, groups * rank, **how | {"bias": False}), blocks)
+
+
+class BlockLinear(Matrix):
+    """``y_g = B_g z_g`` for every group g of latents z, which are quantised to ``bits`` before, and the bias."""
+
+    def __init__(self, shape: tuple[int, ...], bits: int | None, storage: Any = None, **how: Any) -> None:
+        super().__init__(shape, storage, **how)
+        self.bits = bits
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups, rows, rank = self.shape
+        latents = x if self.bits is None else quantised_latents(x, groups, self.bits)
+        latents = latents.reshape(-1, groups, rank).transpose(0, 1)
+        y = torch.bmm(latents, self.values(x.dtype).view(self.shape).transpose(1, 2))
+        y = y.transpose(0, 1).reshape(*x.shape[:-1], groups * rows)
+        return y if self.bias is None else y + self.bias
+
+
+def quantised_latents(x: Tensor, groups: int, bits: int) -> Tensor:
+    """Round latents ``(..., groups * rank)`` to ``scale * integer``, with a bfloat16 scale a token and group."""
+    parts, largest = x.reshape(*x.shape[:-1], groups, -1).float(), (1 << bits - 1) - 1
+    scale = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
+    numbers = (parts / scale.clamp_min(2.0**-126)).round().clamp(-largest, largest)
+    return (numbers * scale).flatten(-2).to(x.dtype)
+
+
+class Heads:
+    """The output of a v_proj with shorter heads: attentions call ``v_proj(x).view(*leading, -1, head_dim)``."""
+
+    def __init__(self, features: Tensor, length: int) -> None:
+        self.features, self.length = features, length
+
+    def view(self, *shape: Any) -> Tensor:
+        """Return the features as ``(*leading, heads, length)``; the head_dim that the caller gives is ignored."""
+        leading = shape[0] if len(shape) == 1 else shape
+        return self.features.view(*leading[:-1], self.length)
+
+
+class ValueLinear(Matrix):
+    """A v_proj with ``heads`` value heads of ``length``."""
+
+    def __init__(self, in_features: int, heads: int, length: int, storage: Any = None, **how: Any) -> None:
+        super().__init__((heads * length, in_features), storage, **how)
+        self.length = length
+
+    def forward(self, x: Tensor) -> Heads:
+        return Heads(super().forward(x), self.length)
+
+
+class Absent(nn.Module):
+    """A weight of a skipped block: zeros ``(..., out)``, and no parameters."""
+
+    def __init__(self, in_features: int, out_features: int, **how: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], self.out_features)
+
+
+class Constant(Absent):
+    """The output weight of a skipped block: the same ``bias (out,)`` for every token."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, storage: Any = None, **where: Any) -> None:
+        super().__init__(in_features, out_features)
+        self.bias = nn.Parameter(torch.empty(out_features, **where))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.expand(*x.shape[:-1], -1)
+
+
+class SkippedBlock(nn.Module):
+    """An attention or MLP that returns what its output weight writes, zeros or a constant, and caches nothing."""
+
+    def __init__(self, block: nn.Module, output: str, attention: bool) -> None:
+        super().__init__()
+        self._modules.update(block._modules)
+        self.output, self.attention = output, attention
+        self.train(block.training)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        y = self.get_submodule(self.output)(args[0] if args else named["hidden_states"])
+        return (y, None) if self.attention else y  # attentions return their weights too
+
+
+class StoredEmbedding(Matrix):
+    """A quantised embedding. Gemma's multiply what they look up by a number."""
+
+    def __init__(self, storage: Any, dense: Any) -> None:
+        super().__init__(tuple(dense.weight.shape), storage, device=dense.weight.device)
+        self.dtype, self.factor = dense.weight.dtype, float(getattr(dense, "scalar_embed_scale", 1.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.values(self.dtype, ids.flatten()).view(*ids.shape, -1)
+        return rows * torch.tensor(self.factor, dtype=rows.dtype, device=rows.device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight_scale.device)).dtype
+        return super()._apply(fn, recurse)
+
+
+class StoredHead(Matrix):
+    """A quantised LM head, with a matrix of its own or the embedding's. Some of its rows are computed at a time."""
+
+    def __init__(self, storage: Any, dense: nn.Linear, embedding: StoredEmbedding | None) -> None:
+        if embedding is None:
+            super().__init__(tuple(dense.weight.shape), storage, device=dense.weight.device)
+        else:
+            nn.Module.__init__(self)
+        self.bias = dense.bias
+        self.out_features, self._tied = dense.out_features, (embedding,)  # a tuple, so that it is no submodule
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrix, parts = self._tied[0] or self, []
+        for start in range(0, self.out_features, HEAD_ROWS):
+            rows = slice(start, min(start + HEAD_ROWS, self.out_features))
+            bias = None if self.bias is None else self.bias[rows]
+            parts.append(matrix.storage.linear(x, matrix.values(x.dtype, rows).to(x.device), bias))
+        return torch.cat(parts, -1)
+
+
+MODULES: dict[str, Any] = {
+    "Linear": linear,
+    "LowRankLinear": low_rank,
+    "LatentLinear": latent,
+    "RoundedLatentLinear": latent,
+    "ValueLinear": ValueLinear,
+    "Absent": Absent,
+    "Constant": Constant,
+}
+
+
+# The model: transformers' own architecture, in which the modules above replace linear layers.
+
+
+def replace_modules(model: Any, header: dict[str, Any]) -> None:
+    """Replace the modules of a model by those that the key ``gac`` describes."""
+    if header.get("schema_version") != SCHEMA:
+        raise ValueError(f"config.json, key gac: schema_version {header.get('schema_version')}; expected {SCHEMA}.")
+    prefix = f"{model.base_model_prefix}." if model.base_model is model else ""  # of names in a causal LM
+    for name, described in header["modules"].items():
+        path, make = name.removeprefix(prefix), MODULES[described["module"]]
+        dense = model.get_submodule(path)
+        how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
+        model.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
+        model.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
+    if "head" in header:
+        replace_head(model, header["head"])
+    for block in header.get("skipped", ()):
+        path = block["block"].removeprefix(prefix)
+        model.set_submodule(path, SkippedBlock(model.get_submodule(path), block["output"], block["attention"]))
+        for path in (name.removeprefix(prefix) for name in block["norms"]):
+            passed = nn.Identity()
+            passed._parameters.update(model.get_submodule(path)._parameters)  # so that it has the norm's weight
+            model.set_submodule(path, passed)
+
+
+def storage_of(described: dict[str, Any]) -> Any:
+    """Return what stores the numbers of a module; None: the module itself does, in the model's dtype."""
+    return STORAGES[described["storage"]](**described["options"]) if "storage" in described else None
+
+
+def replace_head(model: Any, described: dict[str, Any]) -> None:
+    """Replace embedding and LM head by quantised ones."""
+    names = {module: name for name, module in model.named_modules()}
+    dense, head, storage = model.get_input_embeddings(), model.get_output_embeddings(), storage_of(described)
+    embedding = StoredEmbedding(storage, dense)
+    model.set_submodule(names[dense], embedding)
+    if head is not None:
+        model.set_submodule(names[head], StoredHead(storage, head, embedding if described["tied"] else None))
+
+
+class CompressedConfig:
+    """A config in which ``quantization_config``, written for other readers, has another name: transformers would
+    replace modules by those of compressed-tensors.
+    """
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        values = dict(config_dict)
+        layout = values.get("quantization_config")
+        if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
+            values["compression_config"] = values.pop("quantization_config")
+        return super().from_dict(values, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        names = {"compression_config": "quantization_config"}
+        return {names.get(name, name): value for name, value in super().to_dict().items()}
+
+
+class CompressedModel:
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        if config._attn_implementation == "vllm":
+            raise ValueError("vLLM runs GAC's checkpoints by a plugin, not by this file; serve it with transformers.")
+        super().__init__(config, *args, **options)
+        if getattr(config, "gac", None) is not None:
+            replace_modules(self, config.gac)
+
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """Load a checkpoint; missing weights are an error, not random numbers."""
+        if options.get("tp_plan") is not None:
+            raise ValueError("tp_plan needs GAC: install gpu-aligned-compression, and import gac.")
+        model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
+        if wrong := sorted(map(str, report["missing_keys"] | report["mismatched_keys"])):
+            raise ValueError(f"{source}: {wrong[0]} is missing or of another shape than config.json describes.")
+        hub = {key: options[key] for key in HUB_OPTIONS if key in options}
+        paths = {name: cached_file(source, name, **hub, **OPTIONAL) for name in DOCUMENTS}
+        model.gac_files = {name: Path(path).read_text("utf-8") for name, path in paths.items() if path is not None}
+        return (model, report) if output_loading_info else model
+
+    def save_pretrained(self, directory: Any, *args: Any, **options: Any) -> None:
+        """Save the model with its plan, its card and this file."""
+        names = {auto: str(name).rpartition("--")[2] for auto, name in getattr(self.config, "auto_map", {}).items()}
+        self.config.auto_map = names  # transformers puts the repository before the names of remote code
+        super().save_pretrained(directory, *args, **options)
+        for name, text in getattr(self, "gac_files", {}).items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+        Path(directory, "modeling_gac.py").write_bytes(Path(__file__).read_bytes())
+        Path(directory, "gac_digests.json").unlink(missing_ok=True)  # GAC writes digests; old ones are of other files
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        if (getattr(self.config, "gac", None) or {}).get("head") is not None:
+            return {}  # a quantised head reads the embedding's tensors itself
+        return super().get_expanded_tied_weights_keys(all_submodels)
+
+
+def __getattr__(name: str) -> Any:
+    """Make ``GacLlamaConfig``, ``GacLlamaModel`` or ``GacLlamaForCausalLM`` of transformers' class, and their like."""
+    dense: Any = getattr(transformers, name.removeprefix("Gac"), None) if name.startswith("Gac") else None
+    config = getattr(dense, "config_class", dense)
+    if not getattr(config, "model_type", None):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    mixin, body = CompressedConfig, {"model_type": f"gac_{config.model_type}"}
+    if config is not dense:
+        config_name = f"Gac{config.__name__}"
+        mixin, body = CompressedModel, {"config_class": globals().get(config_name) or __getattr__(config_name)}
+    made = globals()[name] = type(name, (mixin, dense), body | {"__module__": __name__})
+    return made

@@ -1,0 +1,58 @@
+"""Weights of 8 bits that are multiplied with inputs of 8 bits.
+
+They lie as compressed-tensors' ``int-quantized`` and ``float-quantized`` have them: numbers in ``weight``, scales in
+``weight_scale`` (``(rows, 1)``). Inputs are quantised likewise, token by token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gac.runtime.kernels.int8_fp8 import gemm_unsupported_reason, linear, linear_of_quantised
+from gac.runtime.kernels.quantise_rows import QuantisedRows
+from gac.runtime.plain import modeling_gac
+from gac.runtime.storage.base import Storage, Tensors, not_scales
+
+
+class _EightBits(Storage):
+    def flaw(self, tensors: Tensors, rows: int, columns: int) -> str | None:
+        return not_scales(tensors, "weight_scale")
+
+    def can_slice_columns(self, columns: slice, total: int) -> bool:
+        return True
+
+    def slice_columns(self, tensors: Tensors, columns: slice, total: int) -> dict[str, Tensor]:
+        return {"weight": tensors["weight"][:, columns], "weight_scale": tensors["weight_scale"]}
+
+    def kernel_unsupported_reason(self, device: torch.device, rows: int, columns: int) -> str | None:
+        return gemm_unsupported_reason(self.number, device, rows, columns)
+
+    def kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor:
+        return linear(x, tensors["weight"], tensors["weight_scale"])
+
+    def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
+        return linear_of_quantised(x, tensors["weight"], tensors["weight_scale"], dtype)
+
+
+@dataclass(frozen=True)
+class Integers8(modeling_gac.Integers8, _EightBits):
+    """Integers from -128 to 127, with scales in float16."""
+
+
+@dataclass(frozen=True)
+class Floats8(modeling_gac.Floats8, _EightBits):
+    """8-bit floating point (e4m3), with scales in bfloat16."""
+
+    def flaw(self, tensors: Tensors, rows: int, columns: int) -> str | None:
+        nan = tensors["weight"].view(torch.uint8) & 127 == 127  # e4m3fn has no infinity
+        if bool(nan.any()):
+            return f"weight holds {int(nan.sum())} numbers that are not finite; expected none"
+        return super().flaw(tensors, rows, columns)
+
+
+Reader = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+READERS: dict[str, Reader] = {"int8": Integers8().quantise, "float8": Floats8().quantise}
+"""Ways to quantise inputs: of x ``(..., features)`` numbers in its dtype, and a scale a token, ``(..., 1)``."""

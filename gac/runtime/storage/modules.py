@@ -1,0 +1,250 @@
+"""Modules whose matrices lie in a storage: what a linear weight, or each factor of a pair, becomes."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gac.runtime.kernels.quantise_rows import QuantisedRows
+from gac.runtime.latents.quantise import quantise_latents
+from gac.runtime.modules import BlockLinear, ValueLinear
+from gac.runtime.plain.modeling_gac import Heads
+from gac.runtime.storage.base import Storage, Tensors
+from gac.runtime.storage.eight_bits import Floats8, Integers8
+from gac.runtime.storage.packed import PackedIntegers
+
+STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
+    "PackedIntegers": (PackedIntegers, ("bits", "group", "zero")),
+    "Integers8": (Integers8, ()),
+    "Floats8": (Floats8, ()),
+}
+"""What can hold a matrix, by the name that ``config.json`` gives it, and the options that make one."""
+
+
+class Stored(nn.Module):
+    """A matrix in a storage, whose tensors are buffers.
+
+    They are zeros until they are filled. Casts of the model leave them as they are.
+
+    Args:
+        storage: what holds the matrix.
+        plain: the module that it stands for.
+    """
+
+    def __init__(self, storage: Storage, plain: Any) -> None:
+        super().__init__()
+        self.storage = storage
+        self.shape: tuple[int, ...] = tuple(plain.weight.shape)
+        tensors = storage.tensors(*self.matrix)
+        self.names = tuple(tensors)
+        for name, (shape, dtype) in tensors.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=plain.weight.device))
+        self.train(plain.training)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns; blocks lie one above the other."""
+        return prod(self.shape[:-1]), self.shape[-1]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the storage, by name."""
+        return {name: self.get_buffer(name) for name in self.names}
+
+    @property
+    def counted(self) -> dict[str, Tensor]:
+        """Those of them that hold the matrix, whose bytes are its own."""
+        return {name: item for name, item in self.tensors.items() if name not in self.storage.metadata}
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take these tensors, which are the storage's in shape and dtype, and contiguous: so kernels read them."""
+        for name, before in self.tensors.items():
+            value = tensors[name]
+            due = (before.shape, before.dtype)
+            assert (value.shape, value.dtype) == due, f"{name} is {value.dtype} {tuple(value.shape)}"
+            assert value.is_contiguous(), f"{name} has strides {value.stride()}"
+            setattr(self, name, value)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """The matrix in the shape that it has in the plain module."""
+        return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Stored":
+        dtypes = {name: stored.dtype for name, stored in self.tensors.items()}
+        for name, stored in self.tensors.items():
+            setattr(self, name, stored.view(_WHOLE[stored.element_size()]))
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            for name, dtype in dtypes.items():
+                setattr(self, name, self.get_buffer(name).view(dtype))
+        return self
+
+
+class Shared(Protocol):
+    """The GEMM that several stored matrices share, see ``gac.runtime.fusion.shared_gemm``."""
+
+    def of(self, index: int, x: Tensor) -> Tensor:
+        """The output of one of them."""
+
+    def join(self) -> None:
+        """Take their tensors, which are others now."""
+
+
+class Before(Protocol):
+    """The norm that quantises the input of stored matrices, see ``fusion.quantised_inputs``."""
+
+    def get(self, x: Tensor) -> QuantisedRows | None:
+        """The input rounded, where it was."""
+
+    def release(self) -> None:
+        """One of them has read it."""
+
+
+def multiplied(
+    before: Before | None,
+    storage: Storage,
+    x: Tensor,
+    stored: Tensors,
+    rows: int,
+    columns: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """``Storage.multiply`` of x, or of what it was rounded to before."""
+    rounded = None if before is None else before.get(x)
+    if rounded is None:
+        return storage.multiply(x, stored, rows, columns, bias)
+    y = storage.kernel_of_quantised(rounded, stored, x.dtype).view(*x.shape[:-1], rows)
+    return y if bias is None else y + bias
+
+
+class StoredLinear(Stored):
+    """y = W x + bias, W in a storage, whose tensors are buffers beside the bias; x is ``(..., in)``, y ``(..., out)``.
+
+    It is no ``nn.Linear``: what puts layers of its own in the place of those would lose the numbers. The bias is the
+    plain module's.
+
+    Attributes:
+        shared: the GEMM that it shares with others, and its place among them; None: it runs by itself.
+        before: what may have rounded its input; None: it does that itself.
+    """
+
+    def __init__(self, storage: Storage, plain: Any) -> None:
+        super().__init__(storage, plain)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.bias: nn.Parameter | None = plain.bias
+        self.shared: tuple[Shared, int] | None = None
+        self.before: Before | None = None
+
+    @staticmethod
+    def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
+        """A module that ``is_matrix``, in a storage."""
+        return _STORED[type(plain)](storage, plain)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.shared is None:
+            y = multiplied(self.before, self.storage, x, self.tensors, *self.matrix, self.bias)
+        else:
+            gemm, index = self.shared
+            y = gemm.of(index, x)
+            y = y if self.bias is None else y + self.bias
+        if self.before is not None:
+            self.before.release()
+        return y
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        super().fill(tensors)
+        self._join()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredLinear":
+        super()._apply(fn, recurse)
+        self._join()
+        return self
+
+    def _join(self) -> None:
+        if self.shared is not None:
+            self.shared[0].join()
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.storage}"
+
+
+class StoredValues(StoredLinear):
+    """A ``ValueLinear`` in a storage."""
+
+    def __init__(self, storage: Storage, plain: ValueLinear) -> None:
+        super().__init__(storage, plain)
+        self.length = plain.length
+
+    def forward(self, x: Tensor) -> Heads:
+        return Heads(super().forward(x), self.length)
+
+
+class StoredBlocks(StoredLinear):
+    """A ``BlockLinear`` in a storage."""
+
+    def __init__(self, storage: Storage, plain: BlockLinear) -> None:
+        super().__init__(storage, plain)
+        self.bits = plain.bits
+
+    def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
+        """As that of a ``BlockLinear``."""
+        blocks, rows, columns = self.shape
+        x = x if is_rounded else quantise_latents(x, blocks, self.bits)
+        return self.storage.multiply_blocks(x, self.tensors, blocks, rows, columns, self.bias)
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_STORED: dict[type, type[StoredLinear]] = {
+    nn.Linear: StoredLinear,
+    ValueLinear: StoredValues,
+    BlockLinear: StoredBlocks,
+}
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Return whether a module is a matrix and a bias, as a storage can hold it."""
+    return type(module) in _STORED
+
+
+def store_in(storage: Storage, module: nn.Module) -> nn.Module:
+    """The module with all its matrices in a storage, zeros as yet; what is given is used up."""
+    if is_matrix(module):
+        return StoredLinear.of(storage, module)
+    for name, child in module.named_children():
+        setattr(module, name, store_in(storage, child))
+    return module
+
+
+def plain_state(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The module's ``state_dict`` as if no matrix were in a storage: in its place stands the weight in the dtype."""
+    state = dict(module.state_dict())
+    for path, stored in stored_modules(module).items():
+        prefix = f"{path}." if path else ""
+        for name in stored.names:
+            del state[prefix + name]
+        state[f"{prefix}weight"] = stored.values(dtype)
+    return state
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters of a model, each counted once, and the numbers of matrices that are in a storage."""
+    rest = sum(parameter.numel() for parameter in model.parameters())
+    return rest + sum(prod(stored_module.matrix) for stored_module in stored_modules(model).values())
+
+
+def without_kernels(model: Any) -> Counter[str]:
+    """Why stored matrices of a model run in plain PyTorch where it is, and how many; none whose kernels run."""
+    result: Counter[str] = Counter()
+    for stored_module in stored_modules(model).values():
+        if reason := stored_module.storage.unsupported_reason(model.device, model.dtype, *stored_module.matrix):
+            result[reason] += 1
+    return result
+
+
+def stored_modules(module: nn.Module) -> dict[str, Stored]:
+    """Those within it whose matrices are in a storage, by name; the empty one is its own."""
+    return {name: named_module for name, named_module in module.named_modules() if isinstance(named_module, Stored)}
