@@ -13,8 +13,7 @@ from gac.profiling.operators import OPERATORS, operation, relative_error, runner
 from gac.profiling.operators.int4 import inner_tiles
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
-from gac.runtime.storage import Storage
-from gac.runtime.storage.base import Tensors
+from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.modules import STORAGES
 from gac.schemes import SCHEMES, Scheme, StorageSpec
 
