@@ -248,9 +248,9 @@ def test_a_rounded_vocabulary_is_not_resized(model: Any, saved: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_another_dtype_leaves_what_is_stored_as_it_is(model: Any, saved: Path, dtype: torch.dtype) -> None:
-    before = dict(model.model.embed_tokens.held)
+    before = dict(model.model.embed_tokens.tensors)
     for other in (gac.load(saved, device="cpu", dtype=dtype), gac.load(saved, device="cpu").to(dtype)):
-        assert all(torch.equal(one, before[name]) for name, one in other.model.embed_tokens.held.items())
+        assert all(torch.equal(one, before[name]) for name, one in other.model.embed_tokens.tensors.items())
         assert logits(other).dtype == dtype
         assert (logits(other) - logits(model)).abs().max() < 0.05 * logits(model).abs().max()
 

@@ -99,7 +99,7 @@ def test_a_model_that_another_thread_works_on_is_refused(
         assert go_on.wait(60)
         raise gac.GacError("the end", "of", "it.")
 
-    monkeypatch.setattr("gac.api.measure_problem", measure)
+    monkeypatch.setattr("gac.api.measure", measure)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(small.allocate, 0.8)
         assert begun.wait(60)

@@ -98,7 +98,7 @@ def open_to_umask(path: Path) -> None:
 
 def to_json(value: Any, indent: int | None = None) -> bytes:
     """Write a frozen dataclass as JSON; NaN and infinity are never written as numbers."""
-    written: bytes = _adapter(type(value)).dump_json(value, indent=indent)  # type: ignore[arg-type]  # is hashable
+    written: bytes = _adapter(type(value)).dump_json(value, indent=indent, by_alias=True)  # type: ignore[arg-type]  # is hashable
     return written
 
 

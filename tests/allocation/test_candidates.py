@@ -232,7 +232,7 @@ def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
             else form.latency.operation(weight, dim, 1024)
         )
         ns += 0 if left is None else table.point(left)
-        features = form.fused(weight, dim) if index in site.fused else 0
+        features = form.latency.fused_features(weight, dim) if index in site.fused else 0
         if features >= apart_from(1024):
             ns += table.point(linear(1024, weight.in_features, features))
         else:
@@ -313,7 +313,7 @@ def test_where_fusing_is_a_choice_the_candidates_of_both_kinds_compete(sites) ->
     table = fused_profile()
     (site,) = fuse_sites(sites, optional=True)
     _, curves = fused_site(sites)
-    apart, fused, both = (fused_candidates(each, curves, table) for each in (*site.layouts, site))
+    apart, fused, both = (fused_candidates(each, curves, table) for each in (*site.fused_and_unfused, site))
     assert {*both.shared.tolist()} == {False, True}
     for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):
         limit, most = int(share * site.params), int(np.quantile(both.latency, quantile))
@@ -414,7 +414,9 @@ def test_no_optimum_with_pairs_inside_is_lost(fused: bool) -> None:
 def test_pairs_inside_compete_in_both_layouts() -> None:
     (site,) = fuse_sites((GATED,), optional=True)
     curves, table = curves_of(GATED), pairs_profile()
-    apart, fused, both = (fused_candidates(each, curves, table, "narrow_pair") for each in (*site.layouts, site))
+    apart, fused, both = (
+        fused_candidates(each, curves, table, "narrow_pair") for each in (*site.fused_and_unfused, site)
+    )
     for share, quantile in itertools.product((0.3, 0.5, 0.8), (0.01, 0.1, 0.5)):
         limit, most = int(share * site.params), int(np.quantile(both.latency, quantile))
         best, *others = (least_loss(each, limit, most) for each in (both, apart, fused))

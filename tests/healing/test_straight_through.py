@@ -49,16 +49,16 @@ def test_the_module_equals_the_stored_matrix_before_and_after_training(scheme: s
     if kind == "blocks" and scheme in TORCH:
         return  # these multiply no batches
     stored, module = pair(scheme, kind)
-    x, before = torch.randn(3, 5, 48), {name: values.clone() for name, values in stored.held.items()}
+    x, before = torch.randn(3, 5, 48), {name: values.clone() for name, values in stored.tensors.items()}
     assert torch.equal(features(module(x)), features(stored(x)))
-    assert all(torch.equal(values, before[name]) for name, values in module.store().held.items())
+    assert all(torch.equal(values, before[name]) for name, values in module.store().tensors.items())
     module.weight.data += 0.3 * torch.randn(module.weight.shape)
     if module.factor is not None:
         module.factor.data *= 1 + 0.1 * torch.randn(module.factor.shape)
     moved = features(module(x))
     assert torch.equal(features(module.store()(x)), moved)
-    assert torch.equal(stored.held["weight_scale"], before["weight_scale"]) == (module.factor is None)
-    kinds = [{name: (each.shape, each.dtype) for name, each in tensors.items()} for tensors in (stored.held, before)]
+    assert torch.equal(stored.tensors["weight_scale"], before["weight_scale"]) == (module.factor is None)
+    kinds = [{name: (each.shape, each.dtype) for name, each in tensors.items()} for tensors in (stored.tensors, before)]
     assert kinds[0] == kinds[1]
 
 
@@ -125,8 +125,8 @@ def test_scales_fit_in_16_bits() -> None:
     _, module = pair("w4a16:32")
     assert module.factor is not None
     module.factor.data *= -1.0  # no scale is below 0
-    scale = module.store().held["weight_scale"]
+    scale = module.store().tensors["weight_scale"]
     assert bool((scale > 0).all())
     module.factor.data *= -1.2345
-    scale = module.store().held["weight_scale"]
+    scale = module.store().tensors["weight_scale"]
     assert torch.equal(scale.float(), scale.bfloat16().float())

@@ -97,9 +97,9 @@ def sharp(tiny_model: Any) -> Any:
 @pytest.fixture
 def prices(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Floats]:
     """Curves without anchors. From then on the form has one, which costs a weight ``level(prices)``."""
-    monkeypatch.setattr(Latent, "anchors", ())
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=()))
     found = losses_of(fits_of(run_of(sharp), "latent"))
-    monkeypatch.setattr(Latent, "anchors", (level(found) * len(found),))
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=(level(found) * len(found),)))
     return found
 
 
@@ -175,6 +175,6 @@ def test_a_model_that_is_streamed_has_the_same_curves(sharp: Any, prices: dict[s
 
 
 def test_methods_without_gradients_run_nothing(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Latent, "anchors", (1e-9,))
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=(1e-9,)))
     monkeypatch.delattr(ModelRuns, "divergence")
     assert losses_of(fits_of(replace(run_of(sharp), method=METHODS.get("svd-llm")), "latent"))

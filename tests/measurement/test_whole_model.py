@@ -1,5 +1,6 @@
 """What all latents lose together, beside the sum of what each loses alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def sharp(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         for layer in tiny_model.model.layers:
             layer.self_attn.q_proj.weight.mul_(20)
             layer.self_attn.o_proj.weight.mul_(20)
-    monkeypatch.setattr(Latent, "anchors", (0.02, 0.1))
+    monkeypatch.setattr(Latent, "loss", replace(Latent.loss, anchors=(0.02, 0.1)))
     return tiny_model
 
 

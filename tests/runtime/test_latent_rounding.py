@@ -231,7 +231,7 @@ def test_second_factors_in_few_bits_read_rounded_latents(make_plan: MakePlan) ->
     assert apart(generated(model, use_cache=False), generated(model)) < 1e-3
     second = model.get_submodule(next(iter(chosen))).second
     x = torch.randn(2, 3, second.in_features, generator=torch.Generator().manual_seed(0))
-    grid = scheme.grid(second.held, *second.matrix)
+    grid = scheme.grid(second.tensors, *second.matrix)
     assert grid is not None
     assert torch.allclose(StraightThrough(second, scheme, grid)(x), second(x), atol=1e-5)
 

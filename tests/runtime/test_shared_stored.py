@@ -110,7 +110,7 @@ def test_other_tensors_are_joined_anew() -> None:
     assert not close(layer(x), other(x))
     layer.load_state_dict(other.state_dict())
     assert close(layer(x), other(x))
-    layer.q.fill({name: torch.zeros_like(one) for name, one in other.q.held.items()})
+    layer.q.fill({name: torch.zeros_like(one) for name, one in other.q.tensors.items()})
     assert not layer(x)[0].any()
     assert close(layer(x)[1:], other(x)[1:])
 
