@@ -204,7 +204,7 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
         (lambda d: d["points"][1].update(params=1), "point 1 states 1 parameters"),
         (lambda d: d["points"][1].update(loss=1.0), "point 1 states 96 parameters, loss 1.0"),
         (lambda d: d["points"][1].update(latency_ns=[1, 1]), "latencies (1, 1)"),
-        (lambda d: d["points"][1].update(choice=[9, 0]), "point 1 chooses options that do not exist"),
+        (lambda d: d["points"][1].update(choice=[9, 0]), "point 1 chooses options that are not there"),
         (lambda d: d["points"][1].update(limit=95), "point 1 states limit 95 and uses 96; expected at most 108"),
         (lambda d: d["points"][1].update(asked=0.2), "point 1 states limit 108 and uses 96; expected at most 57"),
         (lambda d: d["points"][1].update(perplexity=1.0), "point 1 states perplexity 1; expected"),

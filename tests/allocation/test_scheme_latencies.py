@@ -107,8 +107,8 @@ def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: 
     weight, down = (
         next(each.weights[-1] for each in sites_of("smollm2") if each.kind == kind) for kind in ("q_proj", "mlp")
     )
-    assert weight.made
-    assert not down.made
+    assert weight.input_from_norm
+    assert not down.input_from_norm
     apart = replace(weight, input_from_norm=False)
     rounding = [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
     saved = timing.of_weight(form, apart, dim_array, FP8)[0] - timing.of_weight(form, weight, dim_array, FP8)[0]

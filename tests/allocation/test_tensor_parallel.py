@@ -98,7 +98,7 @@ def test_what_runs_has_the_matrices_that_plans_count(family: str, scheme: str, g
     model: Any = small_model(config)
     swap_in(model, {each.name: empty_stored(each, False, "meta", torch.float32) for each in choices})
     cuts = cuts_of(model, gpus - 1, gpus)
-    assert not cuts.whole
+    assert not cuts.undivided
     assert len(choices) > 10
     for each in choices:
         expected = split_matrices(form_named(each.form), each.weight, each.dim, gpus)

@@ -55,7 +55,7 @@ def test_the_exact_choice_takes_any_form_and_limit() -> None:
 @pytest.mark.parametrize(
     ("rule", "arguments", "message"),
     [
-        ("uniform", {"forms": ["low_rank"], "latency": 0.9}, "with a latency limit; expected a budget alone, which is"),
+        ("uniform", {"forms": ["low_rank"], "latency": 0.9}, "with a latency limit; expected a budget alone, the only"),
         ("fisher", {"forms": ["narrow"]}, "with forms narrow; expected one of low_rank, latent among the forms. Add"),
         *(
             (rule, {"forms": ["latent:2"], "kv_cache": 0.5}, "with form latent:2; expected one of loss, uniform, f")

@@ -332,7 +332,7 @@ OTHER_VALUES: dict[str, Change] = {
 BY_VERIFY: dict[str, Change] = {
     "no digests": OLD,
     "the entry's code": written("modeling_gac.py", "raise SystemExit"),
-    "code missing": removed("modules.py"),
+    "code missing": removed("modeling_gac.py"),
     "other code beside": written("configuration_evil.py", "raise SystemExit"),
     "other weights beside": lambda folder: shutil.copy(folder / WEIGHTS, folder / "model-2.safetensors"),
     "weights of an adapter beside": written("adapter_model.safetensors", b"x"),

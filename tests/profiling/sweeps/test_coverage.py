@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from gac.core.arrays import alignment_class
 from gac.core.errors import PlanError, ProfileError
 from gac.core.workloads import Workload
-from gac.forms.latent.spec import Latent
+from gac.forms import form_named
 from gac.forms.low_rank.spec import low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.profiling.operators import OPERATORS, operation
@@ -148,7 +148,7 @@ def test_a_config_will_do_and_of_a_multimodal_one_the_text_part() -> None:
 
 
 def test_a_form_that_no_table_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Latent, "cache_axis", lambda form, weight: None)
+    monkeypatch.setattr(type(form_named("latent").cache), "axis", lambda cache, weight: None)
     with pytest.raises(ProfileError, match="form latent; expected a form whose latency is measured"):
         model_points("llama-3-8b", forms=["low_rank", "latent"])
 
