@@ -134,7 +134,7 @@ def test_allocate_notes_its_cost_and_shows_the_plan(model: Path, text_file: Path
     notes = " ".join(result.stderr.split())
     assert f"calibration on 6 windows of 32 tokens of {text_file}" in notes
     assert "of statistics and factors in" in notes
-    assert "form latent:1: the model is run up to 20 times on 32 tokens that are held out" in notes
+    assert "form latent:1: the model is run up to 20 times on 32 held-out tokens" in notes
     assert "layer q k v o gate up down kept loss" in " ".join(result.stdout.split())
     assert "GAC plan for" in result.stdout
 
@@ -256,8 +256,8 @@ def test_eval_shows_predictions_with_measurements(
     for words in (
         "on other.txt",
         "predicted by its plan",
-        "chosen dims are multiples of 8",
-        "weights bits model of the model cache schemes",
+        "targeted ones, with scales and zero points",
+        "weights bits model KV cache schemes",
     ):
         assert words in shown
 

@@ -168,7 +168,7 @@ ROWS: list[Row] = [
     *each("heal", "against", (None, 3), f"heal(against=@){NO_MODEL}, a string or a path"),
     ("heal", {"text": 3}, "heal(text=3); expected a string, a Documents, several"),
     ("heal", {"minutes": NAN}, "minutes=nan; expected minutes above 0"),
-    ("heal", {"blocks": 2}, "blocks=2; expected the part of the work"),
+    ("heal", {"blocks": 2}, "blocks=2; expected the share of the work"),
     *each("compress", "plan", (3, None, {}), f"compress(plan=@){NO_PLAN}"),
     ("compress", {"plan": FRONTIER}, f"compress(plan of type Frontier){NO_PLAN}"),
     ("compress", {"plan": "none.json"}, "plan none.json cannot be read: No such file or directory; "),

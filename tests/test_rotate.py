@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import gac
-from gac import api
+from gac.compression import refit
 from gac.core.errors import GacError, ModelError, PlanError
 from gac.core.io import home
 from gac.models.basis import Rotation
@@ -112,7 +112,7 @@ def test_what_fails_leaves_the_model_as_it_was(tied: Small, monkeypatch: pytest.
     def failing(*_: object) -> None:
         raise GacError("a failure", "none", "Do it again.")
 
-    monkeypatch.setattr(api, "build_modules", failing)
+    monkeypatch.setattr(refit, "build_modules", failing)
     with pytest.raises(GacError, match="a failure"):
         tied.compress(plan)
     assert same(tied.model, before)

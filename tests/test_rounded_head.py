@@ -283,8 +283,8 @@ def test_a_model_that_is_not_the_plans(model: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ([], r"head is \[\]; expected an object with storage, options and tied"),
-        ({"tied": 1}, "head is .*expected an object with storage, options and tied"),
+        ([], "gac: expected `object . null`, got `array` - at `..head`"),
+        ({"tied": 1}, "gac: expected `bool`, got `int` - at `..head.tied`"),
         ({"tied": True}, "head has no storage; expected one of PackedIntegers"),
         ({"tied": True, "storage": "pickle"}, "head.storage is 'pickle'; expected one of PackedIntegers"),
     ],

@@ -115,7 +115,8 @@ def measure(
         logger.info("%s", line)
     check_store(ranks)
     loaded = load_dense_model(model, tokenizer, stream=True)
-    resolved = resolved.with_rotation(resolved.recipe.space.rotate is None and rotates_freely(loaded.model))
+    space = resolved.recipe.space
+    resolved = resolved.with_rotation(space.rotate is None and space.few_bits and rotates_freely(loaded.model))
     recipe = resolved.recipe
     _check_model(loaded.model, resolved)
     windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)

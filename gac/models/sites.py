@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gac.core.errors import PlanError
 
@@ -12,8 +12,19 @@ LARGEST_SIZE, _MOST_HEADS = 2**31, 2**16
 
 Side = Literal["out", "in"]
 """A side of a weight: its outputs or its inputs."""
-_IN_FILES = {"input_group": "reads", "to_residual": "writes", "query_heads": "asked", "input_from_norm": "made"}
+_IN_FILES = {
+    "input_group": "reads",
+    "to_residual": "writes",
+    "query_heads": "asked",
+    "input_from_norm": "made",
+    "fusion_optional": "either",
+}
 """Names of fields in plan files."""
+_STORED: Any = {
+    "extra": "forbid",
+    "allow_inf_nan": False,
+    "alias_generator": lambda name: _IN_FILES.get(name, name),
+}
 
 
 @dataclass(frozen=True)
@@ -42,11 +53,7 @@ class Weight:
         input_from_norm: its input is the output of a norm that can quantise it, see ``Family.norm_outputs``.
     """
 
-    __pydantic_config__ = {  # noqa: RUF012
-        "extra": "forbid",
-        "allow_inf_nan": False,
-        "alias_generator": lambda name: _IN_FILES.get(name, name),
-    }
+    __pydantic_config__ = _STORED
 
     name: str
     out_features: int
@@ -138,6 +145,8 @@ class Site:
         fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
         fusion_optional: they may also run one by one, so that this is chosen too.
     """
+
+    __pydantic_config__ = _STORED
 
     name: str
     layer: int

@@ -1,5 +1,6 @@
 """The choice of the latency table that a plan uses."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -8,6 +9,8 @@ from gac.core.errors import ProfileError
 from gac.plan.evidence import ProfileUsed
 from gac.profiling.folders import local_profile
 from gac.profiling.table import Profile
+
+logger = logging.getLogger("gac")
 
 DEFAULT = "nvidia-h100-80gb-hbm3"
 
@@ -43,4 +46,5 @@ def select_profile(requested: Profile | str | Path | None) -> tuple[Profile, Pro
             f"one of the GPU here, {here}",
             "Measure this GPU with gac profile, or ask for the other one by its name.",
         )
+    logger.info("profile of %s: %s", gpu, why)
     return profile, ProfileUsed(gpu, profile.digest, why)

@@ -177,7 +177,7 @@ def _write(
 
 def _left_out(source: Source) -> tuple[str, ...]:
     """Pickles and code other than the weights and GAC's own code, which is written anew."""
-    known = {*source.files, *(CODE if is_checkpoint(source.directory) else ())}
+    known = {*source.files, *({CODE} if is_checkpoint(source.directory) else ())}
     paths = [path for path in source.directory.iterdir() if path.suffix in _NOT_COPIED]
     return tuple(sorted(path.name for path in paths if path.name not in known))
 

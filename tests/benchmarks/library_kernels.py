@@ -18,8 +18,9 @@ import triton
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from gac.healing import divergence_kernel
-from gac.runtime import eight_bits_gemm, few_bits, rows
+from gac.healing import triton_kernels
+from gac.runtime.kernels import int8_fp8, low_bit
+from gac.runtime.kernels.elementwise import rows
 from tests.benchmarks.harness import machine, options
 
 HIDDEN, NEURONS, HEADS, KV_HEADS, SIZE, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
@@ -79,7 +80,7 @@ def eight_bits(count: int) -> Iterator[Case]:
             if count <= 16:
                 continue  # torch._int_mm takes more than 16 rows
             library = torch.compile(library)
-        ours = lambda weight=weight, scale=scale: eight_bits_gemm.linear(x, weight, scale)  # noqa: E731
+        ours = lambda weight=weight, scale=scale: int8_fp8.linear(x, weight, scale)  # noqa: E731
         yield f"{str(number).removeprefix('torch.')} GEMM", "torch", count, ours, library
 
 
@@ -94,12 +95,12 @@ def four_bits(count: int) -> Iterator[Case]:
     shifts = torch.arange(0, 32, 4, device="cuda")
     words = (numbers.view(NEURONS, -1, 8).to(torch.int64) << shifts).sum(-1)
     words = (words - (words >= 2**31) * 2**32).to(torch.int32)
-    ours = few_bits.Packed.of({"weight_packed": words, "weight_scale": scale}, 4, group, HIDDEN)
+    ours = low_bit.Packed.of({"weight_packed": words, "weight_scale": scale}, 4, group, HIDDEN)
     x = bf16(count, HIDDEN)
     with torch.no_grad():
-        difference = (few_bits.linear(x, ours) - theirs(x)).float().norm() / theirs(x).float().norm()
+        difference = (low_bit.linear(x, ours) - theirs(x)).float().norm() / theirs(x).float().norm()
     assert difference < 0.02, f"another product: {difference}"
-    yield "4-bit GEMM", "GemLite", count, lambda: few_bits.linear(x, ours), lambda: theirs(x)
+    yield "4-bit GEMM", "GemLite", count, lambda: low_bit.linear(x, ours), lambda: theirs(x)
 
 
 def divergence(count: int) -> Iterator[Case]:
@@ -111,8 +112,8 @@ def divergence(count: int) -> Iterator[Case]:
     by = torch.ones((), device="cuda")
 
     def ours() -> Tensor:
-        _, logs = divergence_kernel.divergences(student.detach(), teacher)
-        return divergence_kernel.gradient(student.detach(), teacher, logs, kept, labels, by)
+        _, logs = triton_kernels.kl_divergence(student.detach(), teacher)
+        return triton_kernels.kl_gradient(student.detach(), teacher, logs, kept, labels, by)
 
     def liger() -> Tensor:
         loss = LigerKLDivLossFunction.apply(

@@ -147,7 +147,7 @@ def test_a_model_that_left_its_plan_is_not_saved(model: LlamaForCausalLM, tmp_pa
 
 def test_mixed_dtypes_are_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
     model.lm_head.to(torch.bfloat16)
-    with pytest.raises(CheckpointError, match=r"in torch\.bfloat16 and .* in torch\.float32; expected one dtype"):
+    with pytest.raises(CheckpointError, match=r"in torch\.bfloat16 and torch\.float32; expected one dtype"):
         gac.save(model, tmp_path / "saved")
 
 

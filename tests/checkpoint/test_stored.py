@@ -179,7 +179,7 @@ OPTIONS = {"bits": 4, "group": 32, "zero": True}
     ("described", "message"),
     [
         ({"storage": "pickle"}, "down_proj.storage is 'pickle'; expected one of PackedIntegers"),
-        ({"storage": ["PackedIntegers"]}, r"down_proj.storage is \['PackedIntegers'\]; expected one of"),
+        ({"storage": ["PackedIntegers"]}, r"gac: expected `str . null`, got `array` - at `.*storage`"),
         ({"options": {"bits": 4}}, r"options is {'bits': 4}; expected an object with bits, group, zero"),
         ({"options": OPTIONS | {"bits": 10**9}}, "options is .* which is not 1 to 8 bits"),
         ({"options": OPTIONS | {"bits": True}}, "options is .* which is not 1 to 8 bits"),

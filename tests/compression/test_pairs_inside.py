@@ -137,7 +137,7 @@ def test_a_recipe_names_what_it_lies_inside(small: Small) -> None:
     with pytest.raises(PlanError) as refused:
         small.allocate(0.5, forms=("low_rank", "narrow_pair"))
     assert str(refused.value) == (
-        "form narrow_pair without narrow; expected narrow among the forms, inside which it lies. Add the form narrow."
+        "form narrow_pair without narrow; expected narrow among the forms, which it lies inside. Add the form narrow."
     )
 
 

@@ -85,7 +85,7 @@ def test_plans_of_other_models_or_contexts_are_refused(plan: TokenPlan) -> None:
 def test_the_page_says_what_is_kept_lost_and_saved(plan: TokenPlan) -> None:
     said = words(tokens_page(plan, "half", {"more": plan_of(curves(4), 4 * 48)}))
     for expected in (
-        "LayerArtifacts: 128 of 256 tokens (0.5000), limit 128.",
+        "Kept: 128 of 256 tokens (0.5000), limit 128.",
         "Latency: decode:1@64: attention 2.6 µs of 4.0 µs dense (0.650x; 3 measured, 1 interpolated).",
         "Whole: 1 layer of a window of 16 tokens, which no limit of tokens counts.",
         "gac tokens tiny --keep 0.5 --press tiny --calibration tiny:1x72 --following 8 --step 8 --share 0.125",

@@ -162,7 +162,7 @@ def _figures(plan: Plan, workloads: list[str]) -> Iterator[str]:
 def sites_table(plan: Plan) -> tuple[Table, list[list[float | None]]]:
     """Every site, in model order, with the nearest smaller candidate where the plan knows it; and its sort keys."""
     others = {name: cost for name, cost in COSTS.items() if cost.of_weights and name != PARAMS}
-    columns = [("Layer", ">"), ("Site", "<"), ("Becomes", "<"), ("Parameters", ">"), ("LayerArtifacts", ">")]
+    columns = [("Layer", ">"), ("Site", "<"), ("Becomes", "<"), ("Parameters", ">"), ("Kept", ">")]
     columns += [(cost.label.capitalize(), ">") for cost in others.values()]
     columns += [("Loss", ">"), *((timed.workload, ">") for timed in plan.workloads)]
     rows = [_site(site, [counted(site.weights, name)[0] for name in others]) for site in plan.sites]
