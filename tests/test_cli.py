@@ -257,7 +257,7 @@ def test_eval_shows_predictions_with_measurements(
         "on other.txt",
         "predicted by its plan",
         "targeted ones, with scales and zero points",
-        "weights bits model KV cache schemes",
+        "weights bits model of the model KV cache schemes",
     ):
         assert words in shown
 

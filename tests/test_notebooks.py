@@ -24,6 +24,12 @@ def first_two(*given):
     model.config.num_hidden_layers = 2
     return model
 Packaged.read = first_two
+config = Packaged.config
+def of_two(*given):
+    made = config(*given)
+    made.num_hidden_layers = 2
+    return made
+Packaged.config = of_two
 """
 """SmolLM2 with its first two layers: real weights at real sizes, in a tenth of the time."""
 

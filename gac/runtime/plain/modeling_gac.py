@@ -1,14 +1,13 @@
 """A model that GAC compressed, in plain PyTorch, for ``trust_remote_code=True``. Licence: Apache-2.0.
 
-The key ``gac`` of ``config.json`` names the module of every compressed weight, its sizes, and how its numbers are
-stored; the safetensors files hold the tensors. This file builds transformers' architecture, and replaces its linear
-layers by those modules. It imports torch and transformers, and reads no other file than the plan and the card, which it
-writes again when the model is saved.
+The key ``gac`` of ``config.json`` names the module of every compressed weight, its sizes and its storage. This file
+builds transformers' architecture, and replaces its linear layers by those modules. It imports torch and transformers,
+and reads no other file than the plan and the card, which it writes again when the model is saved.
 
-Nothing here is fast. Where GAC is imported, transformers uses GAC's classes instead: they have the same outputs, run
-kernels, and cache latents in place of the keys and values that are made from them here.
+Nothing here is fast. After ``import gac`` transformers uses GAC's classes, which run kernels and cache latents.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import lcm, prod
@@ -382,9 +381,7 @@ def replace_head(model: Any, described: dict[str, Any]) -> None:
 
 
 class CompressedConfig:
-    """A config in which ``quantization_config``, written for other readers, has another name: transformers would
-    replace modules by those of compressed-tensors.
-    """
+    """A config that renames ``quantization_config``, which is for other readers: transformers must not read it."""
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
@@ -392,6 +389,9 @@ class CompressedConfig:
         layout = values.get("quantization_config")
         if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
             values["compression_config"] = values.pop("quantization_config")
+        if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
+            for name in values.get("architectures") or ():  # where `transformers serve` looks it up
+                setattr(manager.transformers, name, getattr(sys.modules[__name__], name))
         return super().from_dict(values, **options)
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gac.runtime import few_bits
+from gac.runtime.kernels import low_bit
 from gac.runtime.kernels.low_bit import Packed
-from gac.runtime.kernels.quantise_rows import rounded
-from gac.runtime.storage import Storage
+from gac.runtime.kernels.quantise_rows import quantise_rows
+from gac.runtime.plain.modeling_gac import unpack
+from gac.runtime.storage.base import Storage
 from gac.runtime.storage.eight_bits import READERS
 from gac.runtime.storage.modules import STORAGES
-from gac.runtime.storage.packed import PackedIntegers, unpack
+from gac.runtime.storage.packed import PackedIntegers
 from gac.schemes import Scheme, scheme_named
 
 DTYPE = torch.bfloat16
@@ -180,7 +181,7 @@ def plainly(x: Tensor, dtype: torch.dtype, least_rows: int = 0) -> tuple[Tensor,
 
 def in_triton(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same in one kernel."""
-    numbers, scale, _ = rounded(x, dtype)
+    numbers, scale, _ = quantise_rows(x, dtype)
     return numbers, scale
 
 
@@ -319,7 +320,7 @@ def unpacked(weight: Weight, rows: int) -> Made:
     packed = packed_of(weight)
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return functional.linear(inputs[0], few_bits.unpacked(with_tensors(packed, own), DTYPE))
+        return functional.linear(inputs[0], low_bit.unpacked(with_tensors(packed, own), DTYPE))
 
     return Made(tensors_of(packed), run)
 
