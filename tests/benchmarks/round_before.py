@@ -1,6 +1,6 @@
 """Norm, rounding and GEMMs of 8 bits: rounded where inputs are made, beside rounded by each GEMM.
 
-    python tests/benchmarks/quantise_in_norms.py --output round-before.json
+    python tests/benchmarks/round_before.py --output round-before.json
 
 A norm with q/k/v behind it, and a norm with a gated MLP, at Llama-3-8B's shapes, as compressed models run them: with
 shared first GEMMs, in CUDA graphs, weights and inputs from memory. Medians as ``gac profile`` takes them, of three
