@@ -103,10 +103,10 @@ class Request:
         """
         if recipe is not None:
             if budget is not None or options:
-                given = f"a recipe together with {', '.join([*(['budget'] if budget is not None else []), *options])}"
-                raise GacError(
-                    given, "a recipe alone, or keywords alone", "Change the recipe with dataclasses.replace."
-                )
+                keywords = ["budget"] if budget is not None else []
+                conflict = f"a recipe together with {', '.join([*keywords, *options])}"
+                remedy = "Change the recipe with dataclasses.replace."
+                raise GacError(conflict, "a recipe alone, or keywords alone", remedy)
             opened = Recipe.opened(recipe)
             request = cls(opened, opened.deployment.profile, Texts.named(opened.measure.text))
         else:
@@ -219,8 +219,8 @@ def frontier(
     request = Request.parse(recipe, None if recipe else 1.0, options)
     method, limits = METHODS.get(request.recipe.measure.method), request.recipe.limits
     if method.forms and limit != KV_NUMBERS:
-        given = f"a frontier of method {method.name} over {limit!r}"
-        raise GacError(given, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
+        conflict = f"a frontier of method {method.name} over {limit!r}"
+        raise GacError(conflict, "one over its budget, which is of the KV cache", f"Limit {KV_NUMBERS}.")
     check_frontier_recipe(points, limit, request.recipe)
     unlimited = replace(request.recipe, limits=replace(limits, params=1.0, latency={}), slack=0.0)
     profile, profile_used = select_profile(request.profile)
@@ -355,8 +355,8 @@ def heal(
     if report is not None:
         check_figure(Path(report))
     if isinstance(model, (str, Path)) and not is_checkpoint(model):
-        given = f"{model}, which is no compressed checkpoint"
-        raise CheckpointError(given, "a directory that gac.save wrote", "Compress the model first.")
+        conflict = f"{model}, which is no compressed checkpoint"
+        raise CheckpointError(conflict, "a directory that gac.save wrote", "Compress the model first.")
     small: PreTrainedModel = load(model) if isinstance(model, (str, Path)) else model
     plan = planned(small)
     check_in_memory(small, ", with heal", "where they are trained", "")

@@ -102,7 +102,7 @@ class Frontier(Shown, Record):
     @property
     def dense_params(self) -> int:
         """Parameters of the dense targeted weights."""
-        return sum(one.site.params for one in self.sites)
+        return sum(options.site.params for options in self.sites)
 
     @property
     def dense_bytes(self) -> int:
@@ -141,7 +141,7 @@ class Frontier(Shown, Record):
     @property
     def dense_ns(self) -> tuple[int | None, ...]:
         """Latency of the dense targeted weights, one a workload; None where the profile lacks a shape."""
-        return summed_latency([one.dense for one in self.sites])
+        return summed_latency([options.dense for options in self.sites])
 
     @property
     def dense_perplexity(self) -> float:
@@ -150,7 +150,7 @@ class Frontier(Shown, Record):
 
     def taken(self, point: FrontierPoint) -> list[Candidate]:
         """The candidates that a point chooses, in the order of the sites."""
-        return [one.options[chosen] for one, chosen in zip(self.sites, point.choice, strict=True)]
+        return [site.options[chosen] for site, chosen in zip(self.sites, point.choice, strict=True)]
 
     @checked
     def plan(self, index: int) -> Plan:
@@ -249,8 +249,8 @@ def sums(
     options: Sequence[Candidate], measured: Measured, together: float
 ) -> tuple[int, float, tuple[int | None, ...]]:
     """Parameters, loss with that of embedding and head, and latency for each workload of one candidate a site."""
-    loss = fsum([*(one.loss for one in options), measured.lost_by_head, together])
-    return sum(one.params for one in options), loss, summed_latency(options)
+    loss = fsum([*(option.loss for option in options), measured.lost_by_head, together])
+    return sum(option.params for option in options), loss, summed_latency(options)
 
 
 def _amounts(site: Site, option: Candidate) -> Mapping[str, int]:
@@ -366,7 +366,7 @@ def _check_proof(frontier: Frontier, name: str, point: FrontierPoint) -> None:
     proof, summed = point.certificate, fsum(option.loss for option in frontier.taken(point))
     limits = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited beside it
     proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in limits
-    given = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
-    check(proved, given, f"{summed!r}, the sum of its options, and one for each limit")
+    problem = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
+    check(proved, problem, f"{summed!r}, the sum of its options, and one for each limit")
     fits = point.params <= frontier.dense_params
     check(fits, f"{name} has {point.params:,} parameters", f"at most {frontier.dense_params:,}")

@@ -59,7 +59,7 @@ def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
 
 
 def name_of(column: str) -> str:
-    """What an error calls the limit of a cost column."""
+    """The name of a cost column's limit in errors."""
     if column == LOSS:
         return "the loss limit"
     if column in COSTS:

@@ -80,13 +80,13 @@ def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
     if not method.forms:
         return recipe
     if forms not in (DEFAULT_FORMS, method.forms):
-        given = f"method {method.name} with forms {', '.join(forms)}"
-        raise GacError(given, f"its own, {', '.join(method.forms)}", "Leave the forms out.")
+        problem = f"method {method.name} with forms {', '.join(forms)}"
+        raise GacError(problem, f"its own, {', '.join(method.forms)}", "Leave the forms out.")
     if limits.kv_cache is None:
         limits = replace(limits, params=1.0, kv_cache=limits.params)
     elif limits.budget < 1:
-        given = f"method {method.name} with budget {limits.budget:g} and a KV-cache limit of {limits.kv_cache:g}"
-        raise GacError(given, "a budget alone, which is the kept fraction of the KV cache", "Drop the KV-cache limit.")
+        problem = f"method {method.name} with budget {limits.budget:g} and a KV-cache limit of {limits.kv_cache:g}"
+        raise GacError(problem, "a budget alone, the kept fraction of the KV cache", "Drop the KV-cache limit.")
     return replace(recipe, space=replace(recipe.space, forms=method.forms), limits=limits)
 
 
@@ -109,12 +109,12 @@ def resolve_refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model
         from gac.forms.tensors import tensors_of  # loads torch
 
     if refit == "update" and not any(refit in tensors_of(form_named(name)).refits for name in forms):
-        given = f"refit 'update' with forms {', '.join(forms) or 'none'}"
+        problem = f"refit 'update' with forms {', '.join(forms) or 'none'}"
         fitted = ", ".join(form.name for form in FORMS if refit in tensors_of(form).refits)
-        raise GacError(given, f"{fitted} among the forms, which it fits", "Use refit='none'.")
+        raise GacError(problem, f"{fitted} among the forms, which it fits", "Use refit='none'.")
     if refit == "residual" and not adds_to_residual:
-        given = f"refit {refit!r} of model type {model_type}, in which the residual stream itself passes norms"
-        raise GacError(given, "layers that only add to the residual stream", "Use refit='none'.")
+        problem = f"refit {refit!r} of model type {model_type}, in which the residual stream itself passes norms"
+        raise GacError(problem, "layers that only add to the residual stream", "Use refit='none'.")
     return refit
 
 
@@ -132,12 +132,12 @@ def check_shots(recipe: Recipe, method: "Method", sites: Sequence[Site], model_t
         return
     if not method.two_sided:
         known = ", ".join(each.name for each in METHODS if each.two_sided)
-        given = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"
-        raise GacError(given, f"method {known}, whose gradients a second shot takes again", "Use shots=1.")
+        problem = f"shots=2 with method {method.name}, which measures errors without the gradients of single outputs"
+        raise GacError(problem, f"method {known}, whose gradients a second shot takes again", "Use shots=1.")
     if recipe.rule != "loss":
-        given = f"shots=2 with rule {recipe.rule}"
-        raise GacError(given, "rule loss: the others are compared as they come, in one shot", "Use shots=1.")
+        problem = f"shots=2 with rule {recipe.rule}"
+        raise GacError(problem, "rule loss: the others are compared as they come, in one shot", "Use shots=1.")
     if not any(weight.to_residual for site in sites for weight in site.weights):
-        given = f"shots=2 of model type {model_type}, in which the residual stream itself passes norms"
+        problem = f"shots=2 of model type {model_type}, in which the residual stream itself passes norms"
         expected = "layers that only add to the residual stream, for the first shot is fitted again to that"
-        raise GacError(given, expected, "Use shots=1.")
+        raise GacError(problem, expected, "Use shots=1.")

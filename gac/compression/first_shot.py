@@ -28,7 +28,7 @@ from gac.plan.recipe import Space
 from gac.runtime.modules import empty_linear
 
 STEP = 8
-"""What the dims of the first shot are multiples of, on any GPU."""
+"""The dims of the first shot are multiples of it, on any GPU."""
 
 
 def first_shot(run: CalibrationRun) -> nn.Module:

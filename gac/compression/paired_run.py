@@ -16,13 +16,13 @@ from gac.models.modules import listening, run_on, swapped
 from gac.models.sites import Weight
 
 PLAIN = 0.02
-"""How much of what a layer adds to a token may be something else than what its weights write, relative."""
+"""The largest relative part of a layer's output that its weights may leave unexplained."""
 SETS = 10
 """Sets of hidden states that are held at most, with what lies between them."""
 TRACED = 2
-"""How many windows run through all layers, to learn how those are called and that they are called alike."""
+"""Windows that run through all layers, to learn their arguments and that these are alike."""
 TOKENS = 8192
-"""How many run at once, in whole windows: enough to keep a GPU busy with a small model."""
+"""Tokens that run at once, in whole windows: enough to keep a GPU busy with a small model."""
 
 Heard = dict[str, list[Tensor]]
 

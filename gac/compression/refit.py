@@ -175,7 +175,7 @@ class _LayerFit:
                 fitted = [weight for weight in stage if refits[weight.name]]
                 sums = self._sums(stage, fitted, seen, dense) if fitted else {}
                 solved: dict[str, nn.Module] = {}
-                for weight in self._own(stage, sums):
+                for weight in self._solved_here(stage, sums):
                     name, again = weight.name, refits[weight.name]
                     if again is not None:
                         solved[name] = self._solved(weight, new[name], dense[name], again, sums.pop(name).means())
@@ -187,7 +187,7 @@ class _LayerFit:
             self.both.compressed_pass(self.layer)
         return new
 
-    def _own(self, stage: Sequence[Weight], sums: dict[str, "_Sums"]) -> list[Weight]:
+    def _solved_here(self, stage: Sequence[Weight], sums: dict[str, "_Sums"]) -> list[Weight]:
         """Return the weights of a stage that this process solves for; sums of the others are freed."""
         ranks = self.calibration.ranks
         owners = ranks.shared_out([weight.params * weight.in_features for weight in stage])

@@ -35,7 +35,7 @@ class Sample:
     @property
     def protocol(self) -> str:
         cut = self.cut
-        size = f"{len(cut)} windows x {cut.length}{'' if cut.whole else ' in even steps'}"
+        size = f"{len(cut)} windows x {cut.length}{'' if cut.complete else ' in even steps'}"
         return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
 
     def check(self, model: PreTrainedModel) -> None:

@@ -15,10 +15,10 @@ from gac.core.operations import Operation, attend, linear
 from gac.models.sites import Side, Weight
 
 Split = Literal["colwise", "colwise_gather", "rowwise"]
-"""How a matrix is divided over GPUs: its rows (``colwise``, as engines call it, for these are columns of W^T), whose
+"""The division of a matrix over GPUs: its rows (``colwise``, as engines call it, for these are columns of W^T), whose
 outputs stay where they are or are gathered on every GPU, or its columns, whose outputs are summed (all-reduced)."""
 Part = Literal["neurons", "heads", "attentions", "MLPs"]
-"""What a form can remove from a model beside GEMMs."""
+"""The parts of a model other than GEMMs that a form can remove."""
 
 
 @dataclass(frozen=True)

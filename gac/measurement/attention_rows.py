@@ -17,14 +17,14 @@ from gac.runtime.latents.attention import own_interface
 
 _ATTENTION = "gac_listened"
 OFF = 0.05
-"""How far, as a share of its length, what an attention mixed may lie from what is mixed here: it is 16-bit."""
+"""The largest relative difference between the output of an attention, which is 16-bit, and what is computed here."""
 
 AT_ONCE = 8
 """Blocks that are differentiated together: in fewer and larger products, with tokens that the first do not read."""
 
 Blocks = Mapping[str, tuple[Tensor, Tensor]]
-"""What queries of some blocks have to do with a projection, by its name: the gradients at its output that come through
-each block alone, ``(blocks, tokens, out)``, and its inputs, ``(tokens, in)``; of the tokens that they may read."""
+"""Of each projection, by its name: the gradients at its output that come through each block of queries alone,
+``(blocks, tokens, out)``, and its inputs, ``(tokens, in)``; of the tokens that these queries may read."""
 
 
 @contextmanager
@@ -130,8 +130,8 @@ class _Call:
         return self.query.shape[-1] ** -0.5 if scale is None else scale
 
     def _shares(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """What share some queries take of each token up to the last of them, ``(1, heads, queries, tokens)``; and by
-        what a softcap multiplies gradients of their scores."""
+        """Shares that queries take of each token up to the last of them, ``(1, heads, queries, tokens)``; and the
+        factors by which a softcap multiplies gradients of their scores."""
         scores = self.query[:, :, rows].float() @ self._of_queries(self.key, rows).mT * self._scale
         slope = scores.new_ones(())
         if cap := self.options.get("softcap"):

@@ -44,12 +44,12 @@ logger = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS = 120.0
 BACK = 2
-"""How much longer than the pass to the loss it takes to go back through all layers, and to sum."""
+"""Duration of the backward pass and its sums, relative to the forward pass."""
 LAYER_BYTES = 2**29
 """Moments of larger layers are not kept on disk."""
 ATTENDED = "attended-2"
-"""What files of moments with attended ones, and of what is measured by them, are called: its number changes as the way
-to find them does."""
+"""The name of files of moments with attended ones, and of what is measured by them; its number changes with their
+definition."""
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -138,8 +138,8 @@ class CalibrationRun:
             ModelError: there are fewer windows than processes.
         """
         if len(self.windows) < self.ranks.count:
-            given = f"{len(self.windows)} calibration windows in {self.ranks.count} processes"
-            raise ModelError(given, "a window for each process at least", "Start fewer, or calibrate on more windows.")
+            problem = f"{len(self.windows)} calibration windows in {self.ranks.count} processes"
+            raise ModelError(problem, "a window for each process at least", "Start fewer, or use more windows.")
         return self.ranks.rows(len(self.windows))
 
     def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:

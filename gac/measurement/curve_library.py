@@ -27,7 +27,7 @@ LIBRARY_FORMS = (*DEFAULT_FORMS, "heads", "skip", *LATENTS)
 """Forms whose curves a library holds."""
 
 PRICE = "price/"
-"""What the names of arrays of prices begin with in a file."""
+"""The beginning of the names of arrays of prices in a file."""
 HEAD = "head/"
 """Likewise of what rounding embedding and head costs."""
 _SHIPPED = "smollm2_curves.npz"

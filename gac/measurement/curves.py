@@ -37,7 +37,7 @@ from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 logger = logging.getLogger(__name__)
 
 PRICES = "scheme-3"
-"""What files of prices are called: its number changes as the way to find them does."""
+"""The name of files of prices; its number changes with their definition."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class _Part:
 
 
 RunsByPart = Callable[[_Part], ModelRuns | None]
-"""What runs the model for a part; None where the part needs no runs."""
+"""Runs the model for a part; None where the part needs no runs."""
 
 
 def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments, part: _Part) -> LayerFit:

@@ -93,11 +93,11 @@ def ordered(documents: object) -> tuple[Any, ...]:
     if isinstance(documents, Mapping) or hasattr(documents, "columns"):
         names: Any = getattr(documents, "columns", documents)
         columns = ", ".join(repr(name) for name in islice(names, 3))
-        given = f"{kind} of columns ({columns}) as documents"
-        raise TextError(given, _EXPECTED, "Give the column that has the text, such as documents['text'].")
+        problem = f"{kind} of columns ({columns}) as documents"
+        raise TextError(problem, _EXPECTED, "Give the column that has the text, such as documents['text'].")
     if isinstance(documents, (set, frozenset)):
-        given = f"{kind} of documents, whose order changes from run to run"
-        raise TextError(given, "documents in an order", "Give a list: sorted(documents).")
+        problem = f"{kind} of documents, whose order changes from run to run"
+        raise TextError(problem, "documents in an order", "Give a list: sorted(documents).")
     if not isinstance(documents, Iterable) or isinstance(documents, (str, bytes)):
         raise TextError(f"{kind} as documents", _EXPECTED, "Pass a list of documents.")
     return tuple(documents)
@@ -122,4 +122,4 @@ def check_characters(text: str, name: str, remedy: str | None = None) -> None:
 
 
 Text = str | Documents | Iterable[str]
-"""What a caller may call text: a name or a path, or documents."""
+"""Text as a caller may pass it: a name, a path, or documents."""

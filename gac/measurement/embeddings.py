@@ -28,8 +28,8 @@ def check_embeddings(model: PreTrainedModel) -> None:
     check_in_memory(model, ", with head=...", "where embedding and head are rounded", ", or leave head out")
     for name, module in embeddings_of(model).items():
         if said := unusual(module):
-            given = f"{name} of a {type(model).__name__} is {said}, with embedding and head to be rounded"
-            raise ModelError(given, "a plain embedding and a linear head", "Leave head out for this model.")
+            problem = f"{name} of a {type(model).__name__} is {said}, with embedding and head to be rounded"
+            raise ModelError(problem, "a plain embedding and a linear head", "Leave head out for this model.")
 
 
 def embedding_shapes(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:

@@ -52,10 +52,10 @@ def _by_refit(none: float, residual: float) -> Mapping[str, float]:
 PLAIN = Shares(_by_refit(1.0, 0.86), _by_refit(1.0, 0.7), _by_refit(1.0, 1.0))
 """Fitted on SmolLM2-135M, rounding on it rotated, at 2.8 to 4.3 bits a weight."""
 BEHIND_NORMS = Shares(_by_refit(1.7, 1.16), _by_refit(1.0, 0.56), _by_refit(1.0, 0.68))
-"""Where a norm stands before the residual stream: fitted on Gemma-3-270M, rounding on it permuted,
+"""For models with a norm before the residual stream: fitted on Gemma-3-270M, rounding on it permuted,
 with the values of heads rotated."""
 WHOLE = _by_refit(1.0, 0.7)
-"""What is predicted of a loss that was measured with all weights of a form at once. Fitted on both models, at 0.35 to
+"""The share that is predicted of a loss measured with all weights of a form at once. Fitted on both models, at 0.35 to
 0.7 of the KV cache, in plans that change nothing else (results/cache.md)."""
 
 

@@ -17,9 +17,9 @@ from gac.measurement.store import read_tensors, write_tensors
 from gac.models.sites import Weight
 
 MOST = 8
-"""How many changes are paired: those that lose least for each parameter that they save."""
+"""The number of changes that are paired: those that lose least for each parameter that they save."""
 ON_TEXT = 4
-"""How many of these are measured on text too. Each may take the whole calibration text."""
+"""The number of these that are measured on text too. Each may take all of the calibration text."""
 
 
 def with_pairs(

@@ -28,7 +28,7 @@ SURE = 1e-3
 SURE_SHARE = 0.1
 """So is this part of the divergence."""
 DIFFERS = 0.5
-"""How far what text loses lies from the divergence, as a share of it: about its spread where it was measured."""
+"""The distance of a text's loss from the divergence, as a share of it: about the spread that was measured."""
 
 
 def sampled(windows: Tensor) -> Tensor:

@@ -115,12 +115,11 @@ def measure(
         logger.info("%s", line)
     check_store(ranks)
     loaded = load_dense_model(model, tokenizer, stream=True)
-    space = resolved.recipe.space
-    resolved = resolved.with_rotation(space.rotate is None and space.few_bits and rotates_freely(loaded.model))
+    resolved = resolved.with_rotation(partial(rotates_freely, loaded.model))
     recipe = resolved.recipe
     _check_model(loaded.model, resolved)
     windows = cut_windows(texts, loaded, recipe.measure.seed, recipe.measure.bos)
-    _check_ranges(loaded.model, sites, recipe)
+    _check_ranges(loaded.model, resolved)
     digest = targeted_digest(loaded, sites)
     check_same_everywhere(ranks, loaded, digest, windows, recipe)
     if compare_with is not None:
@@ -228,8 +227,8 @@ def load_dense_model(
         family_of(load_config(str(model)))
     loaded = load_model(model, tokenizer, stream=stream, dequantise=True)
     if isinstance(loaded.model, CompressedModel):
-        given = f"a {type(loaded.model).__name__}, which is compressed"
-        raise ModelError(given, "a dense model", "Load the one it came from.")
+        problem = f"a {type(loaded.model).__name__}, which is compressed"
+        raise ModelError(problem, "a dense model", "Load the one it came from.")
     check_one_dtype(loaded.model)
     check_frequencies(loaded.model)
     return loaded
@@ -264,10 +263,10 @@ def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
         check_embeddings(model)
 
 
-def _check_ranges(model: PreTrainedModel, sites: Sequence[Site], recipe: Recipe) -> None:
+def _check_ranges(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
     """Refuse weights, and an embedding and LM head, with numbers too large for a scheme."""
-    targeted = [weight.name for site in sites for weight in site.weights]
-    for names, schemes in ((targeted, recipe.space.schemes), (embeddings_of(model), (recipe.space.head,))):
+    recipe = resolved.recipe
+    for names, schemes in ((resolved.weight_names, recipe.space.schemes), (embeddings_of(model), (recipe.space.head,))):
         tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
         for name in names if tightest.largest < inf else ():
             tightest.check_range(read_parameter(model, f"{name}.weight"), name)
@@ -354,8 +353,8 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | N
     parts = text.texts
     texts = Texts(tuple(TextSpec(part.text) for part in parts)) if calibration is None else Texts.of(calibration)
     if len(texts.parts) != len(parts):
-        given, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
-        raise PlanError(given, expected, "Give as many texts, in the same order.")
+        problem, expected = f"calibration on {texts.name}", f"{text.text}, as the plan was"
+        raise PlanError(problem, expected, "Give as many texts, in the same order.")
     texts = texts.sized([part.windows for part in parts], text.window_tokens)
     windows = cut_windows(texts, loaded, plan.recipe.measure.seed, text.bos)
     if windows.digest != text.digest:

@@ -109,9 +109,9 @@ def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windo
     Raises:
         TextError: as ``compare_texts``.
     """
-    given = check if isinstance(check, str) else Documents.of(check)
-    check_text_windows = evaluation_windows(given, tokenizer, length=windows.length, bos=windows.bos == "windows")
-    same = isinstance(given, str) and os.path.realpath(given) in {os.path.realpath(part.name) for part in texts.parts}
+    text = check if isinstance(check, str) else Documents.of(check)
+    check_text_windows = evaluation_windows(text, tokenizer, length=windows.length, bos=windows.bos == "windows")
+    same = isinstance(text, str) and os.path.realpath(text) in {os.path.realpath(part.name) for part in texts.parts}
     known = {row.numpy().tobytes() for row in windows.ids}
     if same or any(row.numpy().tobytes() in known for row in check_text_windows.ids):
         raise TextError(
@@ -120,8 +120,8 @@ def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windo
             "Check with a text that is held back.",
         )
     if len(windows) < 2:
-        given, expected = "a check beside 1 calibration window", "at least 2, each half of which is compared"
-        raise TextError(given, expected, "Calibrate on more windows.")
+        problem, expected = "a check beside 1 calibration window", "at least 2, each half of which is compared"
+        raise TextError(problem, expected, "Calibrate on more windows.")
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     check_vocabulary(check_text_windows, embedding.num_embeddings)
     return _spaced(check_text_windows)

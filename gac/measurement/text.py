@@ -22,12 +22,12 @@ _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
 _WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
 _WIKI_CALIBRATION_TOKENS = 200 * 1024
 _C4_DOCUMENTS = 2000
-"""How many documents are read, from the first on: a whole shard is 0.8 GB."""
+"""Documents that are read, from the first on: a shard is 0.8 GB."""
 _NAME = 80
-"""How many characters an error shows of what is no text."""
+"""Characters of a malformed text that an error shows."""
 
 Bos = Literal["none", "text", "windows"]
-"""Where there is a BOS: nowhere, at the head of the text, or at the head of every window."""
+"""The place of BOS: nowhere, at the head of the text, or at the head of every window."""
 _HEADS: Mapping[Bos, str] = MappingProxyType(
     {"none": "no BOS", "text": "BOS at the head of the text", "windows": "BOS at the head of every window"}
 )
@@ -84,7 +84,7 @@ class Windows:
         digest: SHA-256 of the token ids.
         start: where the first window begins, in tokens of the text.
         bos: where there is a BOS; at the head of every window it takes the place of one token of text.
-        whole: whether they are all windows of the text.
+        complete: they are all windows of the text.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Windows:
     digest: str
     start: int = 0
     bos: Bos = "none"
-    whole: bool = True
+    complete: bool = True
 
     def __len__(self) -> int:
         return int(self.ids.shape[0])
@@ -191,8 +191,8 @@ def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
     """
     token = getattr(tokenizer, "bos_token_id", None)
     if bos and token is None:
-        given = f"bos=True with a {type(tokenizer).__name__} without BOS"
-        raise TextError(given, "a tokenizer that has a BOS token", "Leave bos out, or use the model's own tokenizer.")
+        problem = f"bos=True with a {type(tokenizer).__name__} without BOS"
+        raise TextError(problem, "a tokenizer that has a BOS token", "Leave bos out, or use the model's own tokenizer.")
     if bos is None:
         bos = token is not None and _tokens("x", tokenizer, headed=True)[:1].tolist() == [token]
     return token if bos else None
@@ -258,9 +258,9 @@ def _check_size(windows: int | None, length: int) -> None:
         raise _bad_size(f"{windows} windows of {length} tokens")
 
 
-def _bad_size(given: str) -> TextError:
+def _bad_size(size: str) -> TextError:
     expected = "at least 1 window of at least 1 token, in whole numbers"
-    return TextError(given, expected, "Ask for a positive size, like wiki-sample:64x1024.")
+    return TextError(size, expected, "Ask for a positive size, like wiki-sample:64x1024.")
 
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
@@ -340,8 +340,8 @@ def check_text(name: str) -> None:
         return
     known = f"one of {', '.join(_SOURCES)}, or a path"
     if len(name) > _NAME:
-        given = f"text {name[:_NAME]!r} and {len(name) - _NAME:,} characters more is neither known nor a file"
-        raise TextError(given, known, "Pass documents as gac.Documents([...]).")
+        problem = f"text {name[:_NAME]!r} and {len(name) - _NAME:,} characters more is neither known nor a file"
+        raise TextError(problem, known, "Pass documents as gac.Documents([...]).")
     remedy = did_you_mean(name, _SOURCES, "Check the name or the path.")
     raise TextError(f"text {name!r} is neither known nor a file", known, remedy)
 

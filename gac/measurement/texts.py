@@ -14,7 +14,7 @@ from gac.measurement.text import TextSpec, Windows, calibration_windows, check_t
 _SPLITS = 16
 Part = TextSpec | Documents
 CalibrationText = Text | Part | Iterable[str | Part]
-"""What a caller may call calibration text, see ``Texts.of``."""
+"""Calibration text as a caller may pass it, see ``Texts.of``."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Texts:
 
     def __post_init__(self) -> None:
         if len(lengths := {part.length for part in self.parts}) > 1:
-            given = f"calibration windows of {' and '.join(map(str, sorted(lengths)))} tokens"
-            raise TextError(given, "one length for all texts", "Give all of them the same: NAME:32x1024.")
+            problem = f"calibration windows of {' and '.join(map(str, sorted(lengths)))} tokens"
+            raise TextError(problem, "one length for all texts", "Give all of them the same: NAME:32x1024.")
         names = [part.name for part in self.parts if isinstance(part, TextSpec)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -155,8 +155,8 @@ def _part(item: str | Part) -> Part:
     if isinstance(item, (TextSpec, Documents)):
         return item
     if not isinstance(item, str):
-        given = f"a {type(item).__name__} among calibration texts"
-        raise TextError(given, "names, paths, gac.Documents", "Leave it out.")
+        problem = f"a {type(item).__name__} among calibration texts"
+        raise TextError(problem, "names, paths, gac.Documents", "Leave it out.")
     spec = TextSpec.parse(item)
     check_text(spec.name)
     return spec

@@ -1,11 +1,7 @@
 """Copy weights to a GPU through pinned memory, which all threads of PyTorch fill."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from threading import Event
 from typing import Any
 
 import torch
@@ -15,8 +11,6 @@ LARGE = 1 << 16
 """Bytes from which a weight goes through pinned memory."""
 CHUNK = 32 << 20
 """Bytes of each of two pinned buffers: one is filled while the other is sent."""
-_TURN = 2e-4
-"""Switch interval of threads in seconds; Python's default of 0.005 would keep the GPU waiting."""
 _cuda: Any = torch.cuda  # whose events have no annotations
 
 
@@ -29,30 +23,6 @@ def moved(model: Any, device: torch.device | str) -> Any:
     return model.to(place)
 
 
-@contextmanager
-def sending(tensors: Mapping[str, Tensor], device: torch.device) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Copy tensors from host memory to a GPU in a background thread, which ends with the context.
-
-    Yields:
-        A function to call once: it waits for the copies and returns them, or raises the error of the thread. For any
-        other device it returns the tensors as they are.
-    """
-    if device.type != "cuda":
-        yield lambda: dict(tensors)
-        return
-    if device.index is None:  # which is another GPU in another thread
-        device = torch.device("cuda", torch.cuda.current_device())
-    stopped, turn = Event(), sys.getswitchinterval()
-    with ThreadPoolExecutor(1, "gac-sending") as pool:
-        copies = pool.submit(_sent, list(tensors.values()), device, stopped)
-        sys.setswitchinterval(_TURN)
-        try:
-            yield lambda: {name: copies.result().pop(0) for name in tensors}  # frees them here
-        finally:
-            sys.setswitchinterval(turn)
-            stopped.set()
-
-
 def _large(model: nn.Module) -> list[Tensor]:
     tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}.values()
     plain = [tensor for tensor in tensors if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided]
@@ -61,35 +31,24 @@ def _large(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def _sent(tensors: Sequence[Tensor], device: torch.device, stopped: Event | None = None) -> list[Tensor]:
+def _sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     targets = [torch.empty(source.shape, dtype=source.dtype, device=device) for source in tensors]
-    pairs = list(zip(tensors, targets, strict=True))
-    large, small = ([pair for pair in pairs if (pair[0].nbytes >= LARGE) is is_large] for is_large in (True, False))
     with torch.cuda.device(device), torch.no_grad():
-        if small:
-            torch._foreach_copy_([target for _, target in small], [source for source, _ in small])
-        if large:
-            _pass_through(large, stopped)
+        stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        done = [_cuda.Event() for _ in stages]
+        for turn, (pieces, places) in enumerate(_batches(zip(tensors, targets, strict=True))):
+            stage, event = stages[turn % 2], done[turn % 2]
+            event.synchronize()
+            sizes = [len(piece) for piece in pieces]
+            staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
+            torch._foreach_copy_(staged, pieces)
+            torch._foreach_copy_(places, staged, non_blocking=True)
+            event.record()
         torch.cuda.synchronize()
     return targets
 
 
-def _pass_through(pairs: Sequence[tuple[Tensor, Tensor]], stopped: Event | None) -> None:
-    stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    done = [_cuda.Event() for _ in stages]
-    for turn, (sources, targets) in enumerate(_batches(pairs)):
-        if stopped is not None and stopped.is_set():
-            break
-        stage, event = stages[turn % 2], done[turn % 2]
-        event.synchronize()
-        sizes = [len(source) for source in sources]
-        staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
-        torch._foreach_copy_(staged, sources)  # in one call, for Python goes on in other threads meanwhile
-        torch._foreach_copy_(targets, staged, non_blocking=True)
-        event.record()
-
-
-def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+def _batches(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     sources: list[Tensor] = []
     targets: list[Tensor] = []
     room = CHUNK

@@ -30,7 +30,7 @@ _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "q
 _DENSE = {"F64", "F32", "F16", "BF16", "BOOL", "I64", "float64", "float32", "float16", "bfloat16", "bool", "int64"}
 """Dtypes that dense checkpoints have, as safetensors and PyTorch call them; indices are in 64 bits."""
 _CAUSAL_MASK = re.compile(r"\.(attn|attention)\.bias$")
-"""What old checkpoints of GPT-2 and Pythia keep in 8 bits, and no weight; transformers does not read it."""
+"""Buffers of 8 bits in old checkpoints of GPT-2 and Pythia, which are no weights; transformers does not read them."""
 ACTIVATIONS = re.compile(r"(input|output|activation|[qkv])_(scale|zero_point|global_scale)$")
 """Names of tensors by which quantisers keep what belongs to inputs, outputs and the KV cache, and to no weight."""
 

@@ -9,6 +9,7 @@ are then spread over all features, and weights lose less when they are quantised
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -220,7 +221,7 @@ def _offset(model: PreTrainedModel, norm: str) -> float:
     Raises:
         ModelError: it is no RMSNorm.
     """
-    module: Any = model.get_submodule(norm)
+    module: Any = attrgetter(norm)(model)  # None in an OPT that was made without its last norm
     weight = getattr(module, "weight", None)
     if weight is not None and getattr(module, "bias", None) is None:
         x = torch.linspace(0.5, 1.5, len(weight), device=weight.device, dtype=weight.dtype)

@@ -38,15 +38,15 @@ FEW_BITS = 4
 """Schemes of at most this many bits rotate the model by default."""
 
 Refit = Literal["none", "residual", "update"]
-"""How weights are fitted again after compression, see ``gac.compression.refit``."""
+"""The refit of weights after compression, see ``gac.compression.refit``."""
 
 Shots = Literal[1, 2]
-"""How often gradients are taken, see ``gac.measurement.second_shot``."""
+"""The number of times that gradients are taken, see ``gac.measurement.second_shot``."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How the loss of a choice is estimated: metric, calibration text, gradient passes.
+    """The estimate of the loss of a choice: metric, calibration text, gradient passes.
 
     Attributes:
         method: the metric of errors: ``kfac``, ``svd-llm``, ``asvd`` (``asvd:ALPHA``) or ``svd``; or ``palu``

@@ -1,6 +1,6 @@
 """A recipe with every default decided, for one model and one latency table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,14 +40,14 @@ class ResolvedRecipe:
         """Names of all targeted weights."""
         return [weight.name for site in self.targeted for weight in site.weights]
 
-    def with_rotation(self, rotates_freely: bool) -> "ResolvedRecipe":
+    def with_rotation(self, rotates_freely: Callable[[], bool]) -> "ResolvedRecipe":
         """Decide ``space.rotate`` where it is open: norms tell only when the model is loaded.
 
         Args:
-            rotates_freely: the model can be rotated without a new weight, see ``gac.models.rotation.rotates_freely``.
+            rotates_freely: asked only where few bits make rotation useful, see ``gac.models.rotation.rotates_freely``.
         """
         space = self.recipe.space
         if space.rotate is not None:
             return self
-        space = replace(space, rotate=space.few_bits and rotates_freely)
+        space = replace(space, rotate=space.few_bits and rotates_freely())
         return replace(self, recipe=replace(self.recipe, space=space))

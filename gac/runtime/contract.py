@@ -4,7 +4,7 @@ SCHEMA = 3
 """Version of the key ``gac`` of a checkpoint's ``config.json``."""
 
 COMPRESSED = "gac_"
-"""What the ``model_type`` of a compressed checkpoint begins with; the dense one's follows."""
+"""The beginning of the ``model_type`` of a compressed checkpoint; the dense one's follows."""
 
 DIGESTS = "gac_digests.json"
 """The file beside a checkpoint's weights that says what every file was when it was saved."""
@@ -20,7 +20,7 @@ COMPRESSED_TENSORS = "compressed-tensors"
 """The ``quant_method`` that it names."""
 
 CACHES = ("cache", "past_key_values")
-"""What an attention of transformers calls its cache: from 5.24 on, and before."""
+"""Names of the cache among the arguments of an attention in transformers: from 5.24 on, and before."""
 
 _ENOUGH_OUTPUTS = 1 << 22
 

@@ -145,7 +145,7 @@ def test_windows_are_the_text_in_order_without_overlap(text: str, length: int, a
     windows = evaluation_windows(Documents([text]), Ordinals(), asked, length)
     assert windows.ids.shape == (asked or available, length)
     assert windows.ids.tolist() == even_steps(text, length, asked)
-    assert windows.whole == (len(windows) == available)
+    assert windows.complete == (len(windows) == available)
 
 
 def test_a_seed_draws_windows_from_the_whole_text(text_file: Path, prose: str) -> None:

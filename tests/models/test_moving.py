@@ -1,15 +1,11 @@
 """Models on their way to a device."""
 
-import sys
-from threading import Event
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from gac.models import moving
-from gac.models.moving import moved, sending
+from gac.models.moving import moved
 
 
 class Other(nn.Parameter):
@@ -78,41 +74,3 @@ def test_small_tensors_share_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
         torch._foreach_copy_(targets, sources)
     assert all(torch.equal(one, other) for one, other in zip(held, found, strict=True))
     assert list(moving._batches([])) == []
-
-
-def test_what_stays_on_the_cpu_is_not_sent() -> None:
-    held = {"one": torch.randn(3)}
-    with sending(held, torch.device("cpu")) as arrived:
-        assert arrived()["one"] is held["one"]
-
-
-def test_threads_take_turns_as_before_once_all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, turns = sys.getswitchinterval(), []
-
-    def sent(tensors: Any, device: torch.device, stopped: Event) -> Any:
-        return tensors
-
-    monkeypatch.setattr(moving, "_sent", sent)
-    with sending({"one": torch.ones(2)}, torch.device("cuda:0")) as arrived:
-        turns.append(sys.getswitchinterval())
-        assert arrived()["one"].tolist() == [1, 1]
-    assert turns[0] < before == sys.getswitchinterval()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gets_every_bit_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "CHUNK", 1 << 16)
-    held = tied().state_dict()
-    with sending(held, torch.device("cuda")) as arrived:
-        there = arrived()
-    assert there.keys() == held.keys()
-    for name, one in there.items():
-        assert one.device.type == "cuda"
-        assert torch.equal(one.cpu(), held[name])
-
-
-def test_the_thread_sends_to_the_gpu_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(moving, "_sent", lambda _, device, stopped: [device])
-    with sending({"one": torch.ones(2)}, torch.device("cuda")) as arrived:
-        assert arrived() == {"one": torch.device("cuda:3")}

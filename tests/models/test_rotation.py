@@ -181,6 +181,12 @@ def test_offloaded_weights_are_refused() -> None:
     assert not rotates_freely(model)
 
 
+def test_a_model_without_a_last_norm_is_refused() -> None:
+    model = small_model(small_config("opt", _remove_final_layer_norm=True))
+    assert_refused(lambda: rotate(model), "model.decoder.final_layer_norm is a NoneType, with rotate=True")
+    assert not rotates_freely(model)
+
+
 def test_it_says_that_a_head_is_untied(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="gac"):
         rotate(trained("llama", tie_word_embeddings=True))

@@ -25,12 +25,12 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str, loss
     Raises:
         GacError: matplotlib is missing.
     """
-    layers, whole = ([one for one in curve if one.phase == phase] for phase in ("blocks", "model"))
+    by_layer, of_model = ([point for point in curve if point.phase == phase] for phase in ("blocks", "model"))
     panels: list[Callable[[Axes], None]] = []
-    if layers:
-        panels.append(partial(_layers, points=layers))
-    if whole:
-        panels.append(partial(_whole, points=whole, start=start, loss=loss))
+    if by_layer:
+        panels.append(partial(_layers, points=by_layer))
+    if of_model:
+        panels.append(partial(_of_model, points=of_model, start=start, loss=loss))
     with page(max(1, len(panels)), title) as (figure, axes):
         for draw, ax in zip(panels, axes, strict=False):
             draw(ax)
@@ -38,15 +38,15 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str, loss
 
 
 def _layers(ax: "Axes", points: Sequence[LossPoint]) -> None:
-    _two_curves(ax, [one.step for one in points], points, ("before", "after"))
+    _two_curves(ax, [point.step for point in points], points, ("before", "after"))
     ax.set_xlabel("decoder layer")
     ax.set_ylabel("relative squared error of its output")
     ax.set_title("layers by themselves, on text held out")
 
 
-def _whole(ax: "Axes", points: Sequence[LossPoint], start: float, loss: str) -> None:
+def _of_model(ax: "Axes", points: Sequence[LossPoint], start: float, loss: str) -> None:
     ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
-    _two_curves(ax, [one.tokens / 1e6 for one in points], points, ("trained on", "held out"))
+    _two_curves(ax, [point.tokens / 1e6 for point in points], points, ("trained on", "held out"))
     ax.set_xlabel("tokens read, millions")
     ax.set_ylabel(f"{loss}, nats a token")
     ax.locator_params(axis="x", nbins=5)
@@ -54,7 +54,7 @@ def _whole(ax: "Axes", points: Sequence[LossPoint], start: float, loss: str) -> 
 
 
 def _two_curves(ax: "Axes", x: Sequence[float], points: Sequence[LossPoint], labels: tuple[str, str]) -> None:
-    ax.plot(x, [one.train_loss for one in points], label=labels[0], **_DASHED)
-    ax.plot(x, [one.heldout_loss for one in points], label=labels[1], **_SOLID)
+    ax.plot(x, [point.train_loss for point in points], label=labels[0], **_DASHED)
+    ax.plot(x, [point.heldout_loss for point in points], label=labels[1], **_SOLID)
     ax.set_ylim(bottom=0)
     ax.legend()

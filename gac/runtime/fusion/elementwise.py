@@ -173,7 +173,7 @@ def _is_rotary(plain: Callable[..., Any]) -> bool:
 
 _ACTIVATION = ("act_fn", "activation_fn")
 _GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"))
-"""What transformers calls the weights of a gated MLP: those that write, and the one that reads."""
+"""Names in transformers of the weights of a gated MLP: those that write the product, and the one that reads it."""
 
 
 def fuse_elementwise(model: nn.Module) -> None:

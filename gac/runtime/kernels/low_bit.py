@@ -69,7 +69,7 @@ class Order:
 _VECTORS = dict.fromkeys((8, 4, 3), Vector(8, 8, 4)) | {2: Vector(4, 4, 4)}
 """By bits; one row of others is multiplied in tiles."""
 _OF_SHORT_ROWS = dict.fromkeys((4, 3), Vector(8, 8, 4, registers=80))
-"""Where a step takes all of a row, fewer registers will do, and more programs run at once."""
+"""Steps that take all of a row need fewer registers, so more programs run at once."""
 _SHORT = 4096
 _MATRICES = {16: Tile(16, 128, 128, 4, 4), 32: Tile(32, 128, 128, 4, 4), MOST_ROWS: Tile(64, 128, 128, 4, 3)}
 """By the most rows."""

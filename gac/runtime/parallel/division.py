@@ -18,7 +18,7 @@ from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import StoredLinear
 
 Style = Literal["colwise", "colwise_gather", "rowwise"]
-"""How a matrix is divided: its rows (``colwise``, as engines call it, for these are columns of W^T), whose outputs stay
+"""The division of a matrix: its rows (``colwise``, as engines say, for these are columns of W^T), whose outputs stay
 where they are or are gathered in every process, or its columns, whose outputs are summed."""
 
 _SHARED = ("k_proj", "v_proj")

@@ -98,7 +98,7 @@ def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> 
 
 
 _FACTOR = "scalar_embed_scale"
-"""What Gemma's embeddings call the number that they multiply by."""
+"""The name of the factor of Gemma's embeddings."""
 
 
 def embeddings_of(model: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
     "Integers8": (Integers8, ()),
     "Floats8": (Floats8, ()),
 }
-"""What can hold a matrix, by the name that ``config.json`` gives it, and the options that make one."""
+"""Storages by their name in ``config.json``, and the options that make one."""
 
 
 class Stored(nn.Module):
