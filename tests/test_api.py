@@ -176,7 +176,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         (
             {"method": "palu:2", "kv_cache": 0.5},
             "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, the kept fraction "
-            "fraction of the KV cache. Drop the KV-cache limit.",
+            "of the KV cache. Drop the KV-cache limit.",
         ),
         (
             {"forms": ("latent:1",), "latency": 0.9},
