@@ -15,14 +15,13 @@ from transformers import PreTrainedModel
 from gac.allocation.latencies import Timing, summed_attention
 from gac.core.workloads import Workload
 from gac.evaluation.latency import Entry, Spread, Timed, Timer, time_in_turns
-from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import variant, weight_bytes, without_gemms
 from gac.evaluation.split import SplitShapes
 from gac.evaluation.versions import Version
-from gac.forms import form_named
-from gac.forms.planned_sites import fuse_sites
+from gac.forms import DENSE, FORMS, Form, form_named
+from gac.forms.planned_sites import as_planned, fuse_sites
 from gac.measurement.embeddings import quantised_embeddings
-from gac.models.sites import Site
+from gac.models.sites import Site, Weight
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import WeightChoice
 from gac.profiling.timing.sampling import BATCH
@@ -32,18 +31,57 @@ _USABLE = 0.92
 _WORKSPACE = 4 * 10**9
 
 
+PARTS: Mapping[str, Form] = {part: form for form in FORMS for part in form.removes}
+"""Components of the time beside the GEMMs (attentions, MLPs, heads, neurons), by the form that removes each."""
+
+
+def shares(choices: Sequence[WeightChoice]) -> dict[str, float]:
+    """The fraction of each component that the choices keep, from 0 to 1."""
+    kept = {
+        part: [_share(form, choice) for choice in choices if _is_output(part, choice.weight)]
+        for part, form in PARTS.items()
+    }
+    return {part: sum(values) / len(values) if values else 1.0 for part, values in kept.items()}
+
+
+def _share(remover: Form, choice: WeightChoice) -> float:
+    form, dim = form_named(choice.form).shortening(choice.dim)
+    return dim / form.full(choice.weight) if form.name == remover.name else 1.0
+
+
+def _is_output(part: str, weight: Weight) -> bool:
+    return (weight.values if part in ("heads", "attentions") else weight.neurons) == "in"
+
+
+def without(sites: Sequence[Site], part: str | None = None) -> tuple[WeightChoice, ...]:
+    """Dense choices without half of one component: half of each block's, or half of the blocks."""
+    weights = [weight for site in sites for weight in site.weights]
+    dense = {weight.name: WeightChoice(weight, DENSE.name, DENSE.full(weight)) for weight in weights}
+    if part is None:
+        return tuple(dense.values())
+    form = PARTS[part]
+    blocks = [
+        site
+        for site in as_planned(sites, (form.name,), False)
+        if any(_is_output(part, weight) for weight in site.weights) and site.joint_weights(form)
+    ]
+    for site in blocks[::2] if form.loss.needs_forward_runs else blocks:
+        dense |= {
+            weight.name: WeightChoice(weight, form.name, form.full(weight) // 2)
+            for weight in site.weights
+            if form.applies_to(weight)
+        }
+    return tuple(dense.values())
+
+
 @dataclass(frozen=True)
 class Reference:
-    """The measurements, all from one run, that predictions of a workload rest on.
-
-    Attributes:
-        reduced: by component (``gac.evaluation.parts.PARTS``): its remaining share, and ``rest`` with that share.
-    """
+    """The measurements, all from one run, that predictions of a workload rest on."""
 
     dense: Spread  # the dense model, fused as the predicted model is
     table_ns: int  # its GEMMs by the latency table
     rest: Spread  # the model without the GEMMs of its targeted weights
-    reduced: Mapping[str, tuple[float, Spread]]
+    reduced: Mapping[str, tuple[float, Spread]]  # by component of PARTS: its remaining share, and ``rest`` with that
 
     def predict(self, table_ns: int, shares: Mapping[str, float]) -> float:
         """ns of a model: its GEMMs by the table, scaled as the dense model's, and the rest by its components."""
@@ -54,29 +92,20 @@ class Reference:
         )
         return scale * table_ns + rest - sum(saved)
 
-    def predict_by_sum(self, table_ns: int) -> float:
-        """A simpler prediction: the table's sum, and the dense model's time beyond its own sum."""
-        return table_ns + self.dense.median_ns - self.table_ns
-
 
 @dataclass(frozen=True)
 class Result:
-    """One version at one workload.
-
-    Attributes:
-        dense, dense_fused: of the dense model, in the same rounds.
-        predicted_ns, sum_ns: ``Reference.predict`` and ``predict_by_sum``; None if the table lacks a shape.
-    """
+    """One version at one workload; predictions are None if the table lacks a shape."""
 
     params: int  # of the targeted weights
     loss: float  # predicted, nats a token
     timed: Timed  # the measurement
-    dense: Spread
+    dense: Spread  # of the dense model, in the same rounds
     dense_fused: Spread
     rest: Spread  # of the model without the GEMMs of its targeted weights, likewise
     planned_bytes: int  # those of the dense model, with the plan's weights and KV cache
-    predicted_ns: float | None = None
-    sum_ns: float | None = None
+    predicted_ns: float | None = None  # by ``Reference.predict``
+    sum_ns: float | None = None  # the table's sum, and the dense model's time beyond its own sum
 
     @property
     def memory_error(self) -> float:
@@ -136,21 +165,18 @@ class Bench:
         return self.split.ranks.size if self.split else 1
 
     def _time_group(self, group: Sequence[Version], workload: Workload, parts: Sequence[str]) -> list[Result]:
-        versions, sites = [*self.dense_versions, *group], self.sites
-        heads, reduced = _heads(versions), {part: without(sites, part) for part in parts}
+        versions = [*self.dense_versions, *group]
+        heads, reduced = _heads(versions), {part: without(self.sites, part) for part in parts}
+        rests = [*((without(self.sites), head) for head in heads), *((choices, None) for choices in reduced.values())]
         entries = [Entry(version.name, partial(self._build, version), version.compiled) for version in versions]
-        entries += [Entry("rest", partial(self._build_rest, without(sites), head)) for head in heads]
-        entries += [Entry("rest", partial(self._build_rest, choices, None)) for choices in reduced.values()]
+        entries += [Entry("rest", partial(self._build_rest, *rest)) for rest in rests]
         timed = time_in_turns(entries, workload, self.timer)
-        latencies = [each.latency for each in timed[len(versions) :]]
-        rests = dict(zip(heads, latencies, strict=False))
+        spreads = iter(each.latency for each in timed[len(versions) :])
+        by_head = {head: next(spreads) for head in heads}
+        by_part = {part: (shares(choices)[part], next(spreads)) for part, choices in reduced.items()}
         dense = {version.fused is True: each for version, each in zip(self.dense_versions, timed, strict=False)}
-        less = {
-            part: (shares(reduced[part])[part], latency)
-            for part, latency in zip(reduced, latencies[len(heads) :], strict=True)
-        }
         pairs = zip(versions, timed, strict=False)
-        return [self._result(version, each, dense, rests, less) for version, each in pairs]
+        return [self._result(version, each, dense, by_head, by_part) for version, each in pairs]
 
     def _build(self, version: Version) -> PreTrainedModel:
         fused = fuse_sites(self.sites) if version.fused is True else version.fused or ()
@@ -189,15 +215,16 @@ class Bench:
         # The model without GEMMs has dense attention, and reduced models show the effect of other forms. So attention
         # is subtracted from the sums, and the difference that latents make is added.
         latent = [form_named(choice.form).cache.axis(choice.weight) is not None for choice in version.choices]
-        before, after = ([*compress(each.choices, latent)] for each in (dense_version, version))
-        sums = [
-            summed_attention(self.timing, each, workload)
-            for each in (dense_version.choices, version.choices, before, after)
-        ]
-        reference = Reference(dense_timed.latency, dense_ns - sums[0], rest, reduced)
+        both = dense_version.choices, version.choices
+        dense_attention, attention, before, after = (
+            summed_attention(self.timing, choices, workload)
+            for choices in (*both, *([*compress(choices, latent)] for choices in both))
+        )
+        reference = Reference(dense_timed.latency, dense_ns - dense_attention, rest, reduced)
         head_ns = rests[version.head].median_ns - rest.median_ns
-        predicted = reference.predict(table_ns - sums[1], shares(version.choices)) + sums[3] - sums[2] + head_ns
-        return replace(result, predicted_ns=predicted, sum_ns=reference.predict_by_sum(table_ns - sums[0]))
+        predicted = reference.predict(table_ns - attention, shares(version.choices)) + after - before + head_ns
+        by_sum = table_ns - dense_attention + reference.dense.median_ns - reference.table_ns
+        return replace(result, predicted_ns=predicted, sum_ns=by_sum)
 
     def _bytes(self, version: Version, workload: str) -> int:
         parsed = Workload.parse(workload)

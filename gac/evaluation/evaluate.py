@@ -10,20 +10,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gac.checkpoint.load import load
 from gac.core.arguments import Count, CountOrZero, checked
-from gac.core.errors import GacError
-from gac.evaluation.models import ModelOrName, open_model, shared_tokenizer
-from gac.evaluation.perplexity import compare_models, perplexity_on
-from gac.evaluation.protocol import Sample, dtype_of, take_sample
+from gac.core.errors import GacError, ModelError
+from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_sample
 from gac.evaluation.results import Evaluated, Evaluation, OnText
 from gac.evaluation.tasks import Suite, open_suite
 from gac.measurement.documents import Documents, Text, ordered
-from gac.models.loading import Loaded, is_checkpoint, load_config, model_digest
+from gac.models.loading import Loaded, is_checkpoint, load_config, load_model, load_tokenizer, model_digest
 from gac.models.packaged import PACKAGED
 from gac.models.threads import one_call_at_a_time
 from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger("gac")
+
+ModelOrName = PreTrainedModel | str | Path
+"""A loaded model, or the name of one: a directory (a compressed one too), a hub id, ``smollm2``."""
 
 
 @checked
@@ -50,11 +52,9 @@ def evaluate(
     Args:
         models: one or more loaded models, or names: directories (compressed or dense), hub ids, ``smollm2``.
         against: the model that the others are compared with, the dense one.
-        text: the text of perplexity, as for ``gac.perplexity``; None measures none.
+        text, windows, length, bos: as for ``gac.perplexity``; the text None measures no perplexity.
         also: another text, or several, measured like ``text``.
-        windows, length, bos: as for ``gac.perplexity``.
-        tasks: one or more names of lm-evaluation-harness's tasks, or paths of task files
-            (``gac.evaluation.tasks.open_suite``).
+        tasks: one or more names of lm-evaluation-harness's tasks, or paths of task files.
         num_fewshot, limit: examples before every item, and items, of each task.
         batch: windows, and requests of a task, that run at once.
         kl: measure KL divergence from ``against`` and top-1 agreement with it too. Both models are then in memory,
@@ -80,7 +80,7 @@ def evaluate(
     for model in everyone:
         if isinstance(model, str | Path):
             load_config(str(model))  # fails early if there is no such model
-    reader = shared_tokenizer(everyone) if tokenizer is None else tokenizer
+    reader = _shared_tokenizer(everyone) if tokenizer is None else tokenizer
     suite = open_suite(tasks, num_fewshot, limit) if tasks else None
     samples = [take_sample(reader, each, windows, length, bos) for each in texts]
     measure = partial(_measure, tokenizer=reader, samples=samples, suite=suite, batch=batch, progress=progress)
@@ -100,11 +100,40 @@ def _common_dtype(models: Sequence[ModelOrName]) -> torch.dtype | None:
     return torch.float32 if any(wide) else None
 
 
+def open_model(
+    model: ModelOrName, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Loaded:
+    """Load a dense model, or a compressed one with its plan as ``gac_plan``; a loaded model is not changed."""
+    if isinstance(model, str | Path) and is_checkpoint(model):
+        return Loaded(load(str(model), device, dtype), str(model), str(model))
+    return load_model(model, device=device, dtype=dtype)
+
+
 def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:
     if not isinstance(model, str | Path):
         return open_model(model)
     logger.info("loading %s", model)
     return open_model(model, dtype=dtype if is_checkpoint(model) else None)
+
+
+def _shared_tokenizer(models: Sequence[ModelOrName]) -> Any:
+    """The tokenizer of the first model, if all models have the same vocabulary; else a ModelError."""
+    (first, shared), *others = map(_name_and_tokenizer, models)
+    for name, tokenizer in others:
+        if tokenizer.get_vocab() != shared.get_vocab():
+            raise ModelError(
+                f"{first} and {name} have different vocabularies",
+                "models of one vocabulary: perplexity per token compares nothing else",
+                "Evaluate each on its own.",
+            )
+    return shared
+
+
+def _name_and_tokenizer(model: ModelOrName) -> tuple[str, Any]:
+    if isinstance(model, str | Path):
+        return str(model), load_tokenizer(str(model))
+    loaded = load_model(model)
+    return loaded.name, loaded.tokenizer
 
 
 def _measure(
@@ -131,11 +160,11 @@ def _measure(
     for result in on_texts:
         logger.info("%s: %s", loaded.name, result.perplexity)
     scores = suite.run(model, tokenizer, batch, progress) if suite else ()
-    parameters, dtype = count_parameters(model), dtype_of(model)
-    evaluated = Evaluated(loaded.name, parameters, dtype, scores=scores, plan=plan, also=tuple(on_texts[1:]))
-    if on_texts:
-        evaluated = replace(evaluated, perplexity=on_texts[0].perplexity, divergence=on_texts[0].divergence)
-    return evaluated, of_reference
+    first = vars(on_texts[0]) if on_texts else {}
+    also, parameters = tuple(on_texts[1:]), count_parameters(model)
+    return Evaluated(
+        loaded.name, parameters, dtype_of(model), scores=scores, plan=plan, also=also, **first
+    ), of_reference
 
 
 def _prediction(result: Evaluated, dense: Loaded) -> float | None:

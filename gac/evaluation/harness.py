@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from gac.core.errors import ModelError
-from gac.evaluation.models import open_model
+from gac.evaluation.evaluate import open_model
 from gac.models.loading import load_tokenizer
 
 # Its constructor warns about models that are loaded already; here they always are.
@@ -31,9 +31,8 @@ class GacLM(HFLM):  # type: ignore[misc]
     Args:
         pretrained: a directory that ``gac.save`` wrote, any other name that ``gac.allocate`` takes, or a loaded model.
         tokenizer: a tokenizer, or the name of one; None takes the model's own.
-        device: None takes the GPU if there is one.
         dtype: such as ``bfloat16``; ``auto`` takes the checkpoint's own.
-        options: other options of the harness's Hugging Face model (``batch_size``, ``max_length``, ``add_bos_token``).
+        options: of the harness's Hugging Face model (``batch_size``, ``max_length``, ``add_bos_token``).
 
     Raises:
         GacError: the model or its tokenizer cannot be read.
@@ -51,23 +50,13 @@ class GacLM(HFLM):  # type: ignore[misc]
         super().__init__(pretrained, tokenizer=tokenizer, **options)
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Log-likelihoods as the harness computes them.
-
-        Raises:
-            ModelError: one is NaN or infinite.
-        """
+        """As the harness; a ModelError if one is NaN or infinite."""
         answers = super().loglikelihood(requests, disable_tqdm)
         _check_finite(value for value, _ in answers)
         return answers
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Log-likelihoods of full texts after the BOS that the harness adds.
-
-        The tokenizer adds none here: the harness's Hugging Face model would predict a second BOS.
-
-        Raises:
-            ModelError: one is NaN or infinite.
-        """
+        """As the harness, whose own BOS is the only one: its Hugging Face model would predict the tokenizer's too."""
         before, self.add_bos_token = self.add_bos_token, False
         try:
             answers = super().loglikelihood_rolling(requests, disable_tqdm)

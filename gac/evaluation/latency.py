@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -62,13 +62,12 @@ class Timer(Protocol, Generic[Prepared]):
         """Run each once, in this order; ns of each."""
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A model to benchmark: name, builder, and whether to torch.compile it."""
+class Entry(NamedTuple):
+    """A model to benchmark."""
 
     name: str
     build: Callable[[], PreTrainedModel]
-    compiled: bool = False
+    compiled: bool = False  # with torch.compile
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Timed:
 
 
 def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
-    """Time models in turns; all of them are in memory at once.
+    """Time models in turns, with all of them in memory.
 
     Raises:
         GacError: there are more than ten, they do not fit, or the workload is longer than a model's positions.
@@ -99,12 +98,10 @@ def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: "Timer[An
 
 
 def interleaved(run_round: Callable[[Sequence[int]], Batch], count: int) -> Floats:
-    """Samples in ns, ``(rounds, count)``: every version once a round, in random order (seed 0).
+    """Samples in ns, ``(rounds, count)``: every version once a round, in random order (seed 0), as ``METHOD`` says.
 
-    A GPU at its power limit is faster after a run that took little power, so the order varies. Rounds are taken until
-    every median is known to 0.5 %: 7 to 31, or only 7 if these take 4 seconds. The first round is dropped. One that was
-    queued too late, and includes launch overhead, is repeated, up to 16 times.
-
+    A GPU at its power limit is faster after a run that took little power, so the order varies. The first round is
+    dropped. One that was queued too late, and includes launch overhead, is repeated, up to 16 times.
     """
     rows: list[Floats] = []
     spent, discarded = 0.0, 0
@@ -124,7 +121,7 @@ def interleaved(run_round: Callable[[Sequence[int]], Batch], count: int) -> Floa
     return np.stack(rows)
 
 
-Captured = tuple[torch.cuda.CUDAGraph, Step]  # A graph, and the step that owns its inputs and outputs
+Captured = tuple[torch.cuda.CUDAGraph, Step]  # a graph, and the step that owns its inputs and outputs
 
 
 class GraphTimer:
@@ -183,9 +180,8 @@ class Context:
         self.token = ids[:, -1:].contiguous()
         self.position = torch.full((1, 1), self.length, device=ids.device)
         self.cache = StaticCache(config=model.config, max_cache_len=ids.shape[1])
-        with torch.no_grad():
-            read = min(self.length, READ)
-            model(input_ids=ids[:, :read], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        read = min(self.length, READ)
+        _last_logits(model, self.cache, input_ids=ids[:, :read])
         layers: Any = self.cache.layers
         for states in (states for layer in layers if layer.is_initialized for states in (layer.keys, layer.values)):
             for start in range(read, states.shape[2], read):
@@ -217,11 +213,10 @@ class Contexts:
         return self._contexts[layout]
 
 
-@torch.no_grad()
 def _layout(model: Any, ids: Tensor) -> _Layout:
     """The shapes of keys and values in every layer that has any; plans can shorten values."""
     cache = DynamicCache(config=model.config)
-    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    _last_logits(model, cache, input_ids=ids)
     layers: Any = cache.layers
     pairs = ((layer.keys, layer.values) if layer.is_initialized else () for layer in layers)
     return tuple(tuple(tuple(states.shape) for states in pair) for pair in pairs)
@@ -247,24 +242,20 @@ def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:
 
 def prefill_step(model: Any, ids: Tensor) -> Step:
     """A step that reads all tokens into a new cache and returns the last logits; sliding windows are ignored."""
-
-    @torch.no_grad()
-    def step() -> Tensor:
-        cache = DynamicCache(config=model.config)
-        logits: Tensor = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        return logits
-
-    return step
+    return lambda: _last_logits(model, DynamicCache(config=model.config), input_ids=ids)
 
 
 def decode_step(model: Any, context: Context) -> Step:
     """A step that reads the last token of each sequence after the context, as often as it is called."""
 
-    @torch.no_grad()
     def step() -> Tensor:
         context.lengths.fill_(context.length)
-        inputs = {"input_ids": context.token, "position_ids": context.position, "past_key_values": context.cache}
-        logits: Tensor = model(**inputs, use_cache=True, logits_to_keep=1).logits
-        return logits
+        return _last_logits(model, context.cache, input_ids=context.token, position_ids=context.position)
 
     return step
+
+
+@torch.no_grad()
+def _last_logits(model: Any, cache: Any, **inputs: Tensor) -> Tensor:
+    logits: Tensor = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+    return logits

@@ -1,8 +1,11 @@
 """Perplexity, and divergence of a compressed model from the dense one, by one protocol."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import exp, isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +15,84 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.core.arguments import Count, checked
 from gac.core.arrays import Floats
-from gac.core.errors import ModelError
+from gac.core.errors import ModelError, TextError
 from gac.core.progress import progress_bar
-from gac.evaluation.protocol import Sample, dtype_of, take_sample
 from gac.evaluation.results import Divergence, Perplexity
-from gac.measurement.documents import Text
+from gac.measurement.documents import Documents, Text
+from gac.measurement.text import (
+    Windows,
+    check_positions,
+    check_vocabulary,
+    evaluation_windows,
+    text_names,
+    window_length,
+)
 from gac.models.modules import frozen
 from gac.models.threads import one_call_at_a_time
+from gac.plan.plan import Plan
 
 POSITIONS = 512  # float32 logits are made for this many positions at a time: 256 MB at 128k words
 CPU_POSITIONS = 32  # few on a CPU, so that they stay in its cache
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Windows of a text that do not overlap, and their documents, if any."""
+
+    cut: Windows
+    documents: Documents | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The number of predicted tokens: all but the first of each window."""
+        return len(self.cut) * (self.cut.length - 1)
+
+    @property
+    def protocol(self) -> str:
+        cut = self.cut
+        size = f"{len(cut)} windows x {cut.length}{'' if cut.complete else ' in even steps'}"
+        return f"{cut.name}, {size} from token {cut.start}, non-overlapping, {cut.head}"
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Check that the model can be evaluated on the sample.
+
+        Raises:
+            TextError: its plan was calibrated on one of the documents, or it lacks a token.
+            ModelError: a window has more tokens than the model has positions.
+        """
+        check_positions(model, self.cut.length, "windows")
+        plan = getattr(model, "gac_plan", None)
+        if self.documents is not None and isinstance(plan, Plan):
+            known, digests = set(plan.documents), self.documents.digests
+            if seen := [position for position, digest in enumerate(digests) if digest in known]:
+                raise TextError(
+                    f"{len(seen)} of {self.documents.name}, the first at position {seen[0]}, are among the plan's "
+                    "calibration text",
+                    "text that the model was not calibrated on",
+                    "Hold documents back for evaluation.",
+                )
+        embedding: Any = model.get_input_embeddings()
+        check_vocabulary(self.cut, embedding.num_embeddings)
+
+
+def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None = None) -> Sample:
+    """Cut a text into windows; arguments and TextErrors as for ``gac.perplexity``.
+
+    A string with white space that is no path and no name is one document.
+    """
+    if not isinstance(text, str):
+        text = Documents.of(text)
+    elif any(map(str.isspace, text)) and text not in text_names() and not os.path.isfile(text):
+        text = Documents([text])
+    length = window_length(text) if length is None else length
+    if length < 2:
+        raise TextError(f"windows of {length} tokens", "at least 2: the first is not predicted", "Ask for more.")
+    documents = text if isinstance(text, Documents) else None
+    return Sample(evaluation_windows(text, tokenizer, windows, length, bos), documents)
+
+
+def dtype_of(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 @checked
@@ -80,9 +151,7 @@ def divergence(
     Log-probabilities are in float32, sums in float64.
 
     Args:
-        model: the compressed model.
-        reference: the dense one, with the same vocabulary.
-        tokenizer, text, windows, length, bos, batch, progress: as for ``perplexity``.
+        reference: the dense model, with the same vocabulary; other arguments as for ``perplexity``.
 
     Raises:
         TextError: as for ``perplexity``.
@@ -155,8 +224,7 @@ def _sums(
                     raise _not_finite(f"the loss of window {first + offset} is {loss}", "a finite loss")
             total = total + np.array([sum(window) for window in values])
             bar.update(len(ids))
-    sums: list[float] = total.tolist()
-    return sums
+    return total.tolist()  # type: ignore[no-any-return]
 
 
 def _perplexity_of(loss: float, sample: Sample, model: PreTrainedModel) -> Perplexity:

@@ -47,10 +47,9 @@ def planner_of_shapes(
     schemes: Sequence[str] = (),
     gpus: int = 1,
 ) -> Planner:
-    """A planner for these shapes, with the loss curves of SmolLM2 (``CurveLibrary``).
+    """A planner for shapes or their name (``gac.models.shapes.SHAPES``), with SmolLM2's loss curves (``CurveLibrary``).
 
     Args:
-        name: a name in ``gac.models.shapes.SHAPES``, or shapes.
         layers: to plan fewer layers than the model has.
         schemes: the schemes that plans may use.
         gpus: the number of GPUs that weights are split over.
@@ -81,11 +80,7 @@ def planner_of_shapes(
 def model_of_shapes(
     name: str, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, layers: int | None = None
 ) -> PreTrainedModel:
-    """A dense model of these shapes on the device, with the random weights of transformers.
-
-    Raises:
-        ModelError: the shapes are unknown.
-    """
+    """A dense model of these shapes with transformers' random weights; a ModelError if they are unknown."""
     sizes = asdict(_shapes(name, layers))
     config = _AutoConfig.for_model(**sizes, max_position_embeddings=_POSITIONS, tie_word_embeddings=False)
     torch.manual_seed(0)
@@ -169,6 +164,10 @@ def sharing(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, shared)
 
 
+def is_stored(choice: WeightChoice) -> bool:
+    return scheme_named(choice.scheme).storage is not None
+
+
 def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
     dense = linear_at(model, choice.name)
     module = empty_module(choice, dense.bias is not None, dense.weight.device, dense.weight.dtype)
@@ -176,7 +175,3 @@ def _random(model: PreTrainedModel, choice: WeightChoice) -> nn.Module:
         nn.init.normal_(parameter, std=SCALE)
     module = module.eval().requires_grad_(False)
     return store(scheme_named(choice.scheme), module) if is_stored(choice) else module
-
-
-def is_stored(choice: WeightChoice) -> bool:
-    return scheme_named(choice.scheme).storage is not None

@@ -1,8 +1,7 @@
 """Models to time that are split over GPUs: each process makes its own shards, and never a full model."""
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
@@ -45,8 +44,7 @@ class SplitShapes:
     @staticmethod
     def of(name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> "SplitShapes":
         """For named shapes; a ModelError if they are unknown or cannot be split."""
-        with _as_model_error():
-            return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
+        return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
 
     def variant(
         self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), plain: bool = False
@@ -72,8 +70,7 @@ class SplitShapes:
         model, dtype = sharing(self.meta), self.meta.dtype
         biased = {choice.name: linear_at(self.meta, choice.name).bias is not None for choice in changed}
         swap_in(model, {each.name: empty_stored(each, biased[each.name], "meta", dtype).eval() for each in changed})
-        split(model, replace(self.ranks, device=torch.device("meta")))
-        return model
+        return _divided(model, replace(self.ranks, device=torch.device("meta")))
 
     @torch.no_grad()
     def _filled(self, model: Any, known: dict[str, nn.Parameter], changed: Sequence[WeightChoice]) -> Any:
@@ -135,15 +132,12 @@ def open_split(name: str, ranks: Ranks) -> PreTrainedModel:
     """Load this process's shard of a dense model or of a directory that GAC wrote."""
     if is_checkpoint(name):
         return load(name, tp_plan="auto")
-    model = load_model(name, device="cpu").model
-    with _as_model_error():
-        split(model, ranks)
-    return model
+    return _divided(load_model(name, device="cpu").model, ranks)
 
 
-@contextmanager
-def _as_model_error() -> Iterator[None]:
+def _divided(model: PreTrainedModel, ranks: Ranks) -> PreTrainedModel:
     try:
-        yield
+        split(model, ranks)
     except SplitError as failure:
         raise ModelError(failure.given, failure.expected, failure.remedy) from failure
+    return model

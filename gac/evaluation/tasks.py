@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError, TaskError, did_you_mean, first_line
 from gac.core.progress import has_bars
-from gac.evaluation.protocol import dtype_of
+from gac.evaluation.perplexity import dtype_of
 from gac.evaluation.results import TaskScore
 from gac.models.modules import frozen
 

@@ -1,6 +1,6 @@
 """Versions to benchmark: the dense model, a compressor's dims, these padded and rounded, and GAC's plans."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import fsum
@@ -14,7 +14,6 @@ from gac.allocation.weight_rules import Rounding
 from gac.core.errors import BudgetError, ModelError
 from gac.core.workloads import Workload
 from gac.forms import DEFAULT_FORMS, form_named
-from gac.forms.loss_curves import LossCurves
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site
 from gac.plan.costs import BYTES, KV_NUMBERS, ns_of
@@ -38,15 +37,11 @@ UNIFORM = f"uniform:nearest{COARSE}"
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """A version of a model to time.
-
-    Attributes:
-        fused: True if weights with the same input share their first GEMM; or the sites whose weights do.
-    """
+    """A version of a model to time."""
 
     name: str  # for tables
     choices: tuple[WeightChoice, ...]  # the choice of every weight, in model order
-    fused: bool | tuple[Site, ...]
+    fused: bool | tuple[Site, ...]  # True if weights with the same input share their first GEMM; or the sites that do
     loss: float  # predicted, nats a token
     table_ns: Mapping[str, int | None]  # latency by the latency table, by workload; None if it lacks a shape
     compiled: bool = False  # the layers run through ``torch.compile`` with ``shape_padding``
@@ -62,15 +57,12 @@ class Version:
     @property
     def bytes(self) -> int:
         """Of the targeted weights, in their schemes."""
-        return self._cost(BYTES)
+        return counted(self.choices, BYTES)[0]
 
     @property
     def kv_numbers(self) -> int:
         """Of a token in the KV cache."""
-        return self._cost(KV_NUMBERS)
-
-    def _cost(self, name: str) -> int:
-        return counted(self.choices, name)[0]
+        return counted(self.choices, KV_NUMBERS)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +85,8 @@ class Planner:
     def problem_of(self, budget: float, **options: Any) -> Problem:
         """The problem of the same model with another recipe; options as for ``Recipe.of``."""
         base = self.problem.recipe
-        defaults: dict[str, Any] = {
-            "method": base.measure.method,
-            "workloads": base.deployment.workloads,
-            "refit": "none",
-        }
-        defaults |= {"fuse": False, "latency": "any", "slack": 0, "tensor_parallel": self.gpus}
+        defaults = {"method": base.measure.method, "workloads": base.deployment.workloads, "tensor_parallel": self.gpus}
+        defaults |= {"refit": "none", "fuse": False, "latency": "any", "slack": 0}
         recipe = Recipe.of(budget, **(defaults | options))
         forms, fuse, sites = recipe.space.forms, recipe.deployment.fuse, self.problem.sites
         if not fuse and not any(site.joint_weights(form_named(form)) for site in sites for form in forms):
@@ -114,7 +102,8 @@ class Planner:
 
     def plan_by_default(self, budget: float, **options: Any) -> Plan:
         """The plan of ``gac.allocate`` for this budget and these options."""
-        return self.plan(budget, **({"forms": DEFAULT_FORMS, "fuse": "auto", "latency": None, "slack": None} | options))
+        defaults = {"forms": DEFAULT_FORMS, "fuse": "auto", "latency": None, "slack": None}
+        return self.plan(budget, **(defaults | options))
 
     def by_default(self, budget: float, **options: Any) -> Version:
         plan = self.plan_by_default(budget, **options)
@@ -143,7 +132,11 @@ class Planner:
         choices = {choice.name: _rounded(choice, rounding) for choice in plan.weights}
         gpus = self.gpus if all(choice.divides(self.gpus) for choice in choices.values()) else 1
         table = _table_latency(problem, choices) if gpus == self.gpus else {}
-        loss = plan.prediction.loss if rounding.way == "pad" else _loss(choices.values(), problem.curves)
+        loss = plan.prediction.loss
+        if rounding.way != "pad":
+            changed = [choice for choice in choices.values() if choice.form != "dense"]
+            curves = [problem.curves.of(form_named(choice.form), choice.weight) for choice in changed]
+            loss = sum(float(curve.loss[each.dim]) for each, curve in zip(changed, curves, strict=True) if curve)
         name = f"{rounding.way} {rounding.step}{', fused' if fused else ''}"
         return Version(name, tuple(choices.values()), fused, loss, table, gpus=gpus)
 
@@ -151,8 +144,8 @@ class Planner:
 def _table_latency(problem: Problem, choices: Mapping[str, WeightChoice]) -> dict[str, int | None]:
     rows = []
     for site in problem.sites:
-        ours = [choices[weight.name] for weight in site.weights]
-        forms, dims = [choice.form for choice in ours], [choice.dim for choice in ours]
+        chosen = [choices[weight.name] for weight in site.weights]
+        forms, dims = [choice.form for choice in chosen], [choice.dim for choice in chosen]
         rows.append(candidate_at(site, forms, dims, 0.0, problem.timing))
     return {str(workload): total(rows, ns_of(workload)) for workload in problem.workloads}
 
@@ -160,11 +153,6 @@ def _table_latency(problem: Problem, choices: Mapping[str, WeightChoice]) -> dic
 def _rounded(choice: WeightChoice, rounding: Rounding) -> WeightChoice:
     full = form_named(choice.form).full(choice.weight)
     return choice if choice.dim == full else replace(choice, dim=min(rounding.dim(choice.dim), full))
-
-
-def _loss(choices: Iterable[WeightChoice], curves: LossCurves) -> float:
-    changed = [(each, curves.of(form_named(each.form), each.weight)) for each in choices if each.form != "dense"]
-    return sum(float(curve.loss[choice.dim]) for choice, curve in changed if curve)
 
 
 def version_of(name: str, plan: Plan) -> Version:
@@ -211,32 +199,27 @@ def fastest_versions(planner: Planner, budget: float, workload: Workload, max_lo
 
 
 def fastest_version(
-    planner: Planner,
-    budget: float,
-    workload: Workload,
-    max_loss: float,
-    more_forms: Sequence[str] = (),
-    schemes: Sequence[str] = (DEFAULT_SCHEME,),
+    planner: Planner, budget: float, workload: Workload, max_loss: float, more_forms: Sequence[str] = ()
 ) -> Version:
     """GAC's plan of least latency within the budget and the loss, with dims that are multiples of 32, fused or not.
-
-    Args:
-        more_forms: allowed besides the default ones.
-        schemes: allowed.
 
     Raises:
         BudgetError: no aligned choice within the budget loses as little.
     """
-    best = _fastest(_problems(planner, budget, workload, more_forms, schemes), workload, max_loss)
+    best = _fastest(_problems(planner, budget, workload, more_forms), workload, max_loss)
     return replace(best, name=", ".join([best.name, *more_forms]))
 
 
 def _problems(
-    planner: Planner, budget: float, workload: Workload, more_forms: Sequence[str], schemes: Sequence[str]
+    planner: Planner,
+    budget: float,
+    workload: Workload,
+    more_forms: Sequence[str] = (),
+    schemes: Sequence[str] = (DEFAULT_SCHEME,),
 ) -> list[Problem]:
     """The problems of the fastest choice, fused and not."""
-    options = {"workloads": [str(workload)], "align": COARSE}
-    options |= {"forms": (*DEFAULT_FORMS, *more_forms), "schemes": schemes}
+    forms = (*DEFAULT_FORMS, *more_forms)
+    options = {"workloads": [str(workload)], "align": COARSE, "forms": forms, "schemes": schemes}
     return [planner.problem_of(budget, fuse=fused, **options) for fused in (True, False)]
 
 
@@ -279,11 +262,10 @@ def fastest_in_schemes(
 ) -> tuple[list[Version], list[str]]:
     """The fastest versions that lose no more than each of the references, with the best scheme for every weight.
 
-    Returns:
-        The versions, and a line with the reason for each that does not exist.
+    Also returns a line with the reason for each that does not exist.
     """
     versions, missing = list[Version](), list[str]()
-    problems = _problems(planner, 1.0, workload, (), (DEFAULT_SCHEME, *schemes))
+    problems = _problems(planner, 1.0, workload, schemes=(DEFAULT_SCHEME, *schemes))
     for reference in references:
         name = f"{FASTEST_IN_SCHEMES} {reference.name}"
         try:
@@ -296,11 +278,7 @@ def fastest_in_schemes(
 def with_head(
     planner: Planner, workload: Workload, schemes: Sequence[str], references: Sequence[Version], head: RoundedHead
 ) -> tuple[list[Version], list[str]]:
-    """As ``fastest_in_schemes``, with embedding and LM head quantised (not of the references), and all weights in each.
-
-    Returns:
-        As ``fastest_in_schemes``.
-    """
+    """As ``fastest_in_schemes``, with the head quantised (not of the references), and all weights in each scheme."""
     suffix = f", head in {head.scheme}"
     possible = [replace(each, loss=each.loss - head.loss) for each in references if each.loss >= head.loss]
     versions, missing = fastest_in_schemes(planner, workload, schemes, possible)
@@ -315,8 +293,7 @@ def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequen
     """Check what ``cache_versions`` needs, before anything is planned.
 
     Raises:
-        ModelError: the loss of a form is unknown.
-        GacError: a form is unknown, or a limit is out of range.
+        GacError: a form or its loss is unknown, or a limit is out of range.
     """
     known = {form for form, *_ in planner.problem.curves.by_key}
     if unknown := [form for form in forms if form_named(form).name not in known]:
@@ -328,16 +305,11 @@ def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequen
 def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> list[Version]:
     """Versions with a share of the KV cache: equal ranks in all layers, and GAC's plans of least loss, fused or not.
 
-    Dims are multiples of 32, so that layers share kernels.
-
-    Args:
-        forms: allowed besides dense; equal ranks use the first.
+    Dims are multiples of 32, so that layers share kernels. Equal ranks use the first of the forms.
 
     Raises:
         BudgetError: the forms cannot reach the share, or not within the budget.
-        ModelError: the loss of a form is unknown.
     """
-    check_cached(planner, budget, kv_cache, forms)
     name = f"{kv_cache:g} of the cache"
     options: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}
     if form_named(forms[0]).rule_resource:

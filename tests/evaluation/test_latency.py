@@ -15,7 +15,7 @@ from gac.allocation.decide import SLACK
 from gac.core.errors import GacError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.evaluation import latency
-from gac.evaluation.bench import Bench, Reference, in_groups
+from gac.evaluation.bench import PARTS, Bench, Reference, in_groups, shares, without
 from gac.evaluation.latency import (
     MAX_ROUNDS,
     MIN_ROUNDS,
@@ -31,7 +31,6 @@ from gac.evaluation.latency import (
     prepare,
     time_in_turns,
 )
-from gac.evaluation.parts import PARTS, shares, without
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
 from gac.evaluation.versions import (
     DEFAULT,

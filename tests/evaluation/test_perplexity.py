@@ -11,8 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.core.errors import ModelError, TextError
-from gac.evaluation.perplexity import compare_models, divergence, perplexity
-from gac.evaluation.protocol import take_sample
+from gac.evaluation.perplexity import compare_models, divergence, perplexity, take_sample
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from gac.core.errors import TextError
-from gac.evaluation.protocol import take_sample
+from gac.evaluation.perplexity import take_sample
 from gac.healing.text import split_texts as healing_texts
 from gac.measurement.documents import Documents
 from gac.measurement.text import calibration_windows

@@ -16,7 +16,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 import gac
 import gac.runtime.storage.base
-from gac.evaluation.parts import without
+from gac.evaluation.bench import without
 from gac.evaluation.shapes import variant
 from gac.forms import form_named
 from gac.models.families import family_of
