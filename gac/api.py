@@ -96,15 +96,10 @@ class Request:
 
     @classmethod
     def parse(cls, recipe: Recipe | str | Path | None, budget: float | None, options: Mapping[str, Any]) -> "Request":
-        """Take a recipe, or keywords.
-
-        Raises:
-            GacError: both are given, or an option is invalid.
-        """
+        """Take a recipe or keywords; a GacError for both, or for an invalid option."""
         if recipe is not None:
-            if budget is not None or options:
-                keywords = ["budget"] if budget is not None else []
-                conflict = f"a recipe together with {', '.join([*keywords, *options])}"
+            if keywords := [*(["budget"] if budget is not None else []), *options]:
+                conflict = f"a recipe together with {', '.join(keywords)}"
                 remedy = "Change the recipe with dataclasses.replace."
                 raise GacError(conflict, "a recipe alone, or keywords alone", remedy)
             opened = Recipe.opened(recipe)
@@ -139,27 +134,25 @@ def allocate(
 
     Args:
         model: a loaded transformers causal LM, a local directory, a hub id, or ``"smollm2"``.
-        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 where nothing is said.
-        recipe: all that is asked for, as one record or the path of one; instead of ``budget`` and the options.
-        tokenizer: one, or where to read it; needed where ``model`` is a loaded model of which none can be found.
-        verify: solve the instance a second time, with HiGHS, and raise where the two disagree.
-        check: a text like what the model will serve, a name, a path or documents. It is compared with the calibration
-            text first, which is logged; with a warning where it is far from that.
+        budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 by default.
+        recipe: a recipe, or the path of one, instead of ``budget`` and the options.
+        tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model.
+        verify: solve the instance a second time, with HiGHS, and raise if the two disagree.
+        check: a text like what the model will serve, a name, a path or documents. Its difference from the calibration
+            text is logged first, with a warning if it is large.
         progress: show progress bars.
-        options: the fields of ``gac.Recipe``, which says what each does: ``method``, ``calibration`` (its
-            ``measure.text``, a list of such texts, ``["wiki-sample:32x1024", "notes.txt:32x1024"]``, or documents: any
-            iterable of strings; ``gac.Documents(texts, windows=16, length=512)`` says how they are packed), ``seed``,
-            ``shots``, ``bos``, ``forms``, ``schemes``, ``align``, ``rotate``, ``head``, ``profile`` (or a loaded
-            table), ``workloads``, ``fuse``, ``memory``, ``kv_cache``, ``latency`` (one fraction for
-            every workload, or by workload), ``refit``, ``rule``, ``tensor_parallel``.
+        options: the fields of ``gac.Recipe``, which documents them. ``calibration`` is its ``measure.text``, a list of
+            such texts (``["wiki-sample:32x1024", "notes.txt:32x1024"]``), or documents: any iterable of strings, packed
+            as ``gac.Documents(texts, windows=16, length=512)`` says. ``profile`` may be a loaded table, and ``latency``
+            one fraction for every workload, or by workload.
 
     Returns:
-        The plan, proved optimal over its candidates (or with the gap that is left, or that a rule gave away, in its
-        certificate).
+        The plan, proved optimal over its candidates, or with the gap that is left (or that a rule gave away) in its
+        certificate.
 
     Raises:
-        GacError: the budget cannot be met, the cross-check disagrees, or the model, profile, text or an argument is
-            not usable.
+        GacError: the budget cannot be met, the cross-check disagrees, or an argument, model, profile or text is
+            unusable.
     """
     request = Request.parse(recipe, budget, options)
     if isinstance(check, str):
@@ -202,19 +195,17 @@ def frontier(
     """Choose for the whole range of budgets at once; each choice is proved as ``allocate`` proves its one.
 
     Args:
-        points: how many budgets, in even steps from the smallest that can be met; those at which nothing is gained are
-            left out.
-        limit: ``params``, ``bytes``, ``kv_numbers`` (what the KV cache keeps of a token), or the one of the workloads
-            whose latency is limited instead. Methods whose budget is of the KV cache have ``kv_numbers`` alone.
-        model, recipe, tokenizer, progress, options: as for ``allocate``; the budget is what is gone through, and there
-            is no other limit.
+        points: number of budgets, in even steps from the smallest that can be met, without those that gain nothing.
+        limit: ``params``, ``bytes``, ``kv_numbers`` (of a token in the KV cache), or a workload whose latency is
+            limited instead. Methods whose budget is of the KV cache take ``kv_numbers`` alone.
+        model, recipe, tokenizer, progress, options: as for ``allocate``, without other limits.
 
     Returns:
         The frontier; ``frontier.plan(index)`` is the plan of a point.
 
     Raises:
         GacError: fewer than 2 points, a limit that is no workload, a profile that lacks the limited latency, no form
-            that makes the limited cache smaller, or the model, profile, text or an argument is not usable.
+            that makes the limited cache smaller, or an unusable argument, model, profile or text.
     """
     request = Request.parse(recipe, None if recipe else 1.0, options)
     method, limits = METHODS.get(request.recipe.measure.method), request.recipe.limits
@@ -248,18 +239,16 @@ def compress(
     """Give every weight the form and dim of the plan; on the same device, ready to generate.
 
     The class becomes a subclass of the model's own, whose ``save_pretrained`` and ``push_to_hub`` write the plan too.
-
     A loaded model is changed in place and returned (nothing is changed when this raises); copy it first to keep it.
-    The factors that the allocation kept are used; where they are gone the model is measured again.
+    The factors that the allocation stored are used; if they are gone, the model is measured again.
 
     Args:
         plan: a plan, or the path of one.
-        calibration: the text that the plan was made with (or all of its texts, in their order), where it was documents
-            given in memory, or a file that has moved since; as many windows as then are taken of it. None reads it by
-            the plan's own name for it.
-        dtype: of all numbers that no scheme stores, in the model that is returned, and so in what is saved of it. The
-            plan counts 16 bits for each. None keeps the model's own; a packaged one, which is computed with in
-            float32, becomes bfloat16.
+        calibration: the text that the plan was made with (or all of its texts, in their order), if it was documents
+            in memory, or a file that has moved since; as many windows are taken of it. None reads it by its name in
+            the plan.
+        dtype: of all numbers that no scheme stores; the plan counts 16 bits for each. None keeps the model's own; a
+            packaged one, which computes in float32, becomes bfloat16.
 
     Raises:
         PlanError: the plan was made for another model, or for other calibration text.
@@ -320,36 +309,35 @@ def heal(
     """Train a compressed model for some minutes towards the dense one: distillation in the forms and schemes it has.
 
     First every decoder layer learns the dense layer's output from the compressed model's own inputs, then the whole
-    model the dense model's next-token distributions. Trained are the weights that the plan changes, and the norms;
-    stored numbers and their scales through rounding, so that they stay in their scheme. Forms, dims and bytes stay as
-    they are. A part of the text is held out: the state with the least divergence on it is kept.
+    model the dense model's next-token distributions. The weights that the plan changes and the norms are trained;
+    stored numbers and their scales through rounding, so that they stay in their scheme. Forms, dims and bytes stay.
+    The state with the least divergence on held-out text is kept.
 
-    A loaded model is changed in place and returned. Its plan says what it was healed on, for how long, and the
-    divergence before and after. An interrupted run resumes when called with the same arguments.
+    A loaded model is changed in place and returned. Its plan records the text, the work, and the divergence before and
+    after. An interrupted run resumes when called with the same arguments.
 
     Args:
         model: from ``compress`` or ``load``, or the directory of one.
         against: the dense model that the plan was made for.
         text: as ``calibration`` of ``allocate`` (without a size all of its calibration part), or ``"self"``: text that
-            the dense model writes, kept on disk (``"self:512x1024"``: so many windows). A list of these is trained on
-            together, ``["wiki-sample", "self"]``. None takes the plan's text.
-        minutes: of wall-clock time, loading and text included; 5 where neither is given.
-        tokens: to be read in training instead: then the same is done every time, bit for bit on one device.
-        learning_rate: of full steps, relative to the size of each weight; smaller steps take less. None has one that
-            suits the size of the model.
-        blocks: the part of the work that goes to layers by themselves, from 0 to 1.
-        dense: train the weights, too, that the plan leaves dense.
-        labels: the part of the loss that is the text's own next tokens, from 0 up to below 1, in the last 15 % of the
-            work, and not of text that the dense model writes. So the model also learns what the text is like, as it
-            would by any training on it, and drifts from the dense model.
-        seed: of the order of the text, and of what the dense model writes.
+            the dense model generates, stored on disk (``"self:512x1024"``: so many windows). A list of these is trained
+            on together, ``["wiki-sample", "self"]``. None takes the plan's text.
+        minutes: wall-clock time, loading and text included; 5 if neither is given.
+        tokens: tokens to train on instead: the same run every time, bit for bit on one device.
+        learning_rate: of full steps, relative to the size of each weight; None: by the size of the model.
+        blocks: the share of the work for single layers, from 0 to 1.
+        dense: also train the weights that the plan leaves dense.
+        labels: the weight of the text's own next tokens in the loss, from 0 to below 1, in the last 15 % of the work,
+            and not on text that the dense model generates. So the model also learns the text, as by any training on it,
+            and drifts from the dense model.
+        seed: of the order of the text, and of what the dense model generates.
         report: a figure of the loss curves to write (.png, .pdf or .svg).
 
     Raises:
-        HealingError: divergence on the text held out did not fall, and the model is as it was; or a loss was not
-            finite, and the model is as it was best, which its plan then says.
+        HealingError: divergence on held-out text did not fall, and the model is unchanged; or a loss was not finite,
+            and the model is in its best state, which its plan then says.
         PlanError: the dense model is not the one that the plan was made for.
-        GacError: the model carries no plan, the text is too short, or an argument is not usable.
+        GacError: the model carries no plan, the text is too short, or an argument is unusable.
     """
     begun, ranks = time.monotonic(), this_run()
     if report is not None:

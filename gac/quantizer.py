@@ -17,15 +17,8 @@ METHOD = "gac"
 class GacConfig(QuantizationConfigMixin):
     """``from_pretrained(base, quantization_config=gac.GacConfig("plan.json"))``: the base model, compressed.
 
-    The dense weights are loaded whole and on one device, then compressed by ``gac.compress``. The result is what that
-    returns, and keeps nothing of this config.
-
-    Args:
-        plan: a plan, or the path of one.
-        calibration, tokenizer: as for ``gac.compress``.
-
-    Raises:
-        PlanError: the plan cannot be read.
+    The dense weights are loaded whole and on one device, then compressed by ``gac.compress``, which also says what the
+    arguments are. The result is what that returns, and keeps nothing of this config.
     """
 
     def __init__(
@@ -44,15 +37,11 @@ class GacQuantizer(HfQuantizer):
     """Compresses a model that transformers loads with a ``GacConfig``, once all weights are there."""
 
     def postprocess_model(self, model: Any, **_: Any) -> None:
-        """Compress the loaded model in place.
-
-        Raises:
-            GacError: as ``gac.compress``.
-        """
+        """Compress the loaded model in place; errors as ``gac.compress``."""
         quantizer: Any = self
-        asked = quantizer.quantization_config
+        config = quantizer.quantization_config
         quantizer.remove_quantization_config(model)
-        compress(model, asked.plan, calibration=asked.calibration, tokenizer=asked.tokenizer, progress=False)
+        compress(model, config.plan, calibration=config.calibration, tokenizer=config.tokenizer, progress=False)
 
     def is_serializable(self) -> bool:
         return True

@@ -28,7 +28,7 @@ def total(model: Any) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
 
 
-@pytest.mark.parametrize("budget", [1.0, 0.8, 0.5, 0.3])
+@pytest.mark.parametrize("budget", [0.8, 0.3])
 def test_the_budget_is_used_and_never_exceeded(small: Small, budget: float) -> None:
     plan = small.allocate(budget)
     whole = total(small.model)
@@ -41,26 +41,21 @@ def test_the_budget_is_used_and_never_exceeded(small: Small, budget: float) -> N
     assert total(model) == plan.budget.used
 
 
-def test_nothing_is_lost_at_budget_1(small: Small) -> None:
+def test_nothing_is_lost_at_budget_1_and_at_full_rank(
+    small: Small, tiny_config: LlamaConfig, make_plan: Callable[..., gac.Plan]
+) -> None:
     plan, before = small.allocate(1.0), logits(small.model)
     assert {weight.form for weight in plan.weights} == {"dense"}
     assert plan.prediction.loss == 0
-    assert torch.equal(logits(small.compress(plan)), before)
-
-
-def test_nothing_is_lost_at_full_rank(
-    small: Small, tiny_config: LlamaConfig, make_plan: Callable[..., gac.Plan]
-) -> None:
-    dense, before = small.allocate(1.0), logits(small.model)
-    full = {one.name: ("low_rank", min(one.weight.out_features, one.weight.in_features)) for one in dense.weights}
-    model = small.compress(replace(make_plan(tiny_config, full), measured=dense.measured))
+    assert torch.equal(logits(small.compress(plan, model=copy.deepcopy(small.model))), before)
+    full = {one.name: ("low_rank", min(one.weight.out_features, one.weight.in_features)) for one in plan.weights}
+    model = small.compress(replace(make_plan(tiny_config, full), measured=plan.measured))
     assert {type(model.get_submodule(name)) for name in full} == {LowRankLinear}
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-4)
 
 
 def test_unaligned_dims_lose_no_more(small: Small) -> None:
-    aligned = small.allocate(0.6)
-    free = small.allocate(0.6, align=False)
+    aligned, free = small.allocate(0.6), small.allocate(0.6, align=False)
     assert free.prediction.loss <= aligned.prediction.loss
     assert free.aligned_fraction < 1
 
@@ -87,7 +82,7 @@ def test_a_plan_that_chooses_what_is_fused_runs_and_is_read_back(small: Small, t
     assert [fused_in(model) for model in small.there_and_back(chosen, tmp_path)] == [2, 2]
 
 
-@pytest.mark.parametrize("fuse", [False, True, "auto"])
+@pytest.mark.parametrize("fuse", [False, "auto"])
 def test_a_smaller_cache_is_planned_compressed_and_kept(small: Small, tmp_path: Path, fuse: Any) -> None:
     plan = small.allocate(0.8, forms=("low_rank", "narrow", "head_dim"), kv_cache=0.75, fuse=fuse)
     assert plan.kv_numbers == (2 * (32 + 16), 2 * (32 + 32))
@@ -97,7 +92,7 @@ def test_a_smaller_cache_is_planned_compressed_and_kept(small: Small, tmp_path: 
 
 
 @pytest.mark.parametrize("forms", [("low_rank",), ("narrow",)])
-@pytest.mark.parametrize("model_type", ["glm", "gpt2", "gpt_neox", "opt", "phi3"])
+@pytest.mark.parametrize("model_type", ["gpt2", "opt", "phi3"])
 def test_every_layout_is_planned_compressed_and_saved(
     model_type: str, forms: tuple[str, ...], small: Small, tmp_path: Path
 ) -> None:
@@ -120,11 +115,6 @@ def test_compressing_does_not_need_the_kept_statistics(
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
     second = small.compress(plan, model=other)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
-def test_saving_without_a_tokenizer_is_said(small: Small, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    gac.save(small.compress(small.allocate(0.7)), tmp_path / "checkpoint")
-    assert "saving without a tokenizer: the model 'LlamaForCausalLM in memory' came without a tokenizer" in caplog.text
 
 
 # --- profiles and latencies -----------------------------------------------------------------------------------------
@@ -166,29 +156,18 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a KV-cache limit; "),
-        (
-            {"method": "palu", "forms": ("narrow",)},
-            "method palu with forms narrow; expected its own, latent. Leave the forms out.",
-        ),
-        (
-            {"method": "palu:2", "kv_cache": 0.5},
-            "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, the kept fraction "
-            "of the KV cache. Drop the KV-cache limit.",
-        ),
-        (
-            {"forms": ("latent:1",), "latency": 0.9},
-            "a limit of latency, or loss for speed, with form latent:1; expected forms whose latency is measured. "
-            "Measure it with gac profile --model NAME --form latent:1 --workload decode:1@1024, or leave the form or "
-            "the limit out.",
-        ),
+        ({"method": "palu", "forms": ("narrow",)}, "method palu with forms narrow; expected its own, latent. "),
+        ({"method": "palu:2", "kv_cache": 0.5}, "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; "),
+        ({"forms": ("latent:1",), "latency": 0.9}, "a limit of latency, or loss for speed, with form latent:1; "),
+        ({"calibration": "wiki-sample:1x600"}, "calibration windows of 600 tokens for a model of 512 positions"),
     ],
 )
-def test_what_does_not_go_together_is_refused(small: Small, given: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together_is_refused(small: Small, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GacError) as caught:
-        small.allocate(0.8, **given)
+        small.allocate(0.8, **options)
     assert str(caught.value).startswith(message)
 
 
@@ -200,12 +179,6 @@ def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
     small.allocate(smallest)
     with pytest.raises(BudgetError):
         small.allocate(smallest - 2e-5)
-
-
-def test_a_mixture_of_experts_is_refused_before_its_weights_are_read(small: Small, tmp_path: Path) -> None:
-    MixtralConfig().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="model type 'mixtral', a mixture of experts"):
-        small.allocate(0.8, model=tmp_path)
 
 
 def test_weights_that_are_not_finite_are_named(small: Small) -> None:
@@ -223,6 +196,9 @@ def test_files_that_cannot_be_used_are_named(small: Small, tmp_path: Path) -> No
         small.allocate(0.8, calibration=f"{short}:4x64")
     with pytest.raises(ProfileError, match=r"bad\.jsonl"):
         small.allocate(0.8, profile=bad)
+    MixtralConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="model type 'mixtral', a mixture of experts"):
+        small.allocate(0.8, model=tmp_path)
 
 
 def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(small: Small) -> None:
@@ -238,7 +214,7 @@ def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(small: Small
 # --- peers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["zero-sum", "sensitivity", "zero-sum:down8"])
+@pytest.mark.parametrize("rule", ["sensitivity", "zero-sum:down8"])
 def test_a_peers_rule_asks_the_model_what_it_needs(small: Small, rule: str) -> None:
     plan = small.allocate(0.6, method="svd-llm", rule=rule)
     assert plan.certificate.method == rule
@@ -247,7 +223,7 @@ def test_a_peers_rule_asks_the_model_what_it_needs(small: Small, rule: str) -> N
     assert total(model) == plan.budget.used
 
 
-@pytest.mark.parametrize("rule", ["loss", "uniform", "fisher", "fisher:nearest8"])
+@pytest.mark.parametrize("rule", ["loss", "fisher:nearest8"])
 def test_palu_takes_the_budget_for_the_kv_cache(small: Small, rule: str) -> None:
     plan = small.allocate(0.5, method="palu:1", rule=rule)
     assert plan.recipe.space.forms == ("latent:1",)
@@ -260,9 +236,8 @@ def test_palu_takes_the_budget_for_the_kv_cache(small: Small, rule: str) -> None
     assert total(model) == plan.budget.used
 
 
-@pytest.mark.parametrize("beside", [(), ("low_rank", "narrow")])
-def test_half_a_cache_of_latents(small: Small, beside: tuple[str, ...]) -> None:
-    plan = small.allocate(1.0, forms=("latent:1", *beside), kv_cache=0.5, align=False)
+def test_half_a_cache_of_latents(small: Small) -> None:
+    plan = small.allocate(1.0, forms=("latent:1", "low_rank", "narrow"), kv_cache=0.5, align=False)
     used, whole = plan.kv_numbers
     assert whole // 2 - 2 <= used <= whole // 2
     assert plan.certificate.status == "optimal"
@@ -285,18 +260,6 @@ def test_folded_values_are_cached_shorter(small: Small) -> None:
     assert total(model) == plan.budget.used
 
 
-def test_the_exact_choice_loses_least_of_all_rules(small: Small) -> None:
-    loss, peer = (small.allocate(0.5, method="palu:1", rule=rule, align=False) for rule in ("loss", "uniform"))
-    assert loss.certificate.status == "optimal"
-    assert peer.certificate.lower_bound == pytest.approx(loss.prediction.loss)
-    assert loss.prediction.loss < peer.prediction.loss
-
-
-def test_more_of_the_cache_than_the_rule_was_allowed_is_said(small: Small) -> None:
-    plan = small.allocate(0.4, method="palu:1", rule="uniform:up8", align=False)
-    assert "KV cache     64 of 128 numbers a token: 0.5000 kept, 51 allowed, overshot by 13" in plan.summary()
-
-
 def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
     with pytest.raises(GacError, match=r"a frontier of method palu:1 over 'params'; .* Limit kv_numbers\."):
         small.frontier(method="palu:1")
@@ -317,7 +280,6 @@ def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
     ("given", "command"),
     [
         ({"method": "palu:1", "kv_cache": 0.5}, "--budget 1.0 --method palu:1 --form latent:1 --kv-cache 0.5 "),
-        ({"forms": ("head_dim",), "kv_cache": 0.75}, "--budget 1.0 --method kfac --form head_dim --kv-cache 0.75 "),
         ({"align": 16}, "--budget 0.7 --method kfac --form low_rank --form narrow --align-to 16 "),
         ({"align": False}, "--budget 0.7 --method kfac --form low_rank --form narrow --no-align "),
     ],
@@ -356,10 +318,7 @@ def test_documents_are_named_in_the_plan_and_given_again_to_compress(
 def test_no_documents_and_other_documents_are_refused(small: Small, documented: gac.Plan, documents: list[str]) -> None:
     with pytest.raises(PlanError) as caught:
         small.compress(documented)
-    assert str(caught.value) == (
-        "a plan calibrated on 5 documents given in memory; expected the same documents, whose windows have digest "
-        f"{documented.measured.calibration.digest[:12]}. Pass them: gac.compress(model, plan, calibration=documents)."
-    )
+    assert str(caught.value).startswith("a plan calibrated on 5 documents given in memory; expected the same")
     with pytest.raises(PlanError, match=r"calibration text 5 documents given in memory has digest .* here; expected"):
         small.compress(documented, calibration=documents[::-1])
 
@@ -393,10 +352,7 @@ def test_other_texts_than_the_plans_are_refused(small: Small, other_text: Path) 
     plan = small.allocate(0.7, calibration=[f"{small.text}:4x64", f"{other_text}:2x64"])
     with pytest.raises(PlanError) as caught:
         small.compress(plan, calibration=str(small.text))
-    assert str(caught.value) == (
-        f"calibration on {small.text}; expected {small.text} (4) and {other_text} (2), as the plan was. "
-        "Give as many texts, in the same order."
-    )
+    assert str(caught.value).startswith(f"calibration on {small.text}; expected {small.text} (4) and {other_text} (2)")
     with pytest.raises(PlanError, match="has digest"):
         small.compress(plan, calibration=[f"{other_text}:2x64", f"{small.text}:4x64"])
 
@@ -421,12 +377,9 @@ def test_every_window_begins_with_bos_where_the_tokenizer_puts_it_first(small: S
     assert "--no-bos" in allocate_command(without)
     assert "bos" not in allocate_command(with_bos)
     for plan in (with_bos, without):
-        assert (
-            total(
-                small.there_and_back(plan, tmp_path / f"{plan.measured.calibration.bos}", copy.deepcopy(small.model))[0]
-            )
-            == plan.budget.used
-        )
+        folder = tmp_path / f"{plan.measured.calibration.bos}"
+        model, _ = small.there_and_back(plan, folder, copy.deepcopy(small.model))
+        assert total(model) == plan.budget.used
 
 
 def test_a_plan_that_does_not_say_so_has_no_bos(small: Small, tmp_path: Path) -> None:
@@ -438,11 +391,6 @@ def test_a_plan_that_does_not_say_so_has_no_bos(small: Small, tmp_path: Path) ->
     old = gac.Plan.load(path)
     assert old.measured == plan.measured
     assert total(small.compress(old)) == plan.budget.used
-
-
-def test_windows_longer_than_the_model_has_positions_are_refused(tiny_model, tiny_tokenizer) -> None:
-    with pytest.raises(ModelError, match="calibration windows of 600 tokens for a model of 512 positions"):
-        gac.allocate(tiny_model, 0.8, calibration="wiki-sample:1x600", tokenizer=tiny_tokenizer, progress=False)
 
 
 def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
@@ -457,25 +405,13 @@ def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
         small.allocate(0.7, model=LlamaForCausalLM(tiny_config))
 
 
-def test_a_file_that_has_moved_is_named_to_compress(small: Small, text_file: Path) -> None:
-    plan = small.allocate(0.7)
-    moved = text_file.rename(text_file.with_name("moved.txt"))
-    model = small.compress(plan, calibration=str(moved))
-    assert total(model) == plan.budget.used
-
-
 def test_a_model_is_not_evaluated_on_its_calibration_documents(
     small: Small, documented: gac.Plan, documents: list[str]
 ) -> None:
     model, reader = small.compress(documented, calibration=documents), small.tokenizer
     with pytest.raises(TextError) as caught:
         gac.perplexity(model, reader, ["new words " * 20, documents[2]], length=64)
-    assert str(caught.value) == (
-        "1 of 2 documents given in memory, the first at position 1, are among the plan's calibration text; expected "
-        "text that the model was not calibrated on. Hold documents back for evaluation."
-    )
+    message = "1 of 2 documents given in memory, the first at position 1, are among the plan's calibration text; "
+    assert str(caught.value).startswith(message)
     held_back = gac.perplexity(model, reader, ["new words " * 20], length=64, progress=False)
-    assert (
-        held_back.protocol
-        == "1 document given in memory, 3 windows x 64 from token 0, non-overlapping, BOS at the head of every window"
-    )
+    assert held_back.protocol.startswith("1 document given in memory, 3 windows x 64 from token 0, non-overlapping, BO")

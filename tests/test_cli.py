@@ -48,8 +48,7 @@ def test_every_command_has_help_and_is_listed(words: str) -> None:
     *group, name = words.split()
     assert f"\n  {name} " in run(*group, "--help").stdout
     result = run(*group, name, "--help")
-    assert result.exit_code == 0
-    assert ("--json" in result.stdout) == (name != "plot")
+    assert (result.exit_code, "--json" in result.stdout) == (0, name != "plot")
 
 
 def test_the_version() -> None:
@@ -152,47 +151,22 @@ def test_several_texts_and_one_to_check(model: Path, text_file: Path, tmp_path: 
     assert "windows of 32 and 64 tokens; expected one length" in refused("allocate", model, *lengths)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--budget", "1.2"], "Error: limits.params=1.2; expected a number above 0 and at most 1, "),
-        (["--rule", "unifrom"], "Did you mean 'uniform'?"),
-        (["--kv-cache", "0.5", "--form", "head_dim", "--budget", "1"], "Error: a KV-cache limit of 0.5; expected at "),
-        (["--latency", "decode:1@1024=0.9"], "Error: the profile lacks the latency of model.layers.0.self_attn.q_proj"),
-    ],
-)
-def test_allocate_refuses(options: list[str], message: str, model: Path, text_file: Path, tmp_path: Path) -> None:
-    result = run("allocate", model, "--calibration", f"{text_file}:4x64", *options, "-o", tmp_path / "plan.json")
-    assert result.exit_code == 1
-    assert message in result.stderr
-    assert not (tmp_path / "plan.json").exists()
-
-
-@pytest.mark.parametrize("command", ["allocate m", "report plan.json", "eval m", "study gemm-k"])
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (".", "Error: . is a directory; expected the path of a file. Name a file in it.\n"),
-        ("file/a", "file is a file; expected a path below a directory. Choose another path.\n"),
-    ],
-)
-def test_nothing_is_written_over_a_directory_or_below_a_file(
-    command: str, target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_written_over_a_directory_below_a_file_or_where_nothing_can_be(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    assert refused(*command.split(), "-o", target).endswith(message)
+    message = "Error: . is a directory; expected the path of a file. Name a file in it.\n"
+    assert refused("eval", "m", "-o", ".") == message
+    message = "file is a file; expected a path below a directory. Choose another path.\n"
+    assert refused("allocate", "m", "-o", "file/a").endswith(message)
 
-
-def test_a_plan_is_not_written_where_nothing_can_be(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("gac.cli.options.TemporaryFile", refuse)
-    said = refused("allocate", model, "-o", tmp_path / "plan.json")
-    assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in said
+    message = refused("allocate", model, "-o", tmp_path / "plan.json")
+    assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in message
 
 
 def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,17 +180,14 @@ def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch
 
 
 def test_compress_writes_a_checkpoint_that_opens(model: Path, plan: Path, tmp_path: Path) -> None:
-    document = answer("compress", model, "--plan", plan, "-o", tmp_path / "small")
+    words = ("compress", model, "--plan", plan, "-o", tmp_path / "small")
+    document = answer(*words)
     loaded = gac.load(tmp_path / "small")
     assert document["parameters"] == sum(parameter.numel() for parameter in loaded.parameters())
     assert document["parameters"] < document["dense_parameters"]
     assert (tmp_path / "small" / "tokenizer.json").is_file()
-
-
-def test_compress_replaces_a_checkpoint_only_when_asked(model: Path, plan: Path, checkpoint: Path) -> None:
-    again = ("compress", model, "--plan", plan, "-o", checkpoint)
-    assert f"{checkpoint} holds a compressed checkpoint; expected a new or empty directory." in refused(*again)
-    assert run(*again, "--overwrite").exit_code == 0
+    assert "small holds a compressed checkpoint; expected a new or empty directory." in refused(*words)
+    assert run(*words, "--overwrite").exit_code == 0
 
 
 def test_eval_of_a_dense_model(model: Path, text_file: Path, tmp_path: Path) -> None:
@@ -263,11 +234,11 @@ def test_eval_shows_predictions_with_measurements(
 
 
 def test_eval_against_another_model_predicts_nothing(checkpoint: Path, text_file: Path) -> None:
-    arguments = ("eval", checkpoint, "--text", text_file, *EVAL, "--against", checkpoint)
-    [entry] = answer(*arguments)["models"]
+    result = run("eval", checkpoint, "--text", text_file, *EVAL, "--against", checkpoint, "--json")
+    [entry] = json.loads(result.stdout)["models"]
     assert (entry["ratio"], entry["divergence"]["kl"], entry["divergence"]["top1"]) == (1.0, 0.0, 1.0)
     assert "predicted" not in entry
-    assert "its prediction is left out" in run(*arguments).stderr
+    assert "its prediction is left out" in result.stderr
 
 
 def test_eval_against_a_model_of_other_tokens(model: Path, text_file: Path, tmp_path: Path) -> None:
@@ -275,32 +246,26 @@ def test_eval_against_a_model_of_other_tokens(model: Path, text_file: Path, tmp_
     tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(other)
-    said = refused("eval", model, "--text", text_file, *EVAL, "--against", other)
-    assert f"{model} and {other} have different vocabularies" in said
+    message = refused("eval", model, "--text", text_file, *EVAL, "--against", other)
+    assert f"{model} and {other} have different vocabularies" in message
 
 
 def test_eval_of_several_models(model: Path, checkpoint: Path, text_file: Path) -> None:
-    arguments = ("eval", checkpoint, checkpoint, "--text", text_file, *EVAL, "--against", model)
-    document = answer(*arguments, "--no-kl")
-    first, second = document["models"]
+    words = ("eval", checkpoint, checkpoint, "--text", text_file, *EVAL, "--against", model, "--no-kl")
+    first, second = answer(*words)["models"]
     assert first == second
     assert "divergence" not in first
-    assert run(*arguments).stdout.count("predicted by its plan") == 2
 
 
 def test_eval_on_a_local_task(model: Path, checkpoint: Path) -> None:
     task = Path(__file__).parent / "evaluation" / "data" / "general_knowledge.yaml"
-    arguments = ("eval", checkpoint, "--against", model, "--tasks", task, "--limit", 3)
-    document = answer(*arguments)
+    words = ("eval", checkpoint, "--against", model, "--tasks", task, "--limit", 2)
+    document = answer(*words)
     scores = [*document["models"][0]["scores"], *document["against"]["scores"]]
-    assert [(score["metric"], score["items"]) for score in scores] == [("acc", 3), ("acc_norm", 3)] * 2
+    assert [(score["metric"], score["items"]) for score in scores] == [("acc", 2), ("acc_norm", 2)] * 2
     assert "perplexity" not in document["against"]
-    assert "the first 3 of 40 items of general_knowledge 1.0" in run(*arguments).stdout
-
-
-def test_eval_on_an_unknown_task(model: Path) -> None:
-    said = refused("eval", model, "--tasks", model / "none.yaml")
-    assert f"{model / 'none.yaml'} cannot be read: [Errno 2] No such file or directory" in said
+    message = refused("eval", model, "--tasks", model / "none.yaml")
+    assert f"{model / 'none.yaml'} cannot be read: [Errno 2] No such file or directory" in message
 
 
 def test_the_cards_command_makes_the_same_plan(

@@ -7,11 +7,10 @@ import click
 from gac.cli.check import bench, evaluate
 from gac.cli.cliffs import cliffs, explain, study
 from gac.cli.command import Program
-from gac.cli.model import allocate, compress, export, frontier, heal, repair, verify
+from gac.cli.model import allocate, compress, export, frontier, heal, repair, tokens, verify
 from gac.cli.plot import plot
 from gac.cli.profile import profile, profiles
 from gac.cli.show import compare, graph, report
-from gac.cli.tokens import tokens
 from gac.core.version import __distribution__, __version__
 
 _EPILOG = """\b

@@ -1,6 +1,6 @@
 """Commands that check models: perplexity, divergence and tasks (eval); latency on this machine's GPU (bench)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.command import Answer, Command, note
-from gac.cli.documents import plan_document
+from gac.cli.command import Answer, Command, note, plan_document
 from gac.cli.options import (
     AT_LEAST_1,
-    bos_option,
     document_option,
     flag,
     forms_option,
@@ -25,6 +23,7 @@ from gac.cli.options import (
     tokenizer_option,
     workloads_option,
 )
+from gac.core.display import fields
 from gac.core.distributed.launch import processes
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from gac.core.workloads import Workload
     from gac.evaluation.results import Evaluated, Evaluation
     from gac.evaluation.versions import Planner, Version
-    from gac.measurement.curve_library import CurveLibrary
     from gac.plan.evidence import RoundedHead
     from gac.runtime.parallel.ranks import Ranks
 
@@ -56,8 +54,9 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 @several("--text texts", f"wiki-sample, wikitext2, c4 or a file. Default: {_TEXT}, without --tasks.", metavar="TEXT")
 @option("--windows", "Number of windows to read, in even steps. Default: all.", AT_LEAST_1)
 @option("--length", "Tokens in a window. Default: 2048 for wikitext2 and c4, else 1024.", click.IntRange(min=2))
-@bos_option(
-    "Begin every window with BOS, or none. Default: if the tokenizer adds it; in wikitext2 and c4 at the head alone."
+@switch(
+    "--bos/--no-bos",
+    "Begin every window with BOS, or none. Default: if the tokenizer adds it; in wikitext2 and c4 at the head alone.",
 )
 @option("--against", "Compare with this model, usually the dense one, on the same tokens.", metavar="MODEL")
 @switch("--kl/--no-kl", "With --against: KL divergence and top-1 agreement; needs both in memory.", default=True)
@@ -146,7 +145,7 @@ def _without_empty(figures: dict[str, Any]) -> dict[str, Any]:
 @profile_option("With --shapes: latency table to plan with. Default: this GPU's.")
 @several("--scheme schemes", "With --shapes: time this scheme, and plans that choose among all.", None, "NAME[:N]")
 @option("--head", "With --scheme: time all also with embedding and LM head in this one (w8a16).", None, "SCHEME")
-@option("--layers", "With --shapes: fewer layers.", AT_LEAST_1)
+@option("--layers", "With --shapes: number of decoder layers. Default: the model's.", AT_LEAST_1)
 @workloads_option("Workload to time")
 @flag("--compiled", "Also time layers through torch.compile with shape_padding; takes minutes.")
 @document_option
@@ -175,7 +174,7 @@ def bench(
     parsed = tuple(map(Workload.parse, workloads))
     timed: Timed
     if shapes is not None:
-        timed = _plan_shapes(shapes, parsed, compiled, **options)
+        timed = _shapes_bench(shapes, parsed, compiled, **options)
     else:
         names = (*([against] if against else ()), *models)
         for name in names:
@@ -194,7 +193,7 @@ def bench(
     return Answer(measured | dict(answer.document), answer.tables)
 
 
-def _check_usage(models: Sequence[str], against: str | None, shapes: str | None, options: dict[str, Any]) -> None:
+def _check_usage(models: Sequence[str], against: str | None, shapes: str | None, options: Mapping[str, Any]) -> None:
     if (shapes is None) == (not models):
         raise click.UsageError("give models, or --shapes.")
     if shapes is not None and against is not None:
@@ -207,9 +206,11 @@ def _check_usage(models: Sequence[str], against: str | None, shapes: str | None,
         raise click.UsageError("--kv-cache and --form go together.")
     elif options["forms"] and options["schemes"]:
         raise click.UsageError("--kv-cache goes without --scheme.")
+    elif processes() > 1 and (options["head"] or options["forms"]):
+        raise click.UsageError(f"{'--head' if options['head'] else '--kv-cache'} is timed on one GPU.")
 
 
-def _plan_shapes(
+def _shapes_bench(
     name: str,
     workloads: "tuple[Workload, ...]",
     compiled: bool,
@@ -223,60 +224,52 @@ def _plan_shapes(
 ) -> "Timed":
     """Refuse what cannot be planned, and return the part that needs a GPU."""
     from gac.evaluation.shapes import planner_of_shapes
-    from gac.evaluation.versions import cache_versions, check_cached
+    from gac.evaluation.versions import cache_versions, check_cached, compiled_versions
     from gac.measurement.curve_library import CurveLibrary
     from gac.models.shapes import shapes_of
 
     library = CurveLibrary.load()
-    if processes() > 1 and (head or forms):
-        raise click.UsageError(f"{'--head' if head else '--kv-cache'} is timed on one GPU.")
     planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, processes())
     rounded = library.head_of(shapes_of(name), head) if head else None
     kept = budget if budget is not None else _KEPT if kv_cache is None else 1.0
-    lists: Callable[[], VersionLists]
-    if kv_cache is not None:
-        limit = kv_cache
-        check_cached(planner, kept, limit, forms)
-        lists = lambda: dict.fromkeys(workloads, cache_versions(planner, kept, limit, forms))  # noqa: E731
-    else:
+    if kv_cache is None:
         planner.problem_of(kept)
-        lists = partial(_in_dims, planner, kept, workloads)
-        if schemes:
-            lists = partial(_in_schemes, planner, kept, workloads, schemes, rounded)
-    return partial(_time_shapes, name, library, planner, lists, compiled, layers)
+    else:
+        check_cached(planner, kept, kv_cache, forms)
+
+    def timed(ranks: "Ranks | None") -> Answer:
+        note(f"{name} with random weights; planned with {library}")
+        if kv_cache is not None:
+            lists = dict.fromkeys(workloads, cache_versions(planner, kept, kv_cache, forms))
+        elif schemes:
+            lists = _in_schemes(planner, kept, workloads, schemes, rounded)
+        else:
+            lists = _in_dims(planner, kept, workloads)
+        if compiled:
+            lists = {run: [*versions, *compiled_versions(planner, versions)] for run, versions in lists.items()}
+        note("planned")
+        return _time_shapes(name, planner, lists, layers, ranks, str(library))
+
+    return timed
 
 
 def _time_shapes(
-    name: str,
-    library: "CurveLibrary",
-    planner: "Planner",
-    planned: "Callable[[], VersionLists]",
-    compiled: bool,
-    layers: int | None,
-    ranks: "Ranks | None",
+    name: str, planner: "Planner", lists: "VersionLists", layers: int | None, ranks: "Ranks | None", library: str
 ) -> Answer:
     from gac.evaluation.bench import Bench
     from gac.evaluation.latency import GraphTimer
     from gac.evaluation.shapes import model_of_shapes
     from gac.evaluation.split import SlowestTimer, SplitShapes
-    from gac.evaluation.versions import compiled_versions
     from gac.reporting.evaluation import latency_table
 
-    note(f"{name} with random weights; planned with {library}")
-    lists = planned()
-    if compiled:
-        lists = {run: [*versions, *compiled_versions(planner, versions)] for run, versions in lists.items()}
-    note("planned")
     split = SplitShapes.of(name, ranks, layers=layers) if ranks else None
     model = split.dense if split else model_of_shapes(name, layers=layers)
-    graphs = GraphTimer()
+    graphs, problem = GraphTimer(), planner.problem
     timer = SlowestTimer(graphs, ranks) if ranks else graphs
-    problem, dense = planner.problem, planner.dense_versions()
-    bench = Bench(model, problem.sites, problem.timing, dense, timer, graphs.memory_bytes, split)
+    bench = Bench(model, problem.sites, problem.timing, planner.dense_versions(), timer, graphs.memory_bytes, split)
     results = [result for workload, versions in lists.items() for result in bench.run(versions, workload)]
-    ratios = ("speedup", "error", "memory_error")
-    rows = [asdict(result) | {name: getattr(result, name) for name in ratios} for result in results]
-    document = {"shapes": name, "curves": str(library), "params": problem.params, "results": rows}
+    rows = [asdict(result) | fields(result, "speedup", "error", "memory_error") for result in results]
+    document = {"shapes": name, "curves": library, "params": problem.params, "results": rows}
     return Answer(document, lambda: [latency_table(results, problem.params), f"planned with {library}"])
 
 
@@ -318,7 +311,7 @@ def _time_models(
 
     models = {name: _open(name, ranks) for name in dict.fromkeys(names)}
     timer = SlowestTimer(GraphTimer(), ranks) if ranks else GraphTimer()
-    entries = [Entry(name, lambda model=model: model, compiled) for name, model in models.items()]  # type: ignore[misc]
+    entries = [Entry(name, partial(models.get, name), compiled) for name in models]  # type: ignore[arg-type]
     results = [timed for workload in workloads for timed in time_in_turns(entries, workload, timer)]
     return Answer({"results": [asdict(result) for result in results]}, lambda: [timed_table(results)])
 

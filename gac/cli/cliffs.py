@@ -11,21 +11,21 @@ import gac
 from gac.cli.command import Answer, Command, note
 from gac.cli.options import (
     LARGEST,
+    Figure,
     Target,
     dims_option,
     dtype_option,
     flag,
     option,
-    output_option,
     passes_option,
-    plot_option,
     profile_option,
     shape_option,
 )
+from gac.core.display import fields
 from gac.core.errors import GacError, ProfileError
 
 if TYPE_CHECKING:
-    from gac.lab.mechanisms import Explanation, Finding, Run
+    from gac.lab.mechanisms import Run
     from gac.lab.studies import Study, StudyResult
     from gac.profiling.table import Profile, Sweep
     from gac.reporting.gpu_tables import ExplainedSweep
@@ -40,7 +40,12 @@ Dims = tuple[int, int] | None
 @dtype_option
 @shape_option
 @dims_option
-@plot_option("Draw the chosen sweeps; without a choice, all cliffs of the GPU on one page")
+@option(
+    "--plot",
+    "Draw the chosen sweeps; without a choice, all cliffs of the GPU on one page (.png, .pdf or .svg).",
+    Figure(),
+    "FILE",
+)
 def cliffs(name: str, dims: Dims, plot: Path | None, **chosen: Any) -> Answer:
     """Show where a GPU collapses, and why.
 
@@ -85,11 +90,7 @@ def matching_sweeps(
     shape: Mapping[str, int],
     dims: Dims = None,
 ) -> list["Sweep"]:
-    """The sweeps of a profile with this operator, axis, dtype and shape, and with one of these dims.
-
-    Raises:
-        ProfileError: there is none.
-    """
+    """The sweeps of a profile with this operator, axis, dtype and shape, and one of these dims; or a ProfileError."""
     every = profile.sweeps()
     if not every:
         raise ProfileError(
@@ -124,14 +125,10 @@ def _sweep_document(row: "ExplainedSweep", dims: Dims) -> dict[str, Any]:
     sweep, cliffs = row.sweep, row.cliffs
     causes, edges = ([cause and vars(cause) for cause in column] for column in (row.causes, row.edges))
     document: dict[str, Any] = {
-        "operator": sweep.operator,
-        "dtype": sweep.dtype,
-        "cache": sweep.cache,
-        "axis": sweep.axis,
+        **fields(sweep, "operator", "dtype", "cache", "axis"),
         "fixed": dict(sweep.fixed),
         "points": len(sweep),
-        "noise": cliffs.noise,
-        "period": cliffs.period,
+        **fields(cliffs, "noise", "period"),
         "alignment": [asdict(kind) | {"keeps_up": kind.keeps_up} for kind in cliffs.classes],
         "collapsed": _rows(dims, dim=cliffs.collapsed, rescue=cliffs.rescue, slowdown=cliffs.slowdown, cause=causes),
         "staircase": _rows(dims, sweet_spot=cliffs.sweet_spots, edge=cliffs.edges, jump=cliffs.jumps, cause=edges),
@@ -169,14 +166,16 @@ def explain(
 
     table = None if profile is None else gac.Profile.load(profile)
     explanation = look_up(operator, dim, table, axis, shape or None, dtype)
-    return Answer(_explanation_document(explanation), lambda: explanation_tables(explanation))
-
-
-def _explanation_document(explanation: "Explanation") -> dict[str, Any]:
-    document = asdict(explanation)
+    document = asdict(explanation) | {"fixed": dict(explanation.fixed), "ran": list(map(_ran, explanation.ran))}
+    document["rules"] = [
+        asdict(finding)
+        | {"rule": finding.rule.name}
+        | fields(finding.rule, "level", "constraint", "since", "before")
+        | {"sources": [asdict(source) for source in finding.rule.sources]}
+        for finding in explanation.findings
+    ]
     del document["findings"]
-    ran, rules = list(map(_ran, explanation.ran)), list(map(_rule, explanation.findings))
-    return document | {"fixed": dict(explanation.fixed), "ran": ran, "rules": rules}
+    return Answer(document, lambda: explanation_tables(explanation))
 
 
 def _ran(run: "Run") -> dict[str, Any]:
@@ -186,17 +185,11 @@ def _ran(run: "Run") -> dict[str, Any]:
     return asdict(run.kernel) | {"grid": run.launch.grid} | dict(entries)
 
 
-def _rule(finding: "Finding") -> dict[str, Any]:
-    rule = finding.rule
-    stated = {name: getattr(rule, name) for name in ("level", "constraint", "since", "before")}
-    return asdict(finding) | {"rule": rule.name} | stated | {"sources": [asdict(source) for source in rule.sources]}
-
-
 @click.command(cls=Command, resume="Every timing is saved in the studies' file; rerun the command to resume.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @flag("--all every", "Run every study.")
 @profile_option("Judge from this recorded profile; needs no GPU.")
-@output_option(Target(ProfileError), "File of the timings. Default: the studies' own file of this GPU.")
+@option("-o --output", "File of the timings. Default: the studies' own file of this GPU.", Target(ProfileError))
 @passes_option
 def study(names: Sequence[str], every: bool, profile: str | None, output: Path | None, passes: int) -> Answer:
     """Repeat a published experiment on this GPU, and judge whether its claim holds.
@@ -212,9 +205,8 @@ def study(names: Sequence[str], every: bool, profile: str | None, output: Path |
     if not chosen and profile is not None:
         raise click.UsageError("--profile judges studies: name them, or give --all.")
     if not chosen:
-        fields = ("name", "title", "claim", "source")
         entries = [
-            {name: getattr(entry, name) for name in fields} | {"shapes": len(entry.points())} for entry in STUDIES
+            fields(entry, "name", "title", "claim", "source") | {"shapes": len(entry.points())} for entry in STUDIES
         ]
         return Answer({"studies": entries}, lambda: [studies_table(entries)])
     table = _measured(chosen, output, passes) if profile is None else gac.Profile.load(profile)

@@ -1,4 +1,4 @@
-"""Commands that make models smaller, verify and convert them."""
+"""Commands that plan, make models smaller, verify and convert them."""
 
 import os
 from collections.abc import Sequence
@@ -9,17 +9,16 @@ from typing import Any
 import click
 
 import gac
-from gac.cli.command import Answer, Command, note
-from gac.cli.documents import frontier_document, plan_document
+from gac.cli.command import Answer, Command, frontier_document, note, plan_document, tokens_document
 from gac.cli.options import (
+    AT_LEAST_1,
     FILE,
     Figure,
     Target,
     flag,
+    latency_option,
     option,
-    output_option,
     overwrite_option,
-    plot_option,
     reject_options,
     several,
     table_option,
@@ -29,6 +28,7 @@ from gac.cli.options import (
 from gac.cli.recipe import STATISTICS_KEPT, recipe_options, request
 from gac.core.distributed.launch import leads
 from gac.core.errors import CheckpointError, PlanError
+from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
 
 _DIRECTORY = Target(CheckpointError, directory=True)
 _FRONTIER = Target(PlanError, early=False)
@@ -37,9 +37,9 @@ _FRONTIER = Target(PlanError, early=False)
 @click.command(cls=Command, resume=STATISTICS_KEPT)
 @click.argument("model")
 @recipe_options(limits=True)
-@flag("--verify", "Solve it a second time with HiGHS, and fail if the two disagree.")
+@flag("--verify", "Solve the knapsack again with HiGHS; fail if the two disagree.")
 @option("--check", "A text like those that the model will read: warn if the calibration text differs.", None, "FILE")
-@output_option(Target(PlanError), "The plan to write; an existing file is replaced.", default="plan.json")
+@option("-o --output", "The plan to write; an existing file is replaced.", Target(PlanError), default="plan.json")
 def allocate(model: str, output: Path, verify: bool, check: str | None, **options: Any) -> Answer:
     """Choose the form and dim of every weight of MODEL.
 
@@ -66,8 +66,8 @@ def allocate(model: str, output: Path, verify: bool, check: str | None, **option
     default="params",
 )
 @recipe_options(limits=False)
-@output_option(_FRONTIER, "The frontier to write; an existing file is replaced.", default="frontier.json")
-@plot_option("Draw perplexity against sizes and latency")
+@option("-o --output", "The frontier to write; an existing file is replaced.", _FRONTIER, default="frontier.json")
+@option("--plot", "Draw perplexity against sizes and latency (.png, .pdf or .svg).", Figure(), "FILE")
 def frontier(source: str, points: int, limit: str, plot: Path | None, output: Path, **options: Any) -> Answer:
     """Choose for the whole range of budgets at once.
 
@@ -99,11 +99,11 @@ def frontier(source: str, points: int, limit: str, plot: Path | None, output: Pa
 @click.command(cls=Command, resume=f"No checkpoint was written. {STATISTICS_KEPT}")
 @click.argument("model")
 @option("--plan plan_file", "A plan of gac allocate.", FILE, required=True)
-@output_option(_DIRECTORY, "The directory to write.", required=True)
+@option("-o --output", "The directory to write.", _DIRECTORY, required=True)
 @overwrite_option
 @option(
     "--dtype",
-    "Of the numbers without a scheme; the plan counts 16 bits. Default: MODEL's own, of a packaged one bfloat16.",
+    "Dtype of numbers without a scheme; the plan counts 16 bits. Default: MODEL's own, of a packaged one bfloat16.",
     click.Choice(["bfloat16", "float32"]),
 )
 @tokenizer_option
@@ -137,7 +137,7 @@ def compress(
 @click.command(cls=Command, resume="No checkpoint was written; rerun the command to resume from its last state.")
 @click.argument("directory", type=FILE)
 @option("--against", "The dense model that the plan was made for.", metavar="MODEL", required=True)
-@output_option(_DIRECTORY, "The directory to write.", required=True)
+@option("-o --output", "The directory to write.", _DIRECTORY, required=True)
 @several(
     "--text texts",
     "Training text: wiki-sample, wikitext2, c4 or a file, and N windows of L tokens; without a size all of its "
@@ -146,11 +146,16 @@ def compress(
 )
 @option("--minutes", "Wall-clock time in total. Default: 5.", float, "M")
 @option("--tokens", "Tokens to train on, instead of a time: the same run every time.", int, "N")
-@option("--learning-rate", "Relative to the size of each weight.", float, "R")
+@option(
+    "--learning-rate",
+    "Learning rate, relative to the size of each weight. Default: by the size of the model.",
+    float,
+    "R",
+)
 @option("--blocks", "Fraction of the work for single decoder layers. Default: 0.1.", float, "F")
-@flag("--dense", "Train the weights, too, that the plan leaves dense.")
+@flag("--dense", "Also train the weights that the plan leaves dense.")
 @option("--labels", "Final weight of the text's own next tokens in the loss. Default: 0.", float, "F")
-@option("--seed", "Of the order of the text, and of MODEL's own text.", int, default=0)
+@option("--seed", "Seed of the order of the text, and of the text that MODEL generates.", int, default=0)
 @option("--report", "Draw the loss curves (.png, .pdf or .svg).", Figure(), "FILE")
 @overwrite_option
 @tokenizer_option
@@ -212,7 +217,7 @@ def verify(directory: Path) -> Answer:
 
 @click.command(cls=Command)
 @click.argument("directory", type=FILE)
-@output_option(Target(CheckpointError, early=False), "The new directory; with --gguf the file.", required=True)
+@option("-o --output", "The new directory; with --gguf the file.", Target(CheckpointError, early=False), required=True)
 @flag("--merge", "Give every weight its dense dims again: neither smaller nor faster.")
 @flag("--compressed-tensors", "Keep low-bit weights as they are, for readers of compressed-tensors.")
 @flag("--gguf", "Write one GGUF file, which llama.cpp runs, instead of a directory.")
@@ -229,7 +234,7 @@ def export(directory: Path, output: Path, merge: bool, compressed_tensors: bool,
     if gguf:
         reject_options({"compressed_tensors"}, "without --gguf.")
         written = gac.export_gguf(directory, output, merge=merge, overwrite=overwrite)
-        from gac.reporting.gguf import gguf_tables
+        from gac.reporting.tables import gguf_tables
 
         return Answer(asdict(written) | {"exact": written.exact, "merged": merge}, lambda: gguf_tables(written))
     reject_options({"overwrite"}, "with --gguf.")
@@ -246,7 +251,7 @@ def _saved(output: Path, document: dict[str, Any], *lines: Any) -> Answer:
 
 @click.command(cls=Command, resume="No checkpoint was written; run it again.")
 @click.argument("directory", type=FILE)
-@output_option(_DIRECTORY, "The directory to write.", required=True)
+@option("-o --output", "The directory to write.", _DIRECTORY, required=True)
 @option(
     "--strategy",
     "The padded dim: the next multiple of 8 (minimal) or 16 (optimal); the next head_dim of FlashAttention-2, beyond "
@@ -270,3 +275,39 @@ def repair(directory: Path, output: Path, workloads: Sequence[str], **options: A
     from gac.repairs.report import repair_document, repair_tables
 
     return Answer(repair_document(repaired), lambda: repair_tables(repaired))
+
+
+@click.command(cls=Command, resume="Measured windows are saved in GAC_HOME; rerun the command to resume.")
+@click.argument("model")
+@option("--keep", "Kept fraction of all layers' tokens.", float, "F", default=KEEP)
+@option("--press", "A press of kvpress: snapkv, expectedattention, knorm, tova, ...", None, "NAME", default=PRESS)
+@option("--calibration", "The text, and N windows of L tokens each.", None, "TEXT[:NxL]", default=TEXT)
+@option("--following", "Tokens at the end of a window, to measure the loss on.", AT_LEAST_1, "N", default=FOLLOWING)
+@several("--share shares", "A share of the context to price.", float, "F", default=SHARES, show_default="every eighth")
+@option("--step", "Keep multiples of this number of tokens.", AT_LEAST_1, "N", default=STEP)
+@table_option
+@workloads_option(
+    "Workload to predict attention latency for",
+    default=(),
+    shown="decode:1@C with the contexts' C",
+    kinds="decode:B@C, of which each layer keeps its share of C tokens",
+)
+@latency_option(
+    "Allowed fraction of the dense model's latency of attention, for every workload or (repeatable) for one. "
+    "Default: any, no limit."
+)
+@option("-o --output", "The plan to write; an existing file is replaced.", Target(PlanError), default="tokens.json")
+@tokenizer_option
+def tokens(model: str, output: Path, workloads: tuple[str, ...], latency: Any, **options: Any) -> Answer:
+    """Choose how many tokens of a context the cache of every layer of MODEL keeps.
+
+    MODEL is a directory, a hub id, or a packaged model (smollm2, gemma3-270m). Measures the loss of each layer at each
+    share with a press of kvpress, then picks one share a layer: the least loss within the limits, with a proof. The
+    latency table gives the latency of attention over the kept tokens. In Python, gac.press(plan) evicts accordingly.
+    """
+    limit = None if latency == "any" else latency
+    plan = gac.allocate_tokens(model, workloads=workloads or None, latency=limit, **options)
+
+    plan.save(output)
+    note(f"saved as {output}")
+    return Answer({"path": str(output)} | tokens_document(plan), lambda: [*plan.tables()])

@@ -4,14 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+import gac
 from gac.core.errors import GacError
 from gac.core.io import destination
 from gac.forms import DEFAULT_FORMS
+
+if TYPE_CHECKING:
+    from gac.plan.plan import Plan
 
 T = TypeVar("T", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -20,34 +24,25 @@ LARGEST = 2**63 - 1
 """The largest size that a latency table can hold."""
 
 
-class Option(Protocol):
-    """A decorator that adds an option to a command."""
-
-    def __call__(self, command: T, /) -> T: ...
-
-
-def option(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Option:
-    """An option as one row: its names (flags, then the argument), help, and type.
-
-    The help shows the default, or the text ``show_default``.
-    """
+def option(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Callable[[T], T]:
+    """An option as one row: names (flags, then the argument), help, type. Shows the default, or ``show_default``."""
     shown = how.pop("show_default", how.get("default") is not None)
     if isinstance(shown, str):
         help, shown = f"{help}  [default: {shown}]", False
     return click.option(*names.split(), type=kind, metavar=metavar, show_default=shown, help=help, **how)
 
 
-def several(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Option:
+def several(names: str, help: str, kind: Any = None, metavar: str | None = None, **how: Any) -> Callable[[T], T]:
     """An option that can be repeated."""
     return option(names, f"{help} Repeatable.", kind, metavar, multiple=True, **how)
 
 
-def switch(names: str, help: str, **how: Any) -> Option:
+def switch(names: str, help: str, **how: Any) -> Callable[[T], T]:
     """An option with a flag for yes, and one for no; None unless one is given."""
     return option(names, help, None, **({"default": None} | how))
 
 
-def flag(names: str, help: str) -> Option:
+def flag(names: str, help: str) -> Callable[[T], T]:
     """An option without a value."""
     return click.option(*names.split(), is_flag=True, help=help)
 
@@ -100,12 +95,9 @@ def _latency(
 
 
 class Target(click.Path):
-    """A path that the command writes to; ``Command`` checks it before the command runs. ``-`` is refused.
+    """The path of a file or directory to write. ``-`` is refused; an ``error`` is raised if it cannot be written.
 
-    Args:
-        error: the class of the error if it cannot be written.
-        directory: True for a directory, False for a file.
-        early: False if the command itself checks it, because it does not always write it.
+    ``Command`` checks it before the command runs; with ``early=False`` the command itself does, if it writes it.
     """
 
     def __init__(self, error: type[GacError] = GacError, directory: bool = False, early: bool = True) -> None:
@@ -118,11 +110,7 @@ class Target(click.Path):
         return super().convert(value, param, ctx)
 
     def check(self, path: Path) -> None:
-        """Refuse a path that cannot be written.
-
-        Raises:
-            GacError: of the class ``error``.
-        """
+        """Refuse a path that cannot be written."""
         folder = path
         try:
             if path.is_dir() and not self.directory:
@@ -143,11 +131,7 @@ class Figure(Target):
     """A figure to draw."""
 
     def check(self, path: Path) -> None:
-        """Refuse a figure that cannot be made.
-
-        Raises:
-            GacError: matplotlib is missing, the ending is unknown, or the path cannot be written.
-        """
+        """Refuse a figure that cannot be drawn (no matplotlib, an unknown ending) or written."""
         from gac.reporting.page import check_figure
 
         check_figure(path)
@@ -167,22 +151,14 @@ tokenizer_option = option("--tokenizer", "A tokenizer's directory or hub id. Def
 overwrite_option = flag("--overwrite", "Replace an existing compressed checkpoint.")
 
 
-def output_option(kind: click.Path, help: str, **how: Any) -> Option:
-    return option("-o --output", help, kind, **how)
-
-
-def plot_option(help: str) -> Option:
-    return option("--plot", f"{help} (.png, .pdf or .svg).", Figure(), "FILE")
-
-
-def profile_option(help: str, **how: Any) -> Option:
+def profile_option(help: str, **how: Any) -> Callable[[T], T]:
     return option("--profile", help, metavar="NAME|FILE", **how)
 
 
 table_option = profile_option("Latency table. Default: this GPU's, without a GPU the H100's.")
 
 
-def forms_option(help: str, default: tuple[str, ...] = DEFAULT_FORMS, shown: str | bool = True) -> Option:
+def forms_option(help: str, default: tuple[str, ...] = DEFAULT_FORMS, shown: str | bool = True) -> Callable[[T], T]:
     return several("--form forms", help, default=default, show_default=shown)
 
 
@@ -191,31 +167,19 @@ def workloads_option(
     default: tuple[str, ...] = ("prefill:1x1024", "decode:1@1024"),
     shown: str | bool = True,
     kinds: str = "prefill:BxS or decode:B@C",
-) -> Option:
+) -> Callable[[T], T]:
     return several("--workload workloads", f"{help}: {kinds}.", None, "WORKLOAD", default=default, show_default=shown)
 
 
-def latency_option(help: str) -> Option:
+def latency_option(help: str) -> Callable[[T], T]:
     return option("--latency", help, metavar="F|WORKLOAD=F|any", multiple=True, callback=_latency)
-
-
-def tensor_parallel_option(help: str) -> Option:
-    return option("--tensor-parallel", f"{help}.", AT_LEAST_1, "N", default=1)
-
-
-def bos_option(help: str) -> Option:
-    return switch("--bos/--no-bos", help)
 
 
 # --- arguments of the command that runs -----------------------------------------------------------------------------
 
 
 def reject_options(names: Container[str | None], reason: str) -> None:
-    """Refuse options that are on the command line.
-
-    Raises:
-        click.UsageError: names the first one, with the reason.
-    """
+    """Raise a ``click.UsageError`` with the reason for the first of these options that is on the command line."""
     ctx = click.get_current_context()
     for parameter in ctx.command.params:
         on_command_line = ctx.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
@@ -224,15 +188,16 @@ def reject_options(names: Container[str | None], reason: str) -> None:
 
 
 def named(files: Sequence[Path]) -> dict[str, Path]:
-    """Files by their names, without folder and ending if these stay distinct.
-
-    Raises:
-        click.UsageError: one of them is given twice.
-    """
+    """Files by their names, without folder and ending if these stay distinct; a usage error if one is given twice."""
     if twice := [str(file) for file, count in Counter(files).items() if count > 1]:
         raise click.UsageError(f"{', '.join(twice)} is given more than once. Name each file once.")
     short = len({file.stem for file in files}) == len(files)
     return {file.stem if short else str(file): file for file in files}
+
+
+def named_plans(files: Sequence[Path]) -> dict[str, "Plan"]:
+    """Load plans of weights, by their files' names."""
+    return {name: gac.Plan.load(file) for name, file in named(files).items()}
 
 
 def tokenizer_named(name: str | None) -> Any:

@@ -10,15 +10,14 @@ import click
 import gac
 from gac.cli.cliffs import matching_sweeps
 from gac.cli.command import Answer, Command
-from gac.cli.documents import named_plans
 from gac.cli.options import (
     FILE,
     Figure,
     dims_option,
     dtype_option,
     named,
+    named_plans,
     option,
-    output_option,
     profile_option,
     several,
     shape_option,
@@ -53,7 +52,7 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
     """Make the command that draws a figure without a window, and writes it."""
     kind = draw.__name__
 
-    @output_option(Figure(), "The figure (.pdf, .png or .svg).", required=True)
+    @option("-o --output", "The figure (.pdf, .png or .svg).", Figure(), required=True)
     @wraps(draw)
     def run(output: Path, **arguments: Any) -> Answer:
         import matplotlib
@@ -176,11 +175,7 @@ def prediction(files: tuple[str, ...], title: str | None) -> "Axes":
 
 
 def outcomes_of(path: Path) -> list["Outcome"]:
-    """The predicted and the measured loss of each model of a report that has both.
-
-    Raises:
-        GacError: the report cannot be read, or has no such model.
-    """
+    """The predicted and the measured loss of each model of a report that has both; a GacError if none has."""
     from gac.reporting.figures.prediction import Outcome
 
     expected = "a report of gac eval DIR --against MODEL -o REPORT.json"
@@ -192,7 +187,10 @@ def outcomes_of(path: Path) -> list["Outcome"]:
     if not entries:
         problem = f"report {path} has no predicted and measured loss"
         raise GacError(problem, expected, "Evaluate a compressed directory against the model it was made of.")
-    names = [path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}" for entry in entries]
     return [
-        Outcome(name, *(float(entry[field]) for field in fields)) for name, entry in zip(names, entries, strict=True)
+        Outcome(
+            path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}",
+            *(float(entry[field]) for field in fields),
+        )
+        for entry in entries
     ]

@@ -10,18 +10,8 @@ import click
 
 import gac
 from gac.cli.command import Answer, Command
-from gac.cli.options import (
-    AT_LEAST_1,
-    Target,
-    flag,
-    forms_option,
-    option,
-    output_option,
-    passes_option,
-    several,
-    tensor_parallel_option,
-    workloads_option,
-)
+from gac.cli.options import AT_LEAST_1, Target, flag, forms_option, option, passes_option, several, workloads_option
+from gac.core.display import fields
 from gac.core.distributed.launch import processes
 from gac.core.errors import GacError, ProfileError, did_you_mean
 
@@ -45,23 +35,30 @@ def _number(_ctx: click.Context, _option: click.Parameter, value: float | None) 
 @forms_option("A form that the models' weights may take.")
 @flag("--fuse", "Also measure the models with q/k/v, and gate/up, in one GEMM.")
 @flag("--tokens", "Also measure attention over the shares of a context that gac tokens prices, for decode workloads.")
-@tensor_parallel_option("Measure the part of each GPU, with the models' weights split over N GPUs")
-@several("--sweep sweeps", "Measure the shapes of a study (gac study lists them), or 'general'.", None, "NAME")
-@option("--dtype", "bf16 or fp16, of models and of the general sweep.", default="bf16")
-@several("--scheme schemes", "Measure GEMMs of models and of the general sweep in it too: w4a16, ...", None, "NAME[:N]")
-@passes_option
 @option(
-    "--gpus",
-    "Measure with N GPUs of this host at once, into one table. They must be alike.",
+    "--tensor-parallel",
+    "Measure the part of each GPU, with the models' weights split over N GPUs.",
     AT_LEAST_1,
     "N",
     default=1,
 )
+@several("--sweep sweeps", "Measure the shapes of a study (gac study lists them), or 'general'.", None, "NAME")
+@option("--dtype", "bf16 or fp16, of models and of the general sweep.", default="bf16")
+@several(
+    "--scheme schemes",
+    "Also measure the GEMMs of models and of the general sweep in this scheme: w4a16, ...",
+    None,
+    "NAME[:N]",
+)
+@passes_option
+@option(
+    "--gpus", "Measure with N GPUs of this host at once, all of one kind, into one table.", AT_LEAST_1, "N", default=1
+)
 @flag("--collectives", "Measure all-reduces, all-gathers and reduce-scatters of the GPUs of torchrun's processes.")
-@flag("--aa", "Time every shape as A and as B, and count how often they seem to differ.")
+@flag("--aa", "A/A test: time every shape twice, as A and as B, and count false differences.")
 @option("--seconds", "Stop after about this time; the next run continues.", click.FloatRange(0), callback=_number)
 @flag("--estimate only_estimate", "Print how much there is to measure, and stop.")
-@output_option(Target(ProfileError), "The file to write. Default: this GPU's own file.")
+@option("-o --output", "The file to write. Default: this GPU's own file.", Target(ProfileError))
 def profile(
     models: Sequence[str],
     sweeps: Sequence[str],
@@ -87,12 +84,10 @@ def profile(
     if collectives:
         named = {"--model": models, "--sweep": sweeps, "--scheme": schemes, "--gpus": gpus > 1}
         named |= {"--fuse": runs["fuse"], "--tokens": runs["tokens"], "--aa": aa}
-        if others := [name for name, value in named.items() if value]:
-            raise ProfileError(
-                f"--collectives with {', '.join(others)}",
-                "collectives by themselves: of any model, by rows and columns",
-                "Run gac profile twice on the same file, once with --collectives.",
-            )
+        if others := ", ".join(name for name, value in named.items() if value):
+            expected = "collectives by themselves: of any model, by rows and columns"
+            remedy = "Run gac profile twice on the same file, once with --collectives."
+            raise ProfileError(f"--collectives with {others}", expected, remedy)
         return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu
@@ -183,16 +178,9 @@ def _profiled(path: Path, aa: bool) -> Answer:
     from gac.profiling.sweeps.profiler import summary
 
     table: Profile = gac.Profile.load(path)
-    document: dict[str, Any] = {
-        "path": str(path),
-        "gpu": table.header.gpu,
-        "shapes": len(table.measurements),
-        "failed": len(table.failed),
-        "converged_fraction": table.converged_fraction,
-        "spread": table.spread,
-        "drift": table.drift,
-        "digest": table.digest,
-    }
+    counts = {"shapes": len(table.measurements), "failed": len(table.failed)}
+    document: dict[str, Any] = {"path": str(path), "gpu": table.header.gpu, **counts}
+    document |= fields(table, "converged_fraction", "spread", "drift", "digest")
     lines = [summary(table), f"saved as {path}"]
     if aa:
         report = count_false_alarms(table)

@@ -8,7 +8,6 @@ import click
 from gac.cli.options import (
     AT_LEAST_1,
     FILE,
-    bos_option,
     forms_option,
     latency_option,
     option,
@@ -16,7 +15,6 @@ from gac.cli.options import (
     several,
     switch,
     table_option,
-    tensor_parallel_option,
     tokenizer_named,
     tokenizer_option,
     workloads_option,
@@ -52,7 +50,9 @@ _LIMITS = (
         show_default="loss",
     ),
 )
-_DEFAULT_FORMS = f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and kfac {', '.join(LATENCY_FORMS)}"
+_DEFAULT_FORMS = (
+    f"{', '.join(DEFAULT_FORMS)}; with --latency below 1 and kfac also {', '.join(LATENCY_FORMS[len(DEFAULT_FORMS) :])}"
+)
 _ROWS = (
     table_option,
     option("--method", "Error metric: kfac, svd-llm, asvd[:ALPHA], svd, or palu[:HEADS].", show_default="kfac"),
@@ -79,7 +79,8 @@ _ROWS = (
     workloads_option("Workload to predict latency for", (), "prefill:1x1024, decode:1@1024"),
     several(
         "--calibration",
-        "wiki-sample, wikitext2, c4 or a file, and N windows of L tokens (64x1024), which weight several texts.",
+        "Calibration text: wiki-sample, wikitext2, c4 or a file; NxL takes N windows of L tokens (64x1024). Several "
+        "texts weigh by their windows.",
         metavar="TEXT[:NxL]",
         show_default="wiki-sample",
     ),
@@ -89,7 +90,7 @@ _ROWS = (
         "--fuse/--no-fuse",
         "Run and plan the first GEMMs of q/k/v, and of gate/up, as one. Default: where it gives a better plan.",
     ),
-    tensor_parallel_option("GPUs of a host over which every weight is split"),
+    option("--tensor-parallel", "GPUs of a host over which every weight is split.", AT_LEAST_1, "N", default=1),
     option(
         "--refit",
         "Fit weights again after truncation, layer by layer. residual: all weights, to the dense model's outputs and "
@@ -103,8 +104,10 @@ _ROWS = (
         int,
         show_default="1",
     ),
-    option("--seed", "Selects calibration windows; 0: in even steps through the text.", int, show_default="0"),
-    bos_option("Begin every calibration window with BOS, or none. Default: if the tokenizer puts it first."),
+    option("--seed", "Selects calibration windows; 0 takes them in even steps.", int, show_default="0"),
+    switch(
+        "--bos/--no-bos", "Begin every calibration window with BOS, or none. Default: if the tokenizer puts it first."
+    ),
     option("--recipe recipe_file", "A JSON file (gac.Recipe), instead of all of these options.", FILE, "FILE"),
     tokenizer_option,
 )
@@ -126,7 +129,6 @@ def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         click.UsageError: ``--recipe`` or ``--no-align`` is given with options that contradict it.
-        GacError: the recipe is invalid.
     """
     file, tokenizer, step = (options.pop(name) for name in ("recipe_file", "tokenizer", "step"))
     if file is not None:

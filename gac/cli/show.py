@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gac
-from gac.cli.command import Answer, Command, note
-from gac.cli.documents import named_plans, plan_document, tokens_document
-from gac.cli.options import FILE, Target, forms_option, named, option, output_option, profile_option, several
+from gac.cli.command import Answer, Command, note, plan_document, tokens_document
+from gac.cli.options import FILE, Target, forms_option, named, named_plans, option, profile_option, several
 from gac.core.errors import ModelError
 from gac.forms import FORMS
 
@@ -86,7 +85,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
 @option("--frontier frontier_file", "Draw the best choices for other budgets; from gac frontier.", FILE, "FILE")
 @option("--tokens", "A plan of tokens for the same model, to show with it; from gac tokens.", FILE, "TOKENS")
 @profile_option("The latency table that the plan names. Default: look it up among those that gac profiles lists.")
-@output_option(Target(), "The page to write; an existing file is replaced.", default="report.html")
+@option("-o --output", "The page to write; an existing file is replaced.", Target(), default="report.html")
 def report(
     plan_file: Path,
     against: tuple[Path, ...],
@@ -120,8 +119,7 @@ def report(
 def _profile(plan: "Plan") -> "Profile | None":
     from gac.reporting.report.sources import profile_of
 
-    table = profile_of(plan)
+    table, digest = profile_of(plan), plan.measured.profile.digest[:12]
     if table is None:
-        digest = plan.measured.profile.digest[:12]
         note(f"the latency table {digest} is not at hand: the page will not say what the next dims would take")
     return table

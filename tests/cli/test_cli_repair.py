@@ -17,7 +17,7 @@ def theirs(tiny_model: LlamaForCausalLM, tmp_path: Path) -> Path:
     return write(tmp_path / "theirs", tiny_model.config, factored(tiny_model, 13, svd_llm))
 
 
-def test_the_tables(theirs: Path, tmp_path: Path) -> None:
+def test_the_tables_and_the_document(theirs: Path, tmp_path: Path) -> None:
     result = run("repair", theirs, "-o", tmp_path / "ours", *H100)
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -25,11 +25,8 @@ def test_the_tables(theirs: Path, tmp_path: Path) -> None:
     assert "dims 14 of 14 moved, 0 kept that are no multiple of 8" in lines
     assert "prefill:1x1024 predicted unknown: 14 of 14 GEMMs unknown: 14 of 14 GEMMs" in lines
     assert (tmp_path / "ours" / "config.json").is_file()
-
-
-def test_json(theirs: Path, tmp_path: Path) -> None:
-    document = answer("repair", theirs, "-o", tmp_path / "ours", "--strategy", "optimal", *H100)
+    document = answer("repair", theirs, "-o", tmp_path / "optimal", "--strategy", "optimal", *H100)
     assert document["contract"]["strategy"] == "optimal"
     assert len(document["moved"]) == document["dims"] == 14
     assert document["bytes_after"] - document["bytes_before"] == document["added_bytes"]
-    assert [one["workload"] for one in document["times"]] == ["prefill:1x1024", "decode:1@1024"]
+    assert [row["workload"] for row in document["times"]] == ["prefill:1x1024", "decode:1@1024"]

@@ -12,15 +12,12 @@ from gac.profiling.records import Point
 NAMES = ("gemm-k", "round-to-aligned")
 
 
-def moved(point: Point) -> int:
-    return point.operation.axes.get("d") or point.operation.axes["k"]
-
-
-@pytest.fixture
-def studied(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profile with all the points of two studies."""
     points = dict.fromkeys(point for name in NAMES for point in STUDIES.get(name).points())
-    return write_profile(tmp_path / "studied.jsonl", points, moved)
+    path = tmp_path_factory.mktemp("studies") / "studied.jsonl"
+    return write_profile(path, points, lambda point: point.operation.axes.get("d") or point.operation.axes["k"])
 
 
 def test_without_a_name_the_studies_are_listed() -> None:
@@ -36,13 +33,9 @@ def test_a_recorded_profile_is_judged_without_a_gpu(studied: Path) -> None:
     assert (document["gpu"], result["study"]) == ("NVIDIA Test GPU", "gemm-k")
     assert result["verdict"] in {"held", "did not hold", "other"}
     assert len(result["rows"][0]) == len(result["columns"])
-
-
-def test_the_table_ends_with_the_verdict_and_the_published_claim(studied: Path) -> None:
-    document = answer("study", "gemm-k", "--profile", studied)["results"][0]
     shown = " ".join(run("study", "gemm-k", "--profile", studied).stdout.split())
-    assert " ".join(document["sentence"].split()) in shown
-    assert f"{document['verdict']}: " not in shown
+    assert " ".join(result["sentence"].split()) in shown
+    assert f"{result['verdict']}: " not in shown
     assert "published: K % 8 != 0 costs 25-60 %" in shown
 
 
@@ -52,30 +45,23 @@ def test_several_studies_end_with_one_line_each(studied: Path) -> None:
     assert [line.split()[0] for line in table.splitlines()[2:] if line and line[0] != " "] == list(NAMES)
 
 
-def test_a_study_that_was_not_measured_fails_alone(studied: Path) -> None:
+def test_a_study_that_was_not_measured_fails_alone_and_is_a_problem_among_others(studied: Path) -> None:
     assert "points of study gemv are not measured" in refused("study", "gemv", "--profile", studied)
-
-
-def test_among_others_it_is_a_problem_beside_their_results(studied: Path) -> None:
     document = answer("study", "--all", "--profile", studied)
     assert {result["study"] for result in document["results"]} >= set(NAMES)
     assert "points of study gemv are not measured" in document["problems"]["gemv"]
+    assert refused("study", "--all", "gemm-kk").endswith("Did you mean 'gemm-k'?\n")
 
 
 def test_without_a_profile_what_is_missing_is_measured_first(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def profile_gpu(points: tuple[Point, ...], path: Path, passes: int) -> Path:
-        asked.append((points, path.name, passes))
+        requests.append((points, path.name, passes))
         return studied
 
     monkeypatch.setattr("gac.profiling.timing.device.require_gpu", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr("gac.profiling.sweeps.profiler.profile_gpu", profile_gpu)
     document = answer("study", "gemm-k", "gemm-k", "--passes", "2")
-    assert asked == [(STUDIES.get("gemm-k").points(), "nvidia-h100-80gb-hbm3-studies.jsonl", 2)]
+    assert requests == [(STUDIES.get("gemm-k").points(), "nvidia-h100-80gb-hbm3-studies.jsonl", 2)]
     assert document["profile"] == "studied"
-
-
-@pytest.mark.parametrize("words", [("gemm-kk",), ("--all", "gemm-kk")])
-def test_an_unknown_study_names_the_nearest(words: tuple[str, ...]) -> None:
-    assert refused("study", *words).endswith("Did you mean 'gemm-k'?\n")

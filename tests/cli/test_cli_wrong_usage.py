@@ -20,7 +20,6 @@ TABLE = [
     # limits that the table cannot serve, and names that are misspelt
     ("allocate MODEL --latency 0.9 --workload prefill:3x77", ERROR, "the profile lacks the latency of model.layers.0"),
     ("allocate MODEL --latency prefil:1x1024=0.9", ERROR, "workload 'prefil:1x1024'; expected prefill:BxS or decode"),
-    ("allocate MODEL --latency decode:1@9=0.9", ERROR, "limits.latency='decode:1@9'; expected one of the plan's"),
     ("allocate MODEL --workload prefil:1x1024", ERROR, "Write it like prefill:1x1024 or decode:1@1024."),
     ("allocate smollm2 --memory 0.3 --scheme w4a16 --latency 0.9", ERROR, "with scheme w4a16, which the profile does"),
     ("allocate MODEL --scheme w5a16", ERROR, "scheme 'w5a16' is unknown"),
@@ -30,60 +29,35 @@ TABLE = [
     ("allocate MODEL --seed -1", ERROR, "measure.seed=-1; expected a whole number, 0 or more"),
     ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
     ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
-    ("allocate MODEL --profile NVIDIA-H20", ERROR, "Did you mean 'nvidia-h200'?"),
     ("allocate MODEL --method KFAK", ERROR, "Did you mean 'kfac'?"),
     ("allocate MODEL --calibration wiki-sample:4", ERROR, "Ask for a positive size, like wiki-sample:64x1024."),
-    ("allocate MODEL --calibration Wiki-Sample", ERROR, "Did you mean 'wiki-sample'?"),
     ("frontier MODEL --limit prefill:1x1", ERROR, "expected params, bytes, kv_numbers or one of the workloads ("),
-    ("frontier MODEL --plot range.gif", ERROR, "figure range.gif ends in '.gif'; expected one of .png, .pdf, .svg"),
-    ("cliffs p --plot range.gif", ERROR, "figure range.gif ends in '.gif'"),
     ("plot atlas p -o range.gif", ERROR, "figure range.gif ends in '.gif'"),
     ("repair d -o new --workload prefil:1x1024", ERROR, "workload 'prefil:1x1024'"),
-    ("graph SmolLM2", ERROR, "Did you mean 'smollm2'?"),
     ("graph llama-3-8b --form token", ERROR, "latent, heads, skip, tokens. Did you mean 'tokens'?"),
-    ("graph llama-3-8b --form low_rnk", ERROR, "Did you mean 'low_rank'?"),
     # names of models that are no ids of the hub
-    ("allocate SmolLM2", ERROR, "model 'SmolLM2': no such directory"),
     ("allocate smolm2", ERROR, "Did you mean 'smollm2'?"),
-    ("allocate Gemma3", ERROR, "Did you mean 'gemma3-270m'?"),
     ("allocate MODEL --tokenizer smolm2", ERROR, "Did you mean 'smollm2'?"),
     ("eval smolm2", ERROR, "Did you mean 'smollm2'?"),
-    ("eval MODEL --against smolm2", ERROR, "Did you mean 'smollm2'?"),
     ("eval llama-3-8b", ERROR, "Of llama-3-8b the shapes alone are known"),
     # a GPU is asked for when all else is right
     ("profile --sweep foo", ERROR, "sweep 'foo' is unknown; expected one of general, sdpa-dense, "),
-    ("profile --sweep genral", ERROR, "Did you mean 'general'?"),
-    ("profile --model smolm2", ERROR, "Did you mean 'smollm2'?"),
-    ("profile --model smollm2 --form low_rnk", ERROR, "form 'low_rnk' is unknown"),
-    ("profile --model smollm2 --workload prefil:1x1", ERROR, "workload 'prefil:1x1'"),
-    ("bench m --workload prefil:1x1", ERROR, "workload 'prefil:1x1'"),
     ("bench smolm2", ERROR, "Did you mean 'smollm2'?"),
-    ("bench MODEL --against smolm2", ERROR, "Did you mean 'smollm2'?"),
     ("bench --shapes llama-3-8c", ERROR, "Did you mean 'llama-3-8b'?"),
-    ("bench --shapes llama-3-8b --scheme w4a61", ERROR, "Did you mean 'w4a16'?"),
     ("bench --shapes llama-3-8b --scheme w4a16 --head w4a16", ERROR, "no price of rounding a head to w4a16 is known"),
-    ("bench --shapes llama-3-8b --kv-cache 0.5 --form latnet:1", ERROR, "form 'latnet:1' is unknown"),
     ("bench --shapes llama-3-8b --kv-cache 0.5 --form head_dim", ERROR, "no loss curve of the form head_dim is known"),
-    ("bench --shapes llama-3-8b --kv-cache 2 --form latent:1", ERROR, "limits.kv_cache=2.0; expected"),
     ("bench --shapes llama-3-8b --budget 2", ERROR, "limits.params=2.0; expected"),
-    ("bench --shapes llama-3-8b --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     # options that would do nothing
     ("eval m --limit 3", USAGE, "--limit goes with --tasks."),
-    ("eval m --num-fewshot 3", USAGE, "--num-fewshot goes with --tasks."),
     ("eval m --no-kl", USAGE, "--kl goes with --against."),
     ("eval m --tasks piqa --windows 3", USAGE, "--windows goes with --text."),
     ("bench m --budget 0.8", USAGE, "--budget goes with --shapes."),
-    ("bench m --form latent:1", USAGE, "--form goes with --shapes."),
     ("bench --shapes llama-3-8b --kv-cache 0.5", USAGE, "--kv-cache and --form go together."),
-    ("bench --shapes llama-3-8b --form latent:1", USAGE, "--kv-cache and --form go together."),
     ("bench --shapes llama-3-8b --form latent:1 --kv-cache 1 --scheme fp8", USAGE, "--kv-cache goes without --scheme."),
     # counts that nothing reaches
     (f"profile --passes {10**40}", USAGE, "is not in the range 1<=x<=10000."),
     (f"allocate MODEL --seed {10**40}", ERROR, f"measure.seed={10**40}; expected"),
-    (f"allocate MODEL --tensor-parallel {10**40}", ERROR, f"deployment.tensor_parallel={10**40}; expected"),
-    (f"allocate MODEL --align-to {10**40}", ERROR, f"space.align={10**40}; expected"),
     (f"bench --shapes llama-3-8b --layers {10**40}", ERROR, "expected 1 to 4,096"),
-    (f"eval MODEL --limit {10**40} --tasks piqa", ERROR, f"evaluate(limit={10**40}); expected"),
     # command lines that click refuses
     ("allocate m --budget most", USAGE, "'most' is not a valid float."),
     ("allocate m --latency prefill:1x1", USAGE, "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),
@@ -99,11 +73,9 @@ TABLE = [
     ("cliffs p --dims 1040:1016", USAGE, "'1040:1016' ends before it begins."),
     ("compare a.json", USAGE, "Name two plans or more."),
     ("compare a.json b.json a.json", USAGE, "a.json is given more than once. Name each file once."),
-    ("eval m --windows 0", USAGE, "0 is not in the range x>=1."),
     ("eval", USAGE, "Missing argument 'MODEL_OR_DIR...'."),
     ("eval m --tasks piqa,", USAGE, "'piqa,' is not like hellaswag,piqa or task.yaml."),
     ("explain low_rank 0", USAGE, "0 is not in the range 1<=x<=9223372036854775807."),
-    (f"explain low_rank {10**400}", USAGE, "is not in the range 1<=x<=9223372036854775807."),
     ("profile --seconds nan", USAGE, "nan is not a number."),
     ("squeeze", USAGE, "No such command 'squeeze'."),
     ("study --profile p", USAGE, "--profile judges studies: name them, or give --all."),
@@ -150,7 +122,6 @@ def test_a_wrong_usage(words: str, status: int, message: str, places: dict[str, 
     [
         ("squeeze", "No such command 'squeeze'", "gac [OPTIONS] COMMAND [ARGS]..."),
         ("--wat", "No such option '--wat'", "gac [OPTIONS] COMMAND [ARGS]..."),
-        ("cliffs", "Missing argument 'PROFILE'", "gac cliffs [OPTIONS] PROFILE"),
         ("cliffs p --dims 5", "Invalid value for '--dims': '5' is not like 1016:1040", "gac cliffs [OPTIONS] PROFILE"),
         ("plot latency", "Missing argument 'PROFILE'", "gac plot latency [OPTIONS] PROFILE"),
     ],
@@ -164,7 +135,10 @@ def test_what_cannot_be_parsed_is_told_in_json(words: str, given: str, usage: st
 
 
 def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", _unreachable)
+    def unreachable(*_given: Any, **_how: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     monkeypatch.chdir(tmp_path)
     result = run("eval", "smal", "--windows", "1")
@@ -172,18 +146,11 @@ def test_a_name_that_may_be_on_the_hub_waits_for_no_network(monkeypatch: pytest.
     assert "model 'smal': no such directory, and the hub cannot be reached (no route)" in result.stderr
 
 
-@pytest.mark.parametrize("what", ["MODEL", "--shapes llama-3-8b --scheme w4a16"])
-def test_a_bench_without_a_gpu_says_what_there_is_without_one(
-    what: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bench_without_a_gpu_says_what_runs_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    result = run("bench", *(places.get(word, word) for word in what.split()))
+    result = run("bench", "--shapes", "llama-3-8b", "--scheme", "w4a16")
     assert result.exit_code == ERROR
     assert "expected an NVIDIA GPU to measure. Run it where there is one. On a CPU gac eval measures" in result.stderr
-
-
-def _unreachable(*_given: Any, **_how: Any) -> None:
-    raise ConnectionError("no route")
 
 
 def test_a_home_that_cannot_be_written_to_is_refused_before_calibration(
@@ -211,29 +178,23 @@ def test_no_bars_in_a_file_and_nothing_but_the_answer_with_quiet(
     assert run("export", "none", "-o", "new", "--quiet").stderr.startswith("Error: ")
 
 
-# --- the process ----------------------------------------------------------------------------------------------------
-
-
-def _process(words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+def _process(words: str) -> subprocess.CompletedProcess[str]:
     command = f"{shlex.quote(sys.executable)} -m gac {words}"
-    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, **how)
+    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", ["profiles", "profiles --json", "cliffs", "squeeze"])
-def test_a_closed_standard_output_is_an_error(words: str) -> None:
-    result = _process(f"{words} >&-")
-    assert result.returncode == ERROR
-    assert result.stderr == (
-        "Error: standard output is closed; expected an open one, for the answer. Send it to a file or a pipe.\n"
-    )
+def test_a_closed_standard_output_is_an_error() -> None:
+    result = _process("profiles --json >&-")
+    message = "standard output is closed; expected an open one, for the answer. Send it to a file or a pipe."
+    assert (result.returncode, result.stderr) == (ERROR, f"Error: {message}\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
-@pytest.mark.parametrize("words", ["-h", "report -h", "profiles", "profiles --json"])
+@pytest.mark.parametrize("words", ["report -h", "profiles"])
 def test_a_full_standard_output_is_an_error(words: str) -> None:
     result = _process(f"{words} >/dev/full")
-    assert result.returncode == ERROR
-    assert result.stderr == "Error: the answer cannot be written: No space left on device\n"
+    message = "Error: the answer cannot be written: No space left on device\n"
+    assert (result.returncode, result.stderr) == (ERROR, message)
 
 
 def test_a_closed_standard_error_loses_notes_alone() -> None:
@@ -242,22 +203,17 @@ def test_a_closed_standard_error_loses_notes_alone() -> None:
     assert json.loads(result.stdout)["profiles"]
 
 
-def test_an_interrupt_while_it_loads_has_no_traceback(
+def interrupted(*_given: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_outside_of_a_command_has_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gpu_aligned_compression, "_run", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        gpu_aligned_compression.main()
-    assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")
-
-
-def test_an_interrupt_outside_of_a_command_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_given: Any) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(main, "invoke", interrupted)
     result = run("profiles")
     assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted.")
+    monkeypatch.setattr(gpu_aligned_compression, "_run", interrupted)  # while it loads
+    with pytest.raises(SystemExit) as ended:
+        gpu_aligned_compression.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "\nInterrupted.\n")

@@ -22,8 +22,3 @@ def test_each_command_reads_what_one_before_it_wrote() -> None:
         assert {word for word in words if word.startswith("demo/")} - outputs <= written, words
         written |= outputs
     assert {"demo/plan.json", "demo/plan.html", "demo/frontier.json", "demo/checkpoint", "demo/report.json"} <= written
-
-
-def test_the_page_shows_the_frontier() -> None:
-    (page,) = (words for words in _commands() if words[0] == "report")
-    assert page[page.index("--frontier") + 1] == "demo/frontier.json"

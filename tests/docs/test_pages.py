@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -11,10 +10,6 @@ from pages import DOCS, PAGES, ROOT, lines, links
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
 BENCHMARKS = sorted({path.stem for path in (ROOT / "tests/benchmarks").glob("*.py")} - {"harness"})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def test_the_readme_has_at_most_200_lines() -> None:
-    assert len(PAGES["README.md"].splitlines()) <= 200
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -61,40 +56,16 @@ def _script_exists(arguments: list[str]) -> bool:
     return all(f'"{option}"' in source for option in arguments if option.startswith("--"))
 
 
-def test_the_architecture_names_every_room_and_every_rule() -> None:
+def test_the_architecture_names_every_room_from_the_outside_in() -> None:
     page = PAGES["docs/architecture.md"]
     parts = [path for path in (ROOT / "gac").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert [path.stem for path in parts if path.stem[:2] != "__" and f"`gac.{path.stem}`" not in page] == []
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one["name"] == "imports point inwards")
+    layers = next(contract["layers"] for contract in contracts if contract["name"] == "imports point inwards")
     named = dict.fromkeys(f"gac.{room}" for room in re.findall(r"`gac\.(\w+)`", page))
     assert [room for room in named if room in layers] == layers
-    rules = [contract["name"] for contract in contracts]
-    assert [rule for rule in rules if rule.split(":")[0].lower() not in page.lower()] == []
 
 
-@pytest.mark.parametrize("script", BENCHMARKS)
-def test_a_benchmark_says_how_to_run_it_and_is_in_their_readme(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert re.search(rf"[/.]{script}\b", (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8"))
-    if script == "bench_timing":
-        pytest.importorskip("triton")
-    monkeypatch.setattr("sys.argv", [script, "--help"])
-    with pytest.raises(SystemExit, match=r"^0$"):
-        import_module(f"tests.benchmarks.{script}").main()
-    assert re.search(rf"tests[/.]benchmarks[/.]{script}\b", capsys.readouterr().out)
-
-
-def test_every_result_names_its_command() -> None:
-    results = ROOT / "tests/benchmarks/results"
-    page = (results / "records.md").read_text(encoding="utf-8")
-    patterns = re.findall(r"`([\w.*-]+\.(?:jsonl?|json\.gz|\*))`", page)
-    measured = {path.name for path in results.iterdir() if path.suffix != ".md"}
-    assert measured <= {path.name for pattern in patterns for path in results.glob(pattern)}
-
-
-def test_hooks_run_what_make_test_runs() -> None:
-    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
-    checked = re.findall(r"^\t\$\(BIN\)/(ruff \w+|mypy|lint-imports)", MAKE, re.MULTILINE)
-    assert [tool for tool in checked if f".venv/bin/{tool}" not in hooks] == []
+def test_every_benchmark_is_in_their_readme() -> None:
+    page = (ROOT / "tests/benchmarks/README.md").read_text(encoding="utf-8")
+    assert [script for script in BENCHMARKS if not re.search(rf"[/.]{script}\b", page)] == []

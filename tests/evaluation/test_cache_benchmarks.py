@@ -1,10 +1,7 @@
-"""The benchmarks of the KV cache run on a small model, resume, and report the plan."""
+"""The benchmarks of the KV cache: what is rounded, and the bytes that run."""
 
 import json
-import math
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,53 +10,10 @@ from transformers import LlamaForCausalLM
 from tests.benchmarks import batch, cache, cache_bytes
 
 
-def output_of(module: Any, monkeypatch: pytest.MonkeyPatch, output: Path, *arguments: str) -> dict[str, Any]:
-    monkeypatch.setattr(sys, "argv", [module.__name__, "--output", str(output), *arguments])
-    module.main()
-    document: dict[str, Any] = json.loads(output.read_text())
-    return document
-
-
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("GROUP", 8), ("EXACT", 16), ("PALU", "fisher:nearest8")):
         monkeypatch.setattr(cache, name, value)
-
-
-@pytest.mark.usefixtures("small_groups")
-def test_every_way_is_measured_at_every_length_and_the_same_command_goes_on(
-    directory: Path,
-    text_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ["--model", str(directory), "--calibration", f"{text_file}:4x64", "--text", str(text_file)]
-    arguments += ["--windows", "2", "--lengths", "64", "128", "--caches"]
-    output_of(cache, monkeypatch, tmp_path / "rows.json", *arguments, "0.5", "--ways", "latent")
-    document = output_of(cache, monkeypatch, tmp_path / "rows.json", *arguments, "0.5", "0.75")
-    rows = document["rows"]
-    ways = [
-        (row["way"], row.get("bits", row["budget"] if row["way"] == "palu" else row.get("kv_cache"))) for row in rows
-    ]
-    assert ways == [
-        *(("latent", 0.5), ("latent", 0.75), ("latent:int8", 0.25), ("latent:int8", 0.375)),
-        *(("latent:int8+int4", 0.25), ("latent:int8+int4", 0.375)),
-        *(("palu", 0.5), ("palu", 0.75), ("head_dim", 0.5), ("head_dim", 0.75), ("kivi", 8), ("kivi", 4)),
-    ]
-    assert [row["way"] for row in rows if "refused" in row] == ["head_dim"]
-    measured = [row for row in rows if "refused" not in row]
-    assert all(list(row["perplexities"]) == ["64", "128"] for row in measured)
-    assert all(row["perplexity"] == row["perplexities"]["64"] for row in measured if row["way"] != "kivi")
-    assert all(
-        row["measured"] == pytest.approx(math.log(row["perplexities"]["64"] / document["dense"])) for row in measured
-    )
-    assert all(row["cache"] <= row["kv_cache"] for row in measured if "kv_cache" in row)
-    lines = [line for line in capsys.readouterr().out.rpartition("---")[2].splitlines() if line.startswith("| ")]
-    assert len(lines) == 2 * len(measured) + 1
-    assert len([line for line in lines if not line.endswith("|  |")]) == 2 * 4  # rounded latents over those of 16 bits
-    with pytest.raises(SystemExit, match=r"rows\.json was measured with .*'refit': None"):
-        output_of(cache, monkeypatch, tmp_path / "rows.json", *arguments, "0.5", "--refit", "none")
 
 
 @pytest.mark.usefixtures("small_groups")
@@ -86,17 +40,19 @@ def test_rounding_to_a_group_of_few_numbers_keeps_its_ends(small_groups: None) -
     assert torch.allclose(cache.rounded(torch.ones(8), 4), torch.ones(8))
 
 
+@pytest.mark.slow
 def test_the_cache_that_runs_has_the_planned_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "bytes.json"
     arguments = ["--device", "cpu", "--shapes", "smollm2", "--layers", "2", "--tokens", "24", "--shares", "0.5"]
-    for _ in range(2):
-        rows = output_of(cache_bytes, monkeypatch, tmp_path / "bytes.json", *arguments)["rows"]
-        assert [(row["form"], row["cache"]) for row in rows] == [
-            (form, kind) for form in ("dense", "latent:1", "latent:1:int8") for kind in ("dynamic", "static")
-        ]
-        assert all(row["bytes"] == row["planned"] for row in rows)
+    monkeypatch.setattr("sys.argv", ["cache_bytes", "--output", str(output), *arguments])
+    cache_bytes.main()
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["form"], row["cache"]) for row in rows] == [
+        (form, kind) for form in ("dense", "latent:1", "latent:1:int8") for kind in ("dynamic", "static")
+    ]
+    assert all(row["bytes"] == row["planned"] for row in rows)
     assert rows[0]["planned"] == 2 * 24 * 2 * 2 * 192
-    assert all(row["planned"] <= rows[0]["planned"] / 2 for row in rows[2:])
-    assert all(row["dims"] for row in rows[2:])
+    assert all(row["planned"] <= rows[0]["planned"] / 2 and row["dims"] for row in rows[2:])
 
 
 def test_every_task_of_the_batch_can_begin(tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ from gac.evaluation.versions import (
 )
 from gac.forms.planned_sites import fuse_sites
 from gac.measurement.curve_library import CurveLibrary
-from gac.models.shapes import shapes_of
-from gac.plan.evidence import RoundedHead
+from gac.models.shapes import Shapes
 from gac.plan.plan import WeightChoice
 from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Measurement, Point
@@ -59,6 +58,7 @@ from gac.runtime.plain.modeling_gac import SkippedBlock
 from gac.runtime.storage.modules import stored_modules
 from tests.headers import make_profile
 
+SMALL = Shapes("llama", 256, 768, 2, 8, 4, 32, 512)
 SCHEMES = ("w8a16", "w4a16")
 PREFILL, DECODE = Workload.parse("prefill:2x8"), Workload.parse("decode:2@8")
 
@@ -79,15 +79,31 @@ class CountingTimer:
         return Batch(list(prepared), 1980)
 
 
+def bytes_of(point: Point) -> float:
+    return OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
+
+
 @pytest.fixture(scope="module")
 def planner() -> Planner:
-    workloads = [Workload.parse("prefill:1x1024")]
-    return planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3", layers=2, schemes=SCHEMES)
+    """A planner whose table has every shape, with times by the bytes moved."""
+    points = (*model_points(SMALL, [PREFILL, DECODE], schemes=SCHEMES), *fused_points(SMALL, [PREFILL, DECODE]))
+    rows = [Measurement.of(each, 1000.0 + bytes_of(each), 0.0, 10, 1980, True) for each in dict.fromkeys(points)]
+    return planner_of_shapes(SMALL, [DECODE], make_profile(rows), schemes=SCHEMES)
 
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    return model_of_shapes("smollm2", device="cpu", dtype=torch.float32, layers=2)
+    return model_of_shapes(SMALL, device="cpu", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def versions(planner: Planner) -> dict[str, Version]:
+    return {version.name: version for version in versions_at(planner, 0.7)}
+
+
+def bench_of(planner: Planner, model: PreTrainedModel) -> Bench:
+    timer: Any = CountingTimer()
+    return Bench(model, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer)
 
 
 @pytest.mark.parametrize("workload", [PREFILL, DECODE])
@@ -130,61 +146,46 @@ def test_models_share_a_context_if_their_caches_have_one_shape(planner: Planner,
     assert of_shorter is not context
     assert of_skipping is not context
     assert 2 * of_skipping.nbytes == context.nbytes
-    assert context.nbytes - of_shorter.nbytes == 4 * 2 * 8 * 3 * (64 - 8)
+    assert context.nbytes - of_shorter.nbytes == 4 * 2 * 8 * 4 * (32 - 8)
     assert decode_step(shorter, of_shorter)().isfinite().all()
 
 
 def test_few_layers_with_two_latency_limits_have_a_plan() -> None:
     workloads = [Workload("decode", 1, 1024), Workload("prefill", 1, 1024)]
-    planner = planner_of_shapes("llama-3-8b", workloads, "nvidia-h200", layers=2)
-    plan = planner.plan_by_default(0.7)
+    plan = planner_of_shapes("llama-3-8b", workloads, "nvidia-h200", layers=2).plan_by_default(0.7)
     assert plan.speed is not None
     assert plan.prediction.loss <= plan.certificate.value * (1 + SLACK)
     assert all(workload.plan_ns is not None for workload in plan.workloads)
 
 
-def test_a_workload_beyond_the_models_positions_is_refused(model: PreTrainedModel) -> None:
+def test_what_cannot_be_timed_is_refused(model: PreTrainedModel) -> None:
     with pytest.raises(GacError, match="of 200,000 tokens for a model of 131,072 positions"):
         step_of(model, Workload.parse("decode:1@200000"))
+    timer: Any = CountingTimer()
+    with pytest.raises(GacError, match="11 models at once; expected at most 10"):
+        time_in_turns([Entry("model", lambda: model)] * 11, PREFILL, timer)
+    with pytest.raises(ModelError, match="no price of rounding a head to w4a16 is known"):
+        CurveLibrary.load().head_of(SMALL, "w4a16")
 
 
-@pytest.fixture(scope="module")
-def versions(planner: Planner) -> dict[str, Version]:
-    return {version.name: version for version in versions_at(planner, 0.7)}
-
-
-def test_a_variant_has_the_dims_of_its_plan_and_shares_the_rest(
+def test_variants_have_the_dims_and_bytes_of_their_plans_and_share_the_rest(
     planner: Planner, versions: dict[str, Version], model: PreTrainedModel
 ) -> None:
     copied = variant(model, versions[UNALIGNED].choices)
     assert (weight_bytes(model) - weight_bytes(copied)) // 4 == planner.problem.params - versions[UNALIGNED].params
     assert copied.get_input_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_a_variant_in_a_scheme_has_the_bytes_of_its_plan(planner: Planner, model: PreTrainedModel) -> None:
     uniform = planner.uniform("w4a16")
     assert (uniform.name, {choice.scheme for choice in uniform.choices}) == ("uniform w4a16", {"w4a16"})
-    quantized = variant(model, uniform.choices)
-    assert len(stored_modules(quantized)) == len(uniform.choices)
-    assert weight_bytes(model) - weight_bytes(quantized) == 4 * planner.problem.params - uniform.bytes
-    assert step_of(quantized, PREFILL)().isfinite().all()
+    quantised = variant(model, uniform.choices)
+    assert len(stored_modules(quantised)) == len(uniform.choices)
+    assert weight_bytes(model) - weight_bytes(quantised) == 4 * planner.problem.params - uniform.bytes
+    fused = variant(model, planner.dense(fused=True).choices, fuse_sites(planner.problem.sites))
+    assert torch.allclose(step_of(fused, PREFILL)(), step_of(model, PREFILL)(), atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def complete() -> Planner:
-    """A planner whose table has every shape, with times by the bytes moved."""
-    points = (*model_points("smollm2", [PREFILL, DECODE], schemes=SCHEMES), *fused_points("smollm2", [PREFILL, DECODE]))
-    rows = [Measurement.of(each, 1000.0 + bytes_of(each), 0.0, 10, 1980, True) for each in dict.fromkeys(points)]
-    return planner_of_shapes("smollm2", [DECODE], make_profile(rows), layers=2, schemes=SCHEMES)
-
-
-def bytes_of(point: Point) -> float:
-    return OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
-
-
-def test_the_fastest_in_schemes_lose_no_more_than_their_references(complete: Planner) -> None:
-    references = scheme_versions(complete, 0.7, SCHEMES)
-    versions, missing = fastest_in_schemes(complete, DECODE, SCHEMES, references)
+def test_the_fastest_in_schemes_lose_no_more_than_their_references(planner: Planner) -> None:
+    references = scheme_versions(planner, 0.7, SCHEMES)
+    versions, missing = fastest_in_schemes(planner, DECODE, SCHEMES, references)
     by_name = {version.name: version for version in (*references, *versions)}
     names = ["uniform w8a16", "uniform w4a16", DEFAULT, f"{DEFAULT}, in w8a16", f"{DEFAULT}, in w4a16"]
     assert missing == []
@@ -197,16 +198,11 @@ def test_the_fastest_in_schemes_lose_no_more_than_their_references(complete: Pla
     assert {choice.scheme for choice in by_name[f"{DEFAULT}, in w4a16"].choices} == {"w4a16"}
 
 
-@pytest.fixture(scope="module")
-def head() -> RoundedHead:
-    head = CurveLibrary.load().head_of(shapes_of("smollm2"), "w8a16")
+def test_a_quantised_head_is_planned_and_timed(planner: Planner, model: PreTrainedModel) -> None:
+    head = CurveLibrary.load().head_of(SMALL, "w8a16")
     assert head is not None
-    return head
-
-
-def test_with_a_quantised_head_they_lose_no_more_either(complete: Planner, head: RoundedHead) -> None:
-    references = scheme_versions(complete, 1.0, SCHEMES)
-    versions, missing = with_head(complete, DECODE, SCHEMES, references, head)
+    references = scheme_versions(planner, 1.0, SCHEMES)
+    versions, missing = with_head(planner, DECODE, SCHEMES, references, head)
     by_name = {version.name: version for version in (*references, *versions)}
     (line,) = missing  # the loss of 8 bits leaves no room for that of the head
     assert line.startswith(f"{FASTEST_IN_SCHEMES} uniform w8a16: ")
@@ -215,35 +211,18 @@ def test_with_a_quantised_head_they_lose_no_more_either(complete: Planner, head:
     assert uniform.loss == reference.loss + head.loss
     assert by_name[f"{FASTEST_IN_SCHEMES} uniform w4a16, head in w8a16"].loss <= reference.loss
     assert {version.head for version in versions} == {head}
-
-
-def test_a_quantised_head_is_timed(complete: Planner, model: PreTrainedModel, head: RoundedHead) -> None:
-    timer: Any = CountingTimer()
-    bench = Bench(model, complete.problem.sites, complete.problem.timing, complete.dense_versions(), timer)
-    plain = complete.uniform("w4a16")
-    *_, without_head, with_it = bench.run([plain, replace(plain, head=head)], DECODE)
+    *_, plain, quantised = bench_of(planner, model).run([reference, replace(reference, head=head)], PREFILL)
     less = 4 * head.params - head.bytes  # of float32
-    assert without_head.timed.memory_bytes - with_it.timed.memory_bytes == less
-    assert without_head.planned_bytes - with_it.planned_bytes == head.dense_bytes - head.bytes
-    assert without_head.predicted_ns is not None
-    assert with_it.predicted_ns == without_head.predicted_ns - less
+    assert plain.timed.memory_bytes - quantised.timed.memory_bytes == less
+    *_, plain, quantised = bench_of(planner, model).run([reference, replace(reference, head=head)], DECODE)
+    assert plain.planned_bytes - quantised.planned_bytes == head.dense_bytes - head.bytes
+    assert plain.predicted_ns is not None
+    assert quantised.predicted_ns == plain.predicted_ns - less
     assert isinstance(model.get_output_embeddings(), nn.Linear)
 
 
-def test_a_head_in_a_scheme_without_a_price_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"no price of rounding a head to w4a16 is known; expected one of w8a16\."):
-        CurveLibrary.load().head_of(shapes_of("smollm2"), "w4a16")
-
-
-def test_a_fused_variant_computes_the_same(planner: Planner, model: PreTrainedModel) -> None:
-    fused = variant(model, planner.dense(fused=True).choices, fuse_sites(planner.problem.sites))
-    assert torch.allclose(step_of(fused, PREFILL)(), step_of(model, PREFILL)(), atol=1e-4)
-
-
 @pytest.mark.parametrize("part", PARTS)
-def test_a_model_without_gemms_and_half_of_a_component_runs(
-    part: str, planner: Planner, model: PreTrainedModel
-) -> None:
+def test_a_model_without_gemms_or_half_of_a_component_runs(part: str, planner: Planner, model: PreTrainedModel) -> None:
     choices = without(planner.problem.sites, part)
     rest = without_gemms(model, choices)
     blocks = [name for name, module in rest.named_modules() if isinstance(module, SkippedBlock)]
@@ -252,16 +231,8 @@ def test_a_model_without_gemms_and_half_of_a_component_runs(
     assert step_of(rest, PREFILL)().isfinite().all()
     if part == "neurons":
         assert (weight_bytes(model) - weight_bytes(rest)) // 4 == planner.problem.params
-
-
-@pytest.mark.parametrize("workload", [PREFILL, DECODE])
-@pytest.mark.parametrize("part", PARTS)
-def test_a_fused_variant_without_half_of_a_component_runs(
-    part: str, workload: Workload, planner: Planner, model: PreTrainedModel
-) -> None:
-    choices = without(planner.problem.sites, part)
     fused = variant(model, choices, fuse_sites(planner.problem.sites))
-    assert step_of(fused, workload)().isfinite().all()
+    assert all(step_of(fused, workload)().isfinite().all() for workload in (PREFILL, DECODE))
     saved = sum(choice.weight.params - choice.params for choice in choices)
     assert weight_bytes(model) - weight_bytes(fused) > 4 * saved - 4096
 
@@ -271,7 +242,8 @@ def test_versions_keep_the_budget_and_only_padding_adds_to_it(planner: Planner, 
     assert all(versions[name].params <= limit for name in (UNALIGNED, "uniform", "GAC, parameters"))
     assert versions[UNALIGNED].params < versions["pad 8"].params < versions["pad 64"].params
     assert versions["pad 64"].loss == versions[UNALIGNED].loss
-    assert all(choice.dim % 64 == 0 for choice in versions["pad 64"].choices if choice.form == "low_rank")
+    padded = versions["pad 64"].choices
+    assert all(choice.dim % 64 == 0 for choice in padded if choice.form == "low_rank")
 
 
 def test_every_version_runs_once_a_round_in_random_order() -> None:
@@ -307,10 +279,8 @@ def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
 def test_a_bench_times_every_version_with_the_dense_models(
     planner: Planner, versions: dict[str, Version], model: PreTrainedModel
 ) -> None:
-    timer: Any = CountingTimer()
-    bench = Bench(model, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer)
     timed = list(versions.values())[:4]
-    results = list(bench.run(timed, PREFILL))
+    results = list(bench_of(planner, model).run(timed, PREFILL))
     assert [result.timed.name for result in results] == [PLAIN, DENSE, FUSED, *(version.name for version in timed)]
     assert all(result.speedup > 1 for result in results[3:])
 
@@ -319,12 +289,6 @@ def test_a_bench_times_every_version_with_the_dense_models(
 def test_groups_are_as_large_as_there_is_room(room: float, sizes: list[int], versions: dict[str, Version]) -> None:
     assert [len(group) for group in in_groups(list(versions.values())[:8], [10] * 8, room, 6)] == sizes
     assert in_groups([], [], room, 6) == [[]]
-
-
-def test_more_models_than_a_round_takes_are_refused(model: PreTrainedModel) -> None:
-    timer: Any = CountingTimer()
-    with pytest.raises(GacError, match=r"11 models at once; expected at most 10\. Time them in several runs\."):
-        time_in_turns([Entry("model", lambda: model)] * 11, PREFILL, timer)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

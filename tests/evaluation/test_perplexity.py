@@ -51,7 +51,7 @@ def test_perplexity_is_the_mean_over_the_predicted_tokens(
     assert measured.tokens == windows * (length - 1)
 
 
-@pytest.mark.parametrize("batch", [2, 3, 8])
+@pytest.mark.parametrize("batch", [3])
 def test_the_batch_does_not_matter(batch: int, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
     single, many = (
         perplexity(tiny_model, tiny_tokenizer, prose, windows=5, length=32, batch=size) for size in (1, batch)
@@ -97,12 +97,9 @@ def test_the_window_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM, ti
         perplexity(tiny_model, tiny_tokenizer, "a b c d e f z h ", length=5, batch=3)
 
 
-def test_a_window_needs_two_tokens(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
+def test_windows_that_cannot_be_measured(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
     with pytest.raises(TextError, match="windows of 1 tokens; expected at least 2: the first is not predicted"):
         perplexity(tiny_model, tiny_tokenizer, prose, length=1)
-
-
-def test_a_window_longer_than_the_model_can_read(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
     with pytest.raises(ModelError, match="windows of 1,024 tokens for a model of 512 positions"):
         perplexity(tiny_model, tiny_tokenizer, prose)
 
@@ -141,13 +138,8 @@ def test_another_models_tokenizer_is_refused(tiny_config: LlamaConfig, tiny_toke
         perplexity(LlamaForCausalLM(tiny_config), tiny_tokenizer, prose, length=16)
 
 
-def test_a_model_does_not_diverge_from_itself(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> None:
-    result = divergence(tiny_model, copy.deepcopy(tiny_model), tiny_tokenizer, prose, windows=2, length=32)
-    assert (result.kl, result.top1, result.tokens) == (0.0, 1.0, 62)
-
-
-# Batches of 1 to 3 windows; windows so long that they are compared in parts.
-@pytest.mark.parametrize(("batch", "windows", "length"), [(1, 3, 32), (2, 3, 32), (3, 3, 32), (1, 1, 1300)])
+# A batch that does not divide the windows; a window so long that it is compared in parts.
+@pytest.mark.parametrize(("batch", "windows", "length"), [(2, 3, 32), (1, 1, 1300)])
 def test_divergence_is_the_mean_over_the_tokens(
     batch: int, windows: int, length: int, tiny_config: LlamaConfig, tiny_tokenizer: Any, prose: str
 ) -> None:

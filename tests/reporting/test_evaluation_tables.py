@@ -101,8 +101,5 @@ def test_every_version_beside_the_dense_model() -> None:
         "unaligned 0.8500 0.1575 100.000 1.0% 0.250x 10,240 16.06",
         "GAC 0.7910 0.1575 20.000 1.0% 1.250x +2.0% 51,200 16.06",
     ]
-
-
-def test_models_beside_the_first_one() -> None:
     lines = shown(timed_table([timed("dense", 25.0), timed("small", 20.0)]))
     assert lines[2:4] == ["dense 25.000 1.0% 1.000x 40,960 16.06", "small 20.000 1.0% 1.250x 51,200 16.06"]

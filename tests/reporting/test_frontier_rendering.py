@@ -18,9 +18,6 @@ def found() -> Frontier:
     return whole_range((PREFILL, DECODE))
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
-
-
 def lines_of(frontier: Frontier) -> list[str]:
     """The lines below the title."""
     (table,) = frontier.tables()
@@ -40,12 +37,10 @@ def test_points_from_dense_down(found: Frontier) -> None:
 
 
 def test_a_dozen_points_of_many() -> None:
-    losses = [[row * (at + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for at in range(8)]
+    losses = [[row * (layer + 1) / 50 for row in (8, 4, 2, 1, 0.5)] for layer in range(8)]
     many = frontier(problem(losses, SLOPE))
     assert len(many.points) > 30
-    lines = lines_of(many)
-    assert len(lines) == 2 + 12 + 3
-    assert lines[2].startswith("1.0000 1,152 0.0000 ")
+    assert len(lines_of(many)) == 2 + 12 + 3
 
 
 def test_unknown_latencies_and_what_was_limited_are_said() -> None:
@@ -69,13 +64,6 @@ def test_bytes_and_bits_where_numbers_are_rounded() -> None:
     assert [ax.get_xlabel() for ax in figure.axes if ax.axison][1] == "bytes of the targeted weights (MB)"
 
 
-def test_where_all_is_lost_all_is_shown(found: Frontier) -> None:
-    assert replace(found, points=found.points[:2]).readable() == list(found.points[:2])
-
-
-# --- the figure -----------------------------------------------------------------------------------------------------
-
-
 def titles(figure: Figure) -> list[str]:
     return [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.axison]
 
@@ -87,7 +75,6 @@ def test_a_panel_for_parameters_and_one_a_workload(found: Frontier) -> None:
         "parameters of the targeted weights (millions)",
         *["latency of the targeted weights (µs)"] * 2,
     ]
-    assert {ax.get_ylabel() for ax in figure.axes if ax.axison} == {"predicted perplexity"}
     assert figure.get_suptitle() == "tiny, kfac, NVIDIA Test GPU"
     lacking = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
     assert titles(figure_of_frontier(lacking)) == ["parameters", "prefill:1x8"]

@@ -38,9 +38,6 @@ def test_points_show_what_rescues_a_collapsed_dim_and_why(explained: ExplainedSw
     assert rows[0] == "961 150.0 0.1 5.00x 968 ? cutlass_75_tensorop_bf1...x128_tn_align1"
     assert rows[1] == "962 75.0 0.1 2.50x 968 alignment tier cutlass_75_tensorop_bf1...x128_tn_align1"
     assert rows[-1] == "968 30.0 0.0 cutlass_75_tensorop_bf1...x128_tn_align1"
-
-
-def test_a_sweep_without_cliffs(explained: ExplainedSweep) -> None:
     explained.sweep.ns[:] = 3e4
     lines = shown(cliffs_table("a GPU", [ExplainedSweep(explained.sweep, find_cliffs(explained.sweep), (), ())]))
     assert "low_rank bf16 m=1024 k=4096 n=4096, r 129 0 none 1 0" in lines
@@ -58,8 +55,5 @@ def test_the_longest_label_fits(explained: ExplainedSweep) -> None:
 
 def test_profiles_show_what_is_wrong_with_one() -> None:
     good = {"name": "a", "where": "shipped", "gpu": "A GPU", "shapes": 1234, "operators": ["linear", "sdpa"]}
-    entries = [
-        good | {"date": "d", "digest": "0123456789abcdef"},
-        {"name": "b", "where": "saved", "problem": "torn"},
-    ]
+    entries = [good | {"date": "d", "digest": "0123456789abcdef"}, {"name": "b", "where": "saved", "problem": "torn"}]
     assert shown(profiles_table(entries))[2:] == ["a shipped A GPU 1,234 2 d 0123456789ab", "b saved torn"]

@@ -2,6 +2,7 @@
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from gac.core.rich_tables import new_table
 
@@ -13,14 +14,17 @@ def _lines(columns: int, width: int, name: str = "a", rows: int = 2) -> list[str
     table = new_table([("plan", "<"), *((heading, ">") for heading in HEADINGS[:columns])])
     for _ in range(rows):
         table.add_row(name, *NUMBERS[:columns])
+    return _printed(table, width)
+
+
+def _printed(table: Table, width: int) -> list[str]:
     console = Console(width=width, markup=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100])
-@pytest.mark.parametrize("columns", range(len(HEADINGS) + 1))
+@pytest.mark.parametrize(("columns", "width"), [(0, 20), (2, 20), (6, 20), (3, 40), (6, 40), (6, 60), (6, 100)])
 def test_headings_and_numbers_are_whole_and_within_the_width(columns: int, width: int) -> None:
     lines = _lines(columns, width, name="model.layers.0.self_attn.q_proj")
     words = {word.rstrip(":") for line in lines for word in line.split()}
@@ -41,10 +45,5 @@ def test_the_widest_column_gives_way_first() -> None:
 
 def test_the_same_table_fits_again_where_there_is_room() -> None:
     table = new_table([("plan", "<"), ("perplexity", ">")], [("a" * 30, "271.36")])
-    heights = []
-    for width in (20, 30, 60):
-        console = Console(width=width)
-        with console.capture() as capture:
-            console.print(table)
-        heights.append(len(capture.get().splitlines()))
+    heights = [len(_printed(table, width)) for width in (20, 30, 60)]
     assert heights[0] > heights[1] > heights[2] == 3

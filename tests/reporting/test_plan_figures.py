@@ -57,18 +57,16 @@ def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan, other: Plan) -> 
 
 def test_560_weights_fit_a_page(make_plan: Make) -> None:
     ax = plots.plan(make_plan(LARGE, {DOWN: ("low_rank", 4096)}))
-    ax.figure.canvas.draw()
     assert len(words(ax)) == 560
     assert ax.figure.get_size_inches()[1] < 10
 
 
-@pytest.mark.parametrize("name", ["$\\frac{", "<b>model</b>", "[bold]"])
-def test_markup_in_a_name_is_taken_as_it_is(aligned: Plan, name: str) -> None:
+def test_markup_in_a_name_is_shown_as_it_is(aligned: Plan) -> None:
+    name = "$\\frac{<b>[bold]"
     named = with_measured(aligned, model=name)
     for ax in (plots.plan(named), plots.heads(named), plots.dims({name: named}, "q_proj")):
         ax.figure.canvas.draw()
-    figure = plots.figure_of_dims({name: named})
-    figure.draw_without_rendering()
+    plots.figure_of_dims({name: named}).draw_without_rendering()
     assert name in plots.plan(named).get_title(loc="left") + plots.plan(named).get_title()
 
 
@@ -127,9 +125,6 @@ def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
     assert len({patch.get_hatch() for patch in ax.patches}) == 7
     every = plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL)
     assert words(every) == [" 14.0", " 18.0 (1.29x)"]
-
-
-def test_layers_that_are_not_there_and_weights_that_do_not_run_by_themselves(aligned: Plan) -> None:
     with pytest.raises(PlanError, match="layer 2 of tiny; expected one from 0 to 1"):
         plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=2)
     with pytest.raises(PlanError, match="plan ours, whose weights share their first GEMMs; expected"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from rendering import legend
@@ -105,13 +106,9 @@ def test_too_few_or_too_many_sweeps_for_one_page() -> None:
 
 
 def test_the_longest_legends_of_two_panels_fit_side_by_side() -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    cudnn = Launch(
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128", (1, 1, 1), (1, 1, 1), 0
-    )
-    one = sweep()
-    long = replace(one, launches=tuple((cudnn,) for _ in one.dims))
+    cudnn = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128"
+    launches = ((Launch(cudnn, (1, 1, 1), (1, 1, 1), 0),),) * len(sweep())
+    long = replace(sweep(), launches=launches)
     figure = figure_of_sweeps([(long, find_cliffs(long))] * 2, "two")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()

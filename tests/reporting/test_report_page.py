@@ -38,32 +38,22 @@ def cells(page: str) -> list[dict[str, Any]]:
     return told
 
 
-# --- its title ------------------------------------------------------------------------------------------------------
-
-
-def test_the_title_and_the_card_say_bytes_where_weights_are_rounded() -> None:
-    assert " to 0.667 of its targeted parameters: a GAC plan</title>" in page_of(decided())
-    plan = rounded()
-    (used, total), (bits, _) = plan.bytes, plan.bits
-    told = f"{used / total:.3f} of its targeted bytes, {bits:.2f} bits a weight"
-    assert f" to {told}: a GAC plan</title>" in page_of(plan)
-    assert f", compressed to {told}\n" in model_card(plan)
-
-
-# --- what it answers ------------------------------------------------------------------------------------------------
-
-
 def test_it_answers_from_the_page_alone() -> None:
-    said = words(page_of(decided()))
-    assert "Parameters 192 of 288 targeted: 0.6667 kept, 0.667 asked, 192 allowed; 0.9904 of the whole model" in said
-    assert "Limit, parameters 192 of 288 (0.667); 0 left" in said
-    assert "optimal: within the limits, no choice of the candidates loses less" in said
-    assert "Profile NVIDIA Test GPU, 222222222222" in said
-    assert "gac allocate tiny --budget 0.667 --method kfac --form low_rank" in said
-    assert "No weight stayed dense." in said
+    page = page_of(decided())
+    text = words(page)
+    assert "Parameters 192 of 288 targeted: 0.6667 kept, 0.667 asked, 192 allowed; 0.9904 of the whole model" in text
+    assert "Limit, parameters 192 of 288 (0.667); 0 left" in text
+    assert "optimal: within the limits, no choice of the candidates loses less" in text
+    assert "Profile NVIDIA Test GPU, 222222222222" in text
+    assert "gac allocate tiny --budget 0.667 --method kfac --form low_rank" in text
+    assert "No weight stayed dense." in text
+    assert " to 0.667 of its targeted parameters: a GAC plan</title>" in page
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page)
+    assert "http" not in page.replace("http-equiv", "")
+    assert "default-src 'none'" in page
 
 
-def test_every_cell_tells_form_params_loss_latency_and_why() -> None:
+def test_every_cell_has_form_params_loss_latency_and_reasons() -> None:
     cell = cells(page_of(decided()))[0]
     assert cell["label"] == "layer 0, site0: low_rank\N{NO-BREAK SPACE}4, 67% kept"
     assert dict(cell["facts"]) == {
@@ -92,15 +82,12 @@ def test_the_rule_says_how_far_it_is_from_the_best() -> None:
 
 
 def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
-    plan, frontier = decided(), whole_range()
-    page = page_of(plan, frontier=frontier)
-    assert page.count('class="dot"') == 2 * len(frontier.readable())
+    plan, found = decided(), whole_range()
+    page = page_of(plan, frontier=found)
+    assert page.count('class="dot"') == 2 * len(found.readable())
     assert "The frontier was made otherwise" not in page
-    unlike = words(page_of(with_recipe(plan, refit="residual", shots=2), frontier=frontier))
+    unlike = words(page_of(with_recipe(plan, refit="residual", shots=2), frontier=found))
     assert "made otherwise than the plan, with refit none instead of residual, shots 1 instead of 2." in unlike
-
-
-def test_a_frontier_of_bytes_is_drawn_against_them() -> None:
     page = page_of(rounded(), frontier=frontier(rounding(budget=1.0), points=5, limit="bytes"))
     assert "within one limit on the bytes:" in words(page)
     assert "Perplexity against bytes" in words(page)
@@ -128,36 +115,19 @@ def test_bytes_bits_and_schemes_are_said() -> None:
     assert "Memory 252 of 576 bytes: 0.4375 kept, 253 allowed; 19,676 of 20,000 bytes of the whole model" in said
     assert "7.00 bits per dense parameter, 15.74 in the whole model; 2 w4a16" in said
     assert "Price of a million bytes" in said
-    facts = dict(cells(page_of(plan))[0]["facts"])
-    assert (facts["Becomes"], facts["Bytes"]) == (
-        "dense\N{NO-BREAK SPACE}w4a16",
-        "128 of 288 (7.11 bits a dense parameter)",
-    )
-    assert cells(page_of(plan))[0]["label"] == "layer 0, site0: dense\N{NO-BREAK SPACE}w4a16, 44% kept"
+    cell = cells(page_of(plan))[0]
+    facts = dict(cell["facts"])
+    assert facts["Becomes"] == "dense\N{NO-BREAK SPACE}w4a16"
+    assert facts["Bytes"] == "128 of 288 (7.11 bits a dense parameter)"
+    assert cell["label"] == "layer 0, site0: dense\N{NO-BREAK SPACE}w4a16, 44% kept"
+    title = f"{used / total:.3f} of its targeted bytes, {bits:.2f} bits a weight"
+    assert f" to {title}: a GAC plan</title>" in page_of(plan)
+    assert f", compressed to {title}\n" in model_card(plan)
 
 
-# --- what it lets through -------------------------------------------------------------------------------------------
-
-
-def test_the_page_names_no_address() -> None:
-    page = page_of(decided())
-    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page)
-    assert "http" not in page.replace("http-equiv", "")
-    assert "default-src 'none'" in page
-
-
-# --- what belongs together ------------------------------------------------------------------------------------------
-
-
-def test_a_frontier_of_another_scale() -> None:
+def test_what_does_not_belong_together_is_refused_and_the_page_that_was_there_stays(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="plan a by svd beside a frontier by kfac; expected losses of one scale"):
         Sources(with_recipe(decided(), method="svd"), "a", frontier=whole_range())
-
-
-# --- the file -------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_for_another_model_is_refused_and_the_page_that_was_there_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")
     with pytest.raises(PlanError, match=r"expected plans for the same model\."):

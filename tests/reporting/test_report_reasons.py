@@ -43,10 +43,6 @@ def test_bytes_count_where_they_are_limited() -> None:
     assert for_more.endswith(f" The limit has {253 - 128 - 124} left.")
 
 
-def test_what_no_limit_asks_for_is_worth_nothing() -> None:
-    assert "Elsewhere, that is worth 0: " in reasons(rounded(0.5), rounded(0.5).sites[0])[-1]
-
-
 def test_time_counts_where_it_is_limited() -> None:
     plan = decided(1.0, latency={PREFILL: 0.5})
     smaller, larger = trades(plan, plan.sites[0])
@@ -81,6 +77,7 @@ def test_where_no_limit_binds() -> None:
     smaller, largest = reasons(plan, plan.sites[0])
     assert smaller.endswith("No limit binds, so nothing would be won with what is freed.")
     assert largest == "Dense is the largest there is."
+    assert "Elsewhere, that is worth 0: " in reasons(rounded(0.5), rounded(0.5).sites[0])[-1]
 
 
 def test_where_nothing_was_weighed() -> None:

@@ -24,24 +24,19 @@ def plan() -> Plan:
     return planner.plan(1.0, forms=forms, latency=dict.fromkeys((PREFILL, DECODE), 0.55), fuse="auto", slack=None)
 
 
-def test_it_has_both(plan: Plan) -> None:
-    assert {"heads", "skip", "narrow"} <= {one.form for one in plan.weights}
-
-
 def test_the_page_says_nothing_of_the_next_dim_of_what_is_not_run(plan: Plan, tmp_path: Path) -> None:
+    assert {"heads", "skip", "narrow"} <= {weight.form for weight in plan.weights}
     gac.report(plan, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "s: 0: an attention or MLP that is skipped" in page
     assert ">s 0<" in page.replace("\n", "")
 
 
-def test_heads_and_blocks_are_as_aligned_as_their_features(plan: Plan) -> None:
+def test_heads_and_blocks_are_aligned_and_the_legend_fits_below_the_figure(plan: Plan) -> None:
+    ax = gac.plots.plan(plan)
     assert plan.aligned_fraction == 1.0
-    assert "*" not in {text.get_text()[-1:] for text in gac.plots.plan(plan).texts}
-
-
-def test_what_the_letters_mean_fits_below_the_figure(plan: Plan) -> None:
-    label = gac.plots.plan(plan).xaxis.label
+    assert "*" not in {text.get_text()[-1:] for text in ax.texts}
+    label = ax.xaxis.label
     assert label.get_text() == fill(f"projection ({legend_of(plan)})", 16 * 7)
     figure: Any = label.get_figure()
     figure.canvas.draw()

@@ -77,6 +77,8 @@ def test_plans_beside_each_other_are_one_row_each(plan: Plan, other: Plan) -> No
         "model: with embeddings, head and all else; what is not rounded counts as 16 bits",
         "KV cache: numbers a token, over the dense model's",
     ]
+    table = comparison_table([("a", plan), ("b", with_recipe(other, method="svd"))])
+    assert shown(table)[7] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
 def test_weights_that_are_rounded_differ(make_plan: Callable[..., Plan], plan: Plan) -> None:
@@ -88,11 +90,6 @@ def test_weights_that_are_rounded_differ(make_plan: Callable[..., Plan], plan: P
         "1 of 14 weights differ",
     ]
     assert shown(plan_table(rounded))[-1].endswith("w4a16: rounded")
-
-
-def test_predictions_of_different_scales_are_marked(plan: Plan, other: Plan) -> None:
-    table = comparison_table([("a", plan), ("b", with_recipe(other, method="svd"))])
-    assert shown(table)[7] == "predicted by different methods, shots or text: these losses are not of one scale"
 
 
 def test_the_weights_that_differ_most_come_first(plan: Plan, other: Plan) -> None:

@@ -38,7 +38,6 @@ def dims(
 
     Raises:
         PlanError: the plans are for different models, or their layers have no such weight.
-        GacError: matplotlib is missing, or there are no plans or more than 6.
     """
     plans = Plan.opened_each(plans)
     check_plans(plans)
@@ -57,11 +56,7 @@ def dims(
 def figure_of_dims(
     plans: Mapping[str, Plan | str | Path], weights: str | Sequence[str] = (), title: str | None = None
 ) -> "Figure":
-    """``dims`` for several projections, by default all, on one page with one legend.
-
-    Raises:
-        GacError: as ``dims``.
-    """
+    """``dims`` for several projections, by default all, on one page with one legend; errors as there."""
     plans = Plan.opened_each(plans)
     first = check_plans(plans)
     names = ([weights] if isinstance(weights, str) else list(weights)) or kinds_of(weights_by_layer(first))
@@ -73,12 +68,7 @@ def figure_of_dims(
 
 
 def check_plans(plans: Mapping[str, Plan]) -> Plan:
-    """Refuse plans that cannot be drawn in one figure; returns the first.
-
-    Raises:
-        PlanError: they are for different models.
-        GacError: there are none, or more than 6.
-    """
+    """Return the first of the plans, which have to be 1 to 6 for one model."""
     check_many(len(plans), "plans")
     first, *others = plans.values()
     for other in others:
@@ -137,7 +127,6 @@ def heads(plan: Plan | str | Path, *, ax: "Axes | None" = None) -> "Axes":
 
     Raises:
         PlanError: no weight of the plan has key-value heads of its own.
-        GacError: matplotlib is missing.
     """
     plan = Plan.opened(plan)
     cached: dict[str, list[WeightChoice]] = {}
@@ -192,7 +181,6 @@ def layer_time(
     Raises:
         PlanError: the plans are for different models or run fused, or there is no such layer.
         ProfileError: the profile lacks a shape.
-        GacError: matplotlib is missing, the workload is malformed, or there are no plans or more than 6.
     """
     plans = Plan.opened_each(plans)
     first = check_plans(plans)
@@ -213,7 +201,7 @@ def layer_time(
             raise PlanError(problem, "a plan for one GPU", "Its summary has its latencies.")
         bars[name] = _latencies(plan, timing, layer, dense=False)
     with panel(ax, (6.2, 1.4 + 0.36 * len(bars))) as ax:
-        _draw_bars(ax, list(bars), list(bars.values()))
+        _draw_bars(ax, bars)
         where = "all layers" if layer is None else f"layer {layer}"
         words = f"{first.measured.model}, {where}, {timing.workloads[0]}, {profile.header.gpu}"
         ax.set_title(words if title is None else title, pad=4)
@@ -226,9 +214,8 @@ def _latencies(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) ->
         problem, known = f"layer {layer} of {plan.measured.model}", f"one from 0 to {max(layers)}"
         raise PlanError(problem, known, "Name one of these.")
     latencies: Counter[str] = Counter()
-    for weights in layers.values() if layer is None else [layers[layer]]:
-        for name, choice in weights.items():
-            latencies[name] += _latency(choice, timing, dense=dense)
+    for name, choice in (pair for of in (layers if layer is None else (layer,)) for pair in layers[of].items()):
+        latencies[name] += _latency(choice, timing, dense=dense)
     return latencies
 
 
@@ -248,22 +235,22 @@ def _latency(choice: WeightChoice, timing: Timing, *, dense: bool) -> int:
     return int(ns[0, 0])
 
 
-def _draw_bars(ax: "Axes", names: list[str], bars: list[Counter[str]]) -> None:
+def _draw_bars(ax: "Axes", bars: Mapping[str, Counter[str]]) -> None:
     from matplotlib import colormaps
 
-    kinds = list(dict.fromkeys(kind for bar in bars for kind in bar))
-    scale, unit = time_unit(max(bar.total() for bar in bars))
+    kinds = list(dict.fromkeys(kind for bar in bars.values() for kind in bar))
+    scale, unit = time_unit(max(bar.total() for bar in bars.values()))
     colours = colormaps[MAP](np.linspace(0.25, 1, max(2, len(kinds))))
     rows, left = np.arange(len(bars)), np.zeros(len(bars))
     for number, kind in enumerate(kinds):
-        widths = np.array([bar[kind] / scale for bar in bars])
+        widths = np.array([bar[kind] / scale for bar in bars.values()])
         style = {"color": colours[number], "hatch": HATCHES[number % len(HATCHES)], "ec": "black", "lw": 0.4}
         ax.barh(rows, widths, 0.66, left=left, label=kind.removesuffix("_proj"), **style)
         left += widths
     for row, end in enumerate(left.tolist()):
         over = "" if row == 0 else f" ({end / left[0]:.2f}x)"
         ax.text(end, row, f" {end:,.{0 if end >= 100 else 1}f}{over}", va="center", fontsize=7)
-    ax.set_yticks(rows, names, parse_math=False)
+    ax.set_yticks(rows, list(bars), parse_math=False)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * float(left.max()))
     ax.set_xlabel(f"predicted latency of the targeted weights ({unit})")

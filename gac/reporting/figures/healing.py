@@ -1,7 +1,6 @@
 """The loss curves of a healing."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gac.healing.records import LossPoint
@@ -19,38 +18,25 @@ def figure_of_healing(curve: Sequence[LossPoint], start: float, title: str, loss
     """A panel for the layers by themselves and one for the whole model, those of them that there are.
 
     Args:
-        start: the loss on what is held out before anything was trained, nats a token.
-        loss: what that of the whole model is called.
-
-    Raises:
-        GacError: matplotlib is missing.
+        start: the held-out loss before anything was trained, nats a token.
+        loss: the name of the whole model's loss.
     """
     by_layer, of_model = ([point for point in curve if point.phase == phase] for phase in ("blocks", "model"))
-    panels: list[Callable[[Axes], None]] = []
-    if by_layer:
-        panels.append(partial(_layers, points=by_layer))
-    if of_model:
-        panels.append(partial(_of_model, points=of_model, start=start, loss=loss))
-    with page(max(1, len(panels)), title) as (figure, axes):
-        for draw, ax in zip(panels, axes, strict=False):
-            draw(ax)
+    with page(max(1, bool(by_layer) + bool(of_model)), title) as (figure, axes):
+        panels = iter(axes)
+        if by_layer:
+            ax = next(panels)
+            _two_curves(ax, [point.step for point in by_layer], by_layer, ("before", "after"))
+            ax.set(xlabel="decoder layer", ylabel="relative squared error of its output")
+            ax.set_title("layers by themselves, on text held out")
+        if of_model:
+            ax = next(panels)
+            ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
+            _two_curves(ax, [point.tokens / 1e6 for point in of_model], of_model, ("trained on", "held out"))
+            ax.set(xlabel="tokens read, millions", ylabel=f"{loss}, nats a token")
+            ax.locator_params(axis="x", nbins=5)
+            ax.set_title("whole model")
     return figure
-
-
-def _layers(ax: "Axes", points: Sequence[LossPoint]) -> None:
-    _two_curves(ax, [point.step for point in points], points, ("before", "after"))
-    ax.set_xlabel("decoder layer")
-    ax.set_ylabel("relative squared error of its output")
-    ax.set_title("layers by themselves, on text held out")
-
-
-def _of_model(ax: "Axes", points: Sequence[LossPoint], start: float, loss: str) -> None:
-    ax.axhline(start, color="black", lw=0.8, ls=":", label="held out, before")
-    _two_curves(ax, [point.tokens / 1e6 for point in points], points, ("trained on", "held out"))
-    ax.set_xlabel("tokens read, millions")
-    ax.set_ylabel(f"{loss}, nats a token")
-    ax.locator_params(axis="x", nbins=5)
-    ax.set_title("whole model")
 
 
 def _two_curves(ax: "Axes", x: Sequence[float], points: Sequence[LossPoint], labels: tuple[str, str]) -> None:

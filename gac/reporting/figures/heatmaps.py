@@ -41,9 +41,6 @@ def plan(plan: Plan | str | Path, *, title: str | None = None, ax: "Axes | None"
 
     Args:
         title: None says the model, the method and what is kept.
-
-    Raises:
-        GacError: matplotlib is missing.
     """
     plan = Plan.opened(plan)
     layers = weights_by_layer(plan)
@@ -91,7 +88,6 @@ def alignment(
 
     Raises:
         ProfileError: there is no sweep, or there are more than 40.
-        GacError: matplotlib is missing.
     """
     profile = Profile.opened(profile)
     known = {sweep: _slowdown(sweep) for sweep in (_longest_sweeps(profile) if sweeps is None else sweeps)}

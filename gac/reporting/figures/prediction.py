@@ -26,15 +26,10 @@ class Outcome:
 
 @checked
 def prediction(outcomes: Sequence[Outcome], *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """One point a compressed model, beside the line on which predictions come true and a band of 1.25x around it.
-
-    Raises:
-        GacError: matplotlib is missing, there are no outcomes, or one is no loss that a model can have.
-    """
+    """One point a compressed model, beside the line on which predictions come true and a band of 1.25x around it."""
     if not outcomes:
-        raise GacError(
-            "no outcomes to draw", "one or more", "Measure a compressed model: gac eval DIR --against MODEL."
-        )
+        remedy = "Measure a compressed model: gac eval DIR --against MODEL."
+        raise GacError("no outcomes to draw", "one or more", remedy)
     for outcome in outcomes:
         if not (abs(outcome.predicted) <= _LARGEST and abs(outcome.measured) <= _LARGEST):
             problem = f"{outcome.name}: predicted {outcome.predicted}, measured {outcome.measured}"

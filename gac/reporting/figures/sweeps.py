@@ -60,21 +60,14 @@ _ATLAS = (  # operators, dtypes, axes: the first of each that was measured
     (("linear", "linear_rowwise"), ("fp8",), ("k", "n", "m")),
     (("int4_linear", "int4_linear_dequantised"), ("bf16",), ("n", "k", "m")),
 )
+# So narrow that the longest legends of two panels fit a page's width.
 _NARROW: Any = {"fontsize": 6, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 0.8}
-"""So narrow that the longest legends of two panels fit a page's width."""
 
-_ALONG: Any = {
-    "fontsize": 6,
-    "rotation": 90,
-    "color": "#333333",
-    "bbox": {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
-    "zorder": 1.5,  # below the data: words may be crossed, points may not be hidden
-}
-"""Small words along a vertical line."""
+# Small words along a vertical line, below the data: words may be crossed, points may not be hidden.
+_BOX = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8}
+_ALONG: Any = {"fontsize": 6, "rotation": 90, "color": "#333333", "bbox": _BOX, "zorder": 1.5}
 
-_FEW = 40
-"""So few points of the line are told from one another."""
-
+_FEW = 40  # so few points of the line are told from one another
 _MOST_PANELS, _MOST_EDGES, _MOST_SWITCHES = 12, 8, 3
 
 
@@ -82,10 +75,8 @@ _MOST_PANELS, _MOST_EDGES, _MOST_SWITCHES = 12, 8, 3
 def atlas(profile: Profile | str | Path) -> "Figure":
     """The cliffs of a GPU on one page: linear along k, n and m, low_rank along r, attention along d, FP8, INT4.
 
-    Each panel is the longest of its kind among the profile's sweeps; kinds that were not measured are left out.
-
-    Raises:
-        GacError: matplotlib is missing, or the profile has no sweep of any kind.
+    Each panel is the longest of its kind among the profile's sweeps; kinds that were not measured are left out. A
+    ProfileError if none was.
     """
     profile = Profile.opened(profile)
     longest = [_longest(profile, *kind) for kind in _ATLAS]
@@ -112,11 +103,7 @@ def _longest(profile: Profile, operators: Sequence[str], dtypes: Sequence[str], 
 def figure_of_sweeps(
     sweeps: Sequence[tuple[Sweep, Cliffs]], title: str, dims: tuple[int, int] | None = None
 ) -> "Figure":
-    """One panel a sweep, two in a row, each with its own legend.
-
-    Raises:
-        GacError: matplotlib is missing, or there are more than 12 sweeps.
-    """
+    """One panel a sweep, two in a row, each with its own legend; a ProfileError for more than 12."""
     if len(sweeps) > _MOST_PANELS:
         problem = f"{len(sweeps)} sweeps to plot"
         raise ProfileError(problem, f"at most {_MOST_PANELS}", "Choose fewer by operator, axis and shape.")
@@ -136,10 +123,7 @@ def latency(
 
     Args:
         cliffs: of the sweep, where they were found already.
-        dims: the first and the last dim to show; by default all.
-
-    Raises:
-        GacError: matplotlib is missing, or the sweep has none of these dims.
+        dims: the first and the last dim to show; by default all. A GacError if the sweep has none of them.
     """
     cliffs = find_cliffs(sweep) if cliffs is None else cliffs
     shown = sweep.inside(dims)

@@ -7,46 +7,33 @@ from typing import NamedTuple
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.layers import lossy_schemes
 from gac.plan.summary import FUSED
-from gac.reporting.frontier import costs_of, curve, label_of, unit_of
+from gac.reporting.frontier import axis_of, costs_of, curve
 from gac.reporting.report.sources import Sources
 
 WIDTH, HEIGHT = 420, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 14, 14, HEIGHT - 44
-"""The frame of the marks."""
-
-_MARGIN = 0.06
-_TICKS = 5
-_DECADES = (1, 2, 3, 5, 7)
-
-
-Ticks = list[tuple[float, str]]
-"""The place of each, and its number."""
+LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 14, 14, HEIGHT - 44  # the frame of the marks
+_MARGIN, _TICKS, _DECADES = 0.06, 5, (1, 2, 3, 5, 7)
+Ticks = list[tuple[float, str]]  # the place of each, and its number
 
 
 class Mark(NamedTuple):
-    """A plan on a chart: ``letter`` is its mark in the table of plans (P: the page's own; D: dense; F: that, fused)."""
+    """A plan on a chart."""
 
-    letter: str
+    letter: str  # its mark in the table of plans (P: the page's own; D: dense; F: that, fused)
     x: float
     y: float
     words: str
 
 
 class Chart(NamedTuple):
-    """Predicted perplexity against one cost.
-
-    Attributes:
-        unit: of the cost, in the axis label.
-        line: points of the frontier, ``x,y`` pairs; empty where there is none.
-        joined: the frontier limits this cost, so that no choice has a smaller sum of losses for as little.
-    """
+    """Predicted perplexity against one cost."""
 
     title: str
-    unit: str
+    unit: str  # the axis label, with the unit of the cost
     x_ticks: Ticks
     y_ticks: Ticks
-    line: list[tuple[float, float]]
-    joined: bool
+    line: list[tuple[float, float]]  # points of the frontier; empty where there is none
+    joined: bool  # the frontier limits this cost, so that no choice has a smaller sum of losses for as little
     marks: list[Mark]
 
 
@@ -72,7 +59,7 @@ def _chart(sources: Sources, against: str) -> Chart:
     plan, frontier = sources.plan, sources.frontier
     times = {timed.workload: timed for timed in plan.workloads}
     dense = plan.amount(against)[1] if against in COSTS else times[against].dense_ns or 0
-    scale, unit = unit_of(against, dense)
+    scale, label = axis_of(against, dense)
     plans = [(letter_of(number), *other) for number, other in enumerate(sources.against.items())]
     points = [("D", "dense", dense / scale, plan.prediction.dense_perplexity)]
     fused = times[against].fused_ns if against in times else None
@@ -87,7 +74,7 @@ def _chart(sources: Sources, against: str) -> Chart:
     y, y_ticks = _axis([*(height for *_, height in points), *(height for _, height in line)], BOTTOM, TOP, log=True)
     return Chart(
         f"Perplexity against {COSTS[against].label if against in COSTS else f'latency, {against}'}",
-        label_of(against, unit),
+        label,
         x_ticks,
         y_ticks,
         [(x(cost), y(height)) for cost, height in line],

@@ -24,23 +24,14 @@ _REACH = 256
 
 @dataclass(frozen=True)
 class Trade:
-    """The changes that an alternative would make.
+    """The changes that an alternative would make."""
 
-    Attributes:
-        choice: the alternative in words.
-        freed: parameters that it uses less (bytes, where these are limited); negative: more.
-        lost: nats a token that it loses more; negative: less.
-        worth: the value of all that it uses less at the prices of the certificate, in nats a token.
-        slower: ns that it takes more, by limited workload, where known.
-        cached: the limited costs of the KV cache, with the amount that it uses less.
-    """
-
-    choice: str
-    freed: int
-    lost: float
-    worth: float
-    slower: tuple[tuple[str, int], ...]
-    cached: tuple[tuple[Cost, int], ...]
+    choice: str  # the alternative in words
+    freed: int  # parameters that it uses less (bytes, where these are limited); negative: more
+    lost: float  # nats a token that it loses more; negative: less
+    worth: float  # the value of all that it uses less at the prices of the certificate, in nats a token
+    slower: tuple[tuple[str, int], ...]  # ns that it takes more, by limited workload, where known
+    cached: tuple[tuple[Cost, int], ...]  # the limited costs of the KV cache, with the amount that it uses less
 
 
 def trades(plan: Plan, site: SiteChoice) -> tuple[Trade, ...]:
@@ -81,13 +72,11 @@ def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
     weighed = trades(plan, site)
     if not weighed:
         return (no_alternatives_reason(plan),)
-    sentences = [_weighed(plan, trade) for trade in weighed]
-    if weighed[0].freed < 0:
-        sentences.insert(0, "No candidate is smaller.")
-    if weighed[-1].freed > 0:
-        dense = all(weight.form == "dense" for weight in site.weights)
-        sentences.append("Dense is the largest there is." if dense else "No candidate is larger.")
-    return tuple(sentences)
+    dense = all(weight.form == "dense" for weight in site.weights)
+    largest = "Dense is the largest there is." if dense else "No candidate is larger."
+    smaller = ["No candidate is smaller."] if weighed[0].freed < 0 else []
+    larger = [largest] if weighed[-1].freed > 0 else []
+    return (*smaller, *(_weighed(plan, trade) for trade in weighed), *larger)
 
 
 def no_alternatives_reason(plan: Plan) -> str:
@@ -146,11 +135,8 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
         shared: weights of its site run their first GEMMs as one.
     """
     form, scheme, dim = form_named(weight.form), scheme_named(weight.scheme), weight.dim
-    if (
-        form.latency.axis(weight.weight) is None
-        or not form.params(weight.weight, dim)
-        or dim >= form.full(weight.weight)
-    ):
+    runs = form.latency.axis(weight.weight) is not None and form.params(weight.weight, dim)
+    if not runs or dim >= form.full(weight.weight):
         return ()
     gpus = plan.recipe.deployment.tensor_parallel
     if profile is None or shared or gpus > 1:
@@ -178,11 +164,9 @@ def next_dims(plan: Plan, profile: Profile | None, weight: WeightChoice, *, shar
 
 
 def _timed(known: Sequence[tuple[int, int]], broken: str) -> str:
-    """The latencies in words.
+    """The latencies in words: dim and ns of the chosen dim, the next one, and the next sound one where there is one.
 
-    Args:
-        known: dim and ns of the chosen dim, of the next one, and of the next sound one where there is one.
-        broken: the reason why the next dim is not sound; empty where it is.
+    ``broken`` is the reason why the next dim is not sound; empty where it is.
     """
     (dim, ours), (following, theirs), *sound = known
     if all(ns == UNKNOWN for _, ns in known):

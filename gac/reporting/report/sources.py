@@ -15,28 +15,19 @@ from gac.reporting.frontier import check_comparable
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """A plan, and what it is set beside.
-
-    Attributes:
-        plan: what the page is about.
-        name: what the page calls it.
-        against: other plans for the same model, by what the page calls them.
-        frontier: the least loss for other budgets, where one was made.
-        profile: the latency table that the plan names, where it is at hand.
-        tokens: the section about a plan of tokens for the same model; None: no section.
+    """The plan of a page, and what stands beside it.
 
     Raises:
-        PlanError: a plan or the frontier is for another model, or the frontier's losses are
-            of another scale.
+        PlanError: a plan or the frontier is for another model, or the frontier's losses are of another scale.
         ProfileError: the profile is not the one that the plan names.
     """
 
     plan: Plan
-    name: str = "plan"
-    against: Mapping[str, Plan] = field(default_factory=dict)
-    frontier: Frontier | None = None
-    profile: Profile | None = None
-    tokens: Mapping[str, Any] | None = None
+    name: str = "plan"  # of the plan, on the page
+    against: Mapping[str, Plan] = field(default_factory=dict)  # other plans for the same model, by name
+    frontier: Frontier | None = None  # the least loss for other budgets, where one was made
+    profile: Profile | None = None  # the latency table that the plan names, where it is at hand
+    tokens: Mapping[str, Any] | None = None  # the section about a plan of tokens for the same model
 
     def __post_init__(self) -> None:
         if not self.plan.measured.predicted:

@@ -53,30 +53,23 @@ def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
 
 def certificate(plan: Plan) -> Pairs:
     """Name and value pairs: the proof, each limit with the price of its units, and the proof of speed."""
-    proof = plan.certificate
+    proof, rule = plan.certificate, rule_of(plan)
     limits = zip(plan.limits, proof.multipliers, strict=True)
+    share = f" ({proof.gap / proof.value:.1%} of its loss)" if proof.value > 0 else ""
+    words = f"at most {nats(proof.gap)} nats a token{share} from the best choice"
+    if proof.status == "optimal":
+        words = "within the limits, no choice of the candidates loses less"
+    elif rule:
+        words = f"the rule {rule} made the choice, {words} with as many parameters"
     return [
-        ("Status", f"{proof.status}: {_proof(plan)}"),
+        ("Status", f"{proof.status}: {words}"),
         ("Loss of the choice" if plan.speed is None else "Least loss", f"{proof.value:.6g} nats a token"),
         ("No choice loses less than", f"{proof.lower_bound:.6g} nats a token"),
-        ("Gap", f"{proof.gap:.3g} nats a token{_share(plan) if proof.gap else ''}"),
+        ("Gap", f"{proof.gap:.3g} nats a token{share if proof.gap else ''}"),
         *(pair for limit, price in limits for pair in _limit(limit, price)),
         ("Found by", proof.method),
         *_fastest(plan),
     ]
-
-
-def _proof(plan: Plan) -> str:
-    proof, rule = plan.certificate, rule_of(plan)
-    if proof.status == "optimal":
-        return "within the limits, no choice of the candidates loses less"
-    far = f"at most {nats(proof.gap)} nats a token{_share(plan)} from the best choice"
-    return f"the rule {rule} made the choice, {far} with as many parameters" if rule else far
-
-
-def _share(plan: Plan) -> str:
-    proof = plan.certificate
-    return f" ({proof.gap / proof.value:.1%} of its loss)" if proof.value > 0 else ""
 
 
 def _limit(limit: Limit, price: float) -> Iterator[tuple[str, str]]:
@@ -111,34 +104,28 @@ def provenance(sources: Sources) -> Pairs:
     """Name and value pairs: model, method, text, latency table and machine."""
     plan = sources.plan
     recipe, made = plan.recipe, plan.measured
-    text, table, measure = made.calibration, made.profile, recipe.measure
-    sources_of_latency = (
-        (f"Latencies, {timed.workload}", how_known(timed) + (f", {timed.unknown:,} unknown" if timed.unknown else ""))
+    text, table, measure, align = made.calibration, made.profile, recipe.measure, recipe.space.align
+    step = "" if align is True else f", and of those the multiples of {align}"
+    latencies = {
+        f"Latencies, {timed.workload}": how_known(timed) + (f", {timed.unknown:,} unknown" if timed.unknown else "")
         for timed in plan.workloads
-    )
+    }
     pairs = [
         ("Model", f"{made.model} ({made.family}), weights {made.digest[:12]}"),
         ("Method", f"{measure.method}; shots {measure.shots}; refit {recipe.refit}; factor {made.factor:g}"),
         ("Forms", f"dense, {', '.join(recipe.space.forms)}{fusion(plan)}"),
         ("Schemes", ", ".join(recipe.space.schemes)),
-        ("Dims", _dims(recipe.space.align)),
+        ("Dims", f"those that the latency table shows to be sound{step}" if align else "every integer"),
         ("Calibration", f"{text}, digest {text.digest[:12]}"),
         ("Seed", str(measure.seed)),
         ("Made with", f"GAC {plan.gac_version}; this page with GAC {__version__}"),
         ("GPU", table.gpu),
         ("Latency table", f"{table.digest[:12]}{f'; {table.note}' if table.note else ''}"),
-        *sources_of_latency,
+        *latencies.items(),
         ("Modelled latencies", modelled(plan).removeprefix("modelled latencies lie ")),
         ("Measured on", _machine(sources.profile)),
     ]
     return [(name, value) for name, value in pairs if value]
-
-
-def _dims(align: bool | int) -> str:
-    if align is False:
-        return "every integer"
-    step = "" if align is True else f", and of those the multiples of {align}"
-    return f"those that the latency table shows to be sound{step}"
 
 
 def _machine(profile: Profile | None) -> str:
@@ -155,11 +142,6 @@ def _machine(profile: Profile | None) -> str:
 def commands(sources: Sources) -> str:
     """The commands that make the plan again, apply it and check it."""
     model, profile = quote(sources.plan.measured.model), sources.profile
-    known = profile is not None and profile.path in (*shipped_profiles(), *saved_profiles())
-    return "\n".join(
-        [
-            allocate_command(sources.plan, profile.path.stem if profile is not None and known else None),
-            *apply_commands(sources.plan),
-            f"gac eval DIR --against {model}",
-        ]
-    )
+    known = profile if profile is not None and profile.path in (*shipped_profiles(), *saved_profiles()) else None
+    allocate = allocate_command(sources.plan, None if known is None else known.path.stem)
+    return "\n".join([allocate, *apply_commands(sources.plan), f"gac eval DIR --against {model}"])

@@ -18,28 +18,19 @@ from gac.reporting.tables import memory_figures, plan_figures
 
 # --- the heat map ---------------------------------------------------------------------------------------------------
 
+# The least kept fraction of the bytes of each shade but the last; a weight that is as it was has none.
 SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
-"""The least kept fraction of the bytes of each shade but the last; a weight that is as it was has none."""
 
 
 class Cell(NamedTuple):
-    """One weight: the text of its cell, its facts, and the reasons for its choice.
+    """One weight on the heat map."""
 
-    Attributes:
-        number: its place in reading order.
-        text: for example ``r 128``; a dash where dense.
-        shade: 0 as large as dense, then 1 to 7, the less is kept the larger.
-        label: the cell in words.
-        facts: name and value pairs.
-        reasons: sentences.
-    """
-
-    number: int
-    text: str
-    shade: int
-    label: str
-    facts: tuple[tuple[str, str], ...]
-    reasons: tuple[str, ...]
+    number: int  # its place in reading order
+    text: str  # for example ``r 128``; a dash where dense
+    shade: int  # 0 as large as dense, then 1 to 7, the less is kept the larger
+    label: str  # the cell in words
+    facts: tuple[tuple[str, str], ...]  # name and value pairs
+    reasons: tuple[str, ...]  # sentences
 
 
 def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[Cell | None]]]:
@@ -85,8 +76,7 @@ def _facts(plan: Plan, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
-Values = list[tuple[str, float | None]]
-"""A row of cells, each with the number that it is sorted by; None for text."""
+Values = list[tuple[str, float | None]]  # a row of cells, each with the number that it is sorted by; None for text
 
 
 def stayed_dense(plan: Plan) -> Table:
@@ -140,23 +130,18 @@ def about_dense(plan: Plan) -> str:
 def plans_table(sources: Sources) -> Table:
     """One row a plan, the page's own first."""
     workloads = [timed.workload for timed in sources.plan.workloads]
-    headings = [*plan_figures(sources.plan, workloads), *memory_figures(sources.plan)]
-    capital = [name if name in workloads else name[0].upper() + name[1:] for name in headings]
-    columns = [("Mark", "<"), ("Plan", "<"), *((name, ">") for name in capital), ("Proof", "<")]
-    columns += [("Weights that differ", ">")] if sources.against else []
     plans = [("P", sources.name, sources.plan, "")]
     for number, (name, comparison) in enumerate(sources.comparisons.items()):
         plans.append((letter_of(number), name, comparison.second, f"{len(comparison.differences):,}"))
+    figures = [plan_figures(plan, workloads) | memory_figures(plan) for _, _, plan, _ in plans]
+    capital = [name if name in workloads else name[0].upper() + name[1:] for name in figures[0]]
+    columns = [("Mark", "<"), ("Plan", "<"), *((name, ">") for name in capital), ("Proof", "<")]
+    columns += [("Weights that differ", ">")] if sources.against else []
     rows = [
-        [letter, name, *_figures(plan, workloads), plan.certificate.status, differing][: len(columns)]
-        for letter, name, plan, differing in plans
+        [letter, name, *of.values(), plan.certificate.status, differing][: len(columns)]
+        for (letter, name, plan, differing), of in zip(plans, figures, strict=True)
     ]
     return Table(columns, rows)
-
-
-def _figures(plan: Plan, workloads: list[str]) -> Iterator[str]:
-    yield from plan_figures(plan, workloads).values()
-    yield from memory_figures(plan).values()
 
 
 def sites_table(plan: Plan) -> tuple[Table, list[list[float | None]]]:
