@@ -9,9 +9,9 @@ from gac.core.errors import GacError
 from gac.core.linalg import damped, identity_like
 from gac.forms import form_named
 from gac.forms.curvature.methods import Method
-from gac.forms.curvature.metric import Measured, Moments
+from gac.forms.curvature.metric import MeasuredWeight, Moments
+from gac.forms.head_dim.torch import ShortenedValues
 from gac.forms.latent.torch import decompose_groups
-from gac.forms.shortened_values import ShortenedValues
 
 
 class Svd(Method):
@@ -101,7 +101,7 @@ class PaluFold(SvdLlm):
     forms = ("latent:1", "head_dim")
     folds = True
 
-    def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> ShortenedValues:
+    def fold(self, values: MeasuredWeight, output: Tensor, heads: int, groups: int) -> ShortenedValues:
         """The gradients of the metric are a multiple of the identity: the best rows of a rank project on directions."""
         head_dim = len(values.weight) // groups
         assert head_dim <= values.weight.shape[1], "a head has more rows than v_proj has inputs"

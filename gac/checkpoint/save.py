@@ -20,7 +20,7 @@ from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.schemes.storages import storage_of
+from gac.schemes.base import storage_of
 
 DENSE_BITS = scheme_named(DEFAULT_SCHEME).bits
 _SIZE = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)?[KMGT]B", re.IGNORECASE)

@@ -18,7 +18,7 @@ from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.finish import Description
 from gac.runtime.storage.modules import store_in
 from gac.schemes import scheme_named
-from gac.schemes.storages import storage_of
+from gac.schemes.base import storage_of
 
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:

@@ -16,8 +16,8 @@ from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage.modules import StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
+from gac.schemes.base import storage_of
 from gac.schemes.inputs import Inputs
-from gac.schemes.storages import storage_of
 
 LATENTS = 1e-6
 """Damping of what a second factor is solved with for the quantised first factor, see ``gac.core.linalg.damped``."""

@@ -5,6 +5,7 @@ shape have defaults. What a form does with tensors is the other half of the seam
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Place:
     unit: int = 1
 
 
-def ends(dim: int, copies: int = 1) -> tuple[int, ...]:
+def ends(dim: int, copies: int) -> tuple[int, ...]:
     """The ends of consecutive vectors of ``dim``."""
     return tuple(dim * (copy + 1) for copy in range(copies))
 
@@ -66,8 +67,8 @@ class LossMeasure:
     anchors: tuple[float, ...] = ()
 
 
-class Latency(ABC):
-    """The GEMMs that run a weight in a form.
+class Latency:
+    """The GEMMs that run a weight in a form; by default one, with the form's ``sides``.
 
     Attributes:
         timed: latency tables hold its operation; if not, they hold its GEMMs.
@@ -75,13 +76,17 @@ class Latency(ABC):
 
     timed: ClassVar[bool] = True
 
-    @abstractmethod
+    def __init__(self, form: "Form") -> None:
+        self.form = form
+
     def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
         """The GEMM over the input of ``rows`` tokens, and the one that follows it, if any."""
+        return (linear(rows, *self.form.sides(weight, dim)),)
 
-    @abstractmethod
     def axis(self, weight: Weight) -> str | None:
         """The axis of the operation that the dim sets; None: nothing to choose."""
+        moved = zip("kn", self.form.sides(weight, 1), self.form.sides(weight, 2), strict=True)
+        return next((axis for axis, size, larger in moved if size != larger), None)
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         """The GEMMs as one operation for ``rows`` tokens."""
@@ -97,28 +102,10 @@ class Latency(ABC):
         """The split of each of those matrices over GPUs, given the weight's ``split`` side."""
         return ("colwise" if weight.split == "out" else "rowwise",)
 
-    def fused_features(self, weight: Weight, dim: int) -> int:
-        """Output features that it adds to one GEMM over all weights with the same input."""
-        return self.gemms(weight, dim, 1)[0].axes["n"]
-
     def gemm_after_fused(self, weight: Weight, dim: int, rows: int) -> Operation | None:
-        """The GEMM that still runs after the fused one, with the dim along axis k; None: there is none."""
+        """The GEMM that still runs after one over all weights with the same input, with the dim along axis k."""
         _, *rest = self.gemms(weight, dim, rows)
         return rest[0] if rest else None
-
-
-class OneGemm(Latency):
-    """One GEMM, with the form's ``sides``."""
-
-    def __init__(self, form: "Form") -> None:
-        self.form = form
-
-    def gemms(self, weight: Weight, dim: int, rows: int) -> tuple[Operation, ...]:
-        return (linear(rows, *self.form.sides(weight, dim)),)
-
-    def axis(self, weight: Weight) -> str | None:
-        moved = zip("kn", self.form.sides(weight, 1), self.form.sides(weight, 2), strict=True)
-        return next((axis for axis, size, larger in moved if size != larger), None)
 
 
 class KVCache:
@@ -165,12 +152,11 @@ class Form(ABC):
         min_dim: the smallest dim.
         step: dims are multiples of it where they are to be aligned, whatever the weight's own GEMM would take.
         dim_counts_units: the dim counts heads or blocks, whose features are many and aligned: then any dim is.
-        loss: how its loss is measured.
         rule_resource: what a peer's rule distributes over the weights that it gives this form; None: no rule gives it.
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.
         removes: parts of a model that it makes fewer, beside the GEMMs.
-        tensor_form: its ``TensorForm``, ``module:class``; by default in ``torch.py`` beside a module ``spec.py``.
+        tensor_form: its ``TensorForm``, ``module:class``; by default in ``torch.py`` of a package.
     """
 
     name: str
@@ -187,9 +173,9 @@ class Form(ABC):
     tensor_form: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        package, _, module = cls.__module__.rpartition(".")
-        if module == "spec" and "tensor_form" not in vars(cls):
-            cls.tensor_form = f"{package}.torch:{cls.__name__}Tensors"
+        in_package = hasattr(sys.modules.get(cls.__module__), "__path__")
+        if in_package and "tensor_form" not in vars(cls):
+            cls.tensor_form = f"{cls.__module__}.torch:{cls.__name__}Tensors"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.name == self.name
@@ -200,7 +186,7 @@ class Form(ABC):
     @cached_property
     def latency(self) -> Latency:
         """The GEMMs that run it."""
-        return OneGemm(self)
+        return Latency(self)
 
     @cached_property
     def cache(self) -> KVCache:
@@ -225,17 +211,17 @@ class Form(ABC):
         """The forms that the weight may have where this form is asked for: itself, or several of its kind."""
         return (self,)
 
-    @abstractmethod
     def full(self, weight: Weight) -> int:
-        """The dim at which nothing is lost."""
+        """The dim at which nothing is lost; by default the largest rank."""
+        return min(weight.out_features, weight.in_features)
 
     @abstractmethod
     def params(self, weight: Weight, dim: int) -> int:
         """Exact number of parameters at this dim."""
 
-    @abstractmethod
     def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        """The module that runs it."""
+        """The module that runs it; by default an ``nn.Linear`` with the form's ``sides``."""
+        return ModuleSpec("Linear", dict(zip(("in_features", "out_features"), self.sides(weight, dim), strict=True)))
 
     @abstractmethod
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
@@ -278,9 +264,6 @@ def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
 class Shorter(Form):
     """The same GEMM, shorter on one side, as is the side of another weight that it meets there."""
 
-    @abstractmethod
-    def shortens(self, weight: Weight) -> Side | None: ...
-
     def copies(self, weight: Weight) -> int:
         """Number of consecutive vectors of the dim on that side."""
         return 1
@@ -297,9 +280,6 @@ class Shorter(Form):
 
     def size(self, weight: Weight, dim: int) -> int:
         return self.copies(weight) * dim
-
-    def module(self, weight: Weight, dim: int) -> ModuleSpec:
-        return ModuleSpec("Linear", dict(zip(("in_features", "out_features"), self.sides(weight, dim), strict=True)))
 
     def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
         positions = ends(dim, self.copies(weight))

@@ -3,7 +3,7 @@
 A form says how each of its matrices is divided (``Latency.splits``); ``gac.runtime.parallel.division`` runs them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import lcm
 
@@ -28,8 +28,8 @@ def split_operations(form: Form, weight: Weight, dim: int, rows: int, gpus: int)
     Raises:
         GacError: the form does not say how each of its matrices is divided.
     """
-    parts = _parts(form, weight, dim, rows, gpus)
-    return tuple(operation for pair in parts for operation in pair if operation is not None)
+    pairs = _parts(form, weight, dim, rows, gpus)
+    return tuple(operation for pair in pairs for operation in pair if operation is not None)
 
 
 def split_gemms(form: Form, weight: Weight, dim: int, rows: int, gpus: int) -> tuple[Operation, ...]:
@@ -41,8 +41,6 @@ def split_gemms(form: Form, weight: Weight, dim: int, rows: int, gpus: int) -> t
 
 def split_fused(form: Form, weight: Weight, dim: int, gpus: int) -> int:
     """Output features that a GPU's part adds to one GEMM over all weights with the same input."""
-    if gpus == 1:
-        return form.latency.fused_features(weight, dim)
     gemms = split_gemms(form, weight, dim, 1, gpus)
     return gemms[0].axes["n"] if gemms else 0
 
@@ -80,8 +78,10 @@ def divides(form: Form, weight: Weight, dim: int, scheme: Scheme, gpus: int) -> 
     if form.dim_counts_units and dim % gpus:
         return False
     divided = _divided(form, weight, dim, 1)
-    if any(_size(gemm, weight, split) % _count(weight, split, gpus) for gemm, split in divided):
-        return False
+    for gemm, split in divided:
+        blocks = weight.blocks if split == "colwise" else 1
+        if gemm.axes[_axis(gemm, split)] // blocks % _count(weight, split, gpus):
+            return False
     matrices = zip(form.latency.matrices(weight, dim), divided, strict=True)
     if any(_cuts(scheme, weight, *matrix, split, gpus) for matrix, (_, split) in matrices):
         return False
@@ -144,16 +144,19 @@ def _counts(site: Site) -> Iterator[tuple[str, int]]:
 def _parts(form: Form, weight: Weight, dim: int, rows: int, gpus: int) -> list[tuple[Operation, Operation | None]]:
     if any(size == 0 for gemm in form.latency.gemms(weight, dim, rows) for _, size in gemm.shape):
         return []
-    return [_part(gemm, weight, split, gpus) for gemm, split in _divided(form, weight, dim, rows)]
+    parts: list[tuple[Operation, Operation | None]] = []
+    for gemm, split in _divided(form, weight, dim, rows):
+        axis, axes = _axis(gemm, split), gemm.axes
+        part = replace(gemm, shape=tuple((axes | {axis: axes[axis] // _count(weight, split, gpus)}).items()))
+        collective = _COLLECTIVE_AFTER.get(split)
+        parts.append((part, collective(gpus, axes["m"], axes["n"]) if collective else None))
+    return parts
 
 
-def _part(gemm: Operation, weight: Weight, split: Split, gpus: int) -> tuple[Operation, Operation | None]:
-    axis, axes = _axis(gemm, split), gemm.axes
-    size = axes[axis] // _count(weight, split, gpus)
-    part = replace(gemm, shape=tuple((name, size if name == axis else length) for name, length in gemm.shape))
-    if split == "rowwise":
-        return part, all_reduce(gpus, axes["m"], axes["n"])
-    return part, all_gather(gpus, axes["m"], axes["n"]) if split == "colwise_gather" else None
+_COLLECTIVE_AFTER: Mapping[Split, Callable[[int, int, int], Operation]] = {
+    "rowwise": all_reduce,
+    "colwise_gather": all_gather,
+}
 
 
 def _axis(gemm: Operation, split: Split) -> str:
@@ -164,11 +167,6 @@ def _axis(gemm: Operation, split: Split) -> str:
 def _count(weight: Weight, split: Split, gpus: int) -> int:
     # Outputs are divided into no more parts than there are key-value heads.
     return weight.parts(gpus) if split == "colwise" else gpus
-
-
-def _size(gemm: Operation, weight: Weight, split: Split) -> int:
-    """The divided size of one of the consecutive blocks of the weight."""
-    return gemm.axes[_axis(gemm, split)] // (weight.blocks if split == "colwise" else 1)
 
 
 def _divided(form: Form, weight: Weight, dim: int, rows: int) -> list[tuple[Operation, Split]]:

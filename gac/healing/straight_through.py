@@ -41,7 +41,8 @@ class StraightThrough(nn.Module):
         self._scheme, self._grid = scheme, grid
         self.in_features, self.out_features = stored.in_features, stored.out_features
         self.weight = nn.Parameter(grid.values())
-        self.factor = nn.Parameter(torch.ones_like(grid.scale)) if grid.rescales else None
+        # Another scale of floating-point numbers is the same grid but for the smallest of them.
+        self.factor = None if grid.levels.floating else nn.Parameter(torch.ones_like(grid.scale))
         self.bias = stored.bias
         self.register_buffer("scale", grid.scale.contiguous(), persistent=False)
         self.register_buffer("zero", grid.zero.contiguous(), persistent=False)

@@ -13,7 +13,7 @@ from gac.runtime.storage.embeddings import embeddings_of, unusual
 from gac.runtime.storage.embeddings import replace_embeddings as stored_embeddings
 from gac.runtime.storage.modules import Stored
 from gac.schemes import Scheme
-from gac.schemes.storages import storage_of
+from gac.schemes.base import storage_of
 
 ROWS = 2**13
 """Rows quantised at once, to bound memory; each row is quantised alone."""

@@ -1,6 +1,5 @@
 """The seam of schemes: bytes, operators, and quantisation of a weight. Imports no torch."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -14,8 +13,9 @@ from gac.runtime.limits import LIMITS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gac.runtime.storage.base import Storage
     from gac.schemes.inputs import Inputs
-    from gac.schemes.matrices import Grid, Scaled
+    from gac.schemes.matrices import Grid
 
 LARGEST_SCALE = 65280.0
 """The largest number that float16 and bfloat16 both hold."""
@@ -53,7 +53,7 @@ def config_arguments(
     return arguments | {"dynamic": strategy == "token", "group_size": group}
 
 
-class Scheme(ABC):
+class Scheme:
     """A number format for the matrices of a weight.
 
     Attributes:
@@ -68,7 +68,7 @@ class Scheme(ABC):
             with the quantised numbers in the model's dtype.
         shape_requirement: of its operators on a weight's matrices, in words that follow "expected"; None: none.
         group: neighbouring columns of a row with one scale; None: all of them, or as its modules hold them.
-        largest: the largest number that can be stored, on both sides of zero.
+        largest: the largest number that can be stored, on both sides of zero; ``stored`` refuses larger ones.
         input_quantiser: of the inputs of a matrix, by name in ``runtime.storage.eight_bits.READERS``; None: inputs are
             not quantised.
         input_dtype: of quantised inputs, as latency tables call it.
@@ -133,22 +133,27 @@ class Scheme(ABC):
                 f"Leave {self.name} out, or use a checkpoint with smaller weights.",
             )
 
-    @abstractmethod
     def quantised(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "Tensor":
         """The matrix ``(rows, columns)`` of a module's parameters after storing, in the same dtype.
+
+        By default what the storage gives back of ``stored``; schemes without a storage define it.
 
         Args:
             inputs: of the product, for schemes that minimise its error; None if unknown.
             gradients: E[g g^T] of the gradients of the product, shape ``(rows, rows)``, where the errors of some rows
                 can compensate those of others; None: rows are quantised one by one.
         """
+        storage = storage_of(self)
+        assert storage is not None, f"scheme {self.name} has no storage, and does not say how it quantises"
+        rows, columns = matrix.shape
+        return storage.values(self.stored(matrix, inputs, gradients), rows, columns, matrix.dtype)
 
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
-        """The tensors of its storage that hold the result of ``quantised``; for schemes with a storage."""
+        """The tensors of its storage that hold the quantised matrix; for schemes with a storage."""
         raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
 
     def config_group(self, columns: int) -> dict[str, Any] | None:
@@ -158,17 +163,6 @@ class Scheme(ABC):
 
         Args:
             columns: of the matrix; groups may not divide them.
-        """
-        return None
-
-    def scaled(self, values: "Tensor", tensors: "Mapping[str, Tensor]") -> "Scaled | None":
-        """Its integers and scales, which other formats (GGUF) store as they are.
-
-        None: it has no such numbers, and other formats quantise the values again.
-
-        Args:
-            values: of the tensors, float32, shape ``(rows, columns)``.
-            tensors: from ``stored``.
         """
         return None
 
@@ -196,3 +190,26 @@ class Scheme(ABC):
             peak: E[max x^2] over the tokens, shape ``()`` or ``(..., 1)``.
         """
         raise NotImplementedError
+
+
+def storage_of(scheme: Scheme) -> "Storage | None":
+    """The storage of a scheme's matrices; None: the modules of forms hold them."""
+    from gac.runtime.storage.modules import STORAGES  # loads torch
+
+    return None if scheme.storage is None else STORAGES[scheme.storage.storage][0](**scheme.storage.options)
+
+
+class Bf16(Scheme):
+    """Every number as it was loaded, and counted as 16 bits."""
+
+    name = "bf16"
+    dtype = "bf16"
+    bits = 16
+    meaning = "16 bits, as loaded"
+    for_embeddings = True
+    lossy = False
+
+    def quantised(
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
+    ) -> "Tensor":
+        return matrix

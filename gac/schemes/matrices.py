@@ -1,35 +1,13 @@
-"""Stored matrices as numbers and scales."""
+"""Matrices as numbers and scales, and their quantisation."""
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gac.schemes.feedback.levels import Levels
-
-
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """Integers ``number * scale``, on both sides of zero, which other formats can store as they are.
-
-    Attributes:
-        numbers: int16, shape ``(rows, columns)``.
-        scale: float16, shape ``(rows, groups)``.
-        size: neighbouring columns with one scale; the last group may have fewer.
-    """
-
-    numbers: Tensor
-    scale: Tensor
-    size: int
-
-    @staticmethod
-    def of(values: Tensor, scale: Tensor, size: int) -> "Scaled":
-        """From values ``(rows, columns)`` in float32, which are integers times the scale of their group."""
-        return Scaled((values / _by_column(scale, size, values)).round().to(torch.int16), scale, size)
-
-    def values(self) -> Tensor:
-        """The matrix ``(rows, columns)``, float32."""
-        return self.numbers * _by_column(self.scale, self.size, self.numbers)
+from gac.schemes.feedback.rounding import quantise
+from gac.schemes.inputs import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +16,7 @@ class Grid:
 
     Attributes:
         numbers: shape ``(rows, columns)``.
-        scale: shape ``(rows, groups)``.
-        zero: shape ``(rows, groups)``.
+        scale, zero: shape ``(rows, groups)``.
         size: neighbouring columns with one scale; the last group may have fewer.
         levels: the values of a number.
     """
@@ -50,16 +27,37 @@ class Grid:
     size: int
     levels: Levels
 
+    @property
+    def signed(self) -> Tensor:
+        """Numbers less their zeros."""
+        return self.numbers - self._by_column(self.zero)
+
     def values(self) -> Tensor:
         """The matrix ``(rows, columns)``."""
-        scale, zero = (_by_column(values, self.size, self.numbers) for values in (self.scale, self.zero))
-        return (self.numbers - zero) * scale
+        return self.signed * self._by_column(self.scale)
 
-    @property
-    def rescales(self) -> bool:
-        """True if another scale is another grid; for floating-point numbers only the smallest ones change."""
-        return not self.levels.floating
+    def _by_column(self, of_groups: Tensor) -> Tensor:
+        return of_groups.repeat_interleave(self.size, dim=1)[:, : self.numbers.shape[1]]
 
 
-def _by_column(of_groups: Tensor, size: int, matrix: Tensor) -> Tensor:
-    return of_groups.float().repeat_interleave(size, dim=1)[:, : matrix.shape[1]]
+def quantise_matrix(
+    matrix: Tensor, inputs: Inputs | None, levels: Levels, group: int | None, gradients: Tensor | None = None
+) -> Grid:
+    """The quantised matrix ``(rows, columns)``.
+
+    Args:
+        inputs: None: every number by itself.
+        group: columns with one scale; None: all.
+        gradients: E[g g^T] of the gradients of its output, shape ``(rows, rows)``; None: errors of all outputs count
+            alike, and add up.
+    """
+    rows, columns = matrix.shape
+    size, work = group or max(columns, 1), matrix.detach().double()
+    if inputs is not None and matrix.numel():
+        numbers, scale, zeros = quantise(work, inputs, levels, size, gradients)
+    else:
+        groups = pad(work, (0, -columns % size)).view(rows, -(-columns // size), size)
+        scale, zeros = levels.fitted(groups, groups.new_ones(size))
+        numbers = levels.rounded(groups, scale, zeros).flatten(1)[:, :columns]
+        scale, zeros = scale[..., 0], zeros[..., 0]
+    return Grid(numbers.float(), scale.float(), zeros.float(), size, levels)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gac.forms import FORMS
 from gac.forms.curvature.methods import Method
-from gac.forms.curvature.metric import FACTOR, Measured, Metric, Moments
+from gac.forms.curvature.metric import FACTOR, MeasuredWeight, Metric, Moments
 from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import decompose
 
@@ -85,7 +85,7 @@ def _check_fold(method: Method) -> None:
     values = torch.randn(groups * length, inside, generator=draw)
     output = torch.randn(24, heads * length, generator=draw)
     metric = method.metric(statistics("plain", groups * length, inside))
-    folded_values = method.fold(Measured(values, metric), output, heads, groups)
+    folded_values = method.fold(MeasuredWeight(values, metric), output, heads, groups)
     lengths = len(folded_values.curve.loss) - 1
     assert lengths == length, f"{method.name}: folded values have {lengths} lengths, not {length}"
     dense = _through(values, output, heads, groups)

@@ -8,8 +8,8 @@ from gac.core.operations import Operation, linear
 from gac.profiling.operators import ITEM_BYTES
 from gac.runtime.storage.eight_bits import READERS
 from gac.schemes import SCHEMES, Scheme
+from gac.schemes.base import storage_of
 from gac.schemes.inputs import Inputs
-from gac.schemes.storages import storage_of
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
 ROUNDED = 2**-7
@@ -93,9 +93,10 @@ def _check_storage(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tensor, 
     values = storage.values(tensors, rows, columns, matrix.dtype)
     assert torch.equal(values, rounded), f"{of}: what is stored is not what it is rounded to"
     exact = storage.values(tensors, rows, columns, torch.float32)
-    scaled = scheme.scaled(exact, tensors)
-    same = scaled is None or torch.equal(scaled.values(), exact)
-    assert same, f"{of}: its whole numbers times their scales are not what is stored"
+    if (grid := scheme.grid(tensors, rows, columns)) is not None:
+        assert torch.equal(grid.values(), exact), f"{of}: its numbers times their scales are not what is stored"
+        same = all(torch.equal(tensor, tensors[name]) for name, tensor in scheme.on_grid(grid).items())
+        assert same, f"{of}: its grid is not stored as it was"
     x = torch.ones(3, columns, dtype=matrix.dtype)
     product = storage.multiply(x, tensors, rows, columns, None)
     same = torch.allclose(product, x @ rounded.T, rtol=ROUNDED, atol=ROUNDED)

@@ -16,7 +16,7 @@ from gac.core.operations import linear
 from gac.core.workloads import Workload
 from gac.forms import Form, form_named
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.narrow_pair.spec import widths
+from gac.forms.narrow_pair import widths
 from gac.forms.planned_sites import fuse_sites
 from gac.models.sites import Site, Weight
 from gac.plan.costs import PARAMS, ns_of
@@ -24,7 +24,7 @@ from gac.plan.recipe import Space
 from gac.profiling.records import Measurement
 from gac.profiling.table import Profile
 from gac.runtime.contract import apart_from
-from gac.schemes.bf16 import Bf16
+from gac.schemes.base import Bf16
 from tests.allocation.small_problems import curves_by
 from tests.allocation.small_problems import measured as row
 from tests.headers import make_profile

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.core.linalg import damped
-from gac.forms.curvature.metric import Measured, Metric
+from gac.forms.curvature.metric import MeasuredWeight, Metric
 from gac.forms.curvature.registry import METHODS
 from gac.forms.latent.torch import decompose_groups
 from gac.plan.plan import Plan
@@ -21,11 +21,11 @@ FOLD = METHODS.get("palu-fold").fold
 
 
 @pytest.fixture
-def values() -> Measured:
+def values() -> MeasuredWeight:
     torch.manual_seed(0)
     inputs = torch.randn(100, 24)
     metric = Metric(damped(inputs.T @ inputs / 100, 1e-6), 0.3 * torch.eye(GROUPS * HEAD_DIM, dtype=torch.float64))
-    return Measured(torch.randn(GROUPS * HEAD_DIM, 24), metric)
+    return MeasuredWeight(torch.randn(GROUPS * HEAD_DIM, 24), metric)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def by_heads(groups: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 5, HEAD_DIM])
-def test_the_product_is_that_of_the_truncated_values(values: Measured, output: Tensor, length: int) -> None:
+def test_the_product_is_that_of_the_truncated_values(values: MeasuredWeight, output: Tensor, length: int) -> None:
     folded_values = FOLD(values, output, HEADS, GROUPS)
     pairs = [group.factors(length) for group in decompose_groups(values.weight, values.metric, GROUPS)[0]]
     truncated = by_heads(torch.cat([second @ first for second, first in pairs]))

@@ -27,7 +27,7 @@ from triton import runtime
 from triton.testing import do_bench
 
 from gac.core.operations import linear
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Cache, Point
 from gac.profiling.timing.device import fingerprint

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from gac.core.errors import GacError
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.profiling.operators import runner_of
 from gac.profiling.records import Point
 from gac.profiling.sweeps.sweep import run_sweep

@@ -23,7 +23,7 @@ from gac.runtime.fusion.quantised_inputs import quantise_in_norms
 from gac.runtime.fusion.shared_gemm import share_gemm
 from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
-from gac.schemes.storages import storage_of
+from gac.schemes.base import storage_of
 from tests.benchmarks.harness import markdown, options, write
 from tests.benchmarks.kernels.bench import CpuClock, GpuClock
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.forms import form_named
-from gac.forms.latent.spec import Latent
+from gac.forms.latent import Latent
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of, supported
 from gac.models.sites import Weight

@@ -14,7 +14,7 @@ import torch
 import gac
 from gac.core.distributed import launch
 from gac.core.errors import ModelError
-from gac.forms.latent.spec import Latent
+from gac.forms.latent import Latent
 from gac.healing import checkpoint, run
 from gac.healing import heal as of_healing
 from gac.measurement import calibration, curves

@@ -4,6 +4,7 @@ The examples also go all the way: allocate, compress, save, load, evaluate.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,11 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    ["low_rank", "narrow", "narrow_pair", "head_dim", "latent:1", "latent:2", "latent:int8", "latent:1:int4", Picked()],
-    ids=name,
+    "form", ["low_rank", "narrow", "narrow_pair", "head_dim", "latent:1", "latent:int8", Picked()], ids=name
 )
 def test_the_contract_of_every_form(form: Any) -> None:
-    known = FORMS.get(form)
-    check_form(known, *filter(known.applies_to, WEIGHTS))
+    form = FORMS.get(form)
+    check_form(form, *filter(form.applies_to, WEIGHTS))
 
 
 def test_values_that_a_method_folds_keep_the_contract_of_the_form() -> None:
@@ -64,61 +63,53 @@ def test_the_contract_of_every_method(method: Any) -> None:
     check_method(METHODS.get(method))
 
 
-@pytest.mark.parametrize("rule", [*RULES.names, "uniform:down8", "sensitivity:pad16", Tapered()], ids=name)
+@pytest.mark.parametrize("rule", [*RULES.names, "uniform:down8"], ids=name)
 def test_the_contract_of_every_rule(rule: Any) -> None:
     check_rule(RULES.get(rule))
 
 
+@pytest.fixture
 def through(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: Path, folder: Path, **arguments: Any
-) -> Any:
-    """The plan, and the model that it led to as it is loaded again."""
-    options = {"calibration": f"{text}:2x64", "tokenizer": tokenizer, "profile": "nvidia-h100-80gb-hbm3"}
-    gac.allocate(model, 0.7, progress=False, **options, **arguments).save(folder / "plan.json")
-    plan = gac.Plan.load(folder / "plan.json")
-    small = gac.compress(model, plan, tokenizer=tokenizer, progress=False)
-    gac.save(small, folder / "small", tokenizer=tokenizer)
-    loaded = gac.load(folder / "small")
-    ids = torch.arange(40).reshape(2, 20)
-    with torch.no_grad():
-        assert torch.equal(small(ids).logits, loaded(ids).logits)
-    kept = plan.measured.params - plan.budget.total + plan.budget.used
-    assert sum(parameter.numel() for parameter in loaded.parameters()) == kept
-    prose = text.read_text(encoding="utf-8")
-    assert gac.perplexity(loaded, tokenizer, prose, windows=2, length=64, progress=False).value < 400
-    return plan, loaded
-
-
-def test_a_method_and_a_rule_of_ones_own(
     tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
-) -> None:
-    plan, _ = through(tiny_model, tiny_tokenizer, text_file, tmp_path, method=Fwsvd(), rule=Tapered())
+) -> Callable[..., tuple[gac.Plan, Any]]:
+    """Allocate, compress, save, load and evaluate with plug-ins; the plan, and the model as it is loaded again."""
+
+    def run(**plugins: Any) -> tuple[gac.Plan, Any]:
+        options = {"calibration": f"{text_file}:2x64", "tokenizer": tiny_tokenizer, "profile": "nvidia-h100-80gb-hbm3"}
+        gac.allocate(tiny_model, 0.7, progress=False, **options, **plugins).save(tmp_path / "plan.json")
+        plan = gac.Plan.load(tmp_path / "plan.json")
+        small = gac.compress(tiny_model, plan, tokenizer=tiny_tokenizer, progress=False)
+        gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
+        loaded = gac.load(tmp_path / "small")
+        ids = torch.arange(40).reshape(2, 20)
+        with torch.no_grad():
+            assert torch.equal(small(ids).logits, loaded(ids).logits)
+        params = plan.measured.params - plan.budget.total + plan.budget.used
+        assert sum(parameter.numel() for parameter in loaded.parameters()) == params
+        text = text_file.read_text(encoding="utf-8")
+        assert gac.perplexity(loaded, tiny_tokenizer, text, windows=2, length=64, progress=False).value < 400
+        return plan, loaded
+
+    return run
+
+
+def test_a_method_and_a_rule_of_ones_own(through: Callable[..., tuple[gac.Plan, Any]]) -> None:
+    plan, _ = through(method=Fwsvd(), rule=Tapered())
     assert (plan.recipe.measure.method, plan.certificate.method) == ("fwsvd", "tapered")
-    kept = [sum(site.params for site in plan.sites if site.layer == layer) for layer in (0, 1)]
-    assert kept[0] > kept[1]
+    params = [sum(site.params for site in plan.sites if site.layer == layer) for layer in (0, 1)]
+    assert params[0] > params[1]
 
 
-def test_a_form_of_ones_own(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
-) -> None:
-    forms = ["low_rank", Picked()]
-    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, forms=forms)
+def test_a_form_and_a_scheme_of_ones_own(through: Callable[..., tuple[gac.Plan, Any]]) -> None:
+    scheme = ShortMantissa()
+    plan, loaded = through(forms=["low_rank", Picked()], schemes=[scheme])
+    assert {weight.scheme for weight in plan.weights} == {scheme.name}
     picked = [weight.name for weight in plan.weights if weight.form == "picked"]
     assert picked
     assert all(isinstance(loaded.get_submodule(name), PickedLinear) for name in picked)
-
-
-def test_a_scheme_of_ones_own(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
-) -> None:
-    plugin = ShortMantissa()
-    plan, loaded = through(tiny_model, tiny_tokenizer, text_file, tmp_path, schemes=[plugin])
-    assert {weight.scheme for weight in plan.weights} == {plugin.name}
-    assert {weight.form for weight in plan.weights} > {"dense"}
-    assert plan.prediction.loss > 0
     for name, parameter in loaded.named_parameters():
         if parameter.dim() > 1 and ".layers." in name:
-            assert torch.equal(parameter, plugin.quantised(parameter))
+            assert torch.equal(parameter, scheme.quantised(parameter))
 
 
 def test_the_page_shows_these_files() -> None:
@@ -128,7 +119,3 @@ def test_the_page_shows_these_files() -> None:
     shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(shown) >= len(files) == 4
     assert [block for block in shown if not any(block.strip() in file for file in files)] == []
-
-
-def test_a_form_is_short() -> None:
-    assert len((Path(__file__).parent / "a_form.py").read_text(encoding="utf-8").splitlines()) < 120

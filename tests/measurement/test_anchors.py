@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gac.core.arrays import Floats
 from gac.forms import form_named
 from gac.forms.curvature.registry import METHODS
+from gac.forms.latent import Latent
 from gac.forms.latent.anchors import LARGEST_RATIO, anchor_ranks, anchored
-from gac.forms.latent.spec import Latent
 from gac.measurement.attended import held_out, seen_windows
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import LayerFit, stream_fits

@@ -12,7 +12,7 @@ from gac.core.errors import PlanError
 from gac.forms import form_named
 from gac.forms.curvature.metric import Metric
 from gac.forms.curvature.registry import METHODS
-from gac.forms.narrow_pair.spec import widths
+from gac.forms.narrow_pair import widths
 from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.curves import LayerFit, stream_fits

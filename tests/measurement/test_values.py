@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from gac.forms.curvature.metric import Metric
+from gac.forms.head_dim.torch import ShortenedValues, shorten_values
 from gac.forms.narrow.elimination import compensated
-from gac.forms.shortened_values import ShortenedValues, shorten_values
 from gac.testing.methods import loss_of
 
 HEADS, GROUPS, HEAD_DIM, OUT = 6, 3, 8, 20

@@ -12,7 +12,7 @@ from torch import Tensor
 from gac.forms import form_named
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
-from gac.forms.latent.spec import Latent
+from gac.forms.latent import Latent
 from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
 from gac.measurement.attended import held_out
 from gac.measurement.calibration import CalibrationRun

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gac.core.errors import ProfileError
 from gac.core.operations import linear
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.models.shapes import SHAPES
 from gac.profiling import folders
 from gac.profiling.records import Launch, Point

@@ -11,7 +11,7 @@ from gac.runtime.fusion.shared_gemm import can_share, share_gemm
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import SCHEMES, scheme_named
-from gac.schemes.storages import storage_of
+from gac.schemes.base import storage_of
 
 IN = 64
 NAMES = [one.name for one in SCHEMES if one.storage]

@@ -13,7 +13,7 @@ from gac.runtime.storage import embeddings as ends
 from gac.runtime.storage import packed
 from gac.runtime.storage.embeddings import StoredEmbedding, StoredHead, TiedHead
 from gac.schemes import scheme_named
-from gac.schemes.storages import storage_of
+from gac.schemes.base import storage_of
 from tests.runtime.interpreted import DEVICE, operators, small_gpu
 
 ROWS, COLUMNS = 96, 64

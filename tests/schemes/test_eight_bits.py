@@ -36,8 +36,9 @@ from gac.runtime.storage.base import Storage
 from gac.runtime.storage.eight_bits import READERS, Floats8, Integers8
 from gac.runtime.storage.modules import stored_modules
 from gac.schemes import SCHEMES, Scheme, scheme_named
-from gac.schemes.float8.torch import FLOAT8, quantise_matrix
+from gac.schemes.eight_bits.float8 import FLOAT8, Float8Levels
 from gac.schemes.inputs import Inputs
+from gac.schemes.matrices import quantise_matrix
 from gac.testing import check_bits
 from tests.compression.applying import logits
 from tests.models.small import small_config
@@ -65,12 +66,12 @@ def test_floats_are_found_again(dtype: torch.dtype) -> None:
 
 def test_floats_are_the_nearest_in_their_scale() -> None:
     matrix = normal(8, 96) * torch.logspace(0, -3, 96)
-    found = quantise_matrix(matrix, None)
+    grid = quantise_matrix(matrix, None, Float8Levels(), None)
     every = torch.arange(256, dtype=torch.uint8).view(FLOAT8).double()
     every = every[every.isfinite()]
-    distance = (matrix[..., None] / found.scale.double()[..., None] - every).abs()
-    nearest = distance.amin(-1) * found.scale.double()
-    assert torch.allclose((found.values(torch.float64) - matrix).abs(), nearest)
+    distance = (matrix[..., None] / grid.scale.double()[..., None] - every).abs()
+    nearest = distance.amin(-1) * grid.scale.double()
+    assert torch.allclose((grid.values().double() - matrix).abs(), nearest)
 
 
 def test_feedback_loses_much_less_of_the_product() -> None:

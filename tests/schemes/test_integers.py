@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,16 +24,15 @@ from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.plan.summary import allocate_command
 from gac.schemes import SCHEMES, scheme_named, scheme_timed_as
+from gac.schemes.eight_bits.float8 import Float8Levels
 from gac.schemes.feedback import order as orders
 from gac.schemes.feedback import rounding
-from gac.schemes.feedback.levels import Levels
-from gac.schemes.feedback.sweep import sweep
-from gac.schemes.float8.torch import Float8Levels
+from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers import levels as integer_levels
 from gac.schemes.integers.grids import IntegerGrid, fit_grid
 from gac.schemes.integers.levels import IntegerLevels
-from gac.schemes.integers.torch import Integers, quantise_matrix
+from gac.schemes.matrices import Grid, quantise_matrix
 from gac.testing import check_scheme
 from tests.compression.stored import held_bytes
 from tests.models.small import small_config, weights_of
@@ -42,7 +40,7 @@ from tests.models.small import small_config, weights_of
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
 
 
-@pytest.mark.parametrize("name", ["w4a16:64", "w4a16:32", "w3a16:64", "w2a16:16"])
+@pytest.mark.parametrize("name", ["w3a16:64", "w2a16:16"])
 def test_other_groups_keep_the_contract(name: str) -> None:
     check_scheme(scheme_named(name))
 
@@ -87,8 +85,14 @@ def correlated(columns: int) -> Tensor:
     return turned @ root @ root.T @ turned.T
 
 
-def rounded(matrix: Tensor, inputs: Tensor | None, *given: Any, **named: Any) -> Tensor:
-    return quantise_matrix(matrix, inputs if inputs is None else Inputs(inputs), *given, **named).values(matrix.dtype)
+def quantised(
+    matrix: Tensor, inputs: Inputs | None, bits: int, group: int | None, zero: bool = True, rows: Tensor | None = None
+) -> Grid:
+    return quantise_matrix(matrix, inputs, IntegerLevels(2**bits - 1, zero), group, rows)
+
+
+def rounded(matrix: Tensor, inputs: Tensor | None, bits: int, group: int | None, zero: bool = True) -> Tensor:
+    return quantised(matrix, inputs if inputs is None else Inputs(inputs), bits, group, zero).values().double()
 
 
 def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
@@ -96,21 +100,20 @@ def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
     return float(((error @ inputs) * error).sum())
 
 
-@pytest.mark.parametrize("columns", [96, 200, 300])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("bits", "columns"), [(2, 96), (3, 300), (8, 200)])
 def test_feedback_loses_much_less_of_the_product(bits: int, columns: int) -> None:
     inputs = correlated(columns)
     matrix = torch.randn(24, columns, dtype=torch.float64)
-    nearest, told = (rounded(matrix, seen, bits, 64, zero=True) for seen in (None, inputs))
-    assert lost(matrix, told, inputs) < 0.5 * lost(matrix, nearest, inputs)
+    nearest, compensated = (rounded(matrix, seen, bits, 64) for seen in (None, inputs))
+    assert lost(matrix, compensated, inputs) < 0.5 * lost(matrix, nearest, inputs)
 
 
 def test_the_loss_falls_with_bits_and_with_smaller_groups() -> None:
     inputs = correlated(256)
     matrix = torch.randn(16, 256, dtype=torch.float64)
-    by_bits = [lost(matrix, rounded(matrix, inputs, bits, 64, zero=True), inputs) for bits in (2, 3, 4, 8)]
+    by_bits = [lost(matrix, rounded(matrix, inputs, bits, 64), inputs) for bits in (2, 3, 4, 8)]
     assert by_bits == sorted(by_bits, reverse=True)
-    by_group = [lost(matrix, rounded(matrix, inputs, 3, size, zero=True), inputs) for size in (256, 64, 16)]
+    by_group = [lost(matrix, rounded(matrix, inputs, 3, size), inputs) for size in (256, 64, 16)]
     assert by_group == sorted(by_group, reverse=True)
 
 
@@ -125,16 +128,23 @@ def test_what_is_on_the_grid_stays(zero: bool) -> None:
         assert torch.equal(rounded(matrix, seen, 4, 32, zero), matrix)
 
 
-def swept(matrix: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor:
-    """Each column in turn to the nearest of each row's levels, over all that follow."""
+def swept(row: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor:
+    """Each number in turn to the nearest of the levels of its group, over all that follow."""
     upper = torch.linalg.cholesky(torch.linalg.inv(damped(inputs, 1e-2))).T
-    work = matrix.clone()
-    for at in range(matrix.shape[1]):
-        nearest = [own[(own - value).abs().argmin()] for own, value in zip(levels, work[:, at], strict=True)]
-        error = (work[:, at] - torch.stack(nearest)) / upper[at, at]
-        work[:, at] = torch.stack(nearest)
-        work[:, at + 1 :] -= error[:, None] * upper[at, at + 1 :]
+    work, size = row.clone(), -(-len(row) // len(levels))
+    for column, value in enumerate(row):
+        value, of_group = work[column].clone(), levels[column // size]
+        work[column] = of_group[(of_group - value).abs().argmin()]
+        work[column + 1 :] -= (value - work[column]) / upper[column, column] * upper[column, column + 1 :]
     return work
+
+
+def levels_of(grid: Grid, row: int) -> list[Tensor]:
+    """Every number that each group of a row can be."""
+    numbers = torch.arange(int(grid.levels.most) + 1)
+    return [
+        scale.double() * (numbers - zero.double()) for scale, zero in zip(grid.scale[row], grid.zero[row], strict=True)
+    ]
 
 
 def sorted_inputs(columns: int) -> Tensor:
@@ -148,8 +158,9 @@ def sorted_inputs(columns: int) -> Tensor:
 def test_feedback_in_parts_is_the_plain_sweep(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integer_levels.IntegerLevels, "improved", Levels.improved)
     inputs, matrix = sorted_inputs(columns), torch.randn(4, columns, dtype=torch.float64)
-    found = rounded(matrix, inputs, 4, None, zero=True)
-    assert torch.allclose(swept(matrix, inputs, [torch.unique(row) for row in found]), found, atol=1e-9)
+    grid = quantised(matrix, Inputs(inputs), 4, None)
+    for row, expected in enumerate(grid.values().double()):
+        assert torch.allclose(swept(matrix[row], inputs, levels_of(grid, row)), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("group", [16, None])
@@ -157,44 +168,24 @@ def test_feedback_through_both_sides_is_the_plain_sweep(group: int | None, monke
     """Rows of a block in turn, each for the errors of those before it; the blocks by themselves; a group in pieces."""
     monkeypatch.setattr(rounding, "ROWS", 5)
     monkeypatch.setattr(orders, "COLUMNS", 16)
-    inputs, gradients, matrix = sorted_inputs(40), correlated(12), torch.randn(12, 40, dtype=torch.float64)
-    found = quantise_matrix(matrix, Inputs(inputs), 3, group, True, gradients)
+    inputs, gradients, matrix = sorted_inputs(48), correlated(12), torch.randn(12, 48, dtype=torch.float64)
+    grid = quantised(matrix, Inputs(inputs), 3, group, rows=gradients)
     moment, work = damped(gradients, 1e-2), matrix.clone()
     for start in range(0, 12, 5):
         block = slice(start, min(start + 5, 12))
         upper = torch.linalg.cholesky(torch.linalg.inv(moment[block, block])).T
         for row in range(start, block.stop):
-            left = found.values(torch.float64)[row]
-            by_group = [torch.unique(scales_of(found, row, at if group else 0)) for at in range(3)]
-            assert torch.allclose(swept_in_groups(work[row], inputs, by_group), left, atol=1e-9)
-            error, own = (work[row] - left) / upper[row - start, row - start], upper[row - start, row - start + 1 :]
-            work[row + 1 : block.stop] -= own[:, None] * error
+            expected = grid.values()[row].double()
+            assert torch.allclose(swept(work[row], inputs, levels_of(grid, row)), expected, atol=1e-9)
+            shares = upper[row - start, row - start + 1 :] / upper[row - start, row - start]
+            work[row + 1 : block.stop] -= shares[:, None] * (work[row] - expected)
 
 
-def scales_of(found: Integers, row: int, group: int) -> Tensor:
-    """Every number that a group of a row can be."""
-    return found.scale[row, group].double() * (torch.arange(8) - found.zero[row, group].double())
-
-
-def swept_in_groups(row: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor:
-    """As ``swept``, of one row with groups of 16."""
-    upper = torch.linalg.cholesky(torch.linalg.inv(damped(inputs, 1e-2))).T
-    work = row.clone()
-    for at in range(len(row)):
-        own = levels[at // 16]
-        nearest = own[(own - work[at]).abs().argmin()]
-        work[at + 1 :] -= (work[at] - nearest) / upper[at, at] * upper[at, at + 1 :]
-        work[at] = nearest
-    return work
-
-
-@pytest.mark.parametrize("bits", [2, 4])
-@pytest.mark.parametrize("group", [32, 50, None])
+@pytest.mark.parametrize(("bits", "group"), [(2, 32), (4, 50), (2, None)])
 def test_scales_and_numbers_improved_in_turn_lose_less(bits: int, group: int | None) -> None:
     moment, matrix = correlated(200), torch.randn(24, 200, dtype=torch.float64)
     quick, thorough = (
-        quantise_matrix(matrix, Inputs(moment, thorough=one), bits, group, zero=True).values(matrix.dtype)
-        for one in (False, True)
+        quantised(matrix, Inputs(moment, thorough=improve), bits, group).values().double() for improve in (False, True)
     )
     assert lost(matrix, thorough, moment) < 0.97 * lost(matrix, quick, moment)
 
@@ -202,7 +193,7 @@ def test_scales_and_numbers_improved_in_turn_lose_less(bits: int, group: int | N
 def test_inputs_that_several_are_told_of_change_nothing() -> None:
     moment, matrices = correlated(200), [torch.randn(rows, 200, dtype=torch.float64) for rows in (24, 7)]
     shared = Inputs(moment)
-    for scheme in map(scheme_named, ("w8a16", "w4a16:64", "w3a16:64", "w3a16:32")):
+    for scheme in map(scheme_named, ("w8a16", "w4a16:64", "w3a16:32")):
         for matrix in matrices:
             assert torch.equal(scheme.quantised(matrix, shared), scheme.quantised(matrix, Inputs(moment)))
 
@@ -210,8 +201,8 @@ def test_inputs_that_several_are_told_of_change_nothing() -> None:
 def test_gradients_that_are_correlated_lower_the_loss() -> None:
     inputs, gradients, matrix = correlated(96), correlated(150), torch.randn(150, 96, dtype=torch.float64)
 
-    def loss(given: Tensor | None) -> float:
-        error = quantise_matrix(matrix, Inputs(inputs), 3, 32, True, given).values(torch.float64) - matrix
+    def loss(rows: Tensor | None) -> float:
+        error = quantised(matrix, Inputs(inputs), 3, 32, rows=rows).values() - matrix
         return float(((gradients @ error @ inputs) * error).sum())
 
     assert loss(gradients) < 0.8 * loss(None)
@@ -220,7 +211,7 @@ def test_gradients_that_are_correlated_lower_the_loss() -> None:
 @on_gpu
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("levels", [IntegerLevels(15, zero=True), Float8Levels()])
-@pytest.mark.parametrize(("pairs", "rows", "width"), [(1, 3, 5), (3, 70, 64), (2, 9, 128), (1, 33, 116)])
+@pytest.mark.parametrize(("pairs", "rows", "width"), [(1, 3, 5), (3, 70, 64), (1, 33, 116)])
 def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, levels: Levels, own: bool) -> None:
     torch.manual_seed(0)
     units, takes = 16 * torch.rand(pairs, rows, width).double(), torch.randn(pairs, width, width).double()
@@ -234,7 +225,7 @@ def test_the_kernel_rounds_as_a_cpu_does(pairs: int, rows: int, width: int, leve
 
 @on_gpu
 @pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize("most", [3, 7, 15, 255])
+@pytest.mark.parametrize("most", [3, 255])
 @pytest.mark.parametrize("shape", [(2, 3, 1), (3, 40, 64), (70, 2, 130), (9, 4500)])
 def test_the_kernel_fits_a_grid_as_good_as_a_cpu_does(shape: tuple[int, ...], most: int, zero: bool) -> None:
     """Of one column to more than are read at once; scales from none to more than float16 holds; weights of all rows."""
@@ -279,13 +270,12 @@ def test_memory_is_shared_out_over_forms_dims_and_schemes(
             assert all(len(part.unique()) <= 4 for part in weight.reshape(-1, 32))
 
 
-@pytest.mark.parametrize("refit", ["none", "residual"])
 def test_what_is_evaluated_is_what_is_saved(
-    directory: Path, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path, refit: str
+    directory: Path, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
 ) -> None:
     dense = LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
     schemes = ("bf16", "w8a16", "w4a16:32", "w3a16:32")
-    plan = planned(dense, tiny_tokenizer, text_file, memory=0.3, schemes=schemes, refit=refit)
+    plan = planned(dense, tiny_tokenizer, text_file, memory=0.3, schemes=schemes, refit="residual")
     small = gac.compress(dense, plan, tokenizer=tiny_tokenizer)
     gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
     loaded = gac.load(tmp_path / "small", device="cpu")
@@ -323,7 +313,7 @@ def test_the_summary_says_bytes_bits_and_schemes(
     assert "14 bf16" in str(plain)
 
 
-@pytest.mark.parametrize("name", ["w4a16", "fp8", "w8a8"])
+@pytest.mark.parametrize("name", ["w4a16", "fp8"])
 def test_a_limit_of_latency_needs_a_profile_of_the_scheme(name: str) -> None:
     config, profile = load_config("smollm2"), gac.Profile.load("nvidia-h100-80gb-hbm3")
     sites = as_planned(family_of(config).sites(config), ["low_rank", "narrow"], fused=False)
@@ -349,7 +339,7 @@ def test_without_a_refit_weights_are_rounded_for_what_the_dense_model_gives_them
         seen.append(tuple(matrix.shape))
         return inner(matrix, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gac.schemes.integers.torch.quantise", listened)
+    monkeypatch.setattr("gac.schemes.matrices.quantise", listened)
     gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer, progress=False)
     assert sorted(seen) == sorted((one.weight.out_features, one.weight.in_features) for one in plan.weights)
 

@@ -13,8 +13,7 @@ from gac.schemes import scheme_named
 from gac.schemes.base import LARGEST_SCALE
 from gac.schemes.inputs import Inputs
 from gac.schemes.integers import levels as integer_levels
-from gac.schemes.integers.grids import fit_grid, in_16_bits
-from gac.schemes.integers.ranges import SMALLEST_SCALE
+from gac.schemes.integers.grids import SMALLEST_SCALE, fit_grid, in_16_bits
 from tests.schemes.test_integers import correlated, lost
 
 SCHEMES = ("w8a16", "w8a16:64", "w4a16", "w4a16:32", "w3a16", "w2a16", "w8a8")

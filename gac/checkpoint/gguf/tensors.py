@@ -23,7 +23,7 @@ from gac.plan.plan import Plan
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-from gac.schemes.matrices import Scaled
+from gac.schemes.matrices import Grid
 
 BLOCK = 32
 REQUANTISED = "Q8_0"
@@ -118,11 +118,12 @@ class Source:
         """Quantised values in float32, before any cast to the model's dtype; else the values."""
         return self.values() if self.stored is None else self.stored.values(torch.float32)
 
-    def scaled(self) -> Scaled | None:
+    def grid(self) -> Grid | None:
         """Whole numbers and scales; None if the values have no such form."""
         if self.stored is None:
             return None
-        return scheme_named(self.scheme).scaled(self.exact().view(self.stored.matrix), self.stored.tensors)
+        grid = scheme_named(self.scheme).grid(self.stored.tensors, *self.stored.matrix)
+        return None if grid is None or grid.levels.floating else grid
 
 
 def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]:
@@ -189,11 +190,12 @@ class Content:
     def data(self) -> Bytes:
         """The bytes of each row, ``(rows, bytes)``, or of a vector."""
         if self.lossless:
-            scaled, columns = self.source.scaled(), self.source.shape[1]
-            assert scaled is not None, "a type of whole numbers for a source without"
+            grid, columns = self.source.grid(), self.source.shape[1]
+            assert grid is not None, "a type of whole numbers for a source without"
             # one scale for each block of a group
-            scale = scaled.scale.repeat_interleave(max(scaled.size // BLOCK, 1), dim=1)[:, : columns // BLOCK]
-            return BLOCK_TYPES[self.kind].encoded(_numpy(self.rows(scaled.numbers)), _numpy(self.rows(scale)))
+            scale = grid.scale.half().repeat_interleave(max(grid.size // BLOCK, 1), dim=1)[:, : columns // BLOCK]
+            numbers = grid.signed.to(torch.int16)
+            return BLOCK_TYPES[self.kind].encoded(_numpy(self.rows(numbers)), _numpy(self.rows(scale)))
         if self.kind not in BLOCK_TYPES:  # the dtype's own bytes, or those of the wider float32
             return _numpy(self.values().to(_DTYPES[self.kind]).contiguous().view(torch.uint8))
         data: Bytes = gguf_package().quants.quantize(_numpy(self.values().float()), self.ggml_type)
@@ -223,12 +225,12 @@ def content(source: Source, name: str, rows: Rows) -> Content:
     columns = source.shape[1]
     if columns % BLOCK:
         return build(_PLAIN[source.dtype], why=f"{columns} columns, no multiple of {BLOCK}")
-    scaled = source.scaled()
-    if scaled is None:
+    grid = source.grid()
+    if grid is None:
         return build(REQUANTISED)
-    if scaled.size % BLOCK and scaled.size < columns:
-        return build(REQUANTISED, why=f"groups of {scaled.size}, no multiple of {BLOCK}")
-    least, most = int(scaled.numbers.min()), int(scaled.numbers.max())
+    if grid.size % BLOCK and grid.size < columns:
+        return build(REQUANTISED, why=f"groups of {grid.size}, no multiple of {BLOCK}")
+    least, most = (int(bound) for bound in grid.signed.aminmax())
     kind = next((name for name, kind in BLOCK_TYPES.items() if kind.least <= least and most <= kind.most), None)
     return build(REQUANTISED) if kind is None else build(kind, lossless=True)
 

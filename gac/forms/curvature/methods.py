@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from gac.core.linalg import damped, identity_like
-from gac.forms.curvature.metric import Halves, Measured, Metric, Moments
+from gac.forms.curvature.metric import Halves, MeasuredWeight, Metric, Moments
 
 if TYPE_CHECKING:
-    from gac.forms.shortened_values import ShortenedValues
+    from gac.forms.head_dim.torch import ShortenedValues
 
 LARGEST_CROSS_FITTED = 8192
 """Moments of more features are not cross-fitted: their eigenvectors would take most of the calibration's time."""
@@ -56,7 +56,7 @@ class Method(ABC):
         """The metric of a weight with these moments."""
         return Metric(self.inputs(moments), self.gradients(moments))
 
-    def fold(self, values: Measured, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
+    def fold(self, values: MeasuredWeight, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
         """Value vectors at every length, from v_proj alone; for methods with ``folds``.
 
         Args:

@@ -37,7 +37,7 @@ class Metric:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredWeight:
     """A weight ``(out, in)`` and its metric."""
 
     weight: Tensor

@@ -1,8 +1,6 @@
 """A weight as it is: nothing is measured or built, and it can be fitted again."""
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Iterator, Sequence
 
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
 from gac.models.sites import Weight
@@ -14,6 +12,3 @@ class DenseTensors(TensorForm):
 
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> None:
         return None
-
-    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(parameters)

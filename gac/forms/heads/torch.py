@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.core.linalg import cholesky
 from gac.forms.artifacts import LayerArtifacts
@@ -21,7 +21,6 @@ from gac.forms.curvature.metric import Metric
 from gac.forms.narrow.elimination import compensated, last_to_go
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of, joint_weights
 from gac.models.sites import Weight
-from gac.runtime.modules import empty_linear
 
 AFTER_REFIT = 1.4
 """Near the mean of four plans of SmolLM2, which lie between 1.2 and 1.6 (docs/results-structures.md)."""
@@ -60,7 +59,10 @@ class HeadGroupsTensors(TensorForm):
             output = group[-1]
             order = eliminate_groups(statistics.matrix(output), statistics.metric(output), output.groups)
             build = SiteBuild(group, LayerArtifacts({f"{self.form.name}.order/{output.name}": order}), statistics)
-            lost = [statistics.runs.divergence(self._modules(build, dim)) for dim in range(output.groups - 1, 0, -1)]
+            lost = [
+                statistics.runs.divergence({weight.name: self.module(build, weight, dim) for weight in group})
+                for dim in range(output.groups - 1, 0, -1)
+            ]
             # Losses are noisy: with fewer heads they never fall here. No attention has 0 heads.
             loss = AFTER_REFIT * np.maximum.accumulate([0.0, *lost, lost[-1]])[::-1]
             yield Fit(output, loss, {"order": order}, [output])
@@ -74,13 +76,3 @@ class HeadGroupsTensors(TensorForm):
         if weight is output:
             return {"weight": compensated(linear.weight, kept, build.statistics.metric(weight))} | bias_of(linear)
         return {name: values[kept] for name, values in linear.named_parameters()}
-
-    def _modules(self, build: SiteBuild, dim: int) -> dict[str, nn.Module]:
-        modules: dict[str, nn.Module] = {}
-        for weight in build.weights:
-            linear, sizes = build.linear(weight), self.form.module(weight, dim).sizes
-            like = linear.weight
-            module = empty_linear(**sizes, bias=linear.bias is not None, device=like.device, dtype=like.dtype)
-            module.load_state_dict(self.parameters(build, weight, dim))
-            modules[weight.name] = module
-        return modules

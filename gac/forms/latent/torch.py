@@ -27,13 +27,13 @@ from gac.core.arrays import Floats
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import FACTOR, Metric
 from gac.forms.decomposition import Decomposition, decompose, with_rotated_latents
+from gac.forms.latent import Latent, RoundedLatent
 from gac.forms.latent.anchors import anchor_ranks, anchored
-from gac.forms.latent.spec import Latent
 from gac.forms.loss_curves import LossCurve
 from gac.forms.low_rank.rounding import largest_squares
-from gac.forms.low_rank.torch import merged_pair
+from gac.forms.low_rank.torch import PairTensors
 from gac.forms.refit import Refits, WeightRefit
-from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
+from gac.forms.tensors import Fit, SiteBuild, Statistics, bias_of
 from gac.models.sites import Weight
 from gac.runtime.limits import LARGEST
 
@@ -61,9 +61,10 @@ def _refit_first(refit: WeightRefit, module: nn.Module) -> None:
     first.copy_(first.double() @ refit.turn)
 
 
-class LatentTensors(TensorForm):
+class LatentTensors(PairTensors):
     """Keeps factors of all ranks of each group; where the model is run, curves pass through the measured losses."""
 
+    form: Latent
     refits: ClassVar[Refits] = {"residual": _refit_first}
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
@@ -71,7 +72,7 @@ class LatentTensors(TensorForm):
             folded = statistics.method.folds and weight.values == "out"
             if self.form.applies_to(weight) and not folded:
                 matrix = statistics.matrix(weight)
-                groups, curve = decompose_groups(matrix, statistics.cached_metric(weight), self._latent.groups(weight))
+                groups, curve = decompose_groups(matrix, statistics.cached_metric(weight), self.form.groups(weight))
                 seconds, firsts = zip(*(group.factors(curve.full) for group in groups), strict=True)
                 kept = {"second": torch.stack(seconds).to(matrix.dtype), "first": torch.cat(firsts).to(matrix.dtype)}
                 yield Fit(weight, self._anchored(statistics, weight, curve.loss, kept), kept)
@@ -81,9 +82,6 @@ class LatentTensors(TensorForm):
         rows = first.view(len(second), -1, weight.in_features)[:, :dim].flatten(0, 1)
         pair = {"first.weight": rows, "second.weight": second[:, :, :dim]}
         return pair | bias_of(build.linear(weight), "second.bias")
-
-    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return merged_pair(weight, parameters)
 
     def _anchored(self, statistics: Statistics, weight: Weight, price: Floats, kept: Mapping[str, Tensor]) -> Floats:
         if (runs := statistics.runs) is None:
@@ -98,11 +96,6 @@ class LatentTensors(TensorForm):
         coarse = torch.finfo(statistics.matrix(weight).dtype).bits < 32
         rounding = lost(len(price) - 1) if ranks and coarse else 0.0
         return anchored(price, {rank: lost(rank) - rounding for rank in ranks})
-
-    @property
-    def _latent(self) -> Latent:
-        assert isinstance(self.form, Latent)
-        return self.form
 
 
 def moments_of_latents(second: Tensor, first: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
@@ -134,21 +127,20 @@ def rounding_cost(variances: Tensor, gains: Tensor, bits: int) -> Tensor:
 class RoundedLatentTensors(LatentTensors):
     """Keeps the factors by which latents are multiplied before they are rotated; the pairs are the base form's."""
 
+    form: RoundedLatent
+
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        plain, bits = self.form.base_form, self.form.cache.bits
-        assert plain is not None, f"{self.form.name} has no base form"
-        assert bits is not None, f"{self.form.name} is not quantised"
+        plain = self.form.base_form
         for weight in weights:
             if (exact := statistics.losses.get(f"{plain.name}/{weight.name}")) is None:
                 continue
             second, first = (statistics.kept.of(plain, name, weight) for name in ("second", "first"))
             variances, gains = moments_of_latents(second, first, statistics.cached_metric(weight))
-            lost = FACTOR * rounding_cost(variances, gains, bits).cpu().numpy()
+            lost = FACTOR * rounding_cost(variances, gains, self.form.bits).cpu().numpy()
             kept = {"balance": balance_of(variances, gains).float()}
             yield Fit(weight, exact + np.concatenate([[0.0], lost]), kept)
 
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
-        assert self.form.base_form is not None, f"{self.form.name} quantises no other form"
         pair = LatentTensors(self.form.base_form).parameters(build, weight, dim)
         balance = build.kept.of(self.form, "balance", weight)[:, :dim].double()
         firsts = pair["first.weight"].view(len(balance), dim, -1).double() * balance[:, :, None]

@@ -12,8 +12,8 @@ from gac.core.linalg import cholesky, damped, eigh
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import balanced, decompose
+from gac.forms.low_rank import LowRank
 from gac.forms.low_rank.rounding import rounding_by_rank
-from gac.forms.low_rank.spec import LowRank
 from gac.forms.refit import Refits, WeightRefit
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
@@ -26,16 +26,6 @@ _LOW_RANK = LowRank()
 def every_rank(kept: LayerArtifacts, weight: Weight) -> tuple[Tensor, Tensor]:
     """``(second (out, full), first (full, in))``, the largest singular value first, in the model's dtype."""
     return kept.of(_LOW_RANK, "second", weight), kept.of(_LOW_RANK, "first", weight)
-
-
-def merged_pair(weight: Weight, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """W = B A of a pair, or of a pair for each group of rows, multiplied in double precision."""
-    first, second = parameters["first.weight"].double(), parameters["second.weight"].double()
-    if second.dim() == 3:
-        first = first.reshape(len(second), -1, weight.in_features)
-    product = (second @ first).reshape(weight.out_features, weight.in_features)
-    merged = {"weight": product.to(parameters["first.weight"].dtype)}
-    return merged | ({"bias": parameters["second.bias"]} if "second.bias" in parameters else {})
 
 
 def fill_pair(module: nn.Module, factors: tuple[Tensor, Tensor]) -> None:
@@ -59,16 +49,12 @@ def update_second(refit: WeightRefit, module: nn.Module, matrix: Tensor) -> None
     second.copy_(torch.cholesky_solve(right, cholesky(gram)).T)
 
 
-def _refit_both(refit: WeightRefit, module: nn.Module) -> None:
-    fill_pair(module, _refit_factors(refit))
-
-
 def _refit_second(refit: WeightRefit, module: nn.Module) -> None:
     update_second(refit, module, refit.dense)
 
 
-def _refit_factors(refit: WeightRefit) -> tuple[Tensor, Tensor]:
-    """``(second (out, rank), first (rank, in))``.
+def _refit_both(refit: WeightRefit, module: nn.Module) -> None:
+    """Truncate again for the new inputs.
 
     Of a weight inside a layer W T is known by its factors B A T, and the metric of its outputs by the gains
     c = diag(B^T G B): with F = diag(c)^1/2 A T and U the leading eigenvectors of F S F^T the best rank-r weight is
@@ -77,7 +63,8 @@ def _refit_factors(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     """
     weight, rank, kept = refit.weight, refit.dim, refit.kept
     if weight.to_residual:
-        return refit_and_truncate(refit, refit.dense)
+        fill_pair(module, refit_and_truncate(refit, refit.dense))
+        return
     second, first = (factor.double() for factor in every_rank(kept, weight))
     gains = kept.of(_LOW_RANK, "gains", weight)
     least = gains.max() * 1e-24
@@ -85,10 +72,22 @@ def _refit_factors(refit: WeightRefit) -> tuple[Tensor, Tensor]:
     turned = roots[:, None] * (first @ refit.turn)
     inputs = refit.method.inputs(refit.means.moments(refit.method, refit.dense))
     _, vectors = eigh(turned @ inputs @ turned.T)
-    return balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned)
+    fill_pair(module, balanced(second @ (vectors[:, :rank] / roots[:, None]), vectors[:, :rank].T @ turned))
 
 
-class LowRankTensors(TensorForm):
+class PairTensors(TensorForm):
+    """A form whose module has two factors: ``first.weight``, and ``second.weight`` with the bias."""
+
+    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """W = B A of a pair, or of a pair for each group of rows, multiplied in double precision."""
+        first, second = parameters["first.weight"].double(), parameters["second.weight"].double()
+        if second.dim() == 3:
+            first = first.reshape(len(second), -1, first.shape[-1])
+        merged = {"weight": (second @ first).flatten(0, -2).to(parameters["first.weight"].dtype)}
+        return merged | ({"bias": parameters["second.bias"]} if "second.bias" in parameters else {})
+
+
+class LowRankTensors(PairTensors):
     """Keeps balanced factors of all ranks; those of a rank are their first columns and rows."""
 
     refits: ClassVar[Refits] = {"residual": _refit_both, "update": _refit_second}
@@ -115,6 +114,3 @@ class LowRankTensors(TensorForm):
         second, first = every_rank(build.kept, weight)
         pair = {"first.weight": first[:dim], "second.weight": second[:, :dim]}
         return pair | bias_of(build.linear(weight), "second.bias")
-
-    def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return merged_pair(weight, parameters)

@@ -11,41 +11,40 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from gac.core.linalg import packed, unpacked
-from gac.forms.curvature.metric import Measured, Metric
+from gac.forms.artifacts import LayerArtifacts
+from gac.forms.base import Form
+from gac.forms.curvature.metric import MeasuredWeight, Metric
 from gac.forms.decomposition import decompose, decompose_as_seen
-from gac.forms.low_rank.torch import fill_pair, merged_pair, refit_and_truncate, update_second
+from gac.forms.low_rank.torch import PairTensors, fill_pair, refit_and_truncate, update_second
 from gac.forms.narrow.elimination import last_to_go
 from gac.forms.narrow.torch import NarrowTensors, narrowed, rows_of
-from gac.forms.narrow_pair.spec import NARROW, NarrowPair
+from gac.forms.narrow_pair import NARROW
 from gac.forms.refit import Refits, WeightRefit
-from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm
+from gac.forms.tensors import Fit, SiteBuild, Statistics
 from gac.models.sites import Weight
 
 
-def restricted(weight: Weight, dense: Measured, stay: Tensor) -> Measured:
+def restricted(weight: Weight, dense: MeasuredWeight, stay: Tensor) -> MeasuredWeight:
     """A weight with the neurons ``stay (width,)`` only, and its metric over them."""
     matrix, metric = narrowed(weight, dense.weight, stay, lambda _: dense.metric), dense.metric
     if weight.neurons == "in":
-        return Measured(matrix, Metric(metric.inputs[stay][:, stay], metric.gradients))
+        return MeasuredWeight(matrix, Metric(metric.inputs[stay][:, stay], metric.gradients))
     rows = rows_of(weight, stay)
-    return Measured(matrix, Metric(metric.inputs, metric.gradients[rows][:, rows]))
-
-
-def _refit_both(refit: WeightRefit, module: nn.Module) -> None:
-    fill_pair(module, _refit_factors(refit))
-
-
-def _refit_factors(refit: WeightRefit) -> tuple[Tensor, Tensor]:
-    """``(second (out, rank), first (rank, in))``; of gate and up, W T is seen by the new inputs as T^T W^T G W T."""
-    if refit.weight.neurons == "in":
-        return refit_and_truncate(refit, _narrowed(refit))
-    inputs = refit.method.inputs(refit.means.moments(refit.method, refit.dense))
-    seen = refit.turn.T @ _seen(refit.kept.of(refit.form, "seen", refit.weight), refit.weight) @ refit.turn
-    return decompose_as_seen(refit.matrix(_narrowed(refit)), inputs, seen).factors(refit.dim)
+    return MeasuredWeight(matrix, Metric(metric.inputs, metric.gradients[rows][:, rows]))
 
 
 def _refit_second(refit: WeightRefit, module: nn.Module) -> None:
     update_second(refit, module, _narrowed(refit))
+
+
+def _refit_both(refit: WeightRefit, module: nn.Module) -> None:
+    """Truncate again for the new inputs; of gate and up, W T is seen by them as T^T W^T G W T."""
+    if refit.weight.neurons == "in":
+        fill_pair(module, refit_and_truncate(refit, _narrowed(refit)))
+        return
+    inputs = refit.method.inputs(refit.means.moments(refit.method, refit.dense))
+    seen = refit.turn.T @ _seen(refit.kept, refit.form, refit.weight) @ refit.turn
+    fill_pair(module, decompose_as_seen(refit.matrix(_narrowed(refit)), inputs, seen).factors(refit.dim))
 
 
 def _narrowed(refit: WeightRefit) -> Tensor:
@@ -53,11 +52,12 @@ def _narrowed(refit: WeightRefit) -> Tensor:
     return narrowed(refit.weight, refit.dense, stay, lambda weight: refit.method.metric(refit.kept.moments(weight)))
 
 
-def _seen(kept: Tensor, weight: Weight) -> Tensor:
-    return unpacked(kept, weight.in_features).double()
+def _seen(kept: LayerArtifacts, form: Form, weight: Weight) -> Tensor:
+    """W^T G W, float64 ``(in, in)``."""
+    return unpacked(kept.of(form, "seen", weight), weight.in_features).double()
 
 
-class NarrowPairTensors(TensorForm):
+class NarrowPairTensors(PairTensors):
     """Keeps the neurons that stay; of gate and up also the moment of their inputs, and W^T G W over those neurons.
 
     So a width takes no more than the square of the hidden size, whatever the number of neurons. The order of removal
@@ -74,7 +74,7 @@ class NarrowPairTensors(TensorForm):
 
     def _fits(self, statistics: Statistics, weight: Weight, order: Tensor) -> Iterator[Fit]:
         # A function of its own frees its double-precision tensors before the next weight.
-        dense = Measured(statistics.matrix(weight).detach().double(), statistics.metric(weight))
+        dense = MeasuredWeight(statistics.matrix(weight).detach().double(), statistics.metric(weight))
         for form in self.form.variants(weight):
             _, width = form.shortening(1)
             stay = last_to_go(order, width)
@@ -94,14 +94,11 @@ class NarrowPairTensors(TensorForm):
             decomposition = decompose(narrow["weight"], Metric(metric.inputs[stay][:, stay], metric.gradients))
         else:
             inputs = build.statistics.method.inputs(kept.inputs(weight))
-            decomposition = decompose_as_seen(
-                narrow["weight"], inputs, _seen(kept.of(self.form, "seen", weight), weight)
-            )
+            decomposition = decompose_as_seen(narrow["weight"], inputs, _seen(kept, self.form, weight))
         second, first = decomposition.factors(dim)
         pair = {"first.weight": first, "second.weight": second}
         return pair | ({"second.bias": narrow["bias"]} if "bias" in narrow else {})
 
     def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        assert isinstance(self.form, NarrowPair)
         _, width = self.form.shortening(dim)
-        return NarrowTensors(NARROW).merge(weight, width, merged_pair(self.form.narrowed(weight), parameters))
+        return NarrowTensors(NARROW).merge(weight, width, super().merge(weight, dim, parameters))

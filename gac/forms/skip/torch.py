@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.forms.refit import WeightRefit
-from gac.forms.skip.spec import Skip
+from gac.forms.skip import Skip
 from gac.forms.tensors import ModelRuns, RunForm, SiteBuild
 from gac.models.sites import Weight
 from gac.runtime.plain.modeling_gac import Absent, Constant
@@ -15,8 +15,10 @@ from gac.runtime.plain.modeling_gac import Absent, Constant
 class SkipTensors(RunForm):
     """Keeps the mean output of the block, which replaces it."""
 
+    form: Skip
+
     def refit(self, mode: str, weight: Weight) -> Callable[[WeightRefit, nn.Module], None] | None:
-        return _refit_constant if mode == "residual" and self._skip.adds(weight) else None
+        return _refit_constant if mode == "residual" and self.form.adds(weight) else None
 
     def modules(self, runs: ModelRuns, group: Sequence[Weight]) -> dict[str, nn.Module]:
         return {weight.name: self._module(runs, weight) for weight in group}
@@ -24,7 +26,7 @@ class SkipTensors(RunForm):
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         if dim:
             return None
-        return {"bias": build.kept.of(self.form, "bias", weight)} if self._skip.adds(weight) else {}
+        return {"bias": build.kept.of(self.form, "bias", weight)} if self.form.adds(weight) else {}
 
     def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if dim:
@@ -34,18 +36,12 @@ class SkipTensors(RunForm):
 
     def _module(self, runs: ModelRuns, weight: Weight) -> nn.Module:
         sizes = weight.in_features, weight.out_features
-        if not self._skip.adds(weight):
+        if not self.form.adds(weight):
             return Absent(*sizes, bias=False)
         mean = runs.mean_output(weight)
         constant = Constant(*sizes, bias=True, device=mean.device, dtype=mean.dtype)
-        with torch.no_grad():
-            constant.bias.copy_(mean)
+        constant.load_state_dict({"bias": mean})
         return constant
-
-    @property
-    def _skip(self) -> Skip:
-        assert isinstance(self.form, Skip)
-        return self.form
 
 
 def _refit_constant(refit: WeightRefit, module: nn.Module) -> None:

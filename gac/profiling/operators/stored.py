@@ -29,7 +29,7 @@ class StoredRunner(Runner):
 
     def __init__(self, operator: Operator, scheme: Scheme) -> None:
         from gac.runtime.storage.eight_bits import READERS
-        from gac.schemes.storages import storage_of
+        from gac.schemes.base import storage_of
 
         if not operator.stored:
             dtypes = ", ".join(operator.dtypes)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.feedback.order import Order, ahead_of, firm, root_of
-from gac.schemes.feedback.sweep import sweep
 from gac.schemes.inputs import Inputs
 
 ROWS = 64

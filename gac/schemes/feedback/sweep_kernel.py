@@ -1,4 +1,4 @@
-"""``gac.schemes.feedback.sweep`` as one Triton kernel: a program keeps some rows in registers."""
+"""``gac.schemes.feedback.levels.sweep`` as one Triton kernel: a program keeps some rows in registers."""
 
 import torch
 import triton

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from gac.schemes.base import LARGEST_SCALE
-from gac.schemes.integers.ranges import SMALLEST_SCALE, range_fractions
 
+NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()[1:]
+"""Fractions of a group's range that are tried after all of it."""
+SMALLEST_SCALE = 2.0**-24
+"""The smallest number above 0 in float16."""
 BATCH_NUMBERS = 2**25
 """Numbers of a batch of ranges that are compared."""
 
@@ -69,6 +72,15 @@ def fit_grid(values: Tensor, weights: Tensor, most: int, zero: bool) -> IntegerG
 def in_16_bits(scale: Tensor) -> Tensor:
     """The nearest scales that float16 and bfloat16 both hold, for models of either dtype."""
     return scale.bfloat16().half().to(scale.dtype).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
+
+
+def range_fractions(most: int, zero: bool) -> list[float]:
+    """Fractions of a group's range to try; the first wins where several are as good.
+
+    With a zero point a range of one number more is tried too: a scale that was rounded up may leave one number without
+    a value. So a quantised matrix is quantised to itself.
+    """
+    return [1.0, *([most / (most - 1)] if zero else []), *NARROWED]
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from gac.schemes.base import LARGEST_SCALE
-from gac.schemes.integers.ranges import SMALLEST_SCALE, range_fractions
+from gac.schemes.integers.grids import SMALLEST_SCALE, range_fractions
 
 RANGES = 8
 """Ranges that are tried at once."""

@@ -6,11 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.feedback.order import Order
-from gac.schemes.feedback.sweep import sweep
-from gac.schemes.integers.grids import fit_grid, in_16_bits
-from gac.schemes.integers.ranges import SMALLEST_SCALE
+from gac.schemes.integers.grids import SMALLEST_SCALE, IntegerGrid, fit_grid, in_16_bits
 
 ROUNDS = 3
 """Rounds of numbers and scales."""
@@ -31,6 +29,9 @@ class IntegerLevels(Levels):
 
     def nearest_(self, units: Tensor) -> Tensor:
         return units.round_().clamp_(0, self.most)
+
+    def rounded(self, values: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+        return IntegerGrid(scale, zeros, self.most).numbers(values)
 
     def fitted(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         grid = fit_grid(values, weights, self.most, self.zero)

@@ -4,10 +4,10 @@ import pytest
 
 from gac.core.errors import PlanError, ProfileError
 from gac.core.operations import linear
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.profiling.operators import OPERATORS, Operand, operation
 from gac.schemes import scheme_named
-from gac.schemes.integers.spec import W8A16
+from gac.schemes.integers import W8A16
 
 
 def test_operations_are_those_of_the_forms_whatever_the_order_of_their_axes() -> None:

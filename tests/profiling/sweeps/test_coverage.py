@@ -10,7 +10,7 @@ from gac.core.arrays import alignment_class
 from gac.core.errors import PlanError, ProfileError
 from gac.core.workloads import Workload
 from gac.forms import form_named
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.models.shapes import SHAPES, Shapes
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
@@ -19,7 +19,7 @@ from gac.profiling.sweeps.coverage import every_dim, few_dims, fused_points, mod
 from gac.profiling.sweeps.general import general_points
 from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
-from gac.schemes.bf16 import Bf16
+from gac.schemes.base import Bf16
 from tests.models.small import NEURONS, small_config
 from tests.profiling.examples import COLLECTIVES, ROUNDINGS
 from tests.profiling.synthetic import make_sweep

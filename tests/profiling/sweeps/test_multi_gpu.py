@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gac.core.errors import ProfileError
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.profiling.records import DeviceLostError, Header, Measurement, Point
 from gac.profiling.sweeps import multi_gpu
 from gac.profiling.sweeps.multi_gpu import check_agree, common_header

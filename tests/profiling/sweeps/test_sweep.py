@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from gac.core.errors import ProfileError
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.profiling.cliffs import count_false_alarms
 from gac.profiling.records import DeviceLostError, Launch, Measurement, Point
 from gac.profiling.sweeps import sweep

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gac.core.errors import ProfileError
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.profiling.operators import runner_of
 from gac.profiling.records import Header, Launch, Measurement, Point
 from gac.profiling.sweeps.sweep import run_sweep

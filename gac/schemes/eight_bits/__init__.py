@@ -1,0 +1,129 @@
+"""8 bits on both sides: weights with a scale for each row, inputs with a scale for each token. Imports no torch."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gac.core.operations import Operation
+from gac.runtime.limits import STEP
+from gac.schemes.base import Scheme, StorageSpec, config_arguments, config_group
+from gac.schemes.integers import W8A16
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gac.schemes.inputs import Inputs
+    from gac.schemes.matrices import Grid
+
+_SCALE_BYTES = 2
+_LARGEST_INTEGER, _LARGEST_FLOAT = 127, 448
+_RELATIVE = 7.0e-4
+"""Mean squared error of a normal floating-point number, over its mean square. A number in [1, 2) moves by up to 1/16,
+evenly: by a variance of 1/768. Over its square that is 1/768 * 3 / (8 ln 2) where mantissas are spread as logarithms
+are."""
+_SUBNORMAL = 2**-18 / 12
+"""That of numbers below 2^-6, which are a multiple of 2^-9."""
+
+
+class EightBits(Scheme):
+    """Weights of 8 bits with a scale of 16 for each row, inputs with one of 32 for each token, found as tokens come.
+
+    Attributes:
+        kind: of the numbers in compressed-tensors, ``int`` or ``float``.
+    """
+
+    bits = 8
+    kind: ClassVar[str]
+    shape_requirement = f"rows and columns that are multiples of {STEP}, and no batched GEMM"
+
+    def supports(self, gemm: Operation) -> bool:
+        axes = gemm.axes
+        return "b" not in axes and not axes["k"] % STEP and not axes["n"] % STEP
+
+    def bytes(self, rows: int, columns: int) -> int:
+        return rows * (columns + _SCALE_BYTES) if columns else 0
+
+    def config_group(self, columns: int) -> dict[str, Any] | None:
+        weights, inputs = (config_arguments(self.bits, self.kind, strategy) for strategy in ("channel", "token"))
+        return config_group(f"{self.kind}-quantized", weights, inputs)
+
+
+class Int8(EightBits):
+    """Integers quantised as in ``w8a16``, a byte each: ``scale * number``, symmetric."""
+
+    name = "w8a8"
+    dtype = "w8a8"
+    meaning = "8-bit integer weights and inputs"
+    input_quantiser = "int8"
+    input_dtype = "int8"
+    kind = "int"
+    largest = W8A16.largest
+    storage = StorageSpec("Integers8", {})
+
+    def stored(
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
+    ) -> "dict[str, Tensor]":
+        from gac.schemes.integers.levels import IntegerLevels
+        from gac.schemes.matrices import quantise_matrix
+
+        self.check_range(matrix)
+        return self.on_grid(quantise_matrix(matrix, inputs, IntegerLevels(255, zero=False), None, gradients))
+
+    def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
+        import torch
+
+        from gac.schemes.integers.levels import IntegerLevels
+        from gac.schemes.matrices import Grid
+
+        scale = tensors["weight_scale"].float()
+        zero, levels = torch.full_like(scale, 128), IntegerLevels(255, zero=False)
+        return Grid(tensors["weight"].float() + 128, scale, zero, max(columns, 1), levels)
+
+    def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
+        import torch
+
+        return {"weight": grid.signed.to(torch.int8), "weight_scale": grid.scale.half()}
+
+    def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
+        """Uniform within a step of 1/127 of the token's largest, which is exact; at most the feature's square."""
+        return (peak / (12 * _LARGEST_INTEGER**2)).minimum(squares)
+
+
+class Float8(EightBits):
+    """Floating point: ``scale * number``, both sides scaled to use the whole range.
+
+    A number has a sign, 4 bits of exponent and 3 of mantissa (e4m3, arXiv 2209.05433), a scale of a row is in bfloat16.
+    """
+
+    name = "fp8"
+    dtype = "fp8_dynamic"  # fp8 alone are GEMMs of quantised inputs
+    meaning = "8-bit floating-point weights and inputs"
+    input_quantiser = "float8"
+    input_dtype = "fp8"
+    kind = "float"
+    storage = StorageSpec("Floats8", {})
+
+    def stored(
+        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
+    ) -> "dict[str, Tensor]":
+        from gac.schemes.eight_bits.float8 import Float8Levels
+        from gac.schemes.matrices import quantise_matrix
+
+        return self.on_grid(quantise_matrix(matrix, inputs, Float8Levels(), None, gradients))
+
+    def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
+        import torch
+
+        from gac.schemes.eight_bits.float8 import Float8Levels
+        from gac.schemes.matrices import Grid
+
+        scale = tensors["weight_scale"].float()
+        return Grid(tensors["weight"].float(), scale, torch.zeros_like(scale), max(columns, 1), Float8Levels())
+
+    def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
+        from gac.schemes.eight_bits.float8 import FLOAT8
+
+        return {"weight": grid.numbers.to(FLOAT8), "weight_scale": grid.scale.bfloat16()}
+
+    def noise(self, squares: "Tensor", peak: "Tensor") -> "Tensor":
+        """A fraction of each feature's square, whatever the others are; a token's largest is exact."""
+        return (_RELATIVE * squares + _SUBNORMAL / _LARGEST_FLOAT**2 * peak).minimum(squares)

@@ -1,1 +1,0 @@
-"""8-bit floating point on both sides."""
