@@ -16,9 +16,8 @@ from gac.allocation.problem import Problem
 from gac.allocation.resolve import check_shots, resolve
 from gac.allocation.rules import RULES, Rule
 from gac.allocation.single_gpu import attach_single_gpu_comparison
-from gac.checkpoint.attach import attach_plan
 from gac.checkpoint.load import load
-from gac.checkpoint.planned import PlannedModel, planned
+from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites
 from gac.compression.first_shot import first_shot
 from gac.compression.refit import fitted_modules

@@ -36,11 +36,7 @@ _PRUNED = (
 
 
 def model_card(plan: Plan, itemsize: int = 2) -> str:
-    """README.md for the directory of a compressed model, in Markdown.
-
-    Args:
-        itemsize: bytes of a number that no scheme stores; a plan counts 2.
-    """
+    """README.md for the directory of a compressed model; ``itemsize``: bytes of a number that no scheme stores."""
     if not plan.measured.predicted:
         return f"{_about(plan, '', _PRUNED)}\n{_LOAD}"
     text, profile = plan.measured.calibration, plan.measured.profile
@@ -66,21 +62,17 @@ With GAC {_words(plan.gac_version)} and the profile `{profile.digest[:12]}` of t
 
 
 def export_card(plan: Plan, merged: bool, as_stored: bool) -> str:
-    """README.md for the directory of a compressed model that was exported to its stock architecture.
-
-    Args:
-        as_stored: whether weights of few bits lie as compressed-tensors has them.
-    """
+    """README.md for a compressed model that was exported to its stock architecture, ``as_stored``: quantised."""
+    what = "Its MLPs have fewer neurons, which the config of its stock architecture says."
     if as_stored:
         what = "Its weights of few bits lie as compressed-tensors has them."
-        return _about(plan, ", exported", f"{what} No code but transformers and compressed-tensors is needed.")
-    what = (
-        "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
-        "many parameters as the dense model, and is neither smaller nor faster."
-        if merged
-        else "Its MLPs have fewer neurons, which the config of its stock architecture says."
-    )
-    return _about(plan, ", exported", f"{what} No code but transformers is needed.")
+    elif merged:
+        what = (
+            "It was exported merged: pairs are multiplied out, and what was removed is filled with zeros. So it has as "
+            "many parameters as the dense model, and is neither smaller nor faster."
+        )
+    needed = "transformers and compressed-tensors" if as_stored else "transformers"
+    return _about(plan, ", exported", f"{what} No code but {needed} is needed.")
 
 
 def _about(plan: Plan, how: str, what: str) -> str:

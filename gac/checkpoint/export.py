@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,12 @@ def export(
     if compressed_tensors:
         setattr(plain.config, QUANTIZATION, _layout(loaded, plain, plan))
     state = unchanged_state(loaded, plan)
-    for choice in plan.weights:
-        if choice.changed:
-            as_stored = compressed_tensors and isinstance(loaded.get_submodule(choice.name), Stored)
-            state |= stored_state(loaded, choice) if as_stored else weight_state(loaded, plain, choice, merge)
+    for choice in filter(attrgetter("changed"), plan.weights):
+        module = loaded.get_submodule(choice.name)
+        if compressed_tensors and isinstance(module, Stored):
+            state |= {f"{choice.name}.{name}": value.detach() for name, value in module.state_dict().items()}
+        else:
+            state |= weight_state(loaded, plain, choice, merge)
     check_free(target)
     with complete_directory(target) as part:
         plain.generation_config = loaded.generation_config
@@ -93,29 +96,31 @@ def opened(model: PreTrainedModel | str | Path) -> tuple[Any, Plan]:
 
 def stock_model(model: Any, plan: Plan, merge: bool) -> Any:
     """The stock model that a compressed one is written as: its config, its names and its shapes, without values."""
-    config = _dense_config(model.config)
+    config = copy.deepcopy(model.config)
+    config.model_type = config.model_type.removeprefix(COMPRESSED)
+    config.__class__ = CONFIG_MAPPING[config.model_type]
+    del config.gac, config.auto_map
+    vars(config).pop(LAYOUT, None)
     if merge:
         logger.warning("a merged model has the dense model's dims: it is neither smaller nor faster")
     else:
-        config = _with_fewer_neurons(config, plan)
-    return _empty(model, config)
+        _narrow_neurons(config, plan)
+    dense = next(base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
+    with torch.device("meta"):
+        config.dtype = model.dtype  # transformers writes its name there when it saves, and then cannot read it
+        return dense(config).to(model.dtype)
 
 
 def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     """Parameters, by name, of all but the weights that the plan changes; embedding and head in the model's dtype."""
     changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
     state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
-    for path, stored in ((path, item) for path, item in embeddings_of(model).items() if isinstance(item, Stored)):
-        for name in stored.names:
-            del state[f"{path}.{name}"]
-        state[f"{path}.weight"] = stored.values(model.dtype)
+    for path, module in embeddings_of(model).items():
+        if isinstance(module, Stored):
+            for name in module.names:
+                del state[f"{path}.{name}"]
+            state[f"{path}.weight"] = module.values(model.dtype)
     return state
-
-
-def stored_state(model: PreTrainedModel, choice: WeightChoice) -> dict[str, Tensor]:
-    """Tensors, by name, of one weight that a storage holds, as they are."""
-    local = model.get_submodule(choice.name).state_dict()
-    return {f"{choice.name}.{name}": value.detach() for name, value in local.items()}
 
 
 def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice, merge: bool) -> dict[str, Tensor]:
@@ -127,15 +132,6 @@ def weight_state(model: PreTrainedModel, plain: nn.Module, choice: WeightChoice,
     if isinstance(stock, Conv1D):
         local["weight"] = local["weight"].T
     return {f"{choice.name}.{name}": value.contiguous() for name, value in local.items()}
-
-
-def _dense_config(config: Any) -> Any:
-    dense = copy.deepcopy(config)
-    dense.model_type = dense.model_type.removeprefix(COMPRESSED)
-    dense.__class__ = CONFIG_MAPPING[dense.model_type]
-    del dense.gac, dense.auto_map
-    vars(dense).pop(LAYOUT, None)
-    return dense
 
 
 def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
@@ -156,8 +152,9 @@ def _layout(model: Any, plain: nn.Module, plan: Plan) -> dict[str, Any]:
     return without(layout, embeddings_of(model))
 
 
-def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
-    family, stock = family_of(config), copy.deepcopy(config)
+def _narrow_neurons(stock: Any, plan: Plan) -> None:
+    """Make the MLPs of a stock config as wide as the plan's; a CheckpointError if it cannot say the plan's dims."""
+    family = family_of(stock)
     modules = {choice.name: form_named(choice.form).module(choice.weight, choice.dim) for choice in plan.weights}
     down = next(modules[choice.name] for choice in plan.weights if choice.weight.neurons == "in")
     setattr(stock, family.neurons, down.sizes["in_features"])
@@ -171,15 +168,6 @@ def _with_fewer_neurons(config: Any, plan: Plan) -> Any:
                 "a plan that a stock config can say: fewer neurons, as many in every layer, and no more",
                 "Export it merged (--merge, merge=True), with the dense dims; or open the checkpoint as it is.",
             )
-    return stock
-
-
-def _empty(model: Any, config: Any) -> Any:
-    dense = next(base for base in type(model).__mro__ if base.__module__.startswith("transformers."))
-    with torch.device("meta"):
-        config = copy.deepcopy(config)
-        config.dtype = model.dtype  # transformers writes its name there when it saves, and then cannot read it
-        return dense(config).to(model.dtype)
 
 
 def _as_stock(choice: WeightChoice, local: Mapping[str, Tensor], stock: nn.Module) -> dict[str, Tensor]:

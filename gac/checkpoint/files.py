@@ -2,23 +2,66 @@
 
 import json
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
-from gac.core.errors import CheckpointError
-from gac.core.untrusted import read_bytes, read_model_json
+from gac.core.errors import CheckpointError, GacError, first_line
+from gac.core.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
 from gac.models.families import supported
-from gac.models.loading import reading
+from gac.models.loading import UNREADABLE, reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
+from gac.runtime.storage.modules import stored_modules
 
+T = TypeVar("T")
+ATTEMPTS = 5
 _ADAPTER = "adapter_config.json"
 _SHOWN = 80  # letters of a name
 _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
+
+
+def read_unreplaced(directory: Path, read: Callable[[], T], attempts: int = ATTEMPTS) -> T:
+    """Return what ``read`` makes of a directory, all of it from the files of one and the same.
+
+    A directory that replaces another, as ``save`` does with ``overwrite``, has the same name and files of its own, so
+    a reader that opens files one by one may get some of each. Such a reading counts for nothing, whether it failed or
+    not, and is done again.
+    """
+    for _ in range(attempts):
+        handle = None
+        with suppress(OSError, ValueError):  # held open, so that no new directory is given its number
+            handle = os.open(directory, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        before = _identity(directory if handle is None else handle)
+        try:
+            result = read()
+            if _identity(directory) == before:
+                return result
+        except (GacError, *UNREADABLE):
+            if _identity(directory) == before:
+                raise
+        finally:
+            if handle is not None:
+                os.close(handle)
+    raise CheckpointError(
+        f"{directory} was replaced while it was read ({attempts} of {attempts} times)",
+        "a directory that nothing writes to",
+        "Open it again when it is complete.",
+    )
+
+
+def _identity(path: Path | int) -> tuple[int, int] | None:
+    with suppress(OSError, ValueError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None
 
 
 def read_config(source: Path) -> dict[str, Any]:
@@ -33,11 +76,8 @@ def read_config(source: Path) -> dict[str, Any]:
         )
     version = document["gac"].get("schema_version") if isinstance(document["gac"], dict) else None
     if version != SCHEMA:
-        raise CheckpointError(
-            f"{source / 'config.json'}, key gac: schema version {version}",
-            f"version {SCHEMA}",
-            f"Make it again: gac compress MODEL --plan {source / 'plan.json'} -o DIRECTORY.",
-        )
+        remedy = f"Make it again: gac compress MODEL --plan {source / 'plan.json'} -o DIRECTORY."
+        raise CheckpointError(f"{path}, key gac: schema version {version}", f"version {SCHEMA}", remedy)
     _check_no_code(document, source)
     return document
 
@@ -67,9 +107,8 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
         raise contradiction(source, f"config.json has the code {foreign!r} in auto_map", "GAC's own, modeling_gac.Gac*")
     quantiser = document.get(QUANTIZATION, {"quant_method": _QUANTISERS[0]})
     if not isinstance(quantiser, dict) or quantiser.get("quant_method") not in _QUANTISERS:
-        raise contradiction(
-            source, f"config.json has the quantiser {str(quantiser)[:80]}", f"none, or {' or '.join(_QUANTISERS)}"
-        )
+        value = f"config.json has the quantiser {str(quantiser)[:80]}"
+        raise contradiction(source, value, f"none, or {' or '.join(_QUANTISERS)}")
     if (source / _ADAPTER).exists():
         raise CheckpointError(
             f"{source} holds an adapter, {_ADAPTER}",
@@ -79,25 +118,16 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
 
 
 def plan_text(source: Path) -> bytes:
-    """The plan's file."""
     return read_bytes(source / "plan.json", "plan", "a plan", CheckpointError)
 
 
 def read_plan(source: Path) -> Plan:
-    """The plan of a directory.
-
-    Raises:
-        CheckpointError: ``config.json`` does not agree with it, or one of the two is missing or damaged.
-    """
+    """The plan of a directory; a CheckpointError if ``config.json`` contradicts it, or one of the two is damaged."""
     return agreed_plan(plan_text(source), described(read_config(source), source), source)
 
 
 def write_header(directory: Path, plan: Plan) -> None:
-    """Write the key ``gac`` of ``config.json`` again, from the plan beside it.
-
-    Raises:
-        CheckpointError: one of the two files is missing or damaged.
-    """
+    """Write the key ``gac`` of ``config.json`` again, from the plan beside it."""
     config = read_config(directory)
     config["gac"] = header_of(plan, described(config, directory), plan_text(directory))
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -112,3 +142,76 @@ def unread(source: Path) -> AbstractContextManager[None]:
         return CheckpointError(f"{source} cannot be loaded: {value}", expected, "Save or copy the model again.")
 
     return reading(error)
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
+    """The files that hold the weights, each once, in order, and the name of the index that names them, if any.
+
+    All lie in this directory, and all are there. ``full`` is the file's name if there is but one.
+
+    Raises:
+        CheckpointError: the index cannot be read, names files elsewhere or of another kind, or a file is missing.
+    """
+    index = f"{full}.index.json"
+    indexed = (directory / index).exists()
+    suffix = Path(full).suffix
+    named = _named_in(directory, index) if indexed else (full,)
+    for name in named:
+        if not is_plain_name(name) or not name.endswith(suffix):
+            shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name):,} characters)"
+            raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
+        if not (directory / name).is_file():
+            raise _wrong(directory, f"{name} is missing", "every file that was saved")
+    if full not in named and (directory / full).exists():  # which of the two is read depends on who reads it
+        raise _wrong(directory, f"it holds {full} and {index}, each with weights of its own", "one of the two")
+    return named, index if indexed else None
+
+
+def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
+    """Every tensor of these files by name, on the CPU; they map the files, so bytes are read where they are used."""
+    result: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            check_safetensors_header(directory / file)
+            with safe_open(directory / file, framework="pt") as opened:
+                stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        except UNREADABLE as failure:
+            value = f"{file} cannot be loaded: {first_line(failure)}"
+            raise _wrong(directory, value, "a whole safetensors file") from failure
+        if twice := sorted(result.keys() & stored):
+            raise _wrong(directory, f"{twice[0]} is in {file} and in another file", "every tensor once")
+        result |= stored
+    return result
+
+
+def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> None:
+    """Refuse what transformers would convert without a word, in a model that was loaded from these tensors.
+
+    What holds a weight in a storage has the storage's own dtypes. Integers and truth values are what the model itself
+    has as such.
+    """
+    stored = {f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.names}
+    state = model.state_dict().items()
+    fixed = {name: local.dtype for name, local in state if name in stored or not local.is_floating_point()}
+    for name, values in tensors.items():
+        if name in fixed and values.dtype != fixed[name]:
+            raise contradiction(source, f"{name} is of {values.dtype}", str(fixed[name]))
+        if name not in fixed and not values.is_floating_point():
+            raise contradiction(source, f"{name} is of {values.dtype}", "weights in floating point")
+
+
+def _named_in(directory: Path, index: str) -> tuple[str, ...]:
+    expected = "a weight_map from weights to files"
+    weights = read_model_json(directory / index, expected, CheckpointError).get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise _wrong(directory, f"{index} is no index", expected)
+    if not weights:
+        raise _wrong(directory, f"{index} names no file", expected)
+    return tuple(sorted({*weights.values()}))
+
+
+def _wrong(directory: Path, value: str, expected: str) -> CheckpointError:
+    return CheckpointError(f"{directory}: {value}", expected, "Save or copy the model again.")

@@ -15,25 +15,21 @@ from gac.core.errors import CheckpointError, GacError
 from gac.core.io import from_json
 from gac.forms import form_named
 from gac.models.families import family_of
-from gac.plan.plan import Plan, RoundedHead, WeightChoice
+from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import SCHEMA
 from gac.runtime.header import HEAD, QUANTISED_INPUTS
 from gac.schemes import scheme_named
 
 
 def digest_of(text: str | bytes) -> str:
-    """SHA-256 of a plan's file."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
 def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
-    """The key as it is written: the modules by name, the names of those that share their first GEMM, blocks
-    that are skipped, what rounds the inputs of others, how embedding and head are stored where they are rounded, and
-    digests.
+    """The key as it is written, from a plan, the ``text`` of its file, and the config of the model.
 
-    Args:
-        config: of the model that the plan was made for.
-        text: of the plan's file.
+    It has the modules by name, the names of those that share their first GEMM, skipped blocks, what quantises the
+    inputs of others, how embedding and head are stored if they are quantised, and digests.
     """
     header = {
         "schema_version": SCHEMA,
@@ -45,19 +41,15 @@ def header_of(plan: Plan, config: Any, text: str | bytes) -> dict[str, Any]:
     }
     if rounded := rounded_inputs(config, plan.weights):
         header[QUANTISED_INPUTS] = rounded
-    header |= {HEAD: _head(plan.measured.head)} if plan.measured.head else {}
+    if head := plan.measured.head:
+        header[HEAD] = {"scheme": head.scheme, "tied": len(head.shapes) == 1} | _stored(head.scheme)
     return header | {"digest": _digest(header, config)}
 
 
 def _module(choice: WeightChoice) -> dict[str, Any]:
-    """Return form, dim, scheme, module, sizes and storage of one weight."""
     spec = form_named(choice.form).module(choice.weight, choice.dim)
     chosen = {"form": choice.form, "dim": choice.dim, "scheme": choice.scheme}
     return chosen | {"module": spec.module, "sizes": dict(spec.sizes)} | _stored(choice.scheme)
-
-
-def _head(head: RoundedHead) -> dict[str, Any]:
-    return {"scheme": head.scheme, "tied": len(head.shapes) == 1} | _stored(head.scheme)
 
 
 def _stored(scheme: str) -> dict[str, Any]:
@@ -72,21 +64,12 @@ def _digest(header: Mapping[str, Any], config: Any) -> str:
 
 
 def is_unchanged(header: Any, config: Any) -> bool:
-    """Return whether the key ``gac``, and the sizes in its config, are as they were written.
-
-    Args:
-        header: as it stands in a file.
-    """
+    """True if the key ``gac`` as it stands in a file, and the sizes in its config, are as they were written."""
     return isinstance(header, dict) and bool(header.get("digest") == _digest(header, config))
 
 
 def agreed_plan(text: str | bytes, config: Any, source: Any) -> Plan:
-    """The plan of a checkpoint, with which the key ``gac`` of its config and the dims in it agree.
-
-    Args:
-        text: of the plan's file.
-        source: how to name the checkpoint in an error.
-    """
+    """The plan in the ``text`` of its file, with which the key ``gac`` of the config and the dims in it agree."""
     try:
         plan = from_json(Plan, text, f"{source}: plan.json", CheckpointError)
     except GacError as failure:

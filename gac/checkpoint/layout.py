@@ -25,59 +25,49 @@ _LINEAR = (nn.Linear, ValueLinear, BlockLinear, FusedMember, Stored, TiedHead)
 def without(layout: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The same key for a model in which these modules are in 16 bits."""
     gone = {*names}
-    groups = [group | {"targets": _others(group["targets"], gone)} for group in layout["config_groups"].values()]
-    return _key([group for group in groups if group["targets"]], [*_others(layout["ignore"], gone), *sorted(gone)])
+    groups, rest = [], [name for name in layout["ignore"] if name not in gone]
+    for group in layout["config_groups"].values():
+        if targets := [name for name in group["targets"] if name not in gone]:
+            groups.append(group | {"targets": targets})
+    return _key(groups, [*rest, *sorted(gone)])
 
 
 def layout_of(model: nn.Module, plan: Plan) -> dict[str, Any] | None:
-    """The key as compressed-tensors reads it; None where no weight is in a format that it has.
-
-    Args:
-        model: with the plan's modules in it.
-    """
+    """The key for a model with the plan's modules in it; None where no weight is in a format of compressed-tensors."""
     schemes = {choice.name: choice.scheme for choice in plan.weights}
     groups: dict[str, dict[str, Any]] = {}
-    rest = []
+    rest: list[str] = []
     for name, module in model.named_modules():
         if not isinstance(module, _LINEAR):
             continue
-        group = _group(module, _scheme_of(name, schemes, plan)) if isinstance(module, Stored) else None
-        if group is None:
-            rest.append(f"{name}.first" if _fused_pair(module) else name)
+        group = None
+        if isinstance(module, Stored):
+            group = scheme_named(_scheme_of(name, schemes, plan)).config_group(module.matrix[1])
+        if group is not None:
+            groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})["targets"].append(name)
+        elif isinstance(module, FusedMember) and module.second is not None:
+            rest.append(f"{name}.first")
         else:
-            result = groups.setdefault(json.dumps(group, sort_keys=True), group | {"targets": []})
-            result["targets"].append(name)
+            rest.append(name)
     return _key([*groups.values()], rest) if groups else None
 
 
-def _key(groups: Sequence[dict[str, Any]], rest: Sequence[str]) -> dict[str, Any]:
+def _key(groups: Sequence[dict[str, Any]], rest: list[str]) -> dict[str, Any]:
     formats = {group["format"] for group in groups}
     return {
         "quant_method": COMPRESSED_TENSORS,
         "quantization_status": "compressed",
         "format": formats.pop() if len(formats) == 1 else _MIXED,
         "config_groups": {f"group_{index}": group for index, group in enumerate(groups)},
-        "ignore": [*rest],
+        "ignore": rest,
     }
-
-
-def _others(names: Sequence[str], gone: set[str]) -> list[str]:
-    return [name for name in names if name not in gone]
 
 
 def _scheme_of(name: str, schemes: dict[str, str], plan: Plan) -> str:
     path = name
-    while path:
-        if path in schemes:
-            return schemes[path]
+    while path and path not in schemes:
         path = path.rpartition(".")[0]
+    if path:
+        return schemes[path]
     assert plan.measured.head is not None, f"{name} is in a storage, and no weight of the plan"
     return plan.measured.head.scheme
-
-
-def _group(module: Stored, scheme: str) -> dict[str, Any] | None:
-    return scheme_named(scheme).config_group(module.matrix[1])
-
-
-def _fused_pair(module: nn.Module) -> bool:
-    return isinstance(module, FusedMember) and module.second is not None

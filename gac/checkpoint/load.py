@@ -5,16 +5,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from gac.checkpoint.classes import classes_of
-from gac.checkpoint.digests import check_config, check_files, check_tensors, read_digests
-from gac.checkpoint.files import described, plan_text, read_config, unread
+from gac.checkpoint.files import (
+    ATTEMPTS,
+    check_dtypes,
+    described,
+    open_tensors,
+    plan_text,
+    read_config,
+    read_unreplaced,
+    unread,
+    weight_files,
+)
 from gac.checkpoint.header import agreed_plan, contradiction, digest_of, is_unchanged
 from gac.checkpoint.planned import PlannedModel
-from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
+from gac.checkpoint.verify import check_config, check_files, check_tensors, read_digests
 from gac.checkpoint.verify import verify as verify_checkpoint
-from gac.checkpoint.weights import check_dtypes, open_tensors, weight_files
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files
@@ -55,9 +62,8 @@ def load(
 
     Raises:
         CheckpointError: a file is missing or damaged, is not what was saved, or contradicts another; the directory was
-            replaced during each of several attempts; or with
-            ``verify``, there are no digests; or with ``tp_plan``, there is one process, nothing of the model can be
-            divided by their number, a device is given too, or the processes see other files.
+            replaced during each of several attempts; with ``verify``, there are no digests; or with ``tp_plan``, the
+            model cannot be divided by the number of processes, a device is given too, or they see other files.
         ModelError: there is no such device.
     """
     if tp_plan is not None and device is not None:
@@ -91,20 +97,10 @@ def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan:
         check_config(document, digests, source)
         check_files([*_OTHERS, *([index] if index else [])], digests, source)
         check_tensors(tensors, digests, source)
-    model = _by_transformers(source, config, dtype, tensors, {"tp_plan": tp_plan} if tp_plan else {})
-    if tp_plan is None and model.device != device:  # a move looks at every parameter
-        model = moved(model, device)
-    if plan is not None:
-        model.gac_plan = plan
-    return model
-
-
-def _by_transformers(
-    source: Path, config: Any, dtype: torch.dtype | str, tensors: dict[str, Tensor], options: dict[str, str]
-) -> Any:
+    options = {"tp_plan": tp_plan} if tp_plan else {}
     with unread(source), quiet_transformers():
         try:
-            model, report = _class_of(config).from_pretrained(
+            model, report = classes_of(config.model_type.removeprefix(COMPRESSED)).causal_lm.from_pretrained(
                 source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
         except SplitError as failure:
@@ -114,8 +110,8 @@ def _by_transformers(
         raise contradiction(source, value, "the weights of the plan, each once")
     if getattr(model, "hf_quantizer", None) is None:
         check_dtypes(tensors, model, source)
+    if tp_plan is None and model.device != device:  # a move looks at every parameter
+        model = moved(model, device)
+    if plan is not None:
+        model.gac_plan = plan
     return model
-
-
-def _class_of(config: Any) -> Any:
-    return classes_of(config.model_type.removeprefix(COMPRESSED)).causal_lm

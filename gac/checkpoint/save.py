@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.checkpoint.attach import attach_plan
-from gac.checkpoint.planned import planned
+from gac.checkpoint.planned import attach_plan, planned
 from gac.checkpoint.target import check_free, complete_directory, save_tokenizer
 from gac.compression.apply import empty_stored
 from gac.core.arguments import Count, checked
@@ -16,7 +15,7 @@ from gac.core.distributed.run import this_run
 from gac.core.errors import CheckpointError
 from gac.models.linears import as_linear
 from gac.models.threads import one_call_at_a_time
-from gac.plan.plan import Plan, WeightChoice
+from gac.plan.plan import Plan
 from gac.runtime.storage.embeddings import embeddings_of
 from gac.runtime.storage.modules import Stored, stored_modules
 from gac.schemes import DEFAULT_SCHEME, scheme_named
@@ -88,9 +87,10 @@ def _check_matches(model: PreTrainedModel, plan: Plan) -> None:
         result = _described(as_linear(module))
         biased = any(name.endswith("bias") for name in result)
         if result != _described(empty_stored(choice, biased, "meta", model.dtype)):
+            scheme = "" if choice.scheme == DEFAULT_SCHEME else f" in {choice.scheme}"
             raise CheckpointError(
                 f"{choice.name} is {module}",
-                f"{choice.form} with dim {choice.dim}{_in_scheme(choice)}, as model.gac_plan says",
+                f"{choice.form} with dim {choice.dim}{scheme}, as model.gac_plan says",
                 "Save the model as gac.compress returned it.",
             )
     _check_ends(model, plan)
@@ -114,15 +114,8 @@ def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
         )
 
 
-def _in_scheme(choice: WeightChoice) -> str:
-    return f" in {choice.scheme}" if choice.scheme != DEFAULT_SCHEME else ""
-
-
 def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    fixed = {
-        f"{path}.{name}".lstrip(".")
-        for path, stored_module in stored_modules(module).items()
-        for name in stored_module.names
-    }
+    stored = stored_modules(module).items()
+    fixed = {f"{path}.{name}".lstrip(".") for path, stored_module in stored for name in stored_module.names}
     state = module.state_dict().items()
     return {name: (tuple(value.shape), value.dtype if name in fixed else None) for name, value in state}

@@ -21,24 +21,16 @@ logger = logging.getLogger("gac")
 def check_free(target: Path, overwrite: bool | None = None) -> None:
     """Refuse a directory that holds something else, or a compressed checkpoint that must not be replaced.
 
-    Args:
-        overwrite: whether it may be replaced; None where nobody can ask for that.
-
-    Raises:
-        CheckpointError: it is in use.
+    ``overwrite`` allows to replace it; None where nobody can ask for that.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
+    expected, remedy = "a new or empty directory", "Choose another directory"
     if not is_checkpoint(target):
-        raise CheckpointError(
-            f"{target} exists and is no compressed checkpoint", "a new or empty directory", "Choose another directory."
-        )
+        raise CheckpointError(f"{target} exists and is no compressed checkpoint", expected, f"{remedy}.")
     if not overwrite:
-        raise CheckpointError(
-            f"{target} holds a compressed checkpoint",
-            "a new or empty directory",
-            "Choose another directory" + (", or pass overwrite=True (--overwrite)." if overwrite is False else "."),
-        )
+        remedy += ", or pass overwrite=True (--overwrite)." if overwrite is False else "."
+        raise CheckpointError(f"{target} holds a compressed checkpoint", expected, remedy)
 
 
 @contextlib.contextmanager
@@ -48,23 +40,29 @@ def complete_directory(target: Path) -> Iterator[Path]:
     Raises:
         CheckpointError: something cannot be written, or what is there is no directory.
     """
+    part = None
     try:
         target = destination(target, directory=True)
-        with _temporary_directory(target) as part:
-            with quiet_transformers():
-                yield part
-            for shard in part.glob("*.safetensors"):
-                open_to_umask(shard)
-            for file in filter(Path.is_file, part.rglob("*")):
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-            sync_directory(part)
-            _move(part, target)
-            sync_directory(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+        part.mkdir()
+        with quiet_transformers():
+            yield part
+        for shard in part.glob("*.safetensors"):
+            open_to_umask(shard)
+        for file in filter(Path.is_file, part.rglob("*")):
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        sync_directory(part)
+        _move(part, target)
+        sync_directory(target.parent)
     except (OSError, SafetensorError) as failure:
         raise CheckpointError(
             f"{target} cannot be written: {failure}", "a writable place with room", "Choose another directory."
         ) from failure
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
@@ -75,17 +73,6 @@ def save_tokenizer(part: Path, tokenizer: Any, name: str) -> None:
         logger.warning("saving without a tokenizer: %s", failure)
     else:
         result.save_pretrained(part)
-
-
-@contextlib.contextmanager
-def _temporary_directory(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
-    part.mkdir()
-    try:
-        yield part
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _move(part: Path, target: Path) -> None:

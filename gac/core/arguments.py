@@ -28,12 +28,12 @@ CountOrZero = Annotated[int, Ge(0), _MOST]
 
 
 def is_whole(value: object) -> bool:
-    """Return True for a single integer of Python, NumPy or torch, but not for True and False."""
+    """True for a single integer of Python, NumPy or torch, but not for True and False."""
     return hasattr(value, "__index__") and _is_single(value)
 
 
 def is_number(value: object) -> bool:
-    """Return True for a single real number of Python, NumPy or torch, but not for True and False."""
+    """True for a single real number of Python, NumPy or torch, but not for True and False."""
     return hasattr(value, "__float__") and _is_single(value)
 
 
@@ -47,14 +47,11 @@ def plain(value: Any) -> Any:
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function to refuse arguments that its type hints do not allow.
+    """Wrap a function to refuse arguments that its type hints do not allow, by a GacError that names the argument.
 
     Classes, unions, literals, entries of collections and mappings, and limits are checked; iterables, which may be
     read only once, are not read. Names that only type checkers know allow anything. Single values of NumPy and torch
     become Python's. (pydantic's ``validate_call`` copies collections, coerces, and reports each member of a union.)
-
-    Raises:
-        GacError: by the wrapped function, naming the argument.
     """
     known = signature(call)
 

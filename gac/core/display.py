@@ -17,24 +17,17 @@ _TALLEST = "30em"
 
 
 def fields(record: object, *names: str) -> Row:
-    """Some attributes of a record, by name."""
     return {name: getattr(record, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text under headings.
+    """Cells of text under headings."""
 
-    Attributes:
-        columns: a heading each, and ``<`` or ``>`` for left or right.
-        title: the line above it; empty for none.
-        notes: lines below it that explain the columns; empty for none.
-    """
-
-    columns: Sequence[tuple[str, str]]
+    columns: Sequence[tuple[str, str]]  # a heading each, and ``<`` or ``>`` for left or right
     rows: Sequence[Sequence[str]]
-    title: str = ""
-    notes: str = ""
+    title: str = ""  # the line above it
+    notes: str = ""  # lines below it that explain the columns
 
     def __rich__(self) -> "RenderableType":
         from gac.core.rich_tables import titled
@@ -84,9 +77,6 @@ class Shown(ABC):
         A plan has one row a weight; what is known of a site alone (``site_loss``, ``site_latency_ns WORKLOAD``) stands
         in each row of its weights. A plan of tokens has one row a layer, a profile one a measurement, a frontier one a
         point, cliffs one a collapsed dim or sweet spot, a perplexity is one row.
-
-        Raises:
-            GacError: pandas is not installed.
         """
         try:
             from pandas import DataFrame

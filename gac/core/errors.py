@@ -11,12 +11,7 @@ _SHORT = 3  # too many names begin with so few letters
 
 
 class GacError(Exception):
-    """An error that the caller can fix.
-
-    Args:
-        given: the value that was given or read.
-        expected: the values that are accepted.
-        remedy: the next step, as an imperative.
+    """An error that the caller can fix: the value that was given, the accepted values, and the next step.
 
     Each is made safe to print: it is cut after 2000 characters, and control characters are escaped.
     """

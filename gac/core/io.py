@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from gac.core.arguments import checked
 from gac.core.errors import GacError
-from gac.core.untrusted import UnsafeJsonError, parse_strictly, read_bytes, read_document
+from gac.core.untrusted import parse_strictly, read_bytes
 
 T = TypeVar("T")
 
@@ -26,10 +26,7 @@ def home() -> Path:
 
 
 def destination(path: Path, directory: bool = False) -> Path:
-    """Return the path to write to in place of ``path``: symlinks are followed, and stay.
-
-    Args:
-        directory: a directory is written, not a file.
+    """Return the path to write a file, or a directory, to in place of ``path``: symlinks are followed, and stay.
 
     Raises:
         OSError: something else is there (a device, a FIFO), symlinks lead nowhere, or the name is not UTF-8.
@@ -53,10 +50,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary name in the folder of ``path``; rename it onto ``path`` on success, remove it on failure.
 
     The content is on the disk before the name is, and the name before this returns. A process that is killed leaves
-    a hidden ``.part`` file, which nothing reads. Where ``path`` is a symlink, the file that it names is replaced.
-
-    Raises:
-        OSError: it cannot be written, or what is there is no regular file.
+    a hidden ``.part`` file, which nothing reads. Raises OSError as ``destination`` does.
     """
     path = destination(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +70,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to disk, where the system can: a new file's name is not part of the file."""
-    if os.name != "posix":
-        return
     try:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -105,35 +97,22 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 def from_json(kind: type[T], text: str | bytes, what: str, error: type[GacError]) -> T:
     """Read a frozen dataclass, strictly: unknown keys, wrong types and missing fields are errors.
 
-    So are duplicate keys, integers beyond 2**62, control characters, and millions of values.
-
-    Args:
-        kind: the dataclass; its ``__pydantic_config__`` should forbid extra keys.
-        what: name of the source in an error (a path, a line).
-        error: class of the error.
-
-    Raises:
-        GacError: of the class ``error``, naming the path to the first wrong field.
+    So are duplicate keys, integers beyond 2**62, control characters, and millions of values. The error calls the
+    source ``what``, and names the path to the first wrong field.
     """
     from pydantic import ValidationError
 
     expected = f"a {kind.__name__} as this version of GAC writes it"
     remedy = "Make it again, or open it with the version of GAC that wrote it."
-    invalid: ValueError | None = None
     try:
-        parse_strictly(text)
-    except UnsafeJsonError as failure:  # before pydantic keeps an error for each of millions of values
-        raise error(f"{what}: {failure}", expected, remedy) from failure
-    except ValueError as failure:
-        invalid = failure
-    try:
+        parse_strictly(text)  # before pydantic keeps an error for each of millions of values
         record: T = _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
         raise error(f"{what}: {field}: {first['msg']}", expected, remedy) from failure
-    if invalid:  # both readers must accept it
-        raise error(f"{what}: {invalid}", expected, remedy)
+    except ValueError as failure:
+        raise error(f"{what}: {failure}", expected, remedy) from failure
     return record
 
 
@@ -146,22 +125,13 @@ def _adapter(kind: type) -> Any:
 
 @contextmanager
 def complete_file(path: Path, what: str, error: type[GacError] = GacError) -> Iterator[Path]:
-    """``atomic_path`` for a path that the user has chosen.
-
-    Args:
-        what: name of the content in an error: ``plan``.
-        error: class of the error.
-
-    Raises:
-        GacError: of the class ``error``, where the path cannot be written.
-    """
+    """``atomic_path`` for a path that the user has chosen; the error calls the content ``what``."""
     try:
         with atomic_path(path) as temporary:
             yield temporary
     except OSError as failure:
-        raise error(
-            f"{what} cannot be written to {path}: {failure.strerror}", "a writable path", "Choose another path."
-        ) from failure
+        problem = f"{what} cannot be written to {path}: {failure.strerror}"
+        raise error(problem, "a writable path", "Choose another path.") from failure
 
 
 class Record:
@@ -173,16 +143,12 @@ class Record:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
     _error: ClassVar[type[GacError]] = GacError
     _indent: ClassVar[int | None] = 1
-    _taken_for: ClassVar[tuple[str, str, str] | None] = None
+    _taken_for: ClassVar[tuple[str, str, str]] = ("", "", "")
     """A field of another kind of record that users confuse with this one, its name, and the remedy."""
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write it as JSON; the file is complete or absent.
-
-        Raises:
-            GacError: the path cannot be written.
-        """
+        """Write it as JSON; the file is complete or absent."""
         with complete_file(Path(path), type(self).__name__.lower(), self._error) as temporary:
             temporary.write_bytes(to_json(self, self._indent) + b"\n")
 
@@ -194,11 +160,7 @@ class Record:
 
     @classmethod
     def opened(cls, record: Self | str | Path) -> Self:
-        """Return a record as it is, or the one in the file of this path.
-
-        Raises:
-            GacError: it is neither, or as for ``load``.
-        """
+        """Return a record as it is, or the one in the file of this path; errors as for ``load``."""
         if isinstance(record, cls):
             return record
         if not isinstance(record, (str, Path)):
@@ -216,8 +178,7 @@ class Record:
     def load(cls, path: str | Path) -> Self:
         """Read a record, and check it as when it was made; missing optional fields take their defaults.
 
-        Raises:
-            GacError: the file is unreadable, is none, or contradicts itself; names the path to the field.
+        A GacError says if the file is unreadable, is none, or contradicts itself; it names the path to the field.
         """
         source, what = Path(path), cls.__name__.lower()
         expected = f"a {what} written by {cls.__name__}.save"
@@ -225,10 +186,9 @@ class Record:
         try:
             return from_json(cls, text, f"{what} {source}", cls._error)
         except GacError:
-            field, kind, remedy = cls._taken_for or ("", "", "")
-            document = None
-            with suppress(GacError):
-                document = read_document(source, what, expected, cls._error)
-            if isinstance(document, dict) and field in document:
-                raise cls._error(f"{source}, which is {kind}", expected, remedy) from None
+            field, kind, remedy = cls._taken_for
+            with suppress(ValueError):
+                document = parse_strictly(text)
+                if field and isinstance(document, dict) and field in document:
+                    raise cls._error(f"{source}, which is {kind}", expected, remedy) from None
             raise

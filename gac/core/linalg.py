@@ -30,16 +30,10 @@ def identity_like(moment: Tensor) -> Tensor:
 
 
 def orthogonal(size: int, generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
-    """Return a random orthogonal matrix in float64, with random signs of rows.
+    """Return a random orthogonal matrix ``(size, size)`` in float64, with random signs of rows.
 
     It is the Kronecker product of the Hadamard matrix of the largest power of two that divides the size, and a random
-    orthogonal matrix of the odd rest.
-
-    Args:
-        generator: on the CPU, so that the matrix is the same on every device.
-
-    Returns:
-        Shape ``(size, size)``.
+    orthogonal matrix of the odd rest. The generator is on the CPU, so that it is the same on every device.
     """
     odd = size // (size & -size)
     matrix = torch.linalg.qr(torch.randn(odd, odd, generator=generator, dtype=torch.float64)).Q.contiguous().to(device)
@@ -52,22 +46,14 @@ def orthogonal(size: int, generator: torch.Generator, device: torch.device | str
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues in descending order, none negative, and their eigenvectors as columns.
-
-    Raises:
-        ModelError: the matrix is not finite.
-    """
+    """Return eigenvalues in descending order, none negative, and their eigenvectors as columns."""
     _check_statistic(matrix)
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Return the lower Cholesky factor; where rounding has made the matrix indefinite, its diagonal is raised first.
-
-    Raises:
-        ModelError: the matrix is not finite.
-    """
+    """Return the lower Cholesky factor; where rounding has made the matrix indefinite, its diagonal is raised first."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not failed.item():
@@ -135,7 +121,6 @@ def unpacked(vector: Tensor, size: int) -> Tensor:
 
 
 def check_measured(statistic: Tensor, problem: str, expected: str) -> None:
-    """Raise ModelError if a statistic of a model is not finite."""
     if not torch.isfinite(statistic).all():
         raise ModelError(problem, expected, "Load the model in bfloat16 or float32, and check its weights.")
 

@@ -44,8 +44,7 @@ def attend_latents(
 ) -> Operation:
     """The same over latents of g groups of heads: k numbers of each group's keys, and v of its values.
 
-    Args:
-        bits: of quantised latents, with a scale for each token and group; None: in the dtype of the model.
+    They are in the dtype of the model, or quantised to ``bits``, with a scale for each token and group.
     """
     axes = {"b": b, "h": h, "kv": kv, "t": t, "d": d, "g": g, "k": k, "v": v}
     return Operation("latent_attention" if bits is None else f"latent_attention_int{bits}", tuple(axes.items()))

@@ -44,12 +44,7 @@ def progress_bar(
 ) -> "tqdm[Any]":
     """Make a bar whose ``update()`` counts a unit; where no bar can be drawn it prints a line a minute.
 
-    Args:
-        what: the work: ``calibrating``.
-        unit: the unit that is counted: ``window``.
-        steps: to iterate over, in place of ``update()``.
-        shown: False shows nothing.
-        leave: the bar stays when all is done.
+    ``steps`` are iterated over, in place of ``update()``; ``leave`` says if the bar stays when all is done.
     """
     options: dict[str, Any] = {"desc": what, "unit": unit, "total": total, "leave": leave}
     if not shown or _silent.get():

@@ -17,16 +17,10 @@ _NAME = re.compile(r"[A-Za-z][\w.+:-]*", re.ASCII)
 
 
 class Registry(Generic[T]):
-    """The objects of one kind by name.
+    """The objects of one kind (the ``seam``: ``form``) by name; ``check`` refuses those that break the contract.
 
     A name may have a parameter after a colon (``asvd:0.5``): the object of the name before the colon makes the one
     with that parameter, by its method ``with_parameter(text)``.
-
-    Args:
-        seam: the kind's name in errors, ``form`` for example.
-        shipped: the names of GAC's own objects, and their places.
-        check: raises ``GacError`` for an object that breaks the contract.
-        error: class of the error for unknown names.
     """
 
     def __init__(
@@ -45,11 +39,7 @@ class Registry(Generic[T]):
     def get(self, name: str | T, also: Iterable[str] = ()) -> T:
         """Return the object of this name; an object is registered first if it is not yet.
 
-        Args:
-            also: further names that the caller accepts, for the error to list.
-
-        Raises:
-            GacError: the name or its parameter is unknown, or the object breaks the contract.
+        The error for an unknown name lists ``also`` further names that the caller accepts.
         """
         if not isinstance(name, str):
             return self.register(name)
@@ -74,17 +64,14 @@ class Registry(Generic[T]):
     def register(self, entry: T) -> T:
         """Register an object under its ``name``, for this process, in place of an earlier one of the same class.
 
-        Returns:
-            The object itself.
-
-        Raises:
-            GacError: it breaks the contract (names what is missing), or another one has that name.
+        Returns it; a GacError says if it breaks the contract, or if another one has that name.
         """
         self.check(entry)
         name: str = entry.name  # type: ignore[attr-defined]
         kind, colon, _ = name.partition(":")
         if colon and kind in self.names:  # looked up by its kind
             return entry
+        # A class that is defined again, as in a notebook, is the same one.
         if name in self.names and _place(self.get(name)) != _place(entry):
             problem, remedy = f"{self._seam} {name!r} is registered already", f"taken are {', '.join(self.names)}."
             raise self._error(problem, "a name of its own", f"Rename it; {remedy}")
@@ -93,7 +80,6 @@ class Registry(Generic[T]):
 
 
 def _place(known: object) -> tuple[str, str]:
-    """Return the place of the class: a class that is defined again, as in a notebook, is the same one."""
     return type(known).__module__, type(known).__qualname__
 
 

@@ -59,12 +59,10 @@ def new_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str | 
 
 
 def legend(text: str) -> Text:
-    """Explanations below a table."""
     return Text(text, style="dim")
 
 
 def titled(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], title: str, notes: str) -> Group:
-    """A table below its title and above its notes."""
     head, foot = [Text(title, style="bold")] if title else [], [legend(notes)] if notes else []
     return Group(*head, new_table(columns, rows), *foot)
 
@@ -76,15 +74,7 @@ def stacked(parts: Iterable[RenderableType]) -> Group:
 
 def text_of(renderable: RenderableType) -> str:
     """The printed lines without colours, 100 columns wide."""
-    console = Console(
-        width=_WIDTH,
-        force_terminal=False,
-        force_jupyter=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        no_color=True,
-    )
+    console = Console(width=_WIDTH, force_terminal=False, force_jupyter=False, no_color=True)
     with console.capture() as captured:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -28,7 +28,7 @@ MAX_INTEGER = 2**62
 """Of JSON: files that hold larger numbers are refused."""
 _MAX_DIGITS = len(str(-MAX_INTEGER))
 _BEYOND = object()
-_CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # generation stops at strings with line breaks
+_CONTROL = re.compile(rf"(?![\t\n\r]){UNSAFE.pattern}")  # texts may have line breaks, as generation stops at
 
 
 def check_inside(folder: Path, error: type[GacError]) -> None:
@@ -36,9 +36,6 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
 
     Pipes and devices are refused too: reading them may never end. Symlinks of a Hugging Face cache are followed, from
     ``snapshots/REVISION`` to the ``blobs`` next to ``snapshots``.
-
-    Raises:
-        GacError: of the class ``error``, naming the entry.
     """
     if not os.path.isdir(folder):  # also of a name that no file system allows
         return
@@ -46,11 +43,8 @@ def check_inside(folder: Path, error: type[GacError]) -> None:
     homes = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
     for path in _entries(folder):
         if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(home) for home in homes):
-            raise error(
-                f"{path} is a symlink to {path.readlink()}, outside of the directory",
-                "files of this directory",
-                "Copy the file there if you trust it.",
-            )
+            problem = f"{path} is a symlink to {path.readlink()}, outside of the directory"
+            raise error(problem, "files of this directory", "Copy the file there if you trust it.")
         if not path.is_file() and not path.is_dir():
             raise error(f"{path} is no file: a pipe, a device, or a link to nothing", "files", "Remove it.")
 
@@ -72,11 +66,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a pipe, a device or a directory is never waited for.
-
-    Raises:
-        OSError: it is none, or cannot be opened.
-    """
+    """Open a regular file for reading; OSError for a pipe, a device or a directory, which is not waited for."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -85,26 +75,13 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a regular file.
-
-    Raises:
-        OSError: it is none, or cannot be read.
-    """
+    """SHA-256 of a regular file; OSError as for ``open_regular``."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) -> bytes:
-    """Read a file of at most ``MAX_BYTES`` that a user names.
-
-    Args:
-        what: its name in an error: ``report``.
-        expected: the accepted content, in an error.
-        error: class of the error.
-
-    Raises:
-        GacError: of the class ``error``, where the file cannot be read or is larger.
-    """
+    """Read a file of at most ``MAX_BYTES`` that a user names; the error calls it ``what`` (``report``)."""
     try:
         with source.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -116,33 +93,15 @@ def read_bytes(source: Path, what: str, expected: str, error: type[GacError]) ->
 
 
 def read_document(path: str | Path, what: str, expected: str, error: type[GacError]) -> Any:
-    """Read JSON of which only some fields are used; other fields may hold anything; huge integers become no numbers.
-
-    Args:
-        what, expected, error: as for ``read_bytes``.
-
-    Raises:
-        GacError: of the class ``error``, where the file cannot be read or is no JSON.
-    """
-    text = read_bytes(Path(path), what, expected, error)
+    """Read JSON that a user names, by ``parse_strictly``; arguments as for ``read_bytes``."""
     try:
-        _check_commas(text, MAX_COMMAS)
-        return json.loads(text, parse_int=_bounded)
-    except (ValueError, RecursionError) as failure:
+        return parse_strictly(read_bytes(Path(path), what, expected, error), unsafe=_CONTROL)
+    except ValueError as failure:
         raise error(f"{what} {path} cannot be read: {failure}", expected, "Check the path.") from failure
 
 
 def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[str, Any]:
-    """Read a JSON file in the directory of a model's weights.
-
-    Args:
-        expected: the accepted file, in an error.
-        error: class of the error.
-
-    Raises:
-        GacError: of the class ``error``, where it is no regular file, is too large, is no JSON object, or is refused
-            by ``parse_strictly``.
-    """
+    """Read a JSON object in the directory of a model's weights: a regular file that ``parse_strictly`` takes."""
     try:
         with open_regular(path) as file:
             text = file.read(CHECKPOINT_BYTES + 1)
@@ -158,12 +117,7 @@ def read_model_json(path: Path, expected: str, error: type[GacError]) -> dict[st
 
 
 def check_safetensors_header(path: Path) -> None:
-    """Refuse a safetensors file whose header is too large, or is not the JSON that ``parse_strictly`` takes.
-
-    Raises:
-        OSError: it is no regular file, or cannot be read.
-        ValueError: the header is refused.
-    """
+    """Refuse a safetensors file whose header is too large, or is not JSON for ``parse_strictly`` (ValueError)."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > CHECKPOINT_BYTES:
@@ -176,9 +130,6 @@ def check_model_files(folder: Path, error: type[GacError]) -> None:
 
     Configs and indices have to pass ``read_model_json``; a tokenizer's files have to be regular, of at most
     ``MAX_BYTES``.
-
-    Raises:
-        GacError: of the class ``error``, naming the first such file.
     """
     for name in filter(lambda name: os.path.lexists(folder / name), _PARSED):
         read_model_json(folder / name, f"a {name} of a transformers model", error)
@@ -199,16 +150,15 @@ class UnsafeJsonError(ValueError):
 
 
 def parse_strictly(text: str | bytes, most_commas: int = MAX_COMMAS, unsafe: re.Pattern[str] = UNSAFE) -> Any:
-    """Parse JSON with unique keys, finite numbers, integers up to 2**62, and strings that can be printed.
-
-    Args:
-        unsafe: characters that no string may hold.
+    """Parse JSON with unique keys, finite numbers, integers up to 2**62, and strings without ``unsafe`` characters.
 
     Raises:
         UnsafeJsonError: the text breaks one of these rules, or has millions of values.
         ValueError: it is no JSON, or is nested too deeply.
     """
-    _check_commas(text, most_commas)  # before values are made, which take the memory
+    commas = text.count(",") if isinstance(text, str) else text.count(b",")
+    if commas > most_commas:  # before values are made, which take the memory
+        raise UnsafeJsonError(f"{commas:,} commas, more than {most_commas:,}")
     try:
         document = json.loads(text, object_pairs_hook=_unique, parse_int=_bounded)
     except UnsafeJsonError:
@@ -219,17 +169,11 @@ def parse_strictly(text: str | bytes, most_commas: int = MAX_COMMAS, unsafe: re.
     return document
 
 
-def _check_commas(text: str | bytes, most: int) -> None:
-    commas = text.count(",") if isinstance(text, str) else text.count(b",")
-    if commas > most:
-        raise UnsafeJsonError(f"{commas:,} commas, more than {most:,}")
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise UnsafeJsonError(f"the key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise UnsafeJsonError(f"the key {key!r} is there twice")
     return members
 
 

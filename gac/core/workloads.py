@@ -19,19 +19,12 @@ class Workload:
 
     @classmethod
     def parse(cls, text: str) -> "Workload":
-        """Read ``prefill:1x1024`` or ``decode:1@1024``.
-
-        Raises:
-            GacError: the text is neither.
-        """
+        """Read ``prefill:1x1024`` or ``decode:1@1024``."""
         match = _WORKLOAD.fullmatch(text)
         numbers = [int(part) for part in match.groups() if part and part.isdigit()] if match else []
         if not match or 0 in numbers:
-            raise GacError(
-                f"workload {text!r}",
-                "prefill:BxS or decode:B@C with positive integers",
-                "Write it like prefill:1x1024 or decode:1@1024.",
-            )
+            expected, remedy = "prefill:BxS or decode:B@C with positive integers", "prefill:1x1024 or decode:1@1024"
+            raise GacError(f"workload {text!r}", expected, f"Write it like {remedy}.")
         return cls("prefill" if match[1] else "decode", *numbers)
 
     @property

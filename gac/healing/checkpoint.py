@@ -39,11 +39,7 @@ class CheckpointFile:
         return time.monotonic() >= self._next
 
     def write(self, progress: Progress, values: Mapping[str, Snapshot]) -> None:
-        """Write the progress, and snapshots by kind.
-
-        Raises:
-            StatisticsError: the path cannot be written.
-        """
+        """Write the progress, and snapshots by kind; a StatisticsError if the path cannot be written."""
         start = time.monotonic()
         tensors = {f"{kind}:{name}": tensor for kind, named in values.items() for name, tensor in named.items()}
         try:

@@ -2,16 +2,14 @@
 
 import logging
 import time
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gac.checkpoint.attach import attach_plan
-from gac.checkpoint.planned import PlannedModel
-from gac.compression.apply import changed_sites
-from gac.core.distributed.ranks import ALONE, Ranks
+from gac.checkpoint.planned import PlannedModel, attach_plan
+from gac.core.distributed.ranks import Ranks
 from gac.core.errors import HealingError
 from gac.healing.checkpoint import CheckpointFile, key_of
 from gac.healing.layerwise import train_layers
@@ -24,7 +22,6 @@ from gac.healing.text import HealingText, healing_text
 from gac.healing.training_mode import training_mode
 from gac.healing.whole_model import train_whole_model
 from gac.measurement.session import planned_digest, rotated_model
-from gac.measurement.text import Windows
 from gac.measurement.texts import CalibrationText
 from gac.models.families import family_of
 from gac.models.loading import Loaded
@@ -48,7 +45,6 @@ def heal_model(
     """Train the compressed model in place, record it in its plan, and return it.
 
     Args:
-        model: the compressed model, with its ``plan``.
         loaded: the dense model, which the caller gave as ``against``.
         start: the start of the work by ``time.monotonic``.
 
@@ -57,8 +53,10 @@ def heal_model(
             has its best snapshot.
         GacError: the models do not belong together, or the text cannot be used.
     """
-    digest = checked_digest(plan, loaded)
-    windows = healing_windows(text, plan, loaded, digest, budget.seed, ranks, show_progress, budget.labels > 0)
+    sites = family_of(loaded.model.config).sites(loaded.model.config)
+    digest = planned_digest(plan, loaded, sites)
+    sample = partial(sampled_windows, loaded.model, loaded.tokenizer, digest, budget.seed, ranks, show_progress)
+    windows = healing_text(text, plan, loaded, sample, budget.labels > 0)
     with rotated_model(plan.recipe, loaded, owned=isinstance(against, (str, Path))):
         dense = loaded.model
         before = _divergence(model, dense, windows, ranks)
@@ -99,32 +97,6 @@ def heal_model(
     return attach_plan(model, replace(plan, healed=(*plan.healed, healed))), result
 
 
-def checked_digest(plan: Plan, loaded: Loaded) -> str:
-    """The digest of the dense model; a PlanError if the plan was made for another one."""
-    sites = family_of(loaded.model.config).sites(loaded.model.config)
-    changed_sites(plan, sites)
-    return planned_digest(plan, loaded, sites)
-
-
-def healing_windows(
-    text: CalibrationText | None,
-    plan: Plan,
-    loaded: Loaded,
-    digest: str,
-    seed: int,
-    ranks: Ranks = ALONE,
-    show_progress: bool = True,
-    labels: bool = False,
-) -> HealingText:
-    """As ``healing_text``, with text sampled from the dense model, whose digest is given."""
-
-    def sample(windows: int, length: int, prompts: Sequence[Windows]) -> Windows:
-        settings = digest, windows, length, seed, prompts, ranks, show_progress
-        return sampled_windows(loaded.model, loaded.tokenizer, *settings)
-
-    return healing_text(text, plan, loaded, sample, labels)
-
-
 def run_in_place(run: DistillationRun) -> Result:
     """Train; the model ends with its best snapshot in its own dtype and storages, and unchanged if this raises."""
     improved = False
@@ -133,7 +105,7 @@ def run_in_place(run: DistillationRun) -> Result:
         improved = result.progress.improved
     finally:
         run.trainables.restore(run.best if improved else run.initial)
-        run.free_snapshots()
+        run.initial, run.best, run.optimizer_state = {}, {}, {}
         run.trainables.close(changed=improved)
     return result
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gac.core.progress import progress_bar
 from gac.healing.gradients import Gradients
+from gac.healing.losses import training_autocast
 from gac.healing.optimizer import RelativeAdamW, Span, rate_for_batch, schedule
 from gac.healing.run import DistillationRun
 from gac.healing.text import shuffled
@@ -56,12 +57,15 @@ def _train(run: DistillationRun, seconds: float | None) -> None:
     batches, heldout = _batches(run, seconds)
     numbers = sum(ids.numel() for ids in (*batches, *heldout))
     on_host = _exceeds_device(run.dense, numbers)
-    with run.autocast():  # masters have another dtype than the rest
+    with training_autocast(run.model):  # masters have another dtype than the rest
         teacher, student = (
             HiddenStates(model, run.layers(model), [*batches, *heldout], on_host) for model in (run.dense, run.model)
         )
     start, count = time.monotonic(), len(run.layer_names)
-    with progress_bar("healing layers", "layer", total=count, shown=run.show_progress) as bar, run.autocast():
+    with (
+        progress_bar("healing layers", "layer", total=count, shown=run.show_progress) as bar,
+        training_autocast(run.model),
+    ):
         for layer in range(count):
             teacher.advance(layer)
             if layer >= run.progress.layers:
@@ -147,6 +151,7 @@ class _Layer:
         optimizer = RelativeAdamW(parameters, run.rms, rate, ranks)
         pairs = [*zip(self.student.states[: self.batches], self.targets[: self.batches], strict=True)]
         loss = partial(_layer_loss, self.student, self.layer)
+        rate_text = f" with learning_rate={budget.learning_rate:g}"
         total = step = 0
         with gradients_of(parameters):
             gradients = Gradients(loss, parameters.values(), run.capturing, ranks)
@@ -156,7 +161,7 @@ class _Layer:
                 gradients.zero()
                 value = gradients.add(hidden, target)
                 step += 1
-                optimizer.step(value, schedule(progress), f"step {step} of layer {self.layer}{run.rate_text}")
+                optimizer.step(value, schedule(progress), f"step {step} of layer {self.layer}{rate_text}")
                 tokens = target.shape[0] * target.shape[1] * ranks.count
                 span.add(tokens)
                 total += tokens

@@ -15,12 +15,9 @@ from gac.runtime.kernels.gpu import kernels_run_on
 from gac.runtime.storage.modules import count_parameters
 
 LOGITS = 2**28  # logits that are computed at a time: 1 GB in float32; more on a large GPU, to keep it busy
-BYTES_PER_LOGIT, BYTES_PER_LOGIT_LARGE = 80, 240
-"""Bytes of GPU memory for each logit computed at a time, of a small model (its logits take 5 % of the memory in
-float32) and of a large one."""
+BYTES_PER_LOGIT, BYTES_PER_LOGIT_LARGE = 80, 240  # bytes of GPU memory for each logit at a time, by size of model
 LARGE = 1_000_000_000  # models with this many parameters or more are large: they recompute activations
-FLOAT32_LOGITS = 2**25
-"""Logits that the plain path holds in float32 at a time."""
+FLOAT32_LOGITS = 2**25  # logits that the plain path holds in float32 at a time
 
 
 def training_autocast(model: Any) -> torch.autocast:
@@ -40,26 +37,19 @@ def windows_per_pass(model: Any, length: int, ranks: Ranks = ALONE) -> int:
 
 
 def summed_loss(model: Any, dense: Any, ids: Tensor, label_weights: Tensor | None = None) -> Tensor:
-    """KL(dense || model) summed over the tokens of windows, nats, float32; gradients reach ``model`` alone.
+    """KL(dense || model) summed over the tokens of ``ids (windows, tokens)``, nats; gradients reach ``model`` alone.
 
-    Args:
-        ids: ``(windows, tokens)``.
-        label_weights: float32 ``(windows,)``: the weight of the cross-entropy with the text's own next tokens (arXiv
-            1503.02531, section 2, at temperature 1), except at the last token of a window. None means none.
+    ``label_weights``, float32 ``(windows,)``, are weights of the cross-entropy with the text's own next tokens (arXiv
+    1503.02531, section 2, at temperature 1), except at the last token of a window.
     """
     with torch.no_grad():
-        teacher_logits = _logits(dense, ids)
-    logits = _logits(model, ids)
+        teacher_logits = run_on(dense, ids).logits.flatten(0, 1)
+    logits = run_on(model, ids).logits.flatten(0, 1)
     kl_weight = torch.ones(ids.shape, dtype=torch.float32, device=logits.device)
     if label_weights is not None:
         kl_weight[:, :-1] -= label_weights.to(logits.device)[:, None]
     labels = ids.to(logits.device).roll(-1, 1)
     return distillation_loss(logits, teacher_logits.to(logits.device), kl_weight.flatten(), labels.flatten())
-
-
-def _logits(model: Any, ids: Tensor) -> Tensor:
-    logits: Tensor = run_on(model, ids).logits
-    return logits.flatten(0, 1)
 
 
 @torch.no_grad()

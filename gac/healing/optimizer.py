@@ -34,14 +34,9 @@ class RelativeAdamW:
         self._optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=fused)
 
     def step(self, loss: Tensor, scale: float, where: str) -> float:
-        """Take a step at ``scale`` times the rate, and clear the gradients, which are the same in every process.
+        """Take a step at ``scale`` times the rate, clear the gradients, and return the mean loss of all processes.
 
-        Args:
-            loss: of this process's share of the batch; the mean over all processes is returned.
-            where: names the step in an error.
-
-        Raises:
-            HealingError: the loss or a gradient is not finite; no step was taken.
+        A HealingError says ``where`` the loss or a gradient is not finite; that step is not taken.
         """
         mean = loss.detach().float().clone()
         self._ranks.average([mean])

@@ -13,14 +13,10 @@ RATE, RATE_PARAMS = 2e-3, 1.35e8
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """The amount of training, and its settings.
+    """The amount of training, and its settings; a GacError if a number is out of range.
 
-    Attributes:
-        learning_rate: relative: a full step moves the entries of a weight by about this fraction of their root mean
-            square (Adafactor, arXiv 1804.04235, section 8), so that one rate suits factors, norms and scales alike.
-
-    Raises:
-        GacError: both minutes and tokens are given, or a number is out of range.
+    The learning rate is relative: a full step moves the entries of a weight by about this fraction of their root mean
+    square (Adafactor, arXiv 1804.04235, section 8), so that one rate suits factors, norms and scales alike.
     """
 
     minutes: float | None  # wall-clock time, everything included; 5 unless ``tokens``, to train on, are given
@@ -58,11 +54,7 @@ def default_rate(params: int) -> float:
 
 @dataclass(frozen=True)
 class LossPoint:
-    """A point of a loss curve.
-
-    Attributes:
-        tokens, seconds: so far, in both phases.
-    """
+    """A point of a loss curve; tokens and seconds are counted over both phases."""
 
     phase: str  # ``blocks`` (losses are relative errors of one layer's output) or ``model`` (nats a token)
     step: int  # the step of the phase; the layer in ``blocks``
@@ -74,23 +66,17 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run; losses are in nats a token.
-
-    Attributes:
-        start_loss, best_loss: held-out losses before training, and the smallest so far.
-        layers, steps, tokens, seconds: trained layers, steps of the whole model, and totals.
-        cooling_start: the share of the whole model's work at which overfitting made the rate fall early.
-    """
+    """The progress of a run; losses are in nats a token."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-    start_loss: float
-    best_loss: float
-    layers: int = 0
-    steps: int = 0
+    start_loss: float  # held out, before training
+    best_loss: float  # held out, the smallest so far
+    layers: int = 0  # trained by themselves
+    steps: int = 0  # of the whole model
     tokens: int = 0
     seconds: float = 0.0
     spent: float = 0.0  # tokens or seconds spent on the whole model
-    cooling_start: float | None = None
+    cooling_start: float | None = None  # the share of that work at which overfitting made the rate fall early
     recent_losses: tuple[float, ...] = ()  # training losses since the last point of the curve
     curve: tuple[LossPoint, ...] = ()
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -33,11 +32,7 @@ def trainables_of(model: Any, plan: Plan, budget: TrainingBudget) -> Trainables:
 
 @dataclass(eq=False)
 class DistillationRun:
-    """A run in progress. The compressed model is trained in place, and needs no gradients otherwise.
-
-    Attributes:
-        initial, best: snapshots before training and with the least held-out loss, if that is less than the first.
-    """
+    """A run in progress. The compressed model is trained in place, and needs no gradients otherwise."""
 
     model: Any
     dense: Any  # the dense model, in the same basis
@@ -48,8 +43,8 @@ class DistillationRun:
     ranks: Ranks
     start: float  # the start of the work by ``time.monotonic``
     show_progress: bool
-    initial: Snapshot = field(default_factory=dict, init=False)
-    best: Snapshot = field(default_factory=dict, init=False)
+    initial: Snapshot = field(default_factory=dict, init=False)  # before training
+    best: Snapshot = field(default_factory=dict, init=False)  # with the least held-out loss, if that fell
     optimizer_state: Snapshot = field(default_factory=dict, init=False)  # of an interrupted run
 
     def __post_init__(self) -> None:
@@ -106,15 +101,8 @@ class DistillationRun:
         minutes = self.budget.minutes
         return None if minutes is None else self.ranks.once(lambda: 60 * minutes - self._elapsed)
 
-    @property
-    def rate_text(self) -> str:
-        return f" with learning_rate={self.budget.learning_rate:g}"
-
     def layers(self, model: nn.Module) -> list[nn.Module]:
         return [model.get_submodule(name) for name in self.layer_names]
-
-    def autocast(self) -> torch.autocast:
-        return training_autocast(self.model)
 
     def evaluate_heldout(self) -> float:
         """The held-out loss, nats a token; takes the best snapshot if it is the least so far."""
@@ -123,9 +111,6 @@ class DistillationRun:
             self.best = self.trainables.snapshot(self.best, self._best_on_device)
             self.progress = replace(self.progress, best_loss=loss)
         return loss
-
-    def free_snapshots(self) -> None:
-        self.initial, self.best, self.optimizer_state = {}, {}, {}
 
     def record_loss(self, phase: str, step: int, train_loss: float, heldout_loss: float) -> None:
         point = LossPoint(phase, step, self.progress.tokens, self._elapsed, train_loss, heldout_loss)
@@ -154,6 +139,6 @@ class DistillationRun:
         return time.monotonic() - self.start
 
     def _heldout_loss(self) -> float:
-        with self.autocast():
+        with training_autocast(self.model):
             labels = self.budget.labels * self.text.heldout_labelled
             return mean_loss(self.model, self.dense, self.text.heldout, self.windows_per_pass, labels, self.ranks)

@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ LOGIT_COPIES = 3  # float32 tensors of the size of the logits in a step: these, 
 PIECES = 16  # pieces per window of another text
 VERSION = 4  # the version of the sampler: text that another version wrote is not read
 MAX_DOCUMENTS = 64  # documents per window above which the model counts as one that writes nothing
-ATTENTION = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""Not cuDNN's attention, which plans anew for every length."""
+# Not cuDNN's attention, which plans anew for every length.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _MARK = "0f1e2d3c"
 
 
@@ -56,22 +56,17 @@ def sampled_windows(
     model: Any,
     tokenizer: Any,
     digest: str,
-    windows: int,
-    length: int,
     seed: int,
-    prompts: Sequence[Windows],
     ranks: Ranks,
     show_progress: bool,
+    windows: int,
+    length: int,
+    prompts: Sequence[Windows],
 ) -> Windows:
-    """Sample windows of text from the dense model, or read them from disk; they begin with BOS as those of any text.
+    """Sample windows from the dense model with this ``digest``, or read them from disk; BOS is as in any text.
 
-    Args:
-        digest: of the model's weights.
-        prompts: training windows of other texts.
-
-    Raises:
-        TextError: the tokenizer has nothing to begin a text with, or the model ends all documents at once.
-        StatisticsError: the text cannot be written or read.
+    They continue ``prompts``, the training windows of other texts, if there are any. A TextError says if the tokenizer
+    has nothing to begin a text with, or the model ends all documents at once.
     """
     bos = bos_of(tokenizer)
     starts = pieces_of(prompts, bos) or starts_of(tokenizer)
@@ -89,11 +84,7 @@ def sampled_windows(
 
 
 def starts_of(tokenizer: Any) -> list[Start]:
-    """One start for each kind of document: BOS, and the chat template.
-
-    Raises:
-        TextError: there is neither.
-    """
+    """One start for each kind of document: BOS, and the chat template; a TextError if there is neither."""
     starts = [] if tokenizer.bos_token_id is None else [Start((int(tokenizer.bos_token_id),))]
     if getattr(tokenizer, "chat_template", None):
         chat = [{"role": "user", "content": _MARK}]
@@ -151,11 +142,11 @@ def sample(
     First documents of windows take ``starts`` in even steps, later ones the next.
     """
     bar = progress_bar("writing text", "token", total=windows * length, shown=show_progress)
-    first = [window * len(starts) // windows for window in range(windows)]
-    writers = [Writer(starts[turn % len(starts)] for turn in count(start)) for start in first]
+    first = (window * len(starts) // windows for window in range(windows))
+    writers = [Writer(islice(cycle(starts), start, None)) for start in first]
     uniform = torch.rand(windows, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     size = batch_size(model, length)
-    with bar, frozen(model), training_autocast(model), sdpa_kernel(list(ATTENTION)):
+    with bar, frozen(model), training_autocast(model), sdpa_kernel(ATTENTION):
         batches = [slice(begin, begin + size) for begin in range(0, windows, size)]
         ids = torch.cat([_sample_batch(model, writers[batch], uniform[batch], bar) for batch in batches])
     if (documents := sum(writer.documents for writer in writers)) > MAX_DOCUMENTS * windows:
@@ -175,7 +166,10 @@ def _sample_batch(model: Any, writers: Sequence[Writer], uniform: Tensor, bar: A
     eos = model.generation_config.eos_token_id
     ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     columns, sampled = list[Tensor](), [-1] * len(writers)
-    cache, device = _preallocated_cache(model.config, uniform.shape[1]), input_device(model)
+    cache, device = DynamicCache(config=model.config), input_device(model)
+    # Layers with a sliding window keep their own caches.
+    layers = [_PreallocatedLayer(uniform.shape[1]) if type(each) is DynamicLayer else each for each in cache.layers]
+    cache.layers = layers
     for numbers in uniform.to(device).unbind(1):
         pairs = zip(writers, sampled, strict=True)
         columns.append(torch.tensor([writer.next_token(token, ends) for writer, token in pairs]))
@@ -204,12 +198,6 @@ class _PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             buffer[:, :, begin:end] = states
         self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
         return self.keys, self.values
-
-
-def _preallocated_cache(config: Any, tokens: int) -> DynamicCache:
-    cache = DynamicCache(config=config)  # layers with a sliding window keep their own
-    cache.layers = [_PreallocatedLayer(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:

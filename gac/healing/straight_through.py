@@ -24,12 +24,10 @@ from gac.schemes.matrices import Grid
 
 
 class StraightThrough(nn.Module):
-    """The trainable replacement of a stored matrix.
+    """The trainable replacement of a stored matrix, which does not change before ``store``.
 
     ``weight`` ``(rows, columns)`` holds the masters; ``factor`` ``(rows, groups)`` multiplies the scales if these are
     trained.
-
-    The stored matrix does not change before ``store``; ``grid`` is the scheme's grid for it.
     """
 
     scale: Tensor

@@ -39,17 +39,13 @@ _SELF = re.compile(rf"{SELF}(:\S+)?")
 
 @dataclass(frozen=True, eq=False)
 class HealingText:
-    """Windows of token ids, int64 ``(windows, tokens)``.
-
-    Attributes:
-        labelled, heldout_labelled: 1.0 for each window of a given text, 0.0 for each that the dense model wrote.
-    """
+    """Windows of token ids, int64 ``(windows, tokens)``."""
 
     names: tuple[str, ...]  # of the texts, as the plan and ``gac heal`` call them
     train: Tensor  # training windows
     epoch: Tensor  # indices of the windows of one epoch; those of small texts occur several times
     heldout: Tensor  # held-out windows
-    labelled: Tensor
+    labelled: Tensor  # 1.0 for each training window of a given text, 0.0 for each that the dense model wrote
     heldout_labelled: Tensor
     bos: bool  # True if every window begins with BOS
     documents: tuple[str, ...] = ()  # digests of the texts given in memory
@@ -73,16 +69,11 @@ def healing_text(
     Args:
         text: one text or a list; strings that name no text are documents, and ``self`` or ``self:WINDOWSxLENGTH`` is
             text that the dense model writes. None is the plan's calibration text.
-        loaded: the dense model.
         labels: learn the text's own tokens, which text of the dense model does not have.
 
     Raises:
-        TextError: a text cannot be read or is named twice, windows differ in length or are too few, or labels are asked
-            of text of the dense model alone.
-        ModelError: windows are longer than the model has positions.
-        PlanError: the plan's text was given in memory.
+        GacError: a text cannot be read or used with this model, or the plan's text was given in memory.
     """
-    planned = plan.measured.calibration
     requests = _requests(text, plan)
     if labels and all(request.part.name == SELF for request in requests):
         raise TextError(
@@ -91,13 +82,13 @@ def healing_text(
             "Name another text too, such as wiki-sample, or leave the labels out.",
         )
     texts = Texts(tuple(request.part for request in requests))  # checks them before anything is sampled
-    bos = planned.bos if plan.measured.predicted else None
+    bos = plan.measured.calibration.bos if plan.measured.predicted else None
     cut = [request.cut(loaded.tokenizer, bos) for request in requests]
     embedding: Any = loaded.model.get_input_embeddings()
     for windows in cut:
         if windows is not None:
             check_vocabulary(windows, embedding.num_embeddings)
-    pairs = [*zip(cut, requests, strict=True)]
+    pairs = zip(cut, requests, strict=True)
     counts = [request.part.windows if windows is None else len(windows) for windows, request in pairs]
     names, length = tuple(request.name for request in requests), requests[0].part.length
     check_positions(loaded.model, length, "windows")
@@ -144,13 +135,8 @@ def check_names(names: Iterable[str]) -> None:
 def held_out(name: str, counts: Sequence[int], length: int) -> Tensor:
     """A mask ``(windows,)`` of the held-out windows of texts with so many windows each, evenly spaced.
 
-    Texts have the same shares as in training, at least one window each, and at most half of theirs.
-
-    Args:
-        name: names the texts in an error.
-
-    Raises:
-        TextError: there are too few windows.
+    Texts have the same shares as in training, at least one window each, and at most half of theirs. A TextError says
+    if there are too few windows.
     """
     windows = sum(counts)
     if windows < MIN_WINDOWS:
@@ -185,10 +171,8 @@ class _Request:
     @classmethod
     def parse(cls, item: str | Part, length: int) -> "_Request":
         """Parse a text, with windows of ``length`` tokens unless it has a size; errors as for ``check_names``."""
-        if isinstance(item, Documents):
-            return cls(item.name, item, complete=True)
         if not isinstance(item, str):
-            return cls(str(item), item)
+            return cls(item.name, item) if isinstance(item, Documents) else cls(str(item), item)
         if item == SELF:
             return cls(item, TextSpec(SELF, WINDOWS, length))
         sized = is_sized_text(item) or _SELF.fullmatch(item) is not None

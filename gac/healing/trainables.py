@@ -80,12 +80,7 @@ class Trainables:
 
 
 def snapshot(parameters: Mapping[str, Tensor], reuse: Snapshot | None = None, on_device: bool = False) -> Snapshot:
-    """Copy the values of parameters.
-
-    Args:
-        reuse: an old snapshot whose memory is overwritten, which is faster than new memory.
-        on_device: keep the copy on the device of each parameter, which is faster still, and not on the host.
-    """
+    """Copy the values of parameters to the host, or ``on_device``; overwriting an old snapshot is faster."""
     copies = {}
     for name, value in _local(parameters).items():
         device, old = value.device if on_device else torch.device("cpu"), (reuse or {}).get(name)

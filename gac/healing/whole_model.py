@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.healing.gradients import Gradients
-from gac.healing.losses import gradient_checkpointing, summed_loss
+from gac.healing.losses import gradient_checkpointing, summed_loss, training_autocast
 from gac.healing.optimizer import COOLING, RelativeAdamW, Span, cooling_schedule, rate_for_batch, schedule
 from gac.healing.records import LossPoint
 from gac.healing.run import DistillationRun
@@ -87,7 +87,8 @@ class _Steps:
 
     def take(self, span: Span) -> None:
         """Take steps until the span is over, or until the rate has fallen early."""
-        run, batch = self._run, self._windows * self._run.length
+        run, batch, labels = self._run, self._windows * self._run.length, self._run.budget.labels
+        rate_text = f" with learning_rate={run.budget.learning_rate:g}"
         rate = rate_for_batch(run.budget.learning_rate, batch, BATCH)
         optimizer = RelativeAdamW(run.trainables.parameters, run.rms, rate, run.ranks)
         progress = span.progress()
@@ -96,12 +97,13 @@ class _Steps:
             run.optimizer_state = {}
         evaluated, start, first = self._due_evaluations(progress), time.monotonic(), run.progress.steps
         with progress_bar("healing", "step", shown=run.show_progress) as bar:
-            while progress < 1 and not self._has_cooled(progress):
-                step = run.progress.steps + 1
-                loss = self._add_gradients(self._next_batch(), self._label_weight(progress))
-                value = optimizer.step(
-                    loss, self._rate_scale(progress), f"step {step} of the whole model{run.rate_text}"
-                )
+            while progress < 1 and (run.progress.cooling_start is None or evaluated < PATIENCE):
+                step, cooling = run.progress.steps + 1, run.progress.cooling_start
+                indices = run.text.batch((step - 1) * self._windows, self._windows, run.budget.seed)
+                late = progress >= LABELS_START or cooling is not None
+                loss = self._add_gradients(indices[run.ranks.rank :: run.ranks.count], labels if late else 0.0)
+                scale = schedule(progress) if cooling is None else cooling_schedule(progress, cooling)
+                value = optimizer.step(loss, scale, f"step {step} of the whole model{rate_text}")
                 span.add(batch)
                 losses = (*run.progress.recent_losses, value)
                 tokens = run.progress.tokens + batch
@@ -116,14 +118,6 @@ class _Steps:
                 evaluated = self._due_evaluations(progress)
                 run.checkpoint(optimizer.state, span.spent)
 
-    def _rate_scale(self, progress: float) -> float:
-        start = self._run.progress.cooling_start
-        return schedule(progress) if start is None else cooling_schedule(progress, start)
-
-    def _label_weight(self, progress: float) -> float:
-        late = progress >= LABELS_START or self._run.progress.cooling_start is not None
-        return self._run.budget.labels if late else 0.0
-
     def _due_evaluations(self, progress: float) -> int:
         """The number of evaluations due by then; while the rate falls early, counted from the start of that."""
         start = self._run.progress.cooling_start
@@ -131,20 +125,12 @@ class _Steps:
             return int(progress * self._evaluations) if start is None else PATIENCE
         return int(min(1.0, (progress - start) / COOLING) * PATIENCE)
 
-    def _has_cooled(self, progress: float) -> bool:
-        return self._run.progress.cooling_start is not None and self._due_evaluations(progress) >= PATIENCE
-
     def _restore_best_if_overfitted(self, progress: float) -> None:
         run = self._run
         if run.progress.cooling_start is None and is_overfitted(run.progress.curve):
             logger.info("the text is overfitted: restoring the best snapshot, and taking smaller steps")
             run.trainables.restore(run.best or run.initial)
             run.progress = replace(run.progress, cooling_start=progress)
-
-    def _next_batch(self) -> Tensor:
-        run = self._run
-        indices = run.text.batch(run.progress.steps * self._windows, self._windows, run.budget.seed)
-        return indices[run.ranks.rank :: run.ranks.count]
 
     def _new_gradients(self) -> Gradients:
         run = self._run
@@ -179,7 +165,7 @@ class _Steps:
 
 def _share_of_loss(run: DistillationRun, windows: Tensor, label_weights: Tensor, tokens: Tensor) -> Tensor:
     """The share of these windows in the mean loss of a batch of ``tokens`` tokens."""
-    with run.autocast():
+    with training_autocast(run.model):
         return summed_loss(run.model, run.dense, windows, label_weights) / tokens
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from gac.checkpoint.card import model_card
-from gac.checkpoint.digests import write_digests
 from gac.checkpoint.files import read_plan, write_header
 from gac.checkpoint.target import check_free, complete_directory
+from gac.checkpoint.verify import write_digests
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.io import open_to_umask

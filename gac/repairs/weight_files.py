@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gac.checkpoint.files import weight_files
 from gac.checkpoint.verify import verify
-from gac.checkpoint.weights import weight_files
 from gac.core.errors import CheckpointError, first_line
 from gac.core.untrusted import check_inside, check_model_files, check_safetensors_header, read_model_json
 from gac.models.loading import UNREADABLE, is_checkpoint

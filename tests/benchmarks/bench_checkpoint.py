@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import transformers
 
-from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import attach_plan
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes, variant
 from gac.forms import DEFAULT_FORMS

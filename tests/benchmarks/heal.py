@@ -24,7 +24,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, product
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -33,10 +33,13 @@ from typing import Any
 import torch
 
 import gac
+from gac.core.distributed.ranks import ALONE
 from gac.core.io import atomic_path
-from gac.healing.heal import checked_digest, healing_windows
 from gac.healing.records import BLOCKS, LossPoint
-from gac.healing.text import HealingText
+from gac.healing.sampling import sampled_windows
+from gac.healing.text import HealingText, healing_text
+from gac.measurement.session import planned_digest
+from gac.models.families import family_of
 from gac.plan.plan import Plan
 from tests.benchmarks.harness import BASIS, LEAST_LOSS, OF_A_STUDY, Study, news, options, write
 
@@ -136,8 +139,10 @@ class Healings(Study):
         return model, {f"healing_{name}": getattr(record, name) for name in named}
 
     def _lora(self, model: Any, _case: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        digest = checked_digest(model.gac_plan, self.loaded)
-        text = healing_windows(self._asked.healing_text, model.gac_plan, self.loaded, digest, 0)
+        plan, dense = model.gac_plan, self.loaded.model
+        digest = planned_digest(plan, self.loaded, family_of(dense.config).sites(dense.config))
+        sample = partial(sampled_windows, dense, self.loaded.tokenizer, digest, 0, ALONE, True)
+        text = healing_text(self._asked.healing_text, plan, self.loaded, sample)
         return trained_adapters(model, text, 60 * self._asked.minutes, self._asked.tokens)
 
     def _row(self, model: Any) -> dict[str, Any]:

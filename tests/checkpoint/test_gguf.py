@@ -74,8 +74,10 @@ def written(model: Any, folder: Path, **options: Any) -> tuple[Path, gac.GgufFil
 # --- the same model -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schemes", [("bf16",), EXACT], ids=["as loaded", "rounded"])
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("model_type", "schemes"),
+    [("llama", EXACT), ("mistral", ("bf16",)), ("qwen2", ("bf16",)), ("qwen3", EXACT)],
+)
 def test_transformers_reads_the_same_model(
     model_type: str, schemes: tuple[str, ...], make_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,16 +244,11 @@ SWAPPED = processors.TemplateProcessing(single="</s> $A <s>", special_tokens=[("
     ("tokenizer", "why"),
     [
         (lambda: words(pre_tokenizers.Whitespace()), 'which splits text otherwise: {"type": "Whitespace"}'),
-        (lambda: words(pre_tokenizers.ByteLevel(add_prefix_space=True)), "which splits text otherwise"),
         (lambda: words(ignore_merges=True), "which splits text otherwise"),
         (lambda: words(byte_fallback=True), "whose model is BPE and not byte-level"),
         (
             lambda: _changed(lambda base: setattr(base, "normalizer", normalizers.Lowercase())),
             "normalizer is Lowercase",
-        ),
-        (
-            lambda: _changed(lambda base: setattr(base, "model", models.WordLevel({"<s>": 0}))),
-            "model is WordLevel",
         ),
         (lambda: _changed(lambda base: base.add_tokens(["<more>"])), "a tokenizer with the token 258, '<more>'"),
         (
@@ -277,10 +274,9 @@ def test_other_tokenizers_are_refused(
     ("changes", "message"),
     [
         ({"self_attn.q_proj": ("low_rank", RANK)}, "q_proj is low_rank with dim 16"),
-        ({f"self_attn.{name}_proj": ("head_dim", HEAD_DIM) for name in "vo"}, "v_proj is head_dim with dim 8"),
         ({f"mlp.{name}_proj": ("narrow", WIDTH) for name in ("gate", "up", "down")}, "_proj is "),
     ],
-    ids=["pairs", "shorter values", "mlps of two widths"],
+    ids=["pairs", "mlps of two widths"],
 )
 def test_dims_that_llama_cpp_does_not_support(
     changes: dict[str, tuple[str, int]], message: str, make_plan: MakePlan, tmp_path: Path
@@ -300,7 +296,6 @@ LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta"
     [
         ("gpt2", {}, "a model of the architecture gpt2; expected one that has been tried"),
         ("llama", {"attention_bias": True}, "a llama config with attention_bias True; expected False"),
-        ("llama", {"hidden_act": "gelu"}, "a llama config with hidden_act 'gelu'; expected 'silu'"),
         ("mistral", {"sliding_window": 64}, "a mistral config with sliding_window 64; expected None"),
         ("llama", LINEAR, "a llama config with rope_type 'linear'; expected 'default'"),
     ],

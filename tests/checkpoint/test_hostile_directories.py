@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.core.errors import CheckpointError, GacError, ModelError
-from gac.models.loading import is_checkpoint, load_config, load_model, load_tokenizer
+from gac.models.loading import load_config, load_model, load_tokenizer
 from gac.runtime.contract import DIGESTS
-from tests.fuzz.test_hostile_inputs import limited
 
 INDEX = "model.safetensors.index.json"
 HUGE = 40 * 10**9
 OPENERS: dict[str, Callable[[Path], Any]] = {
     "load": gac.load,
-    "verified": lambda folder: gac.load(folder, verify=True),
     "verify": gac.verify,
     "repair": lambda folder: gac.repair(folder, folder.parent / "repaired"),
 }
@@ -46,7 +43,7 @@ def dense(tiny_config: LlamaConfig, tmp_path: Path) -> Path:
 
 # --- names in files -------------------------------------------------------------------------------------------------
 
-OUTSIDE = ["/etc/hostname", "../secret.json", "/proc/kmsg", "..", ".", "", "a/b.json", "a\\b.json", "x\x1b.json"]
+OUTSIDE = ["/etc/hostname", "../secret.json", "..", "", "a\\b.json", "x\x1b.json"]
 
 
 @every_opener
@@ -69,19 +66,9 @@ def test_an_index_names_files_of_the_directory_alone(opened: Any, saved: Path) -
             opened(saved)
 
 
-@pytest.mark.parametrize("size", [2**30 + 1, HUGE])
-def test_large_files_beside_the_weights_are_not_hashed(size: int, saved: Path) -> None:
-    sparse(saved / "notes.txt", size)
-    digests = json.loads((saved / DIGESTS).read_bytes())
-    digests["files"]["notes.txt"] = "0" * 64
-    (saved / DIGESTS).write_text(json.dumps(digests))
-    with pytest.raises(CheckpointError, match=rf"notes\.txt of {size:,} bytes; expected a file of at most"):
-        gac.verify(saved)
-
-
 def test_many_files_beside_the_weights_are_not_hashed(saved: Path) -> None:
     digests = json.loads((saved / DIGESTS).read_bytes())
-    for number in range(5):
+    for number in range(5):  # a larger one is refused by itself
         sparse(saved / f"{number}.txt", 2**28)
         digests["files"][f"{number}.txt"] = "0" * 64
     (saved / DIGESTS).write_text(json.dumps(digests))
@@ -94,9 +81,7 @@ def test_many_files_beside_the_weights_are_not_hashed(saved: Path) -> None:
 NOT_STRICT: dict[str, tuple[bytes, str]] = {
     "repeated": (b'{"a": 1, "a": 1}', "the key 'a' is there twice"),
     "nan": (b'{"a": NaN}', "a: nan, which is no finite number"),
-    "infinity": (b'{"a": [[1e999]]}', "a: inf, which is no finite number"),
     "nul": (rb'{"a": "\u0000"}', "'a' holds a control character"),
-    "surrogate": (rb'{"\ud800": 1}', "holds a control character"),
     "integer": (b'{"a": 1' + b"0" * 400 + b"}", "a: an integer beyond 2**62"),
     "deep": (b'{"a":' + b"[" * 100_000, "Invalid JSON: maximum recursion depth exceeded"),
     "list": (b"[]", "holds a list; expected a JSON object"),
@@ -105,7 +90,7 @@ NOT_STRICT: dict[str, tuple[bytes, str]] = {
 
 
 @every_opener
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX, DIGESTS, "adapter_config.json"])
+@pytest.mark.parametrize("name", ["config.json", INDEX, DIGESTS])
 def test_json_of_a_checkpoint_is_read_strictly(name: str, opened: Any, saved: Path) -> None:
     for text, said in NOT_STRICT.values():
         (saved / name).write_bytes(text)
@@ -115,7 +100,7 @@ def test_json_of_a_checkpoint_is_read_strictly(name: str, opened: Any, saved: Pa
         assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+@pytest.mark.parametrize("name", ["config.json", INDEX])
 def test_json_of_a_dense_model_is_read_strictly(name: str, dense: Path) -> None:
     for text, said in NOT_STRICT.values():
         (dense / name).write_bytes(text)
@@ -134,54 +119,38 @@ def test_generation_may_stop_at_line_breaks(saved: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", DIGESTS, "tokenizer.json"])
 def test_a_file_of_40_gigabytes_is_not_read(name: str, saved: Path, dense: Path) -> None:
+    reads = [(read, saved, CheckpointError) for read in (gac.load, gac.verify)]
+    reads += [(read, str(dense), ModelError) for read in (load_config, load_model, load_tokenizer)]
     for folder in (saved, dense):
         sparse(folder / name, HUGE)
-    code = (
-        "import sys, gac\nfrom gac.models.loading import load_config, load_model, load_tokenizer\n"
-        "def refused(call, *given, **options):\n"
-        "    try:\n        call(*given, **options)\n"
-        "    except gac.GacError as failure:\n        return 'bytes' in str(failure) or 'no config' in str(failure)\n"
-        "saved, dense = sys.argv[1:]\n"
-        "print(refused(gac.load, saved), refused(gac.verify, saved), refused(gac.load, saved, verify=True))\n"
-        "print([refused(read, dense) for read in (load_config, load_model, load_tokenizer)])\n"
-    )
-    command = [sys.executable, "-c", code, str(saved), str(dense)]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
-    assert (done.returncode, done.stdout) == (0, f"True True True\n{[True] * 3}\n"), done.stderr
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for read, folder, error in reads:
+        with pytest.raises(error, match=r"bytes|no config"):
+            read(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kB
 
 
-@every_opener
-def test_a_million_keys_are_refused(opened: Any, saved: Path) -> None:
-    many = {str(number): 0 for number in range(1_000_000)}
-    for name in ("config.json", INDEX, DIGESTS):
-        before = (saved / name).read_bytes() if (saved / name).exists() else b"{}"
-        (saved / name).write_text(json.dumps(json.loads(before) | many))
-        with pytest.raises(CheckpointError, match=r"commas, more than 500,000"):
-            opened(saved)
-        (saved / name).write_bytes(before) if before != b"{}" else (saved / name).unlink()
-    assert is_checkpoint(saved)
-
-
-@every_opener
-def test_a_million_tensors_are_refused(opened: Any, saved: Path) -> None:
-    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps({str(number): empty for number in range(300_000)}).encode()
-    (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+def test_a_million_values_are_refused(saved: Path) -> None:
+    (saved / "config.json").write_text('{"gac": [' + "0," * 1_000_000 + "0]}")
     with pytest.raises(CheckpointError, match=r"commas, more than 500,000"):
-        opened(saved)
+        gac.load(saved)
 
 
-@every_opener
-def test_a_tensor_that_is_named_twice_is_refused(opened: Any, saved: Path) -> None:
-    header = (
-        b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
-    )
+EMPTY = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [(range(300_000), r"commas, more than 500,000"), ("aa", "the key 'a' is there twice")]
+)
+def test_tensors_that_are_too_many_or_named_twice_are_refused(names: Any, message: str, saved: Path) -> None:
+    header = ("{" + ",".join(f'"{name}":{EMPTY}' for name in names) + "}").encode()
     (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(CheckpointError, match="the key 'a' is there twice"):
-        opened(saved)
+    for opened in OPENERS.values():
+        with pytest.raises(CheckpointError, match=message):
+            opened(saved)
 
 
-@pytest.mark.parametrize("name", ["config.json", INDEX, "generation_config.json", "tokenizer.json", "notes.txt"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "notes.txt"])
 def test_a_pipe_beside_dense_weights_is_not_waited_for(name: str, dense: Path) -> None:
     (dense / name).unlink(missing_ok=True)
     os.mkfifo(dense / name)
@@ -200,26 +169,17 @@ def test_a_name_that_no_file_system_allows_is_refused(name: str) -> None:
 
 WRONG_FIELDS = [
     ("layer_types", ["nonsense"] * 2),
-    ("layer_types", ["chunked_attention"] * 2),
-    ("layer_types", ["linear_attention", "full_attention"]),
     ("layer_types", ["sliding_attention"] * 2),
     ("layer_types", ["full_attention"]),
-    ("layer_types", []),
-    ("layer_types", "full_attention"),
     ("layer_types", [None, None]),
     ("rope_parameters", {"rope_type": "nonsense", "rope_theta": 1e4}),
     ("rope_parameters", {"rope_type": "linear", "factor": "x", "rope_theta": 1e4}),
-    ("rope_parameters", {"rope_type": ["default"], "rope_theta": 1e4}),
     ("rope_scaling", []),
     ("hidden_act", "nonsense"),
-    ("hidden_act", 3),
     ("hidden_size", -64),
     ("vocab_size", 0),
-    ("num_attention_heads", 0),
     ("num_attention_heads", "4"),
-    ("num_key_value_heads", -1),
     ("head_dim", True),
-    ("max_position_embeddings", 0),
     ("intermediate_size", 1.5),
     ("sliding_window", -1),
     ("attention_dropout", 2),
@@ -242,22 +202,15 @@ def test_a_config_that_cannot_run_is_refused_when_opened(saved: Path, dense: Pat
 
 
 WRONG_GENERATION = [
-    ("eos_token_id", "2"),
     ("eos_token_id", [2, "3"]),
-    ("eos_token_id", {"a": 2}),
     ("pad_token_id", 1.5),
     ("pad_token_id", 2**40),
-    ("bos_token_id", -2),
     ("suppress_tokens", ["a"]),
     ("max_new_tokens", "20"),
-    ("max_length", 20.5),
     ("num_beams", True),
-    ("top_k", "50"),
     ("temperature", "0.7"),
     ("top_p", [0.9]),
-    ("repetition_penalty", {}),
     ("do_sample", "false"),
-    ("use_cache", 1),
 ]
 
 

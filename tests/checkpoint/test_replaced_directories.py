@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 import gac
-from gac.checkpoint.replaced import ATTEMPTS, read_unreplaced
+from gac.checkpoint.files import ATTEMPTS, read_unreplaced
 from gac.core.errors import CheckpointError
 from tests.compression.applying import logits
 

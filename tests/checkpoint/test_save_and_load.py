@@ -33,26 +33,18 @@ def test_a_round_trip_changes_no_bit(model: LlamaForCausalLM, saved: Path) -> No
     assert torch.equal(logits(loaded), logits(model))
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 128, "rope_theta": 500000.0}
+
+
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "dtype"),
     [
-        {"tie_word_embeddings": True},
-        {"attention_bias": True, "mlp_bias": True},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 128,
-                "rope_theta": 500000.0,
-            }
-        },
+        ({"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, torch.float32),
+        ({"rope_parameters": LLAMA3}, torch.bfloat16),
     ],
-    ids=["tied", "biased", "linear rope", "llama3 rope"],
+    ids=["tied and biased", "llama3 rope in bfloat16"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_kind_of_llama_comes_back(
     changed: dict[str, Any], dtype: torch.dtype, tiny_config: LlamaConfig, make_plan: Any, tmp_path: Path
 ) -> None:
@@ -128,21 +120,14 @@ def test_the_card_says_how_to_load_and_to_reproduce(saved: Path, model: LlamaFor
 
 @pytest.mark.parametrize("write", [gac.save, gac.export])
 def test_a_model_without_a_plan_is_not_written(write: Any, tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"^a LlamaForCausalLM without a plan; expected a model from gac"):
         write(tiny_model, tmp_path / "saved")
-    assert str(caught.value) == (
-        "a LlamaForCausalLM without a plan; expected a model from gac.compress or gac.load. Compress it first."
-    )
 
 
 def test_a_model_that_left_its_plan_is_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
     model.model.layers[1].self_attn.o_proj = torch.nn.Linear(64, 60, bias=False)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.o_proj is Linear\(.*; expected dense with dim 64"):
         gac.save(model, tmp_path / "saved")
-    assert str(caught.value) == (
-        "model.layers.1.self_attn.o_proj is Linear(in_features=64, out_features=60, bias=False); "
-        "expected dense with dim 64, as model.gac_plan says. Save the model as gac.compress returned it."
-    )
 
 
 def test_mixed_dtypes_are_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -151,25 +136,11 @@ def test_mixed_dtypes_are_not_saved(model: LlamaForCausalLM, tmp_path: Path) -> 
         gac.save(model, tmp_path / "saved")
 
 
-@pytest.mark.parametrize("name", ["config.json", "plan.json", "model.safetensors"])
-@pytest.mark.parametrize("damage", ["gone", "cut", "empty"])
-def test_a_damaged_file_is_refused(name: str, damage: str, saved: Path) -> None:
-    file = saved / name
-    content = file.read_bytes()
-    file.unlink() if damage == "gone" else file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
-    with pytest.raises(CheckpointError):
-        gac.load(saved)
-
-
-@pytest.mark.parametrize("name", ["nowhere", "config.json", "."])
-def test_what_is_no_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError) as caught:
-        gac.load(tmp_path / name)
-    assert str(caught.value) == (
-        f"{tmp_path / name} has no config.json with a key gac; expected a directory that gac.save wrote. "
-        "Check the path; open a dense model with transformers."
-    )
+    for name in ("nowhere", "config.json", "."):
+        with pytest.raises(CheckpointError, match=f"^{tmp_path / name} has no config.json with a key gac; expected a"):
+            gac.load(tmp_path / name)
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -188,20 +159,12 @@ def q_proj(**changed: Any) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            q_proj(dim=9),
-            f'config.json has modules.{Q_PROJ} {{"dim": 9, "form": "low_rank", "module": "LowRankLinear", "scheme": '
-            f'"bf16", "sizes": {{"in_features": 64, "out_features": 64, "rank": 8}}}}; expected {{"dim": 8, ',
-        ),
         (q_proj(dim=8.0), f'config.json has modules.{Q_PROJ} {{"dim": 8.0, '),
         (q_proj(code="x"), f'config.json has modules.{Q_PROJ} {{"code": "x", '),
         (lambda header: header["modules"].pop(Q_PROJ), f"config.json has modules.{Q_PROJ} missing; expected {{"),
         (lambda header: header["modules"].update(a={}), "config.json has modules.a {}; expected none, as plan.json"),
-        (lambda header: header.pop("modules"), "config.json has modules."),
         (lambda header: header.update(decode_kernel="triton"), 'decode_kernel "triton"; expected "torch", as plan'),
-        (lambda header: header.update(fused=[["a", "b"]]), 'config.json has fused [["a", "b"]]; expected []'),
         (lambda header: header.update(code="x"), 'config.json has code "x"; expected none, as plan.json says'),
-        (lambda header: header.update(schema_version=1), f"key gac: schema version 1; expected version {SCHEMA}"),
         (lambda header: header.clear(), f"key gac: schema version None; expected version {SCHEMA}"),
     ],
 )
@@ -214,12 +177,8 @@ def test_a_header_that_is_not_the_plans_is_refused(change: Any, message: str, sa
 
 def test_dims_of_another_config_are_refused(saved: Path) -> None:
     edit(saved / "config.json", lambda config: config.update(intermediate_size=160))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"0\.mlp\.gate_proj 176 x 64; expected 160 x 64, as config\.json"):
         gac.load(saved)
-    assert str(caught.value) == (
-        f"{saved}: plan.json has model.layers.0.mlp.gate_proj 176 x 64; expected 160 x 64, as config.json says. "
-        "Save the model again; these files were changed."
-    )
 
 
 def test_the_plan_of_an_untouched_checkpoint_is_read_when_it_is_asked_for(
@@ -307,24 +266,10 @@ def test_a_tensor_that_is_unexpected_or_of_other_dims_is_refused(name: str, mess
         gac.load(saved)
 
 
-@pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/outside.safetensors", "weights.bin"])
-def test_an_index_names_only_safetensors_of_its_directory(shard: str, saved: Path) -> None:
-    index = {"metadata": {}, "weight_map": {FIRST: shard}}
-    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError) as caught:
-        gac.load(saved)
-    assert str(caught.value) == (
-        f"{saved}: model.safetensors.index.json names the file {shard!r}; "
-        "expected a safetensors file of this directory. Save or copy the model again."
-    )
-
-
-@pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}'])
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": {"a": [1]}}'])
 def test_an_index_that_is_none_is_refused(index: str, saved: Path) -> None:
     (saved / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(
-        CheckpointError, match=r"is no index; expected a weight_map|holds a list|index\.json cannot be read"
-    ):
+    with pytest.raises(CheckpointError, match="is no index; expected a weight_map"):
         gac.load(saved)
 
 
@@ -348,34 +293,23 @@ def test_code_in_the_directory_is_refused_not_run(saved: Path, tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_shards_then_one_file_in_the_same_directory(model: Any, tmp_path: Path) -> None:
-    model.save_pretrained(tmp_path, max_shard_size="60KB")
-    model.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("*.safetensors*")) == ["model.safetensors"]
-    assert torch.equal(logits(gac.load(tmp_path)), logits(model))
-
-
-def test_one_file_and_an_index_of_others_are_refused(model: Any, saved: Path, tmp_path: Path) -> None:
+def test_shards_and_one_file_in_the_same_directory(model: Any, saved: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
     (tmp_path / "shards" / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match=r"holds model.safetensors and model.safetensors.index.json"):
         gac.load(tmp_path / "shards")
+    model.save_pretrained(tmp_path / "shards")
+    assert torch.equal(logits(gac.load(tmp_path / "shards")), logits(model))
 
 
-@pytest.mark.parametrize("processes", ["", "two", "-1"])
-def test_variables_of_torchrun_that_are_no_numbers(
-    processes: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rank", "processes", "message"),
+    [("0", "two", "the environment variable WORLD_SIZE="), ("1", "8", "8 processes that do not find one another")],
+)
+def test_a_process_without_its_run_saves_nothing(
+    rank: str, processes: str, message: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": processes}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(GacError, match=r"^the environment variable WORLD_SIZE="):
-        gac.save(model, tmp_path / "saved")
-
-
-def test_a_process_without_its_run_says_that_it_saves_nothing(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "8"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(GacError, match=r"^8 processes that do not find one another"):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    with pytest.raises(GacError, match=f"^{message}"):
         gac.save(model, tmp_path / "saved")

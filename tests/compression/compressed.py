@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import attach_plan
 from gac.compression.apply import empty_module, shared_names
 from gac.forms.planned_sites import as_planned
 from gac.models.families import family_of

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import attach_plan
 from gac.measurement.embeddings import check_embeddings, embedding_shapes, quantised_embeddings, replace_embeddings
 from gac.plan.evidence import RoundedHead
 from gac.plan.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import attach_plan
 from gac.compression.apply import describe, empty_stored, planned_sites
 from gac.forms import form_named
 from gac.models.families import family_of

@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import gac
-from gac.checkpoint.attach import attach_plan
+from gac.checkpoint.planned import attach_plan
 from gac.compression.apply import skipped_blocks
 from gac.core.errors import CheckpointError, GacError, PlanError
 from gac.forms import form_named

@@ -101,7 +101,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (changed(f"{WEIGHT}.blocks", 0), "weight model.layers.0.self_attn.q_proj is 64 x 64 with 0 blocks"),
         (changed("sites.0.weights.0.form", "narrow"), "weight model.layers.0.self_attn.q_proj has the form narrow;"),
         (changed("sites.0.weights.0.form", "latent:" + "9" * 5000), "form latent:999"),
-        (b"[" * 100_000, "plan: the document: Invalid JSON: recursion limit exceeded"),
+        (b"[" * 100_000, "plan: Invalid JSON: maximum recursion depth exceeded"),
     ],
     "profile": [
         (swapped(SAMPLES, b'"samples": 10, "samples": 11'), "profile:5: the key 'samples' is there twice;"),
@@ -147,18 +147,21 @@ def test_what_looks_like_json_in_a_string_is_read_as_it_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, "report r.json cannot be read: maximum recursion depth exceeded"),
+        ("[" * 100_000, "report r.json cannot be read: Invalid JSON: maximum recursion depth exceeded"),
         (
             '{"models": [{"log_ratio": 1' + "0" * 400 + ', "predicted": 1}]}',
-            "report r.json has no predicted and measured loss",
+            "report r.json cannot be read: log_ratio: an integer beyond 2**62",
         ),
-        ('{"models": [{"log_ratio": NaN, "predicted": 1}]}', "r: predicted 1.0, measured nan; expected finite losses"),
+        (
+            '{"models": [{"log_ratio": NaN, "predicted": 1}]}',
+            "report r.json cannot be read: log_ratio: nan, which is no finite number",
+        ),
         (
             '{"models": [{"log_ratio": 1, "predicted": 1e308}]}',
             "r: predicted 1e+308, measured 1.0; expected finite losses",
         ),
         ("0," * 2_000_001, "report r.json cannot be read: 2,000,001 commas, more than 2,000,000"),
-        ("\udcff", "report r.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
+        ("\udcff", "report r.json cannot be read: Invalid JSON: 'utf-8' codec can't decode byte 0xff"),
     ],
     ids=["levels", "digits", "nan", "large", "commas", "bytes"],
 )

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from gac.core.errors import CheckpointError
@@ -14,29 +13,20 @@ ELSEWHERE = "Export the model without --gguf (gac.export), and convert the direc
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of transformers in llama.cpp.
+    """An architecture of transformers in llama.cpp."""
 
-    Attributes:
-        name: in llama.cpp.
-        paired: the rotary embedding rotates neighbouring numbers of a head, not the first half with the second, so that
-            the rows of queries and keys have another order.
-        fixed: required values of a config, for which llama.cpp has no key.
-    """
-
-    name: str
-    paired: bool = False
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # in llama.cpp
+    paired: bool  # rotary embeddings rotate neighbouring numbers of a head: rows of queries and keys are reordered
+    fixed: Mapping[str, Any]  # required values of a config, for which llama.cpp has no key
 
 
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "llama": Architecture("llama", paired=True, fixed=_FIXED),
-        "mistral": Architecture("llama", paired=True, fixed=_FIXED | {"sliding_window": None}),
-        "qwen2": Architecture("qwen2", fixed=_FIXED | {"use_sliding_window": False}),
-        "qwen3": Architecture("qwen3", fixed=_FIXED | {"use_sliding_window": False}),
-    }
-)
+_ARCHITECTURES = {
+    "llama": Architecture("llama", True, _FIXED),
+    "mistral": Architecture("llama", True, _FIXED | {"sliding_window": None}),
+    "qwen2": Architecture("qwen2", False, _FIXED | {"use_sliding_window": False}),
+    "qwen3": Architecture("qwen3", False, _FIXED | {"use_sliding_window": False}),
+}
 """By the ``model_type`` of transformers. Each was read back and compared, by transformers and by llama.cpp."""
 
 
@@ -47,22 +37,16 @@ def architecture_of(config: Any) -> Architecture:
         CheckpointError: the architecture was not tried, or llama.cpp has no key for a value of the config.
     """
     if config.model_type not in _ARCHITECTURES:
-        raise CheckpointError(
-            f"a model of the architecture {config.model_type}",
-            f"one that has been tried in llama.cpp ({', '.join(_ARCHITECTURES)})",
-            ELSEWHERE,
-        )
+        expected = f"one that has been tried in llama.cpp ({', '.join(_ARCHITECTURES)})"
+        raise CheckpointError(f"a model of the architecture {config.model_type}", expected, ELSEWHERE)
     architecture = _ARCHITECTURES[config.model_type]
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    values = {name: (getattr(config, name, due), due) for name, due in architecture.fixed.items()}
-    values |= {
-        name: (rope.get(name, due), due) for name, due in (("rope_type", "default"), ("partial_rotary_factor", 1))
-    }
-    for name, (value, due) in values.items():
-        if value != due:
+    rope = getattr(config, "rope_parameters", None) or {}
+    for name, required in (*architecture.fixed.items(), ("rope_type", "default"), ("partial_rotary_factor", 1)):
+        value = rope.get(name, getattr(config, name, required))
+        if value != required:
             raise CheckpointError(
                 f"a {config.model_type} config with {name} {value!r}",
-                f"{due!r}, which llama.cpp takes for granted or GAC has not tried otherwise",
+                f"{required!r}, which llama.cpp takes for granted or GAC has not tried otherwise",
                 ELSEWHERE,
             )
     return architecture
@@ -96,32 +80,26 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_Steps = tuple[tuple[Any, ...], ...]
-_SPLITS: Mapping[_Steps, str] = MappingProxyType(
-    {
-        (("ByteLevel", True),): "gpt-2",
-        (("Digits", True), ("ByteLevel", True)): "smollm",
-        (("Split", _WORDS.format(digits=r"\p{N}"), "Isolated"), ("ByteLevel", False)): "qwen2",
-        (("Split", _WORDS.format(digits=r"\p{N}{1,3}"), "Isolated"), ("ByteLevel", False)): "llama-bpe",
-    }
-)
+_SPLITS: Mapping[tuple[tuple[Any, ...], ...], str] = {
+    (("ByteLevel", True),): "gpt-2",
+    (("Digits", True), ("ByteLevel", True)): "smollm",
+    (("Split", _WORDS.format(digits=r"\p{N}"), "Isolated"), ("ByteLevel", False)): "qwen2",
+    (("Split", _WORDS.format(digits=r"\p{N}{1,3}"), "Isolated"), ("ByteLevel", False)): "llama-bpe",
+}
 """llama.cpp's names of pre-tokenizers."""
-_IGNORE_MERGES = ("llama-bpe",)
-"""Those with which llama.cpp keeps a word that is a token, without merging."""
+_IGNORE_MERGES = "llama-bpe"  # the one with which llama.cpp keeps a word that is a token, without merging
 
 
 def add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
     """Write tokens, merges, special tokens and chat template into the header of a ``gguf.GGUFWriter``.
 
     Args:
-        tokenizer: of transformers.
         size: rows of the embedding; rows without a token get names that no text has.
 
     Raises:
         CheckpointError: llama.cpp has no such tokenizer, or it has more tokens than the model.
     """
-    backend = _backend(tokenizer)
-    split = _split(tokenizer, backend)
+    backend, split = _backend(tokenizer)
     tokens, types = _tokens(tokenizer, size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
@@ -139,8 +117,8 @@ def add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def _backend(tokenizer: Any) -> dict[str, Any]:
-    """The model of a byte-level BPE tokenizer, from its JSON."""
+def _backend(tokenizer: Any) -> tuple[dict[str, Any], str]:
+    """The model of a byte-level BPE tokenizer, from its JSON, and llama.cpp's name of its pre-tokenizer."""
     if not getattr(tokenizer, "is_fast", False):
         raise _refused(tokenizer, "which has no tokenizer.json")
     document = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -152,16 +130,12 @@ def _backend(tokenizer: Any) -> dict[str, Any]:
         raise _refused(tokenizer, "which has no merges")
     if (document.get("normalizer") or {"type": "NFC"})["type"] != "NFC":
         raise _refused(tokenizer, f"whose normalizer is {document['normalizer']['type']}")
-    return dict(model) | {"split": document.get("pre_tokenizer")}
-
-
-def _split(tokenizer: Any, backend: Mapping[str, Any]) -> str:
-    split = backend["split"] or {}
+    split = document.get("pre_tokenizer") or {}
     steps = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
     name = _SPLITS.get(tuple(map(_step, steps)))
-    if name is None or bool(backend.get("ignore_merges")) != (name in _IGNORE_MERGES):
+    if name is None or bool(model.get("ignore_merges")) != (name == _IGNORE_MERGES):
         raise _refused(tokenizer, f"which splits text otherwise: {json.dumps(split)[:120]}")
-    return name
+    return model, name
 
 
 def _step(step: Mapping[str, Any]) -> tuple[Any, ...]:

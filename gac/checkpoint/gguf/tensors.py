@@ -28,19 +28,13 @@ from gac.schemes.matrices import Grid
 BLOCK = 32
 REQUANTISED = "Q8_0"
 """The type of quantised weights whose numbers no type of GGUF has: their values are quantised again, to 8 bits."""
-_HEAD = "lm_head.weight"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PLAIN = {dtype: kind for kind, dtype in _DTYPES.items()}
 Bytes = NDArray[np.uint8]
-Rows = Callable[[Tensor], Tensor]
 
 
 def gguf_package() -> Any:
-    """Import the package ``gguf``, which is no dependency of GAC.
-
-    Raises:
-        CheckpointError: it is not installed.
-    """
+    """Import the package ``gguf``, which is no dependency of GAC; a CheckpointError if it is not installed."""
     try:
         return importlib.import_module("gguf")
     except ImportError as failure:
@@ -50,23 +44,14 @@ def gguf_package() -> Any:
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of GGUF for numbers from ``least`` to ``most``.
-
-    Attributes:
-        pack: from numbers, int16 ``(blocks, 32)``, to the bytes behind the scale, ``(blocks, bytes)``.
-    """
+    """A type of GGUF for numbers from ``least`` to ``most``."""
 
     least: int
     most: int
-    pack: Callable[[NDArray[np.int16]], Bytes]
+    pack: Callable[[NDArray[np.int16]], Bytes]  # numbers (blocks, 32) to the bytes behind the scale (blocks, bytes)
 
     def encoded(self, numbers: NDArray[np.int16], scale: NDArray[np.float16]) -> Bytes:
-        """The bytes of each row, ``(rows, bytes)``.
-
-        Args:
-            numbers: shape ``(rows, columns)``, columns a multiple of 32, all from ``least`` to ``most``.
-            scale: of each block, shape ``(rows, columns / 32)``.
-        """
+        """The bytes ``(rows, bytes)`` of numbers ``(rows, columns)`` and of scales ``(rows, columns / 32)``."""
         scales = scale.astype("<f2").reshape(-1, 1).view(np.uint8)
         blocks = np.concatenate([scales, self.pack(numbers.reshape(-1, BLOCK))], axis=1)
         return blocks.reshape(len(numbers), -1)
@@ -95,24 +80,14 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A tensor of the stock model.
-
-    Attributes:
-        scheme: of the plan; ``bf16`` if it is not quantised.
-        plain: the values in the model's dtype, or a function that makes them.
-        stored: the module that holds them quantised; None if they are not.
-    """
+    """A tensor of the stock model."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    scheme: str
-    plain: Tensor | partial[Tensor]
-    stored: Stored | None = None
-
-    def values(self) -> Tensor:
-        """In the model's dtype."""
-        return self.plain if isinstance(self.plain, Tensor) else self.plain()
+    scheme: str  # of the plan; ``bf16`` if it is not quantised
+    values: Callable[[], Tensor]  # makes the values in the model's dtype
+    stored: Stored | None = None  # the module that holds them quantised
 
     def exact(self) -> Tensor:
         """Quantised values in float32, before any cast to the model's dtype; else the values."""
@@ -127,52 +102,40 @@ class Source:
 
 
 def sources(model: Any, stock: Any, plan: Plan, merge: bool) -> Iterator[Source]:
-    """Every tensor of the stock model, in its order, without a tied LM head.
-
-    Args:
-        stock: from ``gac.checkpoint.export.stock_model``.
-        merge: as for ``gac.export``; merged weights are not quantised any more.
-    """
+    """Yield every tensor of the stock model (of ``gac.checkpoint.export.stock_model``), without a tied LM head."""
     same, changed = unchanged_state(model, plan), {choice.name: choice for choice in plan.weights if choice.changed}
     head = plan.measured.head.scheme if plan.measured.head else DEFAULT_SCHEME
-    quantised = {name: (head, module) for name, module in embeddings_of(model).items() if isinstance(module, Stored)}
-    for choice in changed.values():
-        if isinstance(module := model.get_submodule(choice.name), Stored):
-            quantised[choice.name] = choice.scheme, module
+    modules = {name: (head, module) for name, module in embeddings_of(model).items()}
+    modules |= {name: (choice.scheme, model.get_submodule(name)) for name, choice in changed.items()}
     for name, empty in stock.state_dict().items():
-        if name == _HEAD and stock.config.tie_word_embeddings:
+        if name == "lm_head.weight" and stock.config.tie_word_embeddings:
             continue
         owner, _, kind = name.rpartition(".")
         shape = tuple(empty.shape)
-        scheme, stored = quantised.get(owner, (DEFAULT_SCHEME, None))
-        if stored is None or kind != "weight" or stored.shape != shape:  # a bias, or merged
+        scheme, stored = modules.get(owner, (DEFAULT_SCHEME, None))
+        if not isinstance(stored, Stored) or kind != "weight" or stored.shape != shape:  # a bias, or merged
             scheme, stored = DEFAULT_SCHEME, None
-        plain = same[name] if owner not in changed else partial(_part, model, stock, changed[owner], merge, name)
-        yield Source(name, shape, model.dtype, scheme, plain, stored)
+        if owner in changed:
+            values = partial(_changed_values, model, stock, changed[owner], merge, name)
+        else:
+            values = partial(same.__getitem__, name)
+        yield Source(name, shape, model.dtype, scheme, values, stored)
 
 
-def _part(model: Any, stock: Any, choice: Any, merge: bool, name: str) -> Tensor:
+def _changed_values(model: Any, stock: Any, choice: Any, merge: bool, name: str) -> Tensor:
     return weight_state(model, stock, choice, merge)[name]
 
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """A tensor of the file.
+    """A tensor of the file."""
 
-    Attributes:
-        name: in llama.cpp.
-        rows: reorders rows for llama.cpp.
-        kind: its type in GGUF.
-        lossless: the type holds the whole numbers of the source.
-        why: the source's dims need a larger type, or another quantisation; None if not.
-    """
-
-    name: str
+    name: str  # in llama.cpp
     source: Source
-    rows: Rows
-    kind: str
-    lossless: bool = False
-    why: str | None = None
+    reorder_rows: Callable[[Tensor], Tensor]
+    kind: str  # the type in GGUF
+    lossless: bool = False  # the type holds the whole numbers of the source
+    why: str | None = None  # the source's dims need a larger type, or another quantisation
 
     @property
     def ggml_type(self) -> Any:
@@ -184,8 +147,7 @@ class Content:
         return int(prod(self.source.shape) // block * size)
 
     def values(self) -> Tensor:
-        """The values to write."""
-        return self.rows(self.source.exact() if self.kind in BLOCK_TYPES else self.source.values())
+        return self.reorder_rows(self.source.exact() if self.kind in BLOCK_TYPES else self.source.values())
 
     def data(self) -> Bytes:
         """The bytes of each row, ``(rows, bytes)``, or of a vector."""
@@ -194,8 +156,8 @@ class Content:
             assert grid is not None, "a type of whole numbers for a source without"
             # one scale for each block of a group
             scale = grid.scale.half().repeat_interleave(max(grid.size // BLOCK, 1), dim=1)[:, : columns // BLOCK]
-            numbers = grid.signed.to(torch.int16)
-            return BLOCK_TYPES[self.kind].encoded(_numpy(self.rows(numbers)), _numpy(self.rows(scale)))
+            numbers, scale = self.reorder_rows(grid.signed.to(torch.int16)), self.reorder_rows(scale)
+            return BLOCK_TYPES[self.kind].encoded(_numpy(numbers), _numpy(scale))
         if self.kind not in BLOCK_TYPES:  # the dtype's own bytes, or those of the wider float32
             return _numpy(self.values().to(_DTYPES[self.kind]).contiguous().view(torch.uint8))
         data: Bytes = gguf_package().quants.quantize(_numpy(self.values().float()), self.ggml_type)
@@ -210,14 +172,9 @@ class Content:
         return 0.0 if torch.equal(read, values) else float((read - values).norm() / values.norm())
 
 
-def content(source: Source, name: str, rows: Rows) -> Content:
-    """A tensor in the smallest type that holds it without loss; else in 8 bits.
-
-    Args:
-        name: in llama.cpp.
-        rows: reorders rows for llama.cpp.
-    """
-    build = partial(Content, name, source, rows)
+def content(source: Source, name: str, reorder_rows: Callable[[Tensor], Tensor]) -> Content:
+    """A tensor, with its name in llama.cpp, in the smallest type that holds it without loss; else in 8 bits."""
+    build = partial(Content, name, source, reorder_rows)
     if len(source.shape) == 1:
         return build("F32")
     if source.stored is None:
@@ -236,12 +193,7 @@ def content(source: Source, name: str, rows: Rows) -> Content:
 
 
 def interleaved(size: int, values: Tensor) -> Tensor:
-    """Rows with the two that a rotary embedding rotates together side by side.
-
-    Args:
-        size: rows of a head, of which the first half is rotated with the second.
-        values: shape ``(heads * size, ...)``.
-    """
+    """Rows ``(heads * size, ...)`` with the two that a rotary embedding rotates together side by side."""
     halves = values.reshape(-1, 2, size // 2, *values.shape[1:])
     return halves.transpose(1, 2).reshape(values.shape)
 

@@ -1,6 +1,7 @@
 """Write a compressed model as one GGUF file."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,51 +24,31 @@ from gac.plan.plan import Plan
 from gac.schemes import scheme_named
 
 logger = logging.getLogger("gac")
-_MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True)
 class TensorsWritten:
-    """The tensors of one scheme with one type of GGUF.
+    """The tensors of one scheme with one type of GGUF."""
 
-    Attributes:
-        scheme: of the plan; ``bf16`` if not quantised.
-        type: of GGUF: ``Q5_0``.
-        tensors: their number.
-        bytes: their size.
-        moved: the largest relative change of one of them; 0 if all are copied bit for bit.
-        why: dims that need a larger type, or another quantisation; None if there are none.
-    """
-
-    scheme: str
-    type: str
+    scheme: str  # of the plan; ``bf16`` if not quantised
+    type: str  # of GGUF: ``Q5_0``
     tensors: int
     bytes: int
-    moved: float
-    why: str | None
+    moved: float  # the largest relative change of one of them; 0 if all are copied bit for bit
+    why: str | None  # dims that need a larger type, or another quantisation
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file that was written.
-
-    Attributes:
-        path: of the file.
-        architecture: llama.cpp's name.
-        bytes: of the file.
-        planned_bytes: of the planned weights, as the plan counts them.
-        weights_bytes: of the same weights in the file.
-        tensors: by scheme and type, the largest first.
-        inputs: schemes that quantise inputs too, which no file can request from llama.cpp.
-    """
+    """A GGUF file that was written."""
 
     path: str
-    architecture: str
+    architecture: str  # llama.cpp's name
     bytes: int
-    planned_bytes: int
-    weights_bytes: int
-    tensors: tuple[TensorsWritten, ...]
-    inputs: tuple[str, ...]
+    planned_bytes: int  # of the planned weights, as the plan counts them
+    weights_bytes: int  # of the same weights in the file
+    tensors: tuple[TensorsWritten, ...]  # by scheme and type, the largest first
+    inputs: tuple[str, ...]  # schemes that quantise inputs too, which no file can request from llama.cpp
 
     @property
     def exact(self) -> bool:
@@ -140,7 +121,7 @@ def _check_free(target: Path, overwrite: bool) -> None:
 
 def _is_gguf(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(4) == b"GGUF"
 
 
 def _content(source: Source, config: Any, architecture: Architecture) -> Content:
@@ -149,11 +130,8 @@ def _content(source: Source, config: Any, architecture: Architecture) -> Content
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     name = names.get_name(source.name, try_suffixes=(".weight", ".bias"))
     if name is None:
-        raise CheckpointError(
-            f"{source.name} of a {config.model_type} model",
-            "tensors that llama.cpp has a name for",
-            "Export the model without --gguf (gac.export).",
-        )
+        value, remedy = f"{source.name} of a {config.model_type} model", "Export the model without --gguf (gac.export)."
+        raise CheckpointError(value, "tensors that llama.cpp has a name for", remedy)
     rotated = architecture.paired and (".q_proj." in source.name or ".k_proj." in source.name)
     return content(source, name, partial(interleaved, head_dim(config)) if rotated else lambda values: values)
 
@@ -161,7 +139,7 @@ def _content(source: Source, config: Any, architecture: Architecture) -> Content
 def _header(
     part: Path, plan: Plan, config: Any, architecture: Architecture, tokenizer: Any, contents: Sequence[Content]
 ) -> Any:
-    """The writer, after everything but the tensors."""
+    """Write everything but the tensors, and return the writer."""
     gguf = gguf_package()
     writer = gguf.GGUFWriter(part, architecture.name)
     writer.add_type(gguf.GGUFType.MODEL)
@@ -179,11 +157,11 @@ def _header(
 
 
 def _file_type(contents: Sequence[Content]) -> Any:
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     for tensor in contents:
-        sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.nbytes
-    most, types = max(sizes, key=lambda kind: sizes[kind]), gguf_package().LlamaFileType
-    return types.ALL_F32 if most == "F32" else types[f"MOSTLY_{most}"]
+        sizes[tensor.kind] += tensor.nbytes
+    (largest, _), types = sizes.most_common(1)[0], gguf_package().LlamaFileType
+    return types.ALL_F32 if largest == "F32" else types[f"MOSTLY_{largest}"]
 
 
 def _write_tensors(writer: Any, part: Path, contents: Sequence[Content]) -> list[float]:

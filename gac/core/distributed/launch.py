@@ -6,11 +6,7 @@ from gac.core.errors import GacError
 
 
 def processes() -> int:
-    """Return the number of processes of the run, on all nodes; 1 outside of torchrun.
-
-    Raises:
-        GacError: WORLD_SIZE, or another of torchrun's variables, is no number.
-    """
+    """Return the number of processes of the run, on all nodes; 1 outside of torchrun."""
     return _number("WORLD_SIZE", "1") if "RANK" in os.environ else 1
 
 

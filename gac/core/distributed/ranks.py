@@ -23,19 +23,13 @@ BUCKET_BYTES = 2**26
 
 
 class Ranks:
-    """The processes of a run: a single process, or several processes of ``torch.distributed``.
+    """The ``count`` processes of a run: a single one, or several of ``torch.distributed``; rank 0 prints and writes.
 
-    Args:
-        groups: of several, the process group for tensors of each type of device; that of ``cpu`` takes objects too.
-        settle: called when a group fails, since another process is gone; it returns where that is not the reason.
-
-    Attributes:
-        count: number of processes.
-        rank: the number of this one, from 0; rank 0 leads: it prints, and writes files.
+    Several have a process group for tensors of each type of device; that of ``cpu`` takes objects too. ``settle`` is
+    called when a group fails, since another process is gone; it returns if that is not the reason.
     """
 
-    count = 1
-    rank = 0
+    count, rank = 1, 0
 
     def __init__(
         self, groups: Mapping[str, dist.ProcessGroup] | None = None, settle: Callable[[], None] = lambda: None
@@ -49,7 +43,7 @@ class Ranks:
         return self.rank == 0
 
     def owns(self, turn: int) -> bool:
-        """Return True if this process does the work of this number, where all take turns."""
+        """True if this process does the work of this number, where all take turns."""
         return turn % self.count == self.rank
 
     def rows(self, count: int) -> slice:
@@ -57,10 +51,7 @@ class Ranks:
         return slice(self.rank * count // self.count, (self.rank + 1) * count // self.count)
 
     def shared_out(self, sizes: Sequence[int]) -> list[int]:
-        """Assign works to ranks so that the largest sum of sizes is small: the largest first, to the least loaded.
-
-        Every process gets the same list.
-        """
+        """Assign works to ranks so that the largest sum of sizes is small: the largest first, to the least loaded."""
         load, owners = [0] * self.count, [0] * len(sizes)
         for work in sorted(range(len(sizes)), key=lambda work: (-sizes[work], work)):
             owners[work] = min(range(self.count), key=lambda rank: (load[rank], rank))
@@ -83,10 +74,7 @@ class Ranks:
 
     @contextmanager
     def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Average the gradients of one backward pass over all processes.
-
-        Each gradient is sent while those before it in the model are computed. All processes run the same graph.
-        """
+        """Average the gradients of one backward pass, each while those before it in the model are computed."""
         pending: list[tuple[nn.Parameter, dist.Work]] = []
 
         def begin(parameter: nn.Parameter) -> None:
@@ -153,7 +141,6 @@ class Ranks:
             self._call(dist.barrier, group=self._groups["cpu"])
 
     def mesh(self, device: str) -> DeviceMesh:
-        """Return all processes as a mesh of devices of this type; there are several."""
         return DeviceMesh.from_group(self._groups[device], device)
 
     def meet(self, timeout: timedelta) -> None:

@@ -33,21 +33,15 @@ CALL_TIMEOUT = timedelta(minutes=10)
 
 
 def this_run() -> Ranks:
-    """Return the processes of this run; a single one outside of torchrun.
-
-    Raises:
-        GacError: they cannot connect.
-    """
+    """Return the processes of this run; a single one outside of torchrun."""
     return ALONE if launch.processes() == 1 else _started()[0]
 
 
 def on_every_rank(call: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function that all processes of a run call at once; rank 0 alone prints.
 
-    A single process just calls it. A GacError is raised on rank 0; the others exit with it.
-
-    Raises:
-        GacError: by the function, where packages or GPUs of the processes differ, or not all of them call it.
+    A single process just calls it. A GacError is raised on rank 0, also where packages or GPUs of the processes
+    differ, or not all of them call it; the others exit with it.
     """
 
     @wraps(call)
@@ -117,11 +111,7 @@ def _check_gpus() -> None:
 
 
 def _meet(name: str, ranks: Ranks) -> None:
-    """Wait for all processes to call the function, and compare their packages and GPUs.
-
-    Raises:
-        GacError: one does not call it, or differs.
-    """
+    """Wait for all processes to call the function, and compare their packages and GPUs."""
     try:
         ranks.meet(CALL_TIMEOUT)
     except RuntimeError as failure:

@@ -28,10 +28,7 @@ _ENDED, _ERRED = 0, 1
 class Watch:
     """Threads that wait for the end of other processes: on rank 0 for all of them, on the others for rank 0.
 
-    Args:
-        group: a gloo group that nothing else uses.
-        names: of all processes, by rank, for errors.
-        store: holds the error that a process ends with.
+    They use a gloo ``group`` of their own; the ``store`` holds the error that a process ends with.
     """
 
     def __init__(self, group: dist.ProcessGroup, names: list[str], store: Any) -> None:
@@ -46,11 +43,7 @@ class Watch:
             thread.start()
 
     def begin(self) -> None:
-        """Begin a call that needs all processes.
-
-        Raises:
-            GacError: a call has failed before. (The process exits if another one has ended.)
-        """
+        """Begin a call that needs all processes; the process exits if another one has ended."""
         if self._failed:
             problem, expected = "a call after one that failed, under torchrun", "a run without a failure"
             raise GacError(problem, expected, "Start torchrun again: finished layers are read.")
