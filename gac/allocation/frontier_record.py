@@ -246,10 +246,10 @@ class Frontier(Shown, Record):
 
 
 def sums(
-    options: Sequence[Candidate], measured: Measured, together: float
+    options: Sequence[Candidate], measured: Measured, beyond_sum: float
 ) -> tuple[int, float, tuple[int | None, ...]]:
     """Parameters, loss with that of embedding and head, and latency for each workload of one candidate a site."""
-    loss = fsum([*(option.loss for option in options), measured.lost_by_head, together])
+    loss = fsum([*(option.loss for option in options), measured.lost_by_head, beyond_sum])
     return sum(option.params for option in options), loss, summed_latency(options)
 
 

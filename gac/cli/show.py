@@ -10,7 +10,15 @@ import click
 
 import gac
 from gac.cli.command import Answer, Command, note, plan_document, tokens_document
-from gac.cli.options import FILE, Target, forms_option, named, named_plans, option, profile_option, several
+from gac.cli.options import (
+    FILE,
+    Target,
+    forms_option,
+    named,
+    option,
+    profile_option,
+    several,
+)
 from gac.core.errors import ModelError
 from gac.forms import FORMS
 
@@ -57,17 +65,17 @@ def compare(files: tuple[Path, ...]) -> Answer:
     weights that differ most as well. Plans of gac tokens are compared with each other: tokens, loss, memory, latency.
     """
     from gac.reporting.tables import comparison_table, differences_table
-    from gac.tokens.plan import TokenPlan, check_comparable, comparison_tables, require_same_plan_type
+    from gac.tokens import plan as token_plans
 
     if len(files) < 2:
         raise click.UsageError("Name two plans or more.")
     paths = named(files)
-    if require_same_plan_type(files) is TokenPlan:
-        budgets = TokenPlan.opened_each(paths)
-        check_comparable(budgets)
-        entries = [{"path": str(paths[name])} | tokens_document(plan) for name, plan in budgets.items()]
-        return Answer({"plans": entries}, lambda: comparison_tables(budgets))
-    plans = named_plans(files)
+    plans: dict[str, Any] = dict(zip(paths, token_plans.load_plans(files), strict=True))
+    if isinstance(plans[next(iter(plans))], gac.TokenPlan):
+        token_plans.check_comparable(plans)
+        entries = [{"path": str(paths[name])} | tokens_document(plan) for name, plan in plans.items()]
+        differences = [token_plans.differences_table(plans)] if len(plans) == 2 else []
+        return Answer({"plans": entries}, lambda: [token_plans.comparison_table(plans), *differences])
     first, *others = plans.values()
     comparisons = [first.compare(plan) for plan in others]
     entries = [{"path": str(paths[name])} | plan_document(plan) for name, plan in plans.items()]
@@ -99,19 +107,15 @@ def report(
     For a plan of gac tokens: the tokens that every layer keeps, and the loss of each budget. The page is a single HTML
     file that needs no network.
     """
-    from gac.tokens.plan import TokenPlan, require_same_plan_type
+    from gac.tokens.plan import load_plans
 
     paths = named((plan_file, *against))
-    if require_same_plan_type(paths.values()) is TokenPlan:
-        (name, path), *rest = paths.items()
-        gac.report(path, output, against=dict(rest), frontier=frontier_file, profile=profile, tokens=tokens, name=name)
-        counts = {"layers": len(TokenPlan.load(path).layers)}
-    else:
-        (name, plan), *others = named_plans((plan_file, *against)).items()
-        frontier = None if frontier_file is None else gac.Frontier.load(frontier_file)
-        table = _profile(plan) if profile is None else gac.Profile.load(profile)
-        gac.report(plan, output, against=dict(others), frontier=frontier, profile=table, tokens=tokens, name=name)
-        counts = {"sites": len(plan.sites)}
+    plan, *others = load_plans(paths.values())
+    name, *names = paths
+    plans: Any = dict(zip(names, others, strict=True))
+    table = _profile(plan) if profile is None and isinstance(plan, gac.Plan) else profile
+    gac.report(plan, output, against=plans, frontier=frontier_file, profile=table, tokens=tokens, name=name)
+    counts = {"sites": len(plan.sites)} if isinstance(plan, gac.Plan) else {"layers": len(plan.layers)}
     size = output.stat().st_size
     return Answer({"path": str(output), "bytes": size} | counts, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
 

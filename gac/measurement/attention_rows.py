@@ -63,12 +63,12 @@ class _Listening:
     _attn_implementation = _ATTENTION
 
     def __init__(self, config: Any, name: str, size: int, heard: Callable[[Iterator[Blocks]], None]) -> None:
-        self.own, self.name, self._size, self._heard = config, name, size, heard
+        self.wrapped, self.name, self._size, self._heard = config, name, size, heard
         self._read: dict[str, Tensor] = {}
         self._wrote: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self.wrapped, name)
 
     def project(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """A hook of a projection."""
@@ -85,7 +85,7 @@ class _Listening:
 
 def _listened(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     listening: _Listening = attention.config
-    attended = own_interface(attention, listening.own)(attention, query, key, value, mask, **options)
+    attended = own_interface(attention, listening.wrapped)(attention, query, key, value, mask, **options)
     if attended[0].requires_grad:
         listening.attended(_Call(query.detach(), key, value, mask, options), attended[0])
     return attended

@@ -1,7 +1,7 @@
 """The rules of repair: the padded dim, and its cost."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
@@ -18,16 +18,16 @@ class ShapeContract:
     """Maps each dim to a padded one, which is never smaller.
 
     Attributes:
-        strategy: its name: one of ``STRATEGIES``, or one of your own.
+        strategy: name, one of ``STRATEGIES`` or your own.
         steps: a multiple of the last stays. Any other dim becomes the next multiple of the first, or if
             ``most_overhead`` forbids that of the second, and so on.
         dims: up to the largest of these, the next of them is taken instead.
         measured: take the fastest dim instead, among those of a latency table from this one on.
-        most_overhead: maximum fraction by which a dim may grow; one that would grow more stays. None: any.
-            It refers to the dim of the checkpoint: with ``measured``, a second repair may grow it again.
+        most_overhead: maximum fraction by which a dim may grow, else it stays; None for any. With ``measured``, a
+            second repair may grow a dim again.
 
     Raises:
-        GacError: there is no step, or a size or the limit is invalid.
+        GacError: a size or the limit is invalid.
     """
 
     strategy: str
@@ -49,23 +49,11 @@ class ShapeContract:
     @classmethod
     @checked
     def named(cls, strategy: str) -> "ShapeContract":
-        """The contract of a strategy.
-
-        Raises:
-            GacError: there is no such strategy; names the nearest.
-        """
+        """The contract of a strategy; raises GacError if it is unknown."""
         if strategy not in STRATEGIES:
             remedy = did_you_mean(strategy, STRATEGIES, "Correct the name.")
             raise GacError(f"strategy {strategy!r} is unknown", f"one of {', '.join(STRATEGIES)}", remedy)
         return STRATEGIES[strategy]
-
-    def limited(self, most_overhead: float | None) -> "ShapeContract":
-        """The same contract with another limit; None keeps the limit.
-
-        Raises:
-            GacError: it is negative or no number.
-        """
-        return self if most_overhead is None else replace(self, most_overhead=most_overhead)
 
     @checked
     def becomes(self, dim: Count, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:

@@ -1,9 +1,8 @@
 """The result of a repair: the padded dims, their cost, and the latencies, as JSON and as rich tables."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group
@@ -88,13 +87,13 @@ def repair_tables(result: RepairResult) -> list[Group | Text]:
 
 
 def _padded_table(result: RepairResult) -> Group:
-    kinds: dict[tuple[str, int, int], list[PaddedDim]] = {}
+    kinds: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     for dim in result.moved:
-        kinds.setdefault((_NUMBER.sub("*", dim.name), dim.dim, dim.becomes), []).append(dim)
+        kinds[_NUMBER.sub("*", dim.name), dim.dim, dim.becomes].append(dim.added_bytes)
     table = new_table([("weight", "<"), *((name, ">") for name in ("dims", "from", "to", "grown", "added bytes"))])
-    for (name, before, after), same in kinds.items():
-        added = sum(dim.added_bytes for dim in same)
-        table.add_row(name, str(len(same)), str(before), str(after), f"{after / before - 1:.2%}", f"{added:,}")
+    for (name, before, after), added in kinds.items():
+        grown = f"{after / before - 1:.2%}"
+        table.add_row(name, str(len(added)), str(before), str(after), grown, f"{sum(added):,}")
     return Group(table, legend("*: layers or groups; dims: how many of them had this dim"))
 
 
@@ -119,10 +118,9 @@ def _summary(result: RepairResult) -> Text:
         f"strategy  {result.contract.strategy}{limit}",
         f"dims      {len(result.moved)} of {result.dims} moved, {len(result.kept)} kept that are no multiple of 8",
     ]
-    unpadded = sorted(result.carried, key=lambda dim: (dim.form, dim.dim))
-    for form, same in groupby(unpadded, lambda dim: dim.form):
-        counts = Counter(form_named(form).label(dim.dim) for dim in same)
-        labels = ", ".join(f"{count} x {label}" for label, count in counts.items())
+    for form in sorted({dim.form for dim in result.carried}):
+        counts = sorted(Counter(dim.dim for dim in result.carried if dim.form == form).items())
+        labels = ", ".join(f"{count} x {form_named(form).label(dim)}" for dim, count in counts)
         lines.append(f"carried   {form} as they were: {labels}; there is nothing to pad")
     added = f"{result.added_bytes:,} added ({result.overhead:.2%})"
     lines += [

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -19,13 +20,13 @@ from gac.core.untrusted import read_model_json
 from gac.core.workloads import Workload
 from gac.forms.tensors import with_zeros
 from gac.models.loading import is_checkpoint
+from gac.plan.evidence import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.repairs.adopt import Adoption, adopt
 from gac.repairs.contract import ShapeContract
-from gac.repairs.dims import Block, Dims, Insertions, SharedDim, added_bytes, insertions, with_dims
-from gac.repairs.layouts import find_blocks
-from gac.repairs.layouts.planned import padded_plan
+from gac.repairs.dims import Dims, Insertions, SharedDim, added_bytes, insertions, with_dims
+from gac.repairs.layouts import find_dims
+from gac.repairs.layouts.planned import adopt, padded_plan
 from gac.repairs.report import PaddedDim, RepairResult, UnpaddedDim
 from gac.repairs.times import How, Latency, in_table, measured_dims, on_gpu, total_times
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source, open_source
@@ -78,24 +79,24 @@ def repair(
         GacError: the strategy, the limit or a workload is invalid.
     """
     contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
-    contract = contract.limited(max_overhead)
-    names = (workloads,) if isinstance(workloads, str) else workloads
-    runs = [Workload.parse(name) for name in names]
+    if max_overhead is not None:
+        contract = replace(contract, most_overhead=max_overhead)
+    decoded = [Workload.parse(name) for name in ((workloads,) if isinstance(workloads, str) else workloads)]
     table, used = select_profile(profile)
     _check_separate(Path(directory), Path(output))
     check_free(Path(output), overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
-    layouts = find_blocks(source)
-    blocks = [block for group in layouts.values() for block in group]
-    shared = [dim for block in blocks for dim in block.shared]
-    before, after = {dim.name: dim.dim for dim in shared}, decide(blocks, contract, table, runs)
+    layouts = find_dims(source)
+    shared = [dim for dims in layouts.values() for dim in dims]
+    runs = [run for dim in shared for run in dim.runs]
+    before, after = {dim.name: dim.dim for dim in shared}, decide(shared, contract, table, decoded)
     latencies: dict[How, tuple[str, Latency]] = {"predicted": (table.header.gpu, in_table(table))}
     if measure:
-        latencies["measured"] = on_gpu(blocks, (before, after), runs)
+        latencies["measured"] = on_gpu(runs, (before, after), decoded)
     size = sum(tensor.nbytes for tensor in source.tensors.values())
     padded_size = size + added_bytes(source, shared, after)
     with complete_directory(Path(output)) as part:
-        _write(source, part, shared, after, padded_size, adopt(source, shared, after, used))
+        _write(source, part, shared, after, padded_size, used)
     padding = [dim for dim in shared if not dim.fixed]
     moved = [dim for dim in padding if after[dim.name] != dim.dim]
     return RepairResult(
@@ -110,9 +111,9 @@ def repair(
         bytes_before=size,
         bytes_after=padded_size,
         times=tuple(
-            total_times(how, gpu, blocks, (before, after), run, latency)
+            total_times(how, gpu, runs, (before, after), workload, latency)
             for how, (gpu, latency) in latencies.items()
-            for run in runs
+            for workload in decoded
         ),
         profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
         left_out=_left_out(source),
@@ -120,16 +121,13 @@ def repair(
 
 
 def decide(
-    blocks: Sequence[Block], contract: ShapeContract, profile: Profile, workloads: Sequence[Workload]
+    shared: Sequence[SharedDim], contract: ShapeContract, profile: Profile, workloads: Sequence[Workload]
 ) -> dict[str, int]:
     """The padded dims, by the name of the shared dim."""
-    padded = {}
-    for block in blocks:
-        for dim in block.shared:
-            if dim.fixed:
-                padded[dim.name] = dim.dim
-                continue
-            latency = measured_dims(profile, block, dim, workloads) if contract.measured else {}
+    padded = {dim.name: dim.dim for dim in shared}
+    for dim in shared:
+        if not dim.fixed:
+            latency = measured_dims(profile, dim, workloads) if contract.measured else {}
             padded[dim.name] = contract.becomes(dim.dim, dim.most, latency)
     return padded
 
@@ -148,21 +146,20 @@ def _check_separate(directory: Path, output: Path) -> None:
 
 
 def _write(
-    source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, size: int, adoption: Adoption | None
+    source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, size: int, profile: ProfileUsed
 ) -> None:
     """Fill the empty directory ``part`` with tensors of ``size`` bytes in total."""
+    plan, config = adopt(source, shared, dims, profile) or (None, with_dims(source.config, shared, dims))
     zeros = insertions(shared, dims)
     _copy_rest(source, part)
     for file in source.files:
         _write_tensors(source, file, part, zeros)
     if source.index is not None:
         _write_index(source, source.index, part, size)
-    if adoption is None and not any(dim.stated and dims[dim.name] != dim.dim for dim in shared):
+    if config == source.config:
         shutil.copyfile(source.directory / "config.json", part / "config.json")
     else:
-        config = adoption.config if adoption else with_dims(source.config, shared, dims)
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    plan = None if adoption is None else adoption.plan
     if plan is None and not is_checkpoint(source.directory):
         return
     if plan is None and zeros:
@@ -176,21 +173,19 @@ def _write(
 
 
 def _left_out(source: Source) -> tuple[str, ...]:
-    """Pickles and code other than the weights and GAC's own code, which is written anew."""
+    """Pickles and code, except the weights and GAC's own code, which is written again."""
     known = {*source.files, *({CODE} if is_checkpoint(source.directory) else ())}
     paths = [path for path in source.directory.iterdir() if path.suffix in _NOT_COPIED]
     return tuple(sorted(path.name for path in paths if path.name not in known))
 
 
 def _copy_rest(source: Source, part: Path) -> None:
-    done = {*source.files, source.index, "config.json", DIGESTS}
+    written = {*source.files, source.index, "config.json", DIGESTS}
+    unsafe = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _NOT_COPIED))
     for path in source.directory.iterdir():
-        if path.name in done or path.suffix in _NOT_COPIED:
-            continue
         if path.is_dir():
-            patterns = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _NOT_COPIED))
-            shutil.copytree(path, part / path.name, ignore=patterns)
-        else:
+            shutil.copytree(path, part / path.name, ignore=unsafe)
+        elif path.name not in written and path.suffix not in _NOT_COPIED:
             shutil.copyfile(path, part / path.name)
 
 
@@ -208,9 +203,9 @@ def _write_tensors(source: Source, file: str, part: Path, zeros: Insertions) -> 
     if not source.pickled and zeros.keys().isdisjoint(tensors):
         shutil.copyfile(source.directory / file, target)
         return
-    if source.pickled:  # where tied weights share their memory, which safetensors refuses
-        tensors = {name: values.clone().contiguous() for name, values in tensors.items()}
     padded = {name: with_zeros(values, zeros.get(name, ())) for name, values in tensors.items()}
+    if source.pickled:  # tied weights share their memory there, which safetensors refuses
+        padded = {name: values.clone().contiguous() for name, values in padded.items()}
     save_file(padded, target, metadata={"format": "pt"})
     open_to_umask(target)
 

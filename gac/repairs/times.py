@@ -12,7 +12,7 @@ from gac.core.errors import ProfileError
 from gac.core.workloads import Workload
 from gac.profiling.records import DeviceLostError, Point
 from gac.profiling.table import Profile
-from gac.repairs.dims import Block, Dims, Run, SharedDim
+from gac.repairs.dims import Dims, Run, SharedDim
 
 How = Literal["predicted", "measured"]
 
@@ -41,10 +41,9 @@ class Times:
 
 
 def total_times(
-    how: How, gpu: str, blocks: Sequence[Block], dims: tuple[Dims, Dims], workload: Workload, latency: Latency
+    how: How, gpu: str, runs: Sequence[Run], dims: tuple[Dims, Dims], workload: Workload, latency: Latency
 ) -> Times:
     """Sum the latencies at the dims before and after."""
-    runs = [run for block in blocks for run in block.runs]
     before, after = ([latency(run, sizes, workload.rows) for run in runs] for sizes in dims)
     sums = [None if None in ns else sum(filter(None, ns)) for ns in (before, after)]
     return Times(how, gpu, str(workload), len(runs), sums[0], sums[1], before.count(None), after.count(None))
@@ -55,13 +54,13 @@ def in_table(profile: Profile) -> Latency:
 
     def latency(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)
-        ns, _ = profile.latency(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, size, DTYPE)
+        ns, _ = profile.latency(run.operator, {"m": rows, **run.fixed}, run.axis, size, DTYPE)
         return None if ns[0] == UNKNOWN else int(ns[0])
 
     return latency
 
 
-def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> tuple[str, Latency]:
+def on_gpu(runs: Sequence[Run], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> tuple[str, Latency]:
     """Time every shape once on the current CUDA device; returns its name and the latencies.
 
     Raises:
@@ -72,7 +71,6 @@ def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence
 
     header = fingerprint()
     measurer = GpuMeasurer(header)
-    runs = [run for block in blocks for run in block.runs]
     operations = (run.operation(sizes, workload.rows) for workload in workloads for sizes in dims for run in runs)
     try:
         rows = {point: measurer.measure(point) for point in dict.fromkeys(Point(run, DTYPE) for run in operations)}
@@ -86,30 +84,31 @@ def on_gpu(blocks: Sequence[Block], dims: tuple[Dims, Dims], workloads: Sequence
     return header.gpu, latency
 
 
-def measured_dims(profile: Profile, block: Block, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:
+def measured_dims(profile: Profile, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:
     """ns, summed over the workloads, at every dim from this one on that a table has measured for all its GEMMs.
 
     Raises:
         ProfileError: there is no such dim.
     """
-    runs = [run for run in block.runs if [name for name, _ in run.moved] == [shared.name]]
-    sweeps = [(run, workload.rows) for run in runs for workload in workloads]
-    tables = [_sweep(profile, run, shared, rows) for run, rows in sweeps]
-    dims = set.intersection(*map(set, tables))
+    runs = [run for run in shared.runs if run.factors.keys() == {shared.name}]
+    tables = [
+        (run, workload.rows, _sweep(profile, run, shared, workload.rows)) for run in runs for workload in workloads
+    ]
+    dims = set.intersection(*(set(table) for *_, table in tables))
     if not dims:
-        run, rows = min(zip(sweeps, tables, strict=True), key=lambda pair: len(pair[1]))[0]
-        sizes = " ".join(f"{axis}={size}" for axis, size in (("m", rows), *run.fixed))
+        run, rows, _ = min(tables, key=lambda entry: len(entry[2]))
+        sizes = " ".join(f"{axis}={size}" for axis, size in {"m": rows, **run.fixed}.items())
         raise ProfileError(
             f"profile {profile.path.stem} has measured no dim from {shared.dim} on for {shared.name} "
             f"({run.operator} {sizes}, {run.axis})",
             "dims measured at this shape, for every workload",
             "Measure them with gac profile --model DENSE_MODEL, or use another strategy.",
         )
-    return {dim: sum(table[dim] for table in tables) for dim in sorted(dims)}
+    return {dim: sum(table[dim] for *_, table in tables) for dim in sorted(dims)}
 
 
 def _sweep(profile: Profile, run: Run, shared: SharedDim, rows: int) -> dict[int, int]:
-    sweep = profile.rows_of(run.operator, {"m": rows, **dict(run.fixed)}, run.axis, DTYPE)
-    (_, factor), *_ = run.moved
+    sweep = profile.rows_of(run.operator, {"m": rows, **run.fixed}, run.axis, DTYPE)
+    factor = run.factors[shared.name]
     sizes = ((divmod(size - run.rest, factor), ns) for size, ns in zip(sweep.dims.tolist(), sweep.ns, strict=True))
     return {dim: ceil(ns) for (dim, odd), ns in sizes if not odd and dim >= shared.dim}

@@ -48,11 +48,7 @@ class Source:
 
     @cached_property
     def by_file(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The tensors of each file by name, on the CPU, memory-mapped.
-
-        Raises:
-            CheckpointError: a file is damaged, or a pickle with more than tensors.
-        """
+        """The tensors of each file by name, on the CPU, memory-mapped."""
         return {file: _read_tensors(self.directory / file) for file in self.files}
 
     @cached_property
@@ -66,11 +62,7 @@ class Source:
         return tensors
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """The shape of a matrix.
-
-        Raises:
-            CheckpointError: the tensor is no matrix.
-        """
+        """The shape of a tensor; raises CheckpointError if it is no matrix."""
         shape = tuple(self.tensors[name].shape)
         if len(shape) != 2:
             raise self.contradiction(f"{name} of shape {shape}", "a matrix")
@@ -87,9 +79,8 @@ def open_source(directory: Path, *, allow_pickle: bool) -> Source:
     """Find the weights of a checkpoint: safetensors, else a PyTorch file if that is allowed.
 
     Raises:
-        CheckpointError: there is no such directory, it has no config or no weights, a file is missing, leads out of it
-            or is a pipe, the weights are pickled and ``allow_pickle`` is not given, or a checkpoint of GAC was changed
-            after it was saved.
+        CheckpointError: a file is missing, leads out of the directory or is a pipe, the weights are pickled and
+            ``allow_pickle`` is False, or a checkpoint of GAC was changed after it was saved.
     """
     if not os.path.isdir(directory):
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")

@@ -13,7 +13,6 @@ from gac.core.arguments import Count, checked
 from gac.core.errors import BudgetError, ProfileError, TextError
 from gac.core.io import home
 from gac.core.version import __version__
-from gac.core.workloads import Workload
 from gac.measurement.session import load_dense_model, targeted_digest
 from gac.measurement.text import check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
@@ -96,7 +95,10 @@ def allocate_tokens(
     loaded = load_dense_model(model, tokenizer)
     config = loaded.model.config.get_text_config()
     layers, uncut = cut_layers(config), sliding_layers(config)
-    _check_contexts(loaded.model, texts.length, runs, budgets, step)
+    check_positions(loaded.model, texts.length, "contexts with the tokens that follow them")
+    for run in runs:
+        check_positions(loaded.model, run.tokens, "contexts to decode after")
+        kept_of(budgets[0], context, run.tokens, step)  # raises if a layer could keep nothing
     _check_keep(keep, len(layers), budgets)
     check_in_memory(loaded.model, ", with a press", "where the model runs as it is", "")
     check_finite(loaded.model)
@@ -109,7 +111,9 @@ def allocate_tokens(
     key = (VERSION, digest, loaded.model.dtype, windows.digest, following, name, sorted(options.items()), budgets[:-1])
     folder = home() / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     losses = measure_losses(loaded.model, windows.ids, chosen, layers, budgets[:-1], following, folder, progress)
-    decision = decide(layers, budgets, np.pad(losses, ((0, 0), (0, 1))), floored(keep, len(layers) * context), times)
+    limit = floored(keep, len(layers) * context)
+    certificate, planned = decide(layers, budgets, np.pad(losses, ((0, 0), (0, 1))), limit, times)
+    kept = {run: [kept_of(layer.kept, context, run.tokens, step) for layer in planned] for run in runs}
     return TokenPlan(
         schema_version=SCHEMA,
         gac_version=__version__,
@@ -125,11 +129,11 @@ def allocate_tokens(
         following=following,
         step=step,
         keep=keep,
-        limit=decision.limit,
-        certificate=decision.certificate,
-        layers=decision.layers,
+        limit=limit,
+        certificate=certificate,
+        layers=planned,
         heads=timing.heads,
-        workloads=tuple(timing.total(run, decision.kept(run, context, step)) for run in runs),
+        workloads=tuple(timing.total(run, kept[run]) for run in runs),
         latency=limits,
         profile=used,
         whole=uncut,
@@ -182,17 +186,8 @@ def _check_fraction(fraction: float, kind: str) -> None:
         raise BudgetError(f"a {kind} fraction of {fraction:g}", "one above 0, up to 1", "Give a half: 0.5.")
 
 
-def _check_contexts(
-    model: PreTrainedModel, length: int, runs: Sequence[Workload], budgets: Sequence[int], step: int
-) -> None:
-    check_positions(model, length, "contexts with the tokens that follow them")
-    for run in runs:
-        check_positions(model, run.tokens, "contexts to decode after")
-        kept_of(budgets[0], budgets[-1], run.tokens, step)
-
-
 def _table(profile: Profile | str | Path | None, limited: bool) -> tuple[Profile | None, ProfileUsed | None]:
-    """The latency table and its record; none if this GPU has no table and no latency is limited."""
+    """Select the latency table and its record; none if this GPU has no table and no latency is limited."""
     try:
         return select_profile(profile)
     except ProfileError:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,25 @@ from gac.runtime.latents.attention import caches_latents
 
 _MASKED = ("sdpa", "eager")
 """Attentions of transformers that take a mask; flash attention needs none for new tokens behind cached ones."""
-Prefilled = Callable[[nn.Module, int, Tensor, Any, Tensor | None, Mapping[str, Any]], None]
-"""Called with the attention, its layer, its inputs, its layer of the cache, its weights or None, and its arguments."""
+
+
+class Prefill(NamedTuple):
+    """An attention that has read a context.
+
+    Attributes:
+        layer: its number.
+        hidden: its inputs, shape ``(batch, tokens, hidden size)``.
+        cache: its layer of the cache, with keys and values of shape ``(batch, key-value heads, tokens, head_dim)``.
+        weights: attention weights, if the attention returns them.
+        arguments: its keyword arguments.
+    """
+
+    attention: nn.Module
+    layer: int
+    hidden: Tensor
+    cache: Any
+    weights: Tensor | None
+    arguments: Mapping[str, Any]
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
@@ -29,11 +46,9 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
         ModelError: the architecture keeps them elsewhere, they cache latents, or their mask cannot differ by layer.
     """
     if caches_latents(model):
-        problem, expected = (
-            "a model that caches latents, with a press",
-            "a cache of keys and values, which presses score",
-        )
-        raise ModelError(problem, expected, "Plan the weights without the form latent, or keep all tokens.")
+        expected = "a cache of keys and values, which presses score"
+        remedy = "Plan the weights without the form latent, or keep all tokens."
+        raise ModelError("a model that caches latents, with a press", expected, remedy)
     implementation = str(model.config._attn_implementation)
     if implementation not in _MASKED and not implementation.startswith("flash_attention"):
         problem, expected = f"attn_implementation {implementation!r} with a press", "sdpa, eager or flash_attention"
@@ -50,9 +65,7 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
 class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values after eviction. The length counts evicted tokens too, so that positions continue.
 
-    Attributes:
-        context: tokens before the eviction.
-        evicted: tokens that were removed.
+    ``context`` is the number of tokens before the eviction, ``evicted`` the number of removed ones.
     """
 
     context: int
@@ -92,14 +105,16 @@ def evict(layer: DynamicLayer, keys: Tensor, values: Tensor) -> None:
 
 
 @contextmanager
-def attending(model: PreTrainedModel, layers: Sequence[int], prefilled: Prefilled | None) -> Iterator[None]:
+def attending(
+    model: PreTrainedModel, layers: Sequence[int], prefilled: Callable[[Prefill], None] | None
+) -> Iterator[None]:
     """Let the caches of these layers have lengths of their own.
 
     transformers makes one mask for all layers. Each of these gets its own: cached tokens precede all new ones, so all
     are visible, and new ones see each other causally.
 
     Args:
-        prefilled: called after the attention of each of these layers has read a context that nothing precedes.
+        prefilled: called after each of these attentions has read a context that nothing precedes.
     """
     modules, masked = attentions(model), model.config._attn_implementation in _MASKED
     decoder: Any = getattr(model.model, "language_model", model.model)
@@ -129,33 +144,28 @@ def _rotary(rotary: Any, attention: nn.Module) -> Any:
 
 
 def _before(layer: int, masked: bool, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    cache, mask, hidden = _cache_of(named), named.get("attention_mask"), named["hidden_states"]
+    cache, hidden = _cache_of(named), named["hidden_states"]
     if cache is None:
         expected = "a cache, from which tokens can be taken: without one the model answers as if there were no press"
         raise GacError("a model without a cache, with a press", expected, "Run it with use_cache=True.")
-    if hidden.shape[1] > 1:
-        _check_no_padding(mask, hidden.shape[1])
+    new, mask = hidden.shape[1], named.get("attention_mask")
+    if new > 1 and mask is not None:
+        _check_no_padding(mask, new)
     stored = cache.layers[layer] if layer < len(cache.layers) else None
     keys = getattr(stored, "keys", None)
-    if masked and isinstance(stored, DynamicLayer) and keys is not None and keys.shape[-2]:
-        return args, named | {"attention_mask": _mask(hidden, int(keys.shape[-2]))}
-    return None
-
-
-def _mask(hidden: Tensor, cached: int) -> Tensor | None:
-    """Mask to add to the scores, shape ``(1, 1, new, cached + new)``; None if a single new token sees everything."""
-    new = hidden.shape[1]
-    if new == 1:
+    if not masked or not isinstance(stored, DynamicLayer) or keys is None or not keys.shape[-2]:
         return None
-    least = torch.finfo(hidden.dtype).min
-    mask = torch.full((new, cached + new), least, dtype=hidden.dtype, device=hidden.device)
-    return mask.triu(cached + 1)[None, None]
+    cached = int(keys.shape[-2])
+    added = None  # a single new token sees everything
+    if new > 1:
+        least = torch.finfo(hidden.dtype).min
+        full = torch.full((new, cached + new), least, dtype=hidden.dtype, device=hidden.device)
+        added = full.triu(cached + 1)[None, None]
+    return args, named | {"attention_mask": added}
 
 
-def _check_no_padding(mask: Tensor | None, new: int) -> None:
+def _check_no_padding(mask: Tensor, new: int) -> None:
     # a press would keep padding tokens, and the masks here would show them
-    if mask is None:
-        return
     last = (mask[..., -1, :] if mask.ndim == 4 else mask)[..., -new:]
     visible = last if last.dtype == torch.bool else last >= 0 if mask.ndim == 4 else last != 0
     if not bool(visible.all()):
@@ -164,7 +174,12 @@ def _check_no_padding(mask: Tensor | None, new: int) -> None:
 
 
 def _after(
-    layer: int, prefilled: Prefilled, attention: nn.Module, _: tuple[Any, ...], named: dict[str, Any], output: Any
+    layer: int,
+    prefilled: Callable[[Prefill], None],
+    attention: nn.Module,
+    _: tuple[Any, ...],
+    named: dict[str, Any],
+    output: Any,
 ) -> None:
     cache, hidden = _cache_of(named), named["hidden_states"]
     stored = cache.layers[layer]
@@ -174,4 +189,4 @@ def _after(
     if offloaded or type(stored) is not DynamicLayer:
         problem = f"a {offloaded}{type(cache).__name__} of {type(stored).__name__} with a press"
         raise GacError(problem, "a DynamicCache, from which tokens can be taken", "Use cache_implementation=None.")
-    prefilled(attention, layer, hidden, stored, output[1], named)
+    prefilled(Prefill(attention, layer, hidden, stored, output[1], named))

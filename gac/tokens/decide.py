@@ -7,7 +7,7 @@ import numpy as np
 
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import DTYPE, INTERPOLATED, MEASURED, MODELLED, UNKNOWN, Latencies, look_up
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import Floats
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.workloads import Workload
 from gac.models.attentions import Heads
@@ -54,20 +54,13 @@ class AttentionLatency:
         measured, interpolated, modelled = (
             int((known & (source == kind)).sum()) for kind in (MEASURED, INTERPOLATED, MODELLED)
         )
-        sums = _sum(dense), _sum(planned)
-        return WorkloadLatency(str(workload), *sums, measured, interpolated, int((~known).sum()), modelled)
-
-
-def _sum(ns: Ints) -> int | None:
-    return None if (ns == UNKNOWN).any() else int(ns.sum())
+        sums = [None if (ns == UNKNOWN).any() else int(ns.sum()) for ns in (dense, planned)]
+        unknown = int((~known).sum())
+        return WorkloadLatency(str(workload), sums[0], sums[1], measured, interpolated, unknown, modelled)
 
 
 def decode_workloads(names: Sequence[str]) -> tuple[Workload, ...]:
-    """Parse workloads.
-
-    Raises:
-        GacError: one is invalid, or a prefill, in which attention sees all tokens before any is evicted.
-    """
+    """Parse workloads; raises GacError for a prefill, in which attention sees all tokens before any is evicted."""
     workloads = tuple(Workload.parse(name) for name in dict.fromkeys(names))
     for workload in workloads:
         if workload.phase == "prefill":
@@ -77,11 +70,7 @@ def decode_workloads(names: Sequence[str]) -> tuple[Workload, ...]:
 
 
 def latency_fractions(latency: float | dict[str, float] | None, workloads: Sequence[Workload]) -> dict[str, float]:
-    """The allowed fraction by workload.
-
-    Raises:
-        PlanError: a limit is of a workload that is not among them.
-    """
+    """The allowed fraction by workload; raises PlanError if a limit is for another workload."""
     names = [str(workload) for workload in workloads]
     if latency is None:
         return {}
@@ -99,7 +88,6 @@ class TimeLimit:
     """Limit of the attention latency at a workload, for all layers.
 
     Attributes:
-        name: for errors.
         ns: of one layer that is cut, by budget; -1 if unknown.
         uncut_ns: sum over the layers that are not cut.
         limit: ns for all layers.
@@ -140,22 +128,9 @@ def _lacks(workload: Workload, lengths: str, expected: str) -> ProfileError:
     return ProfileError(problem, expected, remedy)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """One budget a layer, with the proof; ``limit`` is the tokens that all layers may keep."""
-
-    limit: int
-    certificate: Certificate
-    layers: tuple[LayerTokens, ...]
-
-    def kept(self, workload: Workload, context: int, step: int) -> list[int]:
-        """Tokens that each layer keeps of a workload's context."""
-        return [kept_of(layer.kept, context, workload.tokens, step) for layer in self.layers]
-
-
 def decide(
     layers: Sequence[int], budgets: Sequence[int], losses: Floats, limit: int, times: Sequence[TimeLimit] = ()
-) -> Decision:
+) -> tuple[Certificate, tuple[LayerTokens, ...]]:
     """Minimise the summed loss within the limits; budgets of unknown latency are excluded if latency is limited.
 
     Args:
@@ -181,4 +156,4 @@ def decide(
     solution = knapsack(groups, [limit, *(time.limit for time in times)], names=names)
     chosen = [budgets[usable[item]] for item in solution.choice[: len(layers)]]
     priced = [tuple(zip(budgets, row.tolist(), strict=True)) for row in losses]
-    return Decision(limit, solution.certificate, tuple(map(LayerTokens, layers, chosen, priced)))
+    return solution.certificate, tuple(map(LayerTokens, layers, chosen, priced))

@@ -50,7 +50,7 @@ def token_losses(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True)
     with panel(ax, (5.6, 3.0)) as ax:
         losses = [[layer.loss or None for layer in plan.layers] for plan in opened.values()]
         _draw(ax, opened, losses)
-        if any(loss is not None and loss > 0 for row in losses for loss in row):
+        if any(loss and loss > 0 for row in losses for loss in row):
             log_scale(ax)
         ax.set_ylabel("loss (nats a token)")
         _finish(ax, opened, "what that loses; layers that keep all are left out", legend)

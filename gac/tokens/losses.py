@@ -1,12 +1,12 @@
 """Measure the loss of a layer's budget of tokens, with only that layer cut."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from gac.core.arrays import Floats
@@ -14,7 +14,7 @@ from gac.core.progress import progress_bar
 from gac.evaluation.perplexity import window_divergences
 from gac.measurement.store import read_arrays, write_tensors
 from gac.models.modules import frozen, input_device
-from gac.tokens.attending import attending
+from gac.tokens.attending import Prefill, attending
 from gac.tokens.presses import evicted
 
 KeysValues = tuple[Tensor, Tensor]
@@ -47,11 +47,11 @@ def measure_losses(
     with frozen(model), torch.no_grad(), progress_bar("tokens kept", "run", runs, shown=progress) as bar:
         for number, ids in enumerate(windows):
             path = folder / f"window-{number:04d}.safetensors"
-            if not path.exists():
+            if path.exists():
+                bar.update(len(layers) * len(budgets))
+            else:
                 losses = _window_losses(model, ids, press, layers, budgets, following, bar)
                 write_tensors(path, {"losses": losses})
-            else:
-                bar.update(len(layers) * len(budgets))
             total += read_arrays(path)["losses"]
     mean: Floats = total / len(windows)
     return mean
@@ -70,17 +70,14 @@ def _window_losses(
     context, after = ids[:, :-following], ids[:, -following:]
     cut: dict[tuple[int, int], KeysValues] = {}
 
-    def cut_to_budgets(
-        attention: nn.Module, layer: int, hidden: Tensor, cached: Any, weights: Tensor | None, named: Mapping[str, Any]
-    ) -> None:
-        pair = cached.keys, cached.values
+    def cut_to_budgets(prefill: Prefill) -> None:
         for budget in budgets:
-            cut[layer, budget] = evicted(press, attention, hidden, pair, weights, named, budget)
+            cut[prefill.layer, budget] = evicted(press, prefill, budget)
 
-    prefill: Any = DynamicCache()
+    prefilled: Any = DynamicCache()
     with attending(model, layers, cut_to_budgets):
-        model(input_ids=context, past_key_values=prefill, use_cache=True, logits_to_keep=1)
-    full = [(layer.keys, layer.values) for layer in prefill.layers]
+        model(input_ids=context, past_key_values=prefilled, use_cache=True, logits_to_keep=1)
+    full = [(layer.keys, layer.values) for layer in prefilled.layers]
     positions = torch.arange(context.shape[1], ids.shape[1], device=ids.device)[None]
 
     def logits(cached: Sequence[KeysValues]) -> Tensor:

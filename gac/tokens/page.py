@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from gac.allocation.frontier import Frontier
 from gac.core.arguments import checked
-from gac.core.display import Table
 from gac.core.errors import PlanError
 from gac.core.io import complete_file
 from gac.core.version import __version__
@@ -18,15 +17,7 @@ from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from gac.reporting.report.render import filled, report_page
 from gac.reporting.report.sources import Sources, profile_of
-from gac.tokens.plan import (
-    LayerTokens,
-    TokenPlan,
-    check_comparable,
-    comparison,
-    facts,
-    load_any_plan,
-    require_same_plan_type,
-)
+from gac.tokens.plan import TokenPlan, check_comparable, comparison_table, facts, load_plans
 
 _SHADES = (0.999, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1)  # as in the map of weights, from all tokens to few
 
@@ -65,15 +56,15 @@ def report(
         ProfileError: the profile is not the one that the plan names.
         GacError: the file cannot be written.
     """
-    require_same_plan_type((plan, *(against or {}).values()))
-    opened = load_any_plan(plan)
+    against = against or {}
+    opened, *plans = load_plans((plan, *against.values()))
+    others: Any = dict(zip(against, plans, strict=True))
     if isinstance(opened, TokenPlan):
         if any(extra is not None for extra in (frontier, profile, tokens)):
             problem = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
             raise PlanError(problem, "the plan, and other plans of tokens", "Leave the others out.")
-        page = tokens_page(opened, name, TokenPlan.opened_each(against or {}))  # type: ignore[arg-type]
+        page = tokens_page(opened, name, others)
     else:
-        others = Plan.opened_each(against or {})  # type: ignore[arg-type]
         points = None if frontier is None else Frontier.opened(frontier)
         table = profile_of(opened) if profile is None else Profile.opened(profile)
         kept = None if tokens is None else tokens_section(TokenPlan.opened(tokens), opened, name)
@@ -97,7 +88,7 @@ def tokens_page(plan: TokenPlan, name: str = "plan", against: Mapping[str, Token
         "tiles": _tiles(plan),
         "summary": _sentences(plan),
         **_layers(plan),
-        "plans": _plans(plans),
+        "plans": comparison_table(plans),
         "certificate": _certificate(plan),
         "provenance": _provenance(plan),
         "commands": _commands(plan),
@@ -139,15 +130,16 @@ class Cell(NamedTuple):
 
 
 def _layers(plan: TokenPlan) -> dict[str, Any]:
-    rows = [(layer.layer, _cells(layer, plan.context)) for layer in plan.layers]
-    return {"budgets": list(dict(plan.layers[0].priced)), "rows": rows}
-
-
-def _cells(layer: LayerTokens, context: int) -> list[Cell]:
-    return [
-        Cell(f"{tokens:,}", nats(loss), tokens == layer.kept, sum(tokens / context < share for share in _SHADES))
-        for tokens, loss in layer.priced
+    budgets = list(dict(plan.layers[0].priced))
+    shades = {tokens: sum(tokens / plan.context < share for share in _SHADES) for tokens in budgets}
+    rows = [
+        (
+            layer.layer,
+            [Cell(f"{tokens:,}", nats(loss), tokens == layer.kept, shades[tokens]) for tokens, loss in layer.priced],
+        )
+        for layer in plan.layers
     ]
+    return {"budgets": budgets, "rows": rows}
 
 
 def _tiles(plan: TokenPlan) -> list[tuple[str, str, str]]:
@@ -164,13 +156,6 @@ def _tiles(plan: TokenPlan) -> list[tuple[str, str, str]]:
         ),
         ("Proof", plan.certificate.status, f"gap {plan.certificate.gap:.3g}"),
     ]
-
-
-def _plans(plans: Mapping[str, TokenPlan]) -> Table:
-    rows = comparison(plans)
-    headings = next(iter(rows.values()))
-    columns = [("Plan", "<"), *((heading, "<" if heading == "press" else ">") for heading in headings)]
-    return Table(columns, [[name, *row.values()] for name, row in rows.items()])
 
 
 def _certificate(plan: TokenPlan) -> list[tuple[str, str]]:

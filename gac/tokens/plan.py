@@ -5,13 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import fsum
 from pathlib import Path
-
-from rich.console import Group, RenderableType
+from typing import Any
 
 from gac.core.display import Row, Shown, Table
 from gac.core.errors import GacError, PlanError
 from gac.core.io import Record
-from gac.core.rich_tables import legend, new_table
 from gac.core.untrusted import read_document
 from gac.core.words import duration, megabytes, nats, number_of
 from gac.core.workloads import Workload
@@ -52,13 +50,10 @@ class TokenPlan(Shown, Record):
     """Tokens of a context that every layer keeps, for one press and one model.
 
     Attributes:
-        model: its name.
-        digest: of its weights.
+        digest: of the model's weights.
         family: its architecture in transformers.
-        press: the press of kvpress, as ``gac.allocate_tokens`` names it.
-        options: its parameters, without the compression ratio.
-        text: the calibration text, by name.
-        text_digest: SHA-256 of the token ids.
+        press: of kvpress, as ``gac.allocate_tokens`` names it, with its ``options`` other than the compression ratio.
+        text_digest: SHA-256 of the token ids of the calibration text.
         windows: number of contexts, each with the tokens that follow.
         context: tokens of a context; budgets refer to these.
         following: tokens after the context, on which losses were measured.
@@ -68,13 +63,11 @@ class TokenPlan(Shown, Record):
         certificate: proof that no choice of the priced budgets within the limits loses less. The first multiplier is
             the price of a token; those of a nanosecond at each workload of ``latency`` follow.
         layers: those that the press may cut, in order.
-        heads: of every attention.
-        workloads: latency of attention over the cache, in all layers: dense, and as planned. Layers are counted, where
-            those of a plan of weights count weights.
+        workloads: latency of attention over the cache of all layers, dense and as planned; it counts layers, not
+            weights.
         latency: the allowed fraction of that, by workload, where it was limited.
-        profile: the latency table; None where there was none.
         whole: layers of a sliding window, which the press may not cut; no limit of tokens counts them.
-        window: tokens that these cache at most; None where there are none.
+        window: tokens that these cache at most; None if there are none.
     """
 
     schema_version: int
@@ -123,8 +116,7 @@ class TokenPlan(Shown, Record):
     def tables(self) -> Sequence[Table | str]:
         columns = [("layer", ">"), ("tokens", ">"), ("share", ">"), ("loss", ">")]
         rows = [
-            (str(layer.layer), f"{layer.kept:,}", f"{layer.kept / self.context:.3f}", nats(layer.loss))
-            for layer in self.layers
+            (f"{row['layer']}", f"{row['kept']:,}", f"{row['share']:.3f}", nats(row["loss"])) for row in self.rows()
         ]
         return Table(columns, rows), "\n".join(f"{name:<10}{value}" for name, value in facts(self))
 
@@ -223,32 +215,24 @@ def kept_of(budget: int, context: int, tokens: int, step: int, where: str = ", o
     return share // step * step or share
 
 
-def load_any_plan(source: Plan | TokenPlan | str | Path) -> Plan | TokenPlan:
-    """Load a plan of weights or of tokens from its path; a plan itself is returned as it is.
-
-    Raises:
-        PlanError: it is neither.
-    """
-    if isinstance(source, (str, Path)):
-        document = None
-        with suppress(GacError):
-            document = read_document(source, "plan", "a plan", PlanError)
-        if isinstance(document, dict) and "press" in document:
-            return TokenPlan.load(source)
-    return source if isinstance(source, TokenPlan) else Plan.opened(source)
-
-
-def require_same_plan_type(sources: Iterable[Plan | TokenPlan | str | Path]) -> type[Plan] | type[TokenPlan]:
-    """Return the class of some plans, of weights or of tokens.
+def load_plans(sources: Iterable[Plan | TokenPlan | str | Path]) -> list[Plan] | list[TokenPlan]:
+    """Load plans of weights, or plans of tokens, from their paths; a plan itself is returned as it is.
 
     Raises:
         PlanError: they are of two kinds, or one of them is no plan.
     """
-    kinds = {type(load_any_plan(source)) for source in sources}
-    if len(kinds) > 1:
+    plans: list[Any] = []
+    for source in sources:
+        document: Any = None
+        if isinstance(source, (str, Path)):
+            with suppress(GacError):
+                document = read_document(Path(source), "plan", "a plan", PlanError)
+        of_tokens = isinstance(source, TokenPlan) or (isinstance(document, dict) and "press" in document)
+        plans.append((TokenPlan if of_tokens else Plan).opened(source))  # type: ignore[arg-type]
+    if len({isinstance(plan, TokenPlan) for plan in plans}) > 1:
         problem = "a plan of weights beside one of another kind, of tokens kept"
         raise PlanError(problem, "plans of one kind", "Compare plans of gac allocate, or plans of gac tokens.")
-    return kinds.pop()
+    return plans
 
 
 def check_comparable(plans: Mapping[str, TokenPlan]) -> None:
@@ -294,50 +278,40 @@ def facts(plan: TokenPlan) -> list[tuple[str, str]]:
 
 def _latency(plan: TokenPlan, timed: WorkloadLatency) -> str:
     limit = f", {plan.latency[timed.workload]:g} allowed" if timed.workload in plan.latency else ""
-    if timed.dense_ns is None or timed.plan_ns is None:
-        lacks = f"over what {number_of(timed.unknown, 'layer')} keep" if timed.unknown else "over the whole cache"
-        measures = f"gac profile --model ... --tokens --workload {timed.workload}"
-        return f"{timed.workload}: unknown, the table lacks attention {lacks} ({measures} measures it)"
-    ratio = f"{timed.plan_ns / timed.dense_ns:.3f}x{limit}; {how_known(timed)}"
-    return f"{timed.workload}: attention {duration(timed.plan_ns)} of {duration(timed.dense_ns)} dense ({ratio})"
+    if ratio := _ratio(timed):
+        sizes = f"{duration(timed.plan_ns)} of {duration(timed.dense_ns)} dense"
+        return f"{timed.workload}: attention {sizes} ({ratio}{limit}; {how_known(timed)})"
+    lacks = f"over what {number_of(timed.unknown, 'layer')} keep" if timed.unknown else "over the whole cache"
+    measures = f"gac profile --model ... --tokens --workload {timed.workload}"
+    return f"{timed.workload}: unknown, the table lacks attention {lacks} ({measures} measures it)"
 
 
-def comparison(plans: Mapping[str, TokenPlan]) -> dict[str, dict[str, str]]:
-    """The figures by which plans are compared: for each plan, heading and value."""
+def _ratio(timed: WorkloadLatency | None) -> str:
+    """Latency over that of the dense model; empty if either is unknown."""
+    return f"{timed.plan_ns / timed.dense_ns:.3f}x" if timed and timed.dense_ns and timed.plan_ns else ""
+
+
+def comparison_table(plans: Mapping[str, TokenPlan]) -> Table:
+    """The figures by which plans are compared, one row a plan."""
     workloads = dict.fromkeys(timed.workload for plan in plans.values() for timed in plan.workloads)
-    return {name: _figures(plan, workloads) for name, plan in plans.items()}
-
-
-def _figures(plan: TokenPlan, workloads: Iterable[str]) -> dict[str, str]:
-    latencies, (used, _) = {timed.workload: timed for timed in plan.workloads}, plan.cache_bytes(plan.context)
-    row = {
-        "press": plan.press,
-        "kept": f"{plan.used / plan.total:.4f}",
-        "loss": nats(plan.loss),
-        "cached": megabytes(used),
-        "gap": f"{plan.certificate.gap:.3g}",
-    }
-    for workload in workloads:
-        timed = latencies.get(workload)
-        known = timed is not None and timed.plan_ns and timed.dense_ns
-        row[workload] = f"{timed.plan_ns / timed.dense_ns:.3f}x" if known else "unknown"  # type: ignore[union-attr, operator]
-    return row
-
-
-def comparison_tables(plans: Mapping[str, TokenPlan], most: int = 10) -> list[RenderableType]:
-    """One row a plan; of two plans also the layers that differ most."""
-    rows = comparison(plans)
-    columns = [(heading, "<" if heading == "press" else ">") for heading in next(iter(rows.values()))]
-    table = new_table([("plan", "<"), *columns], [(name, *row.values()) for name, row in rows.items()])
+    rows = []
+    for name, plan in plans.items():
+        timed = {latency.workload: latency for latency in plan.workloads}
+        kept, cached = f"{plan.used / plan.total:.4f}", megabytes(plan.cache_bytes(plan.context)[0])
+        figures = name, plan.press, kept, nats(plan.loss), cached, f"{plan.certificate.gap:.3g}"
+        rows.append((*figures, *(_ratio(timed.get(workload)) or "unknown" for workload in workloads)))
+    headings = [(heading, ">") for heading in ("kept", "loss", "cached", "gap", *workloads)]
     notes = "loss: predicted, nats a token; cached: bytes of one context in 16 bits; latency: of attention over dense"
-    tables: list[RenderableType] = [Group(table, legend(notes))]
-    if len(plans) != 2:
-        return tables
+    return Table([("plan", "<"), ("press", "<"), *headings], rows, notes=notes)
+
+
+def differences_table(plans: Mapping[str, TokenPlan], most: int = 10) -> Table | str:
+    """The layers of two plans that differ most."""
     (name, first), (other, second) = plans.items()
     both = [(a.layer, a.kept, b.kept) for a, b in zip(first.layers, second.layers, strict=True)]
     differing = sorted((row for row in both if row[1] != row[2]), key=lambda row: -abs(row[1] - row[2]))
     if not differing:
-        return [*tables, f"all {len(both)} layers keep the same"]
+        return f"all {len(both)} layers keep the same"
     cells = [(str(layer), f"{a:,}", f"{b:,}") for layer, a, b in differing[:most]]
-    note = legend(f"{len(differing)} of {len(both)} layers keep another number of tokens")
-    return [*tables, Group(new_table([("layer", ">"), (name, ">"), (other, ">")], cells), note)]
+    notes = f"{len(differing)} of {len(both)} layers keep another number of tokens"
+    return Table([("layer", ">"), (name, ">"), (other, ">")], cells, notes=notes)

@@ -1,19 +1,18 @@
 """The press that evicts by a plan, and the ways to generate with it. Imports kvpress."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn
 
 from kvpress import BasePress
-from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from gac.core.errors import GacError, PlanError
 from gac.models.attentions import Heads, heads_of, sliding_layers
 from gac.runtime.contract import COMPRESSED
-from gac.tokens.attending import attending, attentions, evict
+from gac.tokens.attending import Prefill, attending, attentions, evict
 from gac.tokens.plan import TokenPlan
 from gac.tokens.presses import evicted, press_of
 
@@ -25,9 +24,6 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
 
     As with any press, a context with nothing before it is evicted. The tokens that follow run inside the ``with`` too,
     where masks fit layers of different lengths.
-
-    Attributes:
-        plan: the budgets.
     """
 
     def __init__(self, plan: TokenPlan) -> None:
@@ -60,19 +56,11 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
         with _single_prefill(model), attending(model, layers, self._evict):
             yield
 
-    def _evict(
-        self,
-        attention: nn.Module,
-        layer: int,
-        hidden: Tensor,
-        cached: Any,
-        weights: Tensor | None,
-        named: Mapping[str, Any],
-    ) -> None:
-        kept = self.plan.kept(layer, hidden.shape[1])
-        if kept < hidden.shape[1]:
-            pair = cached.keys, cached.values
-            evict(cached, *evicted(self._press, attention, hidden, pair, weights, named, kept))
+    def _evict(self, prefill: Prefill) -> None:
+        tokens = prefill.hidden.shape[1]
+        kept = self.plan.kept(prefill.layer, tokens)
+        if kept < tokens:
+            evict(prefill.cache, *evicted(self._press, prefill, kept))
 
 
 def _described(family: str, layers: int, heads: Heads, uncut: Sequence[int]) -> str:

@@ -7,9 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gac.core.errors import GacError, did_you_mean, first_line
+from gac.tokens.attending import Prefill
 
 RATIO = "compression_ratio"
 VERSION = "0.5.5"
@@ -109,36 +110,23 @@ def _unknown(press: str, known: Mapping[str, type]) -> GacError:
     return GacError(f"press {press!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
 
 
-def evicted(
-    press: Any,
-    attention: nn.Module,
-    hidden: Tensor,
-    cached: tuple[Tensor, Tensor],
-    weights: Tensor | None,
-    named: Mapping[str, Any],
-    kept: int,
-) -> tuple[Tensor, Tensor]:
-    """The keys and values that the press keeps of a layer: exactly ``kept`` tokens for each head.
-
-    Args:
-        hidden: inputs of the attention, shape ``(batch, tokens, hidden size)``.
-        cached: keys and values, each ``(batch, key-value heads, tokens, head_dim)``.
-        weights: attention weights, if the attention returns them.
-        named: the keyword arguments of the attention.
+def evicted(press: Any, prefill: Prefill, kept: int) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that the press keeps of a layer: exactly ``kept`` tokens for each head.
 
     Raises:
         GacError: the press cannot score this layer or this context.
     """
-    tokens = cached[0].shape[2]
+    attention, _, hidden, cache, weights, arguments = prefill
+    tokens = cache.keys.shape[2]
     if kept == tokens:
-        return cached
+        return cache.keys, cache.values
     cutting = copy.copy(press)
     cutting.compression_ratio = 1 - (kept + 0.5) / tokens  # kvpress keeps floor(tokens * (1 - ratio))
-    device = cached[0].device
+    device = cache.keys.device
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(0)  # some presses draw projections: the same ones each time, and no numbers of the caller
-            keys, values = cutting.compress(attention, hidden, *cached, weights, named)
+            keys, values = cutting.compress(attention, hidden, cache.keys, cache.values, weights, arguments)
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as failure:
         raise GacError(
             f"{type(press).__name__} fails on {tokens} tokens of layer {attention.layer_idx} ({first_line(failure)})",

@@ -1,17 +1,20 @@
-"""Tiny random checkpoints as other compressors store them, and what they compute."""
+"""Tiny random checkpoints as other compressors store them, and their logits."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.models.families import family_of
+import gac
+from gac.core.errors import CheckpointError
+from tests.models.small import weights_of
 
+H100 = "nvidia-h100-80gb-hbm3"
 IDS = torch.arange(40).reshape(2, 20)
 Tensors = dict[str, Tensor]
 Naming = Callable[[str, Tensor, Tensor], Tensors]
@@ -27,7 +30,7 @@ def asvd(name: str, second: Tensor, first: Tensor) -> Tensors:
 
 
 def weight_names(config: LlamaConfig) -> list[str]:
-    return [weight.name for site in family_of(config).sites(config) for weight in site.weights]
+    return [weight.name for weight in weights_of(config)]
 
 
 def factored(model: LlamaForCausalLM, rank: int, naming: Naming) -> Tensors:
@@ -45,11 +48,11 @@ def grouped(model: LlamaForCausalLM, ranks: dict[str, list[int]]) -> Tensors:
     """The state_dict with k_proj and v_proj in groups of heads as PaLU stores them."""
     torch.manual_seed(1)
     tensors = dict(model.state_dict())
-    for name, of_groups in ranks.items():
+    for name, group_ranks in ranks.items():
         out, into = tensors.pop(f"{name}.weight").shape
-        tensors[f"{name}.VT.weight"] = torch.randn(sum(of_groups), into) / into**0.5
-        for group, rank in enumerate(of_groups):
-            tensors[f"{name}.U.{group}.weight"] = torch.randn(out // len(of_groups), rank) / rank**0.5
+        tensors[f"{name}.VT.weight"] = torch.randn(sum(group_ranks), into) / into**0.5
+        for group, rank in enumerate(group_ranks):
+            tensors[f"{name}.U.{group}.weight"] = torch.randn(out // len(group_ranks), rank) / rank**0.5
     return tensors
 
 
@@ -65,7 +68,7 @@ def narrowed(model: LlamaForCausalLM, widths: list[int]) -> Tensors:
 
 
 def with_heads(model: PreTrainedModel, kept: dict[int, list[int]], tensors: Tensors) -> Tensors:
-    """These tensors with the named key-value heads of some layers alone, each with the query heads that read it."""
+    """These tensors with only the named key-value heads of some layers, each with the query heads that read it."""
     changed, config = dict(tensors), model.config
     length = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shared = config.num_attention_heads // config.num_key_value_heads
@@ -93,10 +96,7 @@ def write(directory: Path, config: LlamaConfig, tensors: Tensors, *, pickled: bo
     for shard, part in enumerate((names[::2], names[1::2])):
         file = f"{stem}-0000{shard + 1}-of-00002.{suffix}"
         shard_tensors = {name: tensors[name].contiguous() for name in part}
-        if pickled:
-            torch.save(shard_tensors, directory / file)
-        else:
-            save_file(shard_tensors, directory / file, metadata={"format": "pt"})
+        (torch.save if pickled else save_file)(shard_tensors, directory / file)
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": size(tensors)}, "weight_map": weight_map}
     (directory / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
@@ -108,54 +108,50 @@ def size(tensors: Tensors) -> int:
 
 
 def read(directory: Path) -> Tensors:
-    return {
-        name: tensor for file in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(file).items()
-    }
-
-
-class HeadGroups(nn.Module):
-    """PaLU's module: latents of all groups, split, each multiplied out by a weight of its own."""
-
-    def __init__(self, latents: Tensor, outputs: list[Tensor]) -> None:
-        super().__init__()
-        self.latents, self.outputs = latents, outputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = torch.split(x @ self.latents.T, [output.shape[1] for output in self.outputs], dim=-1)
-        return torch.cat([part @ output.T for part, output in zip(parts, self.outputs, strict=True)], dim=-1)
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def logits(directory: Path, config: LlamaConfig) -> Tensor:
-    """What a model of this config computes with the tensors of a directory, whatever their layout."""
-    model, tensors = LlamaForCausalLM(config).eval().to(next(iter(read(directory).values())).dtype), read(directory)
+    """Logits of a model of this config whose weights are multiplied out of the stored factors."""
+    tensors = read(directory)
+    model = LlamaForCausalLM(config).eval().to(next(iter(tensors.values())).dtype)
     for name in weight_names(config):
-        stem = name.removesuffix("_proj")
-        pairs = [
-            (f"{stem}_u_proj.weight", f"{stem}_v_proj.weight"),
-            (f"{name}.ALinear.weight", f"{name}.BLinear.weight"),
-        ]
-        for second, first in pairs:
-            if second in tensors:
-                model.set_submodule(name, nn.Sequential(linear(tensors[first]), linear(tensors[second])))
-        if f"{name}.VT.weight" in tensors:
-            groups = [key for key in tensors if re.fullmatch(rf"{re.escape(name)}\.U\.\d+\.weight", key)]
-            model.set_submodule(
-                name, HeadGroups(tensors[f"{name}.VT.weight"], [tensors[key] for key in sorted(groups)])
-            )
-        if f"{name}.weight" in tensors:
-            model.set_submodule(name, linear(tensors[f"{name}.weight"]))
-    kept = {name: tensor for name, tensor in tensors.items() if name in model.state_dict()}
-    model.load_state_dict(kept, strict=False)
+        weight = _multiplied(tensors, name)
+        module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+        module.weight = nn.Parameter(weight)
+        model.set_submodule(name, module)
+    same = {name: tensor for name, tensor in tensors.items() if name in model.state_dict()}
+    model.load_state_dict(same, strict=False)
     with torch.no_grad():
         result: Tensor = model(IDS).logits
     return result
 
 
-def linear(weight: Tensor) -> nn.Linear:
-    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    module.weight = nn.Parameter(weight)
-    return module
+def _multiplied(tensors: Tensors, name: str) -> Tensor:
+    for naming in (svd_llm, asvd):
+        second, first = naming(name, torch.empty(0), torch.empty(0))
+        if second in tensors:
+            return _product(tensors[second], tensors[first])
+    if f"{name}.VT.weight" not in tensors:
+        return tensors[f"{name}.weight"]
+    seconds = [tensors[key] for key in sorted(tensors) if key.startswith(f"{name}.U.")]
+    latents = tensors[f"{name}.VT.weight"].split([second.shape[1] for second in seconds])
+    return torch.cat([_product(second, first) for second, first in zip(seconds, latents, strict=True)])
+
+
+def _product(second: Tensor, first: Tensor) -> Tensor:
+    return (second.double() @ first.double()).to(first.dtype)
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).detach().norm() / theirs.detach().norm())
+
+
+def refused(source: Path, error: type[Exception] = CheckpointError, **options: object) -> str:
+    """The error of ``gac.repair``, which must leave no output."""
+    before = set(source.parent.iterdir())
+    with pytest.raises(error) as caught:
+        gac.repair(source, source.parent / "ours", **({"profile": H100} | options))
+    assert set(source.parent.iterdir()) == before
+    return str(caught.value)

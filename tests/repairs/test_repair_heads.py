@@ -1,4 +1,4 @@
-"""Attentions with fewer heads, as LLM-Pruner leaves them: carried as they are, in a checkpoint that GAC opens."""
+"""Attentions with fewer heads, as LLM-Pruner leaves them: written as they are, in a checkpoint that GAC opens."""
 
 import json
 from collections.abc import Callable
@@ -12,29 +12,28 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import gac
 from gac.checkpoint.card import model_card
-from gac.core.errors import CheckpointError, PlanError
-from gac.models.families import FIXED_HEADS, family_of
+from gac.core.errors import PlanError
+from gac.models.families import family_of
 from gac.plan.plan import Plan
 from gac.repairs.report import RepairResult, UnpaddedDim, repair_tables
 from gac.reporting.report.sources import Sources
 from gac.testing.models import tiny_config
 from tests.models.small import small_config, small_model
-from tests.repairs.checkpoints import IDS, Tensors, logits, narrowed, read, relative, size, with_heads, write
+from tests.repairs import checkpoints
+from tests.repairs.checkpoints import H100, IDS, Tensors, logits, narrowed, read, refused, relative, size, write
 
-H100 = "nvidia-h100-80gb-hbm3"
 ATTENTION = "model.layers.{}.self_attn"
 SITE = f"{ATTENTION}.q_proj+k_proj+v_proj+o_proj"
 KEPT = {"multi-head": {0: [0, 1, 3], 1: [2]}, "grouped": {1: [1]}}
-every_attention = pytest.mark.parametrize("attention", KEPT)
 
 
 def pruned(attention: str) -> tuple[LlamaForCausalLM, Tensors]:
-    """A dense model with 4 query heads of 16, and the tensors of what is left of it: other heads in each layer."""
+    """A dense model with 4 query heads of 16, and the tensors of the pruned one: other heads in each layer."""
     torch.manual_seed(0)
     config = tiny_config()
     config.num_key_value_heads = 4 if attention == "multi-head" else 2
     model = LlamaForCausalLM(config).eval()
-    return model, with_heads(model, KEPT[attention], narrowed(model, [107, 176]))
+    return model, checkpoints.with_heads(model, KEPT[attention], narrowed(model, [107, 176]))
 
 
 @pytest.fixture
@@ -53,8 +52,8 @@ def computed(model: nn.Module) -> Tensor:
     return result
 
 
-@every_attention
-def test_it_computes_and_generates_as_the_pruned_model_does(attention: str, tmp_path: Path, repaired) -> None:
+@pytest.mark.parametrize("attention", KEPT)
+def test_outputs_equal_those_of_the_pruned_model(attention: str, tmp_path: Path, repaired) -> None:
     repaired(attention)
     model: Any = pruned(attention)[0]
     ours: Any = gac.load(tmp_path / "ours", "cpu", verify=True)
@@ -73,11 +72,11 @@ def test_it_computes_and_generates_as_the_pruned_model_does(attention: str, tmp_
     assert torch.equal(ours.generate(IDS, **options), ours.generate(IDS, use_cache=False, **options))
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "gemma2", "cohere"])
+@pytest.mark.parametrize("model_type", ["qwen2", "gemma2", "cohere"])
 def test_other_architectures(model_type: str, tmp_path: Path) -> None:
-    """With biases, with norms of every head, with norms behind o_proj, with tied embeddings."""
+    """With biases, with norms behind o_proj, with tied embeddings."""
     model: Any = small_model(small_config(model_type))
-    write(tmp_path / "theirs", model.config, with_heads(model, {0: [1]}, dict(model.state_dict())))
+    write(tmp_path / "theirs", model.config, checkpoints.with_heads(model, {0: [1]}, dict(model.state_dict())))
     gac.repair(tmp_path / "theirs", tmp_path / "ours", profile=H100)
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.view(64, 2, -1)[:, 0] = 0
@@ -89,12 +88,11 @@ def test_pickled_weights_with_old_buffers(tmp_path: Path) -> None:
     old = {f"{ATTENTION.format(layer)}.rotary_emb.inv_freq": torch.ones(8) for layer in range(2)}
     source = write(tmp_path / "theirs", model.config, tensors | old, pickled=True)
     gac.repair(source, tmp_path / "ours", profile=H100, allow_pickle=True)
-    write(tmp_path / "safe", model.config, tensors)
-    theirs = logits(tmp_path / "safe", model.config)
+    theirs = logits(write(tmp_path / "safe", model.config, tensors), model.config)
     assert relative(computed(gac.load(tmp_path / "ours", "cpu")), theirs) < 1e-5
 
 
-def test_heads_are_carried_and_widths_padded(tmp_path: Path, repaired) -> None:
+def test_heads_are_unpadded_and_widths_padded(tmp_path: Path, repaired) -> None:
     result = repaired("multi-head")
     assert result.layouts == ("MLP widths", "fewer heads")
     assert result.carried == (UnpaddedDim(SITE.format(0), "heads", 3), UnpaddedDim(SITE.format(1), "heads", 1))
@@ -107,7 +105,7 @@ def test_heads_are_carried_and_widths_padded(tmp_path: Path, repaired) -> None:
     assert "carried   heads as they were: 1 x h 1, 1 x h 3; there is nothing to pad" in lines
 
 
-def test_the_plan_says_every_form_and_promises_nothing(tmp_path: Path, repaired) -> None:
+def test_plan_states_forms_without_predictions(tmp_path: Path, repaired) -> None:
     repaired("grouped")
     plan = Plan.load(tmp_path / "ours" / "plan.json")
     forms = {choice.name: (choice.form, choice.dim) for choice in plan.weights if choice.form != "dense"}
@@ -117,22 +115,20 @@ def test_the_plan_says_every_form_and_promises_nothing(tmp_path: Path, repaired)
     assert plan.kv_numbers == (96, 128)
     stored = sum(tensor.numel() for tensor in read(tmp_path / "ours").values())
     assert plan.kept_of_model * plan.measured.params == pytest.approx(stored)
-    assert "loss         unknown: what others pruned was not measured" in plan.summary()
+    assert "loss         unknown" in plan.summary()
     assert "perplexity" not in plan.summary()
     card = (tmp_path / "ours" / "README.md").read_text()
     assert card == model_card(plan)
-    assert "Others pruned it." in card
     assert "gac allocate" not in card
-    with pytest.raises(PlanError, match=r"which states what others pruned; expected a plan that weighed its choices"):
+    with pytest.raises(PlanError, match="what others pruned"):
         Sources(plan)
 
 
-def test_mlps_may_become_wider_than_any_was(tmp_path: Path) -> None:
+def test_mlps_can_be_wider_than_in_the_config(tmp_path: Path) -> None:
     config = small_config("llama")
     config.intermediate_size = 107
     model: Any = small_model(config)
-    tensors = with_heads(model, {0: [1]}, narrowed(model, [107, 93]))
-    source = write(tmp_path / "theirs", config, tensors)
+    source = write(tmp_path / "theirs", config, checkpoints.with_heads(model, {0: [1]}, narrowed(model, [107, 93])))
     gac.repair(source, tmp_path / "ours", profile=H100)
     ours = gac.load(tmp_path / "ours", "cpu")
     assert ours.config.intermediate_size == 112
@@ -140,7 +136,7 @@ def test_mlps_may_become_wider_than_any_was(tmp_path: Path) -> None:
     assert {choice.form for choice in ours.gac_plan.weights if "layers.0.mlp" in choice.name} == {"dense"}
 
 
-def test_it_can_be_repaired_saved_and_exported_as_any(tmp_path: Path, repaired) -> None:
+def test_result_can_be_repaired_saved_and_exported(tmp_path: Path, repaired) -> None:
     repaired("multi-head", max_overhead=0.01)
     again = gac.repair(tmp_path / "ours", tmp_path / "again", profile=H100)
     assert [(dim.dim, dim.becomes) for dim in again.moved] == [(107, 112)]
@@ -155,23 +151,11 @@ def test_it_can_be_repaired_saved_and_exported_as_any(tmp_path: Path, repaired) 
     assert relative(computed(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), theirs) < 1e-5
 
 
-def test_only_fewer_heads_make_it_a_checkpoint_of_gac(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    model, _ = pruned("grouped")
-    source = write(tmp_path / "theirs", model.config, with_heads(model, {0: [0]}, dict(model.state_dict())))
-    result = gac.repair(source, tmp_path / "ours", profile=H100)
-    assert (result.moved, result.added_bytes) == ((), 0)
-    assert relative(computed(gac.load(tmp_path / "ours", "cpu")), logits(source, model.config)) < 1e-5
+def test_widths_alone_keep_the_stock_layout(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     source = write(tmp_path / "all", tiny_model.config, narrowed(tiny_model, [107, 93]))
     assert gac.repair(source, tmp_path / "stock", profile=H100).carried == ()
     assert not (tmp_path / "stock" / "plan.json").exists()
     assert "gac" not in json.loads((tmp_path / "stock" / "config.json").read_bytes())
-
-
-def failure(source: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        gac.repair(source, source.parent / "ours", profile=H100)
-    assert sorted(path.name for path in source.parent.iterdir()) == [source.name]
-    return str(caught.value)
 
 
 Q, K, V, OUT = (f"{ATTENTION.format(0)}.{name}_proj" for name in "qkvo")
@@ -181,64 +165,52 @@ SHAPES = "expected 32*h x 64, 16*h x 64, 16*h x 64, 64 x 32*h with one whole h f
 @pytest.mark.parametrize(
     ("changed", "shapes"),
     [
-        ({Q: (32, 64)}, "q_proj 32 x 64, k_proj 32 x 64, v_proj 32 x 64, o_proj 64 x 64"),
         ({K: (24, 64)}, "q_proj 64 x 64, k_proj 24 x 64, v_proj 32 x 64, o_proj 64 x 64"),
-        ({K: (48, 64)}, "q_proj 64 x 64, k_proj 48 x 64, v_proj 32 x 64, o_proj 64 x 64"),
-        ({OUT: (48, 32)}, "q_proj 64 x 64, k_proj 32 x 64, v_proj 32 x 64, o_proj 48 x 32"),
         ({OUT: (64, 32), V: None}, "q_proj 64 x 64, k_proj 32 x 64, v_proj missing, o_proj 64 x 32"),
         # half a group
         ({Q: (16, 64), K: (16, 64), V: (16, 64), OUT: (64, 16)}, "q_proj 16 x 64, k_proj 16 x 64, v_proj 16 x 64"),
     ],
 )
-def test_weights_that_do_not_agree(
+def test_contradicting_shapes(
     changed: dict[str, tuple[int, int] | None], shapes: str, tiny_model: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     tensors = dict(tiny_model.state_dict())
     for name, shape in changed.items():
         del tensors[f"{name}.weight"]
         tensors |= {f"{name}.weight": torch.ones(shape)} if shape else {}
-    message = failure(write(tmp_path / "theirs", tiny_model.config, tensors))
+    message = refused(write(tmp_path / "theirs", tiny_model.config, tensors))
     assert f"{ATTENTION.format(0)} has {shapes}" in message
     assert SHAPES in message
 
 
-def test_a_bias_that_was_left_as_it_was(tmp_path: Path) -> None:
-    model = small_model(small_config("qwen2"))
-    tensors = with_heads(model, {0: [1]}, dict(model.state_dict()))
-    full = {f"{K}.bias": model.state_dict()[f"{K}.bias"]}
-    source = write(tmp_path / "theirs", model.config, tensors | full)
-    assert f"{K}.bias is of shape " in failure(source)
-
-
-@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "phi3", *FIXED_HEADS])
-def test_an_architecture_that_has_no_heads_to_drop(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["gpt2", "phi3", "olmo2"])
+def test_architectures_with_fixed_heads(model_type: str, tmp_path: Path) -> None:
     config = small_config(model_type)
-    family, tensors = (
-        family_of(config),
-        {name: tensor.clone() for name, tensor in small_model(config).state_dict().items()},
-    )
+    family = family_of(config)
+    tensors = {name: tensor.clone() for name, tensor in small_model(config).state_dict().items()}
     output = f"{family.layers}.1.{family.output}.weight"
     source = write(tmp_path / "theirs", config, tensors | {output: tensors[output][:, :32].clone()})
-    message = failure(source)
-    assert f"would need the form heads, which fits no weight of a {model_type} model; expected " in message
-    assert message.endswith("all heads, as config.json states. Prune its MLPs alone.")
+    assert f"would need the form heads, which fits no weight of a {model_type} model" in refused(source)
 
 
-def test_heads_beside_factors(tmp_path: Path) -> None:
+def test_unsupported_tensors(tmp_path: Path) -> None:
     model, tensors = pruned("grouped")
-    down = "model.layers.1.mlp.down_proj"
-    del tensors[f"{down}.weight"]
-    stem = down.removesuffix("_proj")
+    source = tmp_path / "theirs"
+
+    def message(changed: Tensors, without: str = "") -> str:
+        stored = {name: tensor for name, tensor in (tensors | changed).items() if name != without}
+        for file in source.glob("*"):
+            file.unlink()
+        if source.exists():
+            source.rmdir()
+        return refused(write(source, model.config, stored))
+
+    stem = "model.layers.1.mlp.down"
     factors = {f"{stem}_u_proj.weight": torch.ones(64, 13), f"{stem}_v_proj.weight": torch.ones(13, 176)}
-    message = failure(write(tmp_path / "theirs", model.config, tensors | factors))
-    assert "fewer heads beside pairs of SVD-LLM; expected fewer heads in a model whose other weights are" in message
-
-
-def test_weights_that_the_architecture_lacks_or_has(tmp_path: Path) -> None:
-    model, tensors = pruned("grouped")
-    lacking = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
-    source = write(tmp_path / "lacking", model.config, lacking)
-    assert f"{source}: model.norm.weight is missing (1 in all); expected every weight of a LlamaForC" in failure(source)
-    source.rename(tmp_path / "gone")
-    with pytest.raises(CheckpointError, match=r"q_proj\.bias is unexpected"):
-        gac.repair(write(tmp_path / "more", model.config, tensors | {f"{Q}.bias": torch.ones(64)}), tmp_path / "o")
+    assert "fewer heads beside pairs of SVD-LLM; expected" in message(factors, f"{stem}_proj.weight")
+    assert f"{source}: model.norm.weight is missing (1 in all)" in message({}, "model.norm.weight")
+    assert "q_proj.bias is unexpected" in message({f"{Q}.bias": torch.ones(64)})
+    model = small_model(small_config("qwen2"))
+    bias = {f"{K}.bias": model.state_dict()[f"{K}.bias"]}  # of all heads
+    tensors = checkpoints.with_heads(model, {0: [1]}, dict(model.state_dict()))
+    assert f"{K}.bias is of shape " in message(bias)

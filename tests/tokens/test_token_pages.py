@@ -16,7 +16,7 @@ from gac.plan.plan import Plan, WorkloadLatency
 from gac.reporting.report.render import report_page
 from gac.reporting.report.sources import Sources
 from gac.tokens.page import tokens_page, tokens_section
-from gac.tokens.plan import TokenPlan, load_any_plan
+from gac.tokens.plan import TokenPlan, load_plans
 from tests.cli.commands import refused, run
 from tests.reporting.rendering import legend
 from tests.reporting.report_plans import decided
@@ -111,11 +111,10 @@ def test_the_page_of_weights_says_what_both_plans_cache(make_plan: Any, tiny_con
 
 
 def test_a_file_is_read_as_what_it_is(files: list[Path], plan: TokenPlan) -> None:
-    assert load_any_plan(files[0]) == plan
-    assert isinstance(load_any_plan(files[2]), Plan)
-    assert load_any_plan(plan) is plan
+    assert load_plans([files[0], plan]) == [plan, plan]
+    assert isinstance(load_plans([files[2]])[0], Plan)
     with pytest.raises(PlanError, match="missing"):
-        load_any_plan("missing.json")
+        load_plans(["missing.json"])
 
 
 def test_report_and_plot_take_plans_of_tokens(files: list[Path], tmp_path: Path) -> None:

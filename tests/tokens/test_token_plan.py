@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
 import gac
@@ -17,7 +17,7 @@ from gac.core.errors import BudgetError, GacError, ModelError, PlanError
 from gac.models.attentions import Heads, sliding_layers
 from gac.plan.plan import WorkloadLatency
 from gac.tokens.allocate import _budgets
-from gac.tokens.attending import attending
+from gac.tokens.attending import Prefill, attending
 from gac.tokens.decide import decide
 from gac.tokens.plan import SCHEMA, LayerTokens, TokenPlan
 from gac.tokens.presses import kvpress
@@ -31,7 +31,8 @@ def plan_of(losses: Any, limit: int, **changed: Any) -> TokenPlan:
     losses = np.asarray(losses, dtype=float)
     named = dict.fromkeys(("gac_version", "model", "digest", "press", "text", "text_digest"), "tiny")
     fixed = {"windows": 1, "context": 64, "following": 8, "step": 8, "keep": 0.5, "family": "llama", "options": {}}
-    decided = vars(decide(range(len(losses)), BUDGETS, losses, limit)) | {"heads": Heads(4, 2, 32)}
+    certificate, layers = decide(range(len(losses)), BUDGETS, losses, limit)
+    decided = {"certificate": certificate, "layers": layers, "limit": limit, "heads": Heads(4, 2, 32)}
     return TokenPlan(**({"schema_version": SCHEMA} | named | fixed | decided | changed))
 
 
@@ -167,9 +168,10 @@ def test_without_kvpress_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
 def keep_last(kept: Mapping[int, int]) -> Any:
     """Keeps the last cached tokens: this number of each layer."""
 
-    def evict(_: nn.Module, layer: int, hidden: Tensor, cached: Any, weights: Tensor | None, given: Any) -> None:
-        assert hidden.shape[1] == cached.keys.shape[2]
-        cached.keys, cached.values = cached.keys[:, :, -kept[layer] :], cached.values[:, :, -kept[layer] :]
+    def evict(prefill: Prefill) -> None:
+        cache, last = prefill.cache, kept[prefill.layer]
+        assert prefill.hidden.shape[1] == cache.keys.shape[2]
+        cache.keys, cache.values = cache.keys[:, :, -last:], cache.values[:, :, -last:]
 
     return evict
 

@@ -22,8 +22,7 @@ from gac.models.families import Family, family_of
 from gac.models.loading import UNREADABLE
 from gac.models.sites import Site, Weight, short_names
 from gac.plan.plan import WeightChoice
-from gac.repairs.dims import Block, Run, SharedDim
-from gac.repairs.layouts.planned import stored_places
+from gac.repairs.dims import Run, SharedDim, stored_places
 from gac.repairs.weight_files import Source
 
 # The model_type that compressors write, and the architecture that they compressed.
@@ -81,14 +80,15 @@ def dense_model(config: Mapping[str, Any]) -> DenseModel:
 # --- latent attention -----------------------------------------------------------------------------------------------
 
 KV_B, OUTPUT, STATED = ".kv_b_proj.weight", ".o_proj.weight", "v_head_dim"
-_DIMS = ("num_attention_heads", "qk_nope_head_dim", STATED)
+_SIZES = ("num_attention_heads", "qk_nope_head_dim", STATED)
 
 
-def value_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
+def value_heads(source: Source, dense: DenseModel) -> Iterator[SharedDim]:
     """The value vectors of every layer, all of the length that the config states."""
-    if not all(isinstance(source.config.get(name), int) for name in _DIMS):
+    sizes = [size for name in _SIZES if isinstance(size := source.config.get(name), int)]
+    if len(sizes) < len(_SIZES):
         return
-    heads, keys, values = (int(source.config[name]) for name in _DIMS)
+    heads, keys, values = sizes
     for tensor in source.tensors:
         if tensor.endswith(KV_B):
             name = tensor.removesuffix(KV_B)
@@ -100,31 +100,28 @@ def value_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
                     f"{heads * (keys + values)} rows and {heads * values} columns, as config.json states",
                 )
             places = Place(tensor, 0, ends(keys + values, heads)), Place(output, 1, ends(values, heads))
-            moved = ((name, heads),)
-            first = Run("linear", (("k", kv_b[1]),), "n", moved, rest=heads * keys)
-            second = Run("linear", (("n", shape[0]),), "k", moved)
-            yield Block((SharedDim(name, values, places, stated=(STATED,)),), (first, second))
+            first = Run("linear", {"k": kv_b[1]}, "n", {name: heads}, rest=heads * keys)
+            second = Run("linear", {"n": shape[0]}, "k", {name: heads})
+            yield SharedDim(name, values, places, (first, second), stated=(STATED,))
 
 
 # --- MLPs -----------------------------------------------------------------------------------------------------------
 
 
-def mlp_widths(source: Source, dense: DenseModel) -> list[Block]:
+def mlp_widths(source: Source, dense: DenseModel) -> list[SharedDim]:
     """The MLPs with dense weights. The config's number of neurons changes too, if it is that of all layers."""
     family = dense.family
     if family is None:
         return []
     layers = dense.config.num_hidden_layers
     prefixes = [f"{family.layers}.{layer}." for layer in range(layers)]
-    blocks = [block for prefix in prefixes for block in _mlp(source, dense.config.hidden_size, family, prefix)]
-    widths = {shared.dim for block in blocks for shared in block.shared}
-    if len(blocks) < layers or widths != {source.config.get(family.neurons)}:
-        return blocks
-    stated = (family.neurons,)
-    return [replace(block, shared=tuple(replace(dim, stated=stated) for dim in block.shared)) for block in blocks]
+    widths = [width for prefix in prefixes for width in _mlp(source, dense.config.hidden_size, family, prefix)]
+    if len(widths) < layers or {width.dim for width in widths} != {source.config.get(family.neurons)}:
+        return widths
+    return [replace(width, stated=(family.neurons,)) for width in widths]
 
 
-def _mlp(source: Source, hidden: int, family: Family, prefix: str) -> Iterator[Block]:
+def _mlp(source: Source, hidden: int, family: Family, prefix: str) -> Iterator[SharedDim]:
     ups, down = [f"{prefix}{name}.weight" for name in family.up], f"{prefix}{family.down}.weight"
     if not all(name in source.tensors for name in (*ups, down)):
         return  # they are factored
@@ -143,9 +140,9 @@ def _mlp(source: Source, hidden: int, family: Family, prefix: str) -> Iterator[B
         *(Place(bias, 0, ends(width, family.blocks)) for bias in biases),
         Place(down, 1 - int(flip), (width,)),
     )
-    first = Run("linear", (("k", hidden),), "n", ((name, family.blocks),))
-    second = Run("linear", (("n", hidden),), "k", ((name, 1),))
-    yield Block((SharedDim(name, width, places, form="narrow"),), (*(first for _ in ups), second))
+    first = Run("linear", {"k": hidden}, "n", {name: family.blocks})
+    second = Run("linear", {"n": hidden}, "k", {name: 1})
+    yield SharedDim(name, width, places, (*(first for _ in ups), second), form="narrow")
 
 
 def _linear(shapes: list[tuple[int, int]], hidden: int) -> bool:
@@ -163,7 +160,7 @@ _REMEDY = (
 )
 
 
-def fewer_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
+def fewer_heads(source: Source, dense: DenseModel) -> Iterator[SharedDim]:
     """The attentions that are smaller than in the config.
 
     Raises:
@@ -185,7 +182,7 @@ def fewer_heads(source: Source, dense: DenseModel) -> Iterator[Block]:
         ) from failure
     for site in as_planned(dense.sites, [FORM], fused=False):
         if any(weight.name in smaller for weight in site.weights):
-            yield _heads_block(source, site)
+            yield _key_value_heads(source, site)
 
 
 def _shape(source: Source, weight: Weight) -> tuple[int, int] | None:
@@ -198,15 +195,14 @@ def _is_pruned(source: Source, weight: Weight) -> bool:
     return shape is not None and sorted(shape) != sorted((weight.out_features, weight.in_features))
 
 
-def _heads_block(source: Source, site: Site) -> Block:
+def _key_value_heads(source: Source, site: Site) -> SharedDim:
     form = form_named(FORM)
-    groups = {_groups(source, form, weight) for weight in site.weights}
-    kept = next(iter(groups))
-    if len(groups) > 1 or kept is None:
-        raise source.contradiction(*_shapes_told(source, form, site), _REMEDY)
-    choices = [WeightChoice(weight, FORM, kept) for weight in site.weights]
-    places = stored_places(source, choices, f"for {kept} key-value heads, as the weights of {site.name} have")
-    return Block((SharedDim(site.name, kept, places, form=FORM),), ())
+    first, *others = [_groups(source, form, weight) for weight in site.weights]
+    if first is None or any(groups != first for groups in others):
+        raise source.contradiction(*_stored_and_expected(source, form, site), _REMEDY)
+    choices = [WeightChoice(weight, FORM, first) for weight in site.weights]
+    places = stored_places(source, choices, f"for {first} key-value heads, as the weights of {site.name} have")
+    return SharedDim(site.name, first, places, form=FORM)
 
 
 def _groups(source: Source, form: Form, weight: Weight) -> int | None:
@@ -220,12 +216,12 @@ def _sides(form: Form, weight: Weight, count: int) -> tuple[int, int]:
     return sizes["out_features"], sizes["in_features"]
 
 
-def _shapes_told(source: Source, form: Form, site: Site) -> tuple[str, str]:
+def _stored_and_expected(source: Source, form: Form, site: Site) -> tuple[str, str]:
     """The stored shapes, and those that h groups of heads would have."""
     names, stored, expected = short_names([weight.name for weight in site.weights]), [], []
     for weight in site.weights:
         shape = _shape(source, weight)
-        stored.append(f"{names[weight.name]} {f'{shape[0]} x {shape[1]}' if shape else 'missing'}")
+        stored.append(f"{names[weight.name]} {' x '.join(map(str, shape)) if shape else 'missing'}")
         sides = zip(_sides(form, weight, 1), _sides(form, weight, 2), strict=True)
         expected.append(" x ".join(f"{size}" if size == double else f"{size}*h" for size, double in sides))
     limit = f"with one whole h from 1 to {form.full(site.weights[0])}, the key-value heads that it keeps"
