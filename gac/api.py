@@ -43,10 +43,10 @@ from gac.measurement.session import (
 from gac.measurement.text import check_text
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.families import family_of
-from gac.models.loading import check_in_memory, config_of, is_checkpoint
+from gac.models.loading import config_of, is_checkpoint
 from gac.models.modules import cast, swap_in
 from gac.models.packaged import PACKAGED, SAVED_IN
-from gac.models.plain import check_plain
+from gac.models.plain import check_in_memory, check_plain
 from gac.models.threads import one_call_at_a_time
 from gac.plan.costs import KV_NUMBERS, PARAMS
 from gac.plan.plan import Plan

@@ -23,7 +23,7 @@ from gac.core.errors import CheckpointError
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.linears import as_linear
-from gac.models.loading import check_in_memory
+from gac.models.plain import check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan.plan import Plan, WeightChoice
 from gac.runtime.contract import COMPRESSED, LAYOUT, QUANTIZATION

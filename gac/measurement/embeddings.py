@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError
-from gac.models.loading import check_in_memory
 from gac.models.modules import swap_in
+from gac.models.plain import check_in_memory
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 from gac.runtime.storage.embeddings import replace_embeddings as stored_embeddings
 from gac.runtime.storage.modules import Stored

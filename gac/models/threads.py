@@ -1,7 +1,7 @@
 """Exclusive use of models and of PyTorch's settings by one thread at a time."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from threading import Lock, RLock
 from types import TracebackType
@@ -86,46 +86,33 @@ class _ProcessSettings:
     """Settings that all threads share: the first to enter changes them, the last to leave restores them."""
 
     def __init__(self) -> None:
-        self._lock, self._threads = Lock(), 0
-        self._restored: list[Callable[[], None]] = []
+        self._lock, self._threads, self._restore = Lock(), 0, ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             self._threads += 1
             if self._threads == 1:
-                self._restored = [_full_precision(), _any_algorithm()]
+                _use_standards(self._restore)
 
     def __exit__(self, *_failure: type[BaseException] | BaseException | TracebackType | None) -> None:
         with self._lock:
             self._threads -= 1
             if not self._threads:
-                for restore in self._restored:
-                    restore()
+                self._restore.close()
 
 
 _PROCESS = _ProcessSettings()
 
 
-def _full_precision() -> Callable[[], None]:
+def _use_standards(restore: ExitStack) -> None:
+    # What is restored first is added last: a backend's own precision differs from the one for all.
     mkldnn: Any = torch.backends.mkldnn
-    backends = (torch.backends.cuda.matmul, mkldnn.matmul)
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set for a backend alone
-        precision = None
+    for backend in (torch.backends.cuda.matmul, mkldnn.matmul):
+        restore.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+    with suppress(RuntimeError):  # where it was set for a backend alone
+        restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
     torch.set_float32_matmul_precision("highest")
-
-    def restore() -> None:
-        if precision is not None:
-            torch.set_float32_matmul_precision(precision)
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
-
-    return restore
-
-
-def _any_algorithm() -> Callable[[], None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
+    restore.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
     torch.use_deterministic_algorithms(False)
-    return lambda: torch.use_deterministic_algorithms(before[0], warn_only=before[1])

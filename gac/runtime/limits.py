@@ -1,6 +1,6 @@
 """Sizes that kernels can read. Loads no torch, so that planning reads it too."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 FEW_BITS = (2, 3, 4, 8)
 STEP = 16
@@ -51,14 +51,6 @@ def latents(size: int, k_rank: int, v_rank: int) -> str | None:
         if rank > LARGEST_RANK:
             return f"latents have rank {rank}, more than {LARGEST_RANK}"
     return None
-
-
-LIMITS: Mapping[str, Callable[..., str | None]] = {
-    "PackedIntegers": few_bits,
-    "Integers8": eight_bits,
-    "Floats8": eight_bits,
-}
-"""By the name of a storage: why its kernels cannot read a weight of so many rows and columns, with its options."""
 
 
 # Latents of few bits in a cache: how many words of 16 bits they fill, by size alone. Loads no torch.

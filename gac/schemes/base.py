@@ -1,6 +1,6 @@
 """The seam of schemes: bytes, operators, and quantisation of a weight. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gac.core.errors import ModelError
 from gac.core.operations import Operation
 from gac.models.sites import Weight
-from gac.runtime.limits import LIMITS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +22,18 @@ LARGEST_SCALE = 65280.0
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """A storage of matrices: its name in ``gac.runtime.storage.modules.STORAGES``, and the options that make one."""
+    """A storage of matrices.
+
+    Attributes:
+        storage: its name in ``gac.runtime.storage.modules.STORAGES``.
+        options: that make one.
+        limit: why its kernels cannot read a matrix of so many rows and columns, with these options, or None where they
+            can; None: nothing is known of it from sizes alone.
+    """
 
     storage: str
     options: Mapping[str, int | bool | str | None]
+    limit: Callable[..., str | None] | None = None
 
 
 def config_group(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -100,9 +107,9 @@ class Scheme:
 
         None: they can, as far as its size tells; or there is no storage, or one without known limits.
         """
-        if self.storage is None or self.storage.storage not in LIMITS:
+        if self.storage is None or self.storage.limit is None:
             return None
-        return LIMITS[self.storage.storage](rows, columns, **self.storage.options)
+        return self.storage.limit(rows, columns, **self.storage.options)
 
     def ragged(self, columns: int) -> int:
         """Columns of the last group of a row if they do not fill it, else 0."""

@@ -18,7 +18,7 @@ from gac.measurement.text import check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_of
 from gac.models.families import family_of
-from gac.models.loading import check_finite, check_in_memory
+from gac.models.plain import check_finite, check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan.costs import floored
 from gac.plan.evidence import ProfileUsed

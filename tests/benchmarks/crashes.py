@@ -14,8 +14,36 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.harness import options, write
-from tests.stress.harming import FAULTS, Job, make_world, run, tried, undisturbed
+from tests.stress.harming import (
+    KILLED,
+    Job,
+    Victim,
+    full_disk,
+    killed_at_a_call,
+    killed_twice,
+    make_world,
+    run,
+    tried,
+    two_at_once,
+    undisturbed,
+)
 from tests.stress.victims import JOBS, counted
+
+
+def killed_at_a_moment(job: Job, trial: Path, draw: random.Random) -> str:
+    return Victim(job.name, job.world, trial).end(kill_after=draw.uniform(0, job.seconds)).outcome
+
+
+def killed_when_all_is_there(job: Job, trial: Path, draw: random.Random) -> str:
+    """The second run keeps or replaces the files of the first."""
+    run(job.name, job.world, trial)
+    return killed_at_a_call(job, trial, draw)
+
+
+def two_of_which_one_is_killed(job: Job, trial: Path, draw: random.Random) -> str:
+    first, second = (Victim(job.name, job.world, trial) for _ in range(2))
+    first.end(kill_after=draw.uniform(0, job.seconds))
+    return f"{KILLED} / {second.end().outcome.partition(':')[0]}"
 
 
 def full_tmpfs(job: Job, trial: Path, draw: random.Random) -> str:
@@ -32,6 +60,17 @@ def full_tmpfs(job: Job, trial: Path, draw: random.Random) -> str:
     if job.name == "profile":
         counted(disk).rename(counted(trial))
     return outcome
+
+
+FAULTS = (
+    killed_at_a_call,
+    killed_at_a_moment,
+    killed_twice,
+    killed_when_all_is_there,
+    full_disk,
+    two_at_once,
+    two_of_which_one_is_killed,
+)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,6 @@ def compressed(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
     ("name", "size", "message"),
     [
         ("num_hidden_layers", 2**53, "a config with num_hidden_layers 9007199254740992; expected 1 to 4,096."),
-        ("num_attention_heads", 0, "a config with num_attention_heads 0"),
         ("hidden_size", -1, "a config with hidden_size -1"),
         ("num_key_value_heads", 2**31, "a config whose weight self_attn.k_proj is 34359738368 x 64"),
     ],
@@ -157,44 +157,39 @@ def test_neurons_that_are_not_given_are_four_times_the_hidden_size() -> None:
     assert [weight.out_features for weight in weights_of(config)[2:4]] == [256, 64]
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "phi3"])
-def test_a_form_that_fits_no_weight_is_refused(model_type: str) -> None:
-    sites = family_of(config := small_config(model_type)).sites(config)
-    message = f"form head_dim, which fits no weight of a {model_type} model; expected one of dense, low_rank, narrow, "
-    assert_refused(lambda: check_forms_fit(sites, ("low_rank", "head_dim"), model_type), message, error=PlanError)
-
-
-def test_heads_of_a_model_with_one_kv_head(tiny_config: LlamaConfig) -> None:
+def test_a_form_that_fits_no_weight_is_refused(tiny_config: LlamaConfig) -> None:
     tiny_config.num_key_value_heads = 1
-    sites, message = family_of(tiny_config).sites(tiny_config), "form heads for a llama model with one KV head"
-    assert_refused(lambda: check_forms_fit(sites, ("heads",), "llama"), message, error=PlanError)
+    for config, form, message in (
+        (
+            small_config("phi3"),
+            "head_dim",
+            "form head_dim, which fits no weight of a phi3 model; expected one of dense",
+        ),
+        (tiny_config, "heads", "form heads for a llama model with one KV head"),
+    ):
+        sites, forms = family_of(config).sites(config), ("low_rank", form)
+        refused = partial(check_forms_fit, sites, forms, config.model_type)
+        assert_refused(refused, message, error=PlanError)
 
 
 @pytest.mark.parametrize(
     ("kind", "model_types"),
     [
-        (
-            ", with layers of state spaces, convolutions or linear attention",
-            "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe mamba mamba2 minimax nemotron_h qwen3_5 "
-            "qwen3_next recurrent_gemma rwkv xlstm zamba2",
-        ),
-        (", an encoder-decoder", "bart t5 whisper"),
-        (", an encoder", "bert roberta"),
-        (", a multimodal model", "gemma3 gemma3n llava mistral3 mllama phi4_multimodal qwen2_5_vl"),
+        (", with layers of state spaces, convolutions or linear attention", "bamba jamba lfm2 mamba qwen3_next rwkv"),
+        (", an encoder-decoder", "t5 whisper"),
+        (", an encoder", "bert"),
+        (", a multimodal model", "gemma3 llava mllama qwen2_5_vl"),
         (", with multi-head latent attention", "minicpm3"),
-        (", a mixture of experts (8 experts a layer)", "granitemoe mixtral"),
+        (", a mixture of experts (8 experts a layer)", "mixtral"),
         (", a mixture of experts (16 experts a layer)", "llama4 llama4_text phimoe"),
-        (", a mixture of experts (60 experts a layer)", "qwen2_moe"),
-        (", a mixture of experts (64 experts a layer)", "deepseek_v2 ernie4_5_moe olmoe"),
-        (", a mixture of experts (128 experts a layer)", "gpt_oss qwen3_moe"),
         (", a mixture of experts (256 experts a layer)", "deepseek_v3"),
-        ("; expected a supported architecture (apertus, ", "bloom falcon gemma3n_text gptj olmo vit"),
+        ("; expected a supported architecture (apertus, ", "bloom falcon gemma3n_text vit"),
     ],
 )
 def test_another_architecture_is_refused_with_its_kind(kind: str, model_types: str) -> None:
     for model_type in model_types.split():
         config = AutoConfig.for_model(model_type)
-        assert_refused(lambda config=config: family_of(config), f"model type '{model_type}'{kind}")
+        assert_refused(partial(family_of, config), f"model type '{model_type}'{kind}")
 
 
 def test_experts_are_found_in_any_config() -> None:
@@ -202,7 +197,7 @@ def test_experts_are_found_in_any_config() -> None:
     by_layer = SimpleNamespace(model_type="hunyuan_v1_moe", num_experts=[1, 16])
     assert "llama" in family_of(SimpleNamespace(model_type="llama", num_local_experts=1)).model_types
     for config, experts in ((dbrx, 4), (by_layer, 16)):
-        assert_refused(lambda config=config: family_of(config), "model type", f"({experts} experts a layer)")
+        assert_refused(partial(family_of, config), "model type", f"({experts} experts a layer)")
 
 
 def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
@@ -212,11 +207,10 @@ def test_a_multimodal_config_has_a_text_part_and_no_family() -> None:
     assert_refused(lambda: family_of(config), "model type 'gemma3', a multimodal model; expected a language model")
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
 @pytest.mark.parametrize("model_type", WITHOUT_HEAD_KEYS)
-def test_keys_that_an_architecture_does_not_read_change_no_size(model_type: str, key: str) -> None:
+def test_keys_that_an_architecture_does_not_read_change_no_size(model_type: str) -> None:
     config, plain = small_config(model_type), small_config(model_type)
-    setattr(config, key, 2)
+    config.num_key_value_heads = config.head_dim = 2
     assert family_of(config).sites(config) == family_of(plain).sites(plain)
     check_sizes(small_model(config), weights_of(config))
 

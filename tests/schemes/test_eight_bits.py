@@ -48,14 +48,11 @@ from tests.small_pipeline import Small
 BOTH = pytest.mark.parametrize("name", ["fp8", "w8a8"])
 
 
-# --- what is stored ---------------------------------------------------------------------------------------------------
-
-
 def quantising(reader: str) -> Integers8 | Floats8:
     return Integers8() if reader == "int8" else Floats8()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_floats_are_found_again(dtype: torch.dtype) -> None:
     """Those of any scale with 4 bits, whatever power of two it has."""
     numbers = normal(16, 64).to(FLOAT8).float()
@@ -74,29 +71,12 @@ def test_floats_are_the_nearest_in_their_scale() -> None:
     assert torch.allclose((grid.values().double() - matrix).abs(), nearest)
 
 
-def test_feedback_loses_much_less_of_the_product() -> None:
-    x, matrix = normal(4096, 96) * torch.logspace(0, -2, 96) @ normal(96, 96, seed=1), normal(24, 96, seed=2)
-    moment = (x.T @ x / len(x)).double()
-    lost = [
-        float((((error := (scheme_named("fp8").quantised(matrix, seen) - matrix).double()) @ moment) * error).sum())
-        for seen in (Inputs(moment), None)
-    ]
-    assert lost[0] < 0.5 * lost[1]
-
-
 def test_more_bits_lose_no_more() -> None:
     check_bits(*SCHEMES, *map(scheme_named, ("w4a16:32", "w2a16:32")))
-    with pytest.raises(AssertionError, match="bf16 loses"):
-        check_bits(scheme_named("w8a16"), worse_with_more_bits())
-
-
-def worse_with_more_bits() -> Scheme:
     worse = copy.copy(scheme_named("bf16"))
     worse.quantised = lambda matrix, *known: torch.zeros_like(matrix)  # type: ignore[method-assign]
-    return worse
-
-
-# --- dims -------------------------------------------------------------------------------------------------------------
+    with pytest.raises(AssertionError, match="bf16 loses"):
+        check_bits(scheme_named("w8a16"), worse)
 
 
 @BOTH
@@ -120,7 +100,7 @@ def falling(sites: tuple[Site, ...], forms: tuple[str, ...], schemes: tuple[str,
     )
 
 
-def made(site: Site, forms: tuple[str, ...], *schemes: str) -> CandidateSet:
+def candidates_of(site: Site, forms: tuple[str, ...], *schemes: str) -> CandidateSet:
     space = gac.plan.recipe.Space(forms=forms, schemes=schemes, align=False)
     return candidates(site, falling((site,), forms, schemes), space, Timing(None, ()), ("bytes",))
 
@@ -135,31 +115,27 @@ def mlp(neurons: int, hidden: int = 32) -> Site:
 
 
 def test_ranks_and_widths_are_multiples_of_16_in_8_bits() -> None:
-    found = made(alone(160, 128), ("low_rank",), "fp8", "w8a16")
-    by_scheme = {one: found.dims[(found.schemes == one) & (found.forms == "low_rank")] for one in ("fp8", "w8a16")}
-    assert by_scheme["fp8"].tolist() == [16, 32, 48, 64]
-    assert by_scheme["w8a16"].tolist() == list(range(1, 72))
-    widths = made(mlp(96), ("narrow", "narrow_pair"), "w8a8")
+    ranks = candidates_of(alone(160, 128), ("low_rank",), "fp8", "w8a16")
+    for scheme, expected in (("fp8", [16, 32, 48, 64]), ("w8a16", list(range(1, 72)))):
+        assert ranks.dims[(ranks.schemes == scheme) & (ranks.forms == "low_rank")].tolist() == expected
+    widths = candidates_of(mlp(96), ("narrow", "narrow_pair"), "w8a8")
     assert len(widths) > 1
     assert not (widths.dims % 16).any()
 
 
 def test_a_weight_that_cannot_stay_dense_in_8_bits_may_be_narrower() -> None:
-    found = made(mlp(100), ("narrow",), "fp8")
-    assert set(found.forms.flat) == {"narrow"}
-    assert found.dims.max() == 96
-    both = made(mlp(100), ("narrow",), "fp8", "bf16")
+    narrow = candidates_of(mlp(100), ("narrow",), "fp8")
+    assert set(narrow.forms.flat) == {"narrow"}
+    assert narrow.dims.max() == 96
+    both = candidates_of(mlp(100), ("narrow",), "fp8", "bf16")
     assert set(both.schemes[both.forms == "dense"]) == {"bf16"}
 
 
 def test_where_no_dim_is_left_the_error_says_what_can_be_had() -> None:
-    message = (
-        r"no allowed dim of dense, low_rank for w \(100 x 64\) in schemes fp8, w8a8; .* and no batched GEMM for fp8; "
-        r"rows .* for w8a8. Add a scheme that takes any dim, such as bf16, w8a16, w4a16"
-    )
+    message = r"no allowed dim of dense, low_rank for w \(100 x 64\) in schemes fp8, w8a8; .* Add a scheme that"
     with pytest.raises(PlanError, match=message):
-        made(alone(100, 64), ("low_rank",), "fp8", "w8a8")
-    assert len(made(alone(100, 64), ("low_rank",), "fp8", "w8a8", "w4a16"))
+        candidates_of(alone(100, 64), ("low_rank",), "fp8", "w8a8")
+    assert len(candidates_of(alone(100, 64), ("low_rank",), "fp8", "w8a8", "w4a16"))
 
 
 def test_such_schemes_are_refused_before_anything_is_measured() -> None:
@@ -168,9 +144,6 @@ def test_such_schemes_are_refused_before_anything_is_measured() -> None:
     recipe = gac.Recipe.of(0.9, schemes=("fp8",), profile="nvidia-h100-80gb-hbm3", align=False)
     with pytest.raises(PlanError, match=r"q_proj \(128 x 72\) in schemes fp8"):
         check_reachable(sites, recipe, gac.Profile.load("nvidia-h100-80gb-hbm3"))
-
-
-# --- the price of rounded inputs --------------------------------------------------------------------------------------
 
 
 def reading_alone(name: str) -> Scheme:
@@ -203,7 +176,7 @@ def test_the_price_is_the_mean_squared_error_in_the_metric(name: str, tiny_model
 
 
 @BOTH
-@pytest.mark.parametrize("rank", [16, 48, 96])
+@pytest.mark.parametrize("rank", [16, 96])
 def test_the_price_of_a_pair_counts_its_latents(name: str, rank: int) -> None:
     statistics, weight, x = pair_statistics(96, 128)
     inputs = Inputs(statistics.metric(weight).inputs)
@@ -222,9 +195,6 @@ def test_the_largest_of_normal_numbers() -> None:
     assert torch.allclose(largest_squares(torch.arange(1, 301)), z.square().cummax(1).values.mean(0), rtol=0.03)
 
 
-# --- models that round their inputs -----------------------------------------------------------------------------------
-
-
 def test_inputs_are_read_token_by_token() -> None:
     x = normal(5, 64) * torch.tensor([1.0, 1e-6, 1e4, 0.0, 1.0])[:, None]
     for reader, step in (("int8", 1 / 254), ("float8", 1 / 28)):
@@ -234,7 +204,7 @@ def test_inputs_are_read_token_by_token() -> None:
         largest = x.abs().amax(1, keepdim=True)
         assert ((numbers * scale - x).abs() <= largest * step * 1.001).all()
         assert torch.allclose((numbers * scale).abs().amax(1, keepdim=True), largest)
-    assert sorted({round(float(one) * 128) for one in READERS["int8"](x)[0].flatten()})[0] >= -127
+    assert (READERS["int8"](x)[0] * 128).round().min() >= -127
 
 
 def test_floats_are_read_as_pytorch_converts_them() -> None:
@@ -271,32 +241,30 @@ def test_modules_round_what_they_multiply(name: str) -> None:
     assert torch.equal(copy.deepcopy(held)(x), held(x))
 
 
-@BOTH
-@pytest.mark.parametrize("refit", ["none", "residual"])
+@pytest.mark.parametrize(("name", "refit"), [("fp8", "residual"), ("w8a8", "none")])
 def test_a_compressed_model_rounds_its_inputs(
     name: str, refit: str, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = small.allocate(0.9, schemes=(name,), refit=refit, fuse=True, align=8)
-    assert {one.scheme for one in plan.weights} == {name}
-    gemms = [gemm for one in plan.weights for gemm in form_named(one.form).latency.gemms(one.weight, one.dim, 1)]
-    assert all(map(scheme_named(name).supports, gemms))
-    found = small.compress(plan, model=copy.deepcopy(small.model))
-    before, stored = logits(found), stored_modules(found)
+    assert {choice.scheme for choice in plan.weights} == {name}
+    for choice in plan.weights:
+        gemms = form_named(choice.form).latency.gemms(choice.weight, choice.dim, 1)
+        assert all(map(scheme_named(name).supports, gemms))
+    model = small.compress(plan, model=copy.deepcopy(small.model))
+    before, stored = logits(model), stored_modules(model)
     assert len(stored) >= len(plan.weights)
     with monkeypatch.context() as patch:
-        for storage in {type(one.storage) for one in stored.values()}:
+        for storage in {type(module.storage) for module in stored.values()}:
             patch.setattr(storage, "linear", Storage.linear)
-        assert not torch.equal(logits(found), before)
+        assert not torch.equal(logits(model), before)
 
 
 def test_a_plan_with_a_rank_that_its_scheme_cannot_have_is_refused(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.6, schemes=("bf16",), forms=("low_rank",), align=8)
     plan.save(tmp_path / "plan.json")
     text = json.loads((tmp_path / "plan.json").read_text())
-    (first, *_) = (
-        one for site in text["sites"] for one in site["weights"] if one["form"] == "low_rank" and one["dim"] % 16
-    )
-    first["scheme"] = "fp8"
+    weights = (weight for site in text["sites"] for weight in site["weights"])
+    next(weight for weight in weights if weight["form"] == "low_rank" and weight["dim"] % 16)["scheme"] = "fp8"
     (tmp_path / "plan.json").write_text(json.dumps(text))
     with pytest.raises(PlanError, match=r"low_rank [0-9]+ in fp8; expected rows and columns that are multiples of 16"):
         Plan.load(tmp_path / "plan.json")

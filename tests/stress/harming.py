@@ -139,26 +139,13 @@ def timings(trial: Path) -> tuple[int, int]:
     return stored, taken
 
 
-# --- what can happen to a job: each harms it once, and says how its process ended -----------------------------------
-
-
 def killed_at_a_call(job: Job, trial: Path, draw: random.Random) -> str:
     return run(job.name, job.world, trial, Harm(at_call=draw.randint(1, job.calls))).outcome
-
-
-def killed_at_a_moment(job: Job, trial: Path, draw: random.Random) -> str:
-    return Victim(job.name, job.world, trial).end(kill_after=draw.uniform(0, job.seconds)).outcome
 
 
 def killed_twice(job: Job, trial: Path, draw: random.Random) -> str:
     """The second time, what the first left is there."""
     killed_at_a_call(job, trial, draw)
-    return killed_at_a_call(job, trial, draw)
-
-
-def killed_when_all_is_there(job: Job, trial: Path, draw: random.Random) -> str:
-    """The second run keeps or replaces the files of the first."""
-    run(job.name, job.world, trial)
     return killed_at_a_call(job, trial, draw)
 
 
@@ -173,22 +160,8 @@ def two_at_once(job: Job, trial: Path, draw: random.Random) -> str:
     return " / ".join(sorted(first.end().outcome.partition(":")[0] for first in (first, second)))
 
 
-def two_of_which_one_is_killed(job: Job, trial: Path, draw: random.Random) -> str:
-    first, second = (Victim(job.name, job.world, trial) for _ in range(2))
-    first.end(kill_after=draw.uniform(0, job.seconds))
-    return f"{KILLED} / {second.end().outcome.partition(':')[0]}"
-
-
 Fault = Callable[[Job, Path, random.Random], str]
-FAULTS: tuple[Fault, ...] = (
-    killed_at_a_call,
-    killed_at_a_moment,
-    killed_twice,
-    killed_when_all_is_there,
-    full_disk,
-    two_at_once,
-    two_of_which_one_is_killed,
-)
+"""It harms a job once, and says how its process ended."""
 
 
 def tried(job: Job, fault: Fault, trials: int, seed: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -39,13 +40,13 @@ from tests.stress.victims import JOBS, POINTS, CountingMeasurer, Harm
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("world")
-    make_world(made)
-    return made
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def wholes(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+def clean_runs(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     return {job: undisturbed(job, world, tmp_path_factory.mktemp(job)) for job in JOBS}
 
 
@@ -59,23 +60,23 @@ def wholes(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, J
 )
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_that_was_harmed_is_finished_by_the_next_run(
-    job: str, fault: Fault, outcomes: set[str], wholes: dict[str, Job]
+    job: str, fault: Fault, outcomes: set[str], clean_runs: dict[str, Job]
 ) -> None:
-    assert tried(wholes[job], fault, trials=1, seed=0)["outcomes"].keys() <= outcomes
+    assert tried(clean_runs[job], fault, trials=1, seed=0)["outcomes"].keys() <= outcomes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_at_most_the_timing_that_is_being_written_is_lost(
-    seed: int, world: Path, tmp_path: Path, wholes: dict[str, Job]
+    seed: int, world: Path, tmp_path: Path, clean_runs: dict[str, Job]
 ) -> None:
-    call = random.Random(f"timing {seed}").randint(1, wholes["profile"].calls)
+    call = random.Random(f"timing {seed}").randint(1, clean_runs["profile"].calls)
     run("profile", world, tmp_path, Harm(at_call=call))
     kept, taken = timings(tmp_path)
     assert taken - 1 <= kept <= taken
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, wholes: dict[str, Job]) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, clean_runs: dict[str, Job]) -> None:
     path = tmp_path / "gpu.jsonl"
     run_sweep(POINTS, path, CountingMeasurer(tmp_path / "first"), make_header(), progress=False)
     whole = path.read_bytes()
@@ -84,13 +85,13 @@ def test_a_profile_that_ends_anywhere_goes_on_there(seed: int, tmp_path: Path, w
     lost = whole[whole.rfind(b"\n", 0, cut) + 1 :].count(b'"row"') + whole[cut:].count(b'"again"')
     timed = run_sweep(POINTS, path, CountingMeasurer(tmp_path / "again"), make_header(), progress=False)
     assert timed <= lost + 1
-    assert result("profile", tmp_path) == wholes["profile"].result
+    assert result("profile", tmp_path) == clean_runs["profile"].result
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_the_wall_clock_decides_nothing(job: str, world: Path, tmp_path: Path, wholes: dict[str, Job]) -> None:
+def test_the_wall_clock_decides_nothing(job: str, world: Path, tmp_path: Path, clean_runs: dict[str, Job]) -> None:
     assert run(job, world, tmp_path, Harm(wild_clock=True)).outcome == "done"
-    assert result(job, tmp_path) == wholes[job].result
+    assert result(job, tmp_path) == clean_runs[job].result
 
 
 def test_a_profile_is_resumed_at_an_earlier_date(tmp_path: Path) -> None:
@@ -106,14 +107,11 @@ def test_a_profile_is_resumed_at_an_earlier_date(tmp_path: Path) -> None:
 NOWHERE = Path("/proc/gac")  # not even root can make a file there
 
 
-def test_statistics_that_cannot_be_written_are_named() -> None:
-    with pytest.raises(StatisticsError) as caught:
+def test_places_that_cannot_be_written_are_named() -> None:
+    with pytest.raises(StatisticsError, match=r"cannot be written to /proc/gac/losses\.safetensors: .* GAC_HOME"):
         write_tensors(NOWHERE / "losses.safetensors", {"loss": torch.zeros(1)})
-    assert str(caught.value) == (
-        "statistics cannot be written to /proc/gac/losses.safetensors: [Errno 2] No such file or directory: "
-        "'/proc/gac'; expected a writable place with room, which GAC_HOME names. Make room or set GAC_HOME, and run "
-        "the same again: finished layers are kept."
-    )
+    with pytest.raises(ProfileError, match=r"profile /proc/gac/gpu\.jsonl cannot be written: No such file"):
+        Journal(NOWHERE / "gpu.jsonl", make_header()).__enter__()
 
 
 def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,16 +124,15 @@ def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeyp
     assert read_arrays(tmp_path / "losses.safetensors")["loss"].tolist() == [0.0]
 
 
-def test_a_profile_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(ProfileError, match=r"profile /proc/gac/gpu\.jsonl cannot be written: No such file"):
-        Journal(NOWHERE / "gpu.jsonl", make_header()).__enter__()
+def failing(code: int, text: str) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(code, text)
+
+    return fail
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.flock", failing(errno.ENOLCK, "No locks available"))
     with pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written: No locks available; expected a writable"):
         Journal(tmp_path / "gpu.jsonl", make_header()).__enter__()
 
@@ -145,15 +142,11 @@ def test_a_disk_that_fails_at_the_end_is_said(tmp_path: Path, monkeypatch: pytes
         pytest.raises(ProfileError, match=r"gpu\.jsonl cannot be written to the end: Input/output error"),
         Journal(tmp_path / "gpu.jsonl", make_header()),
     ):
-        monkeypatch.setattr("os.fsync", _io_error)
-
-
-def _io_error(_handle: int) -> None:
-    raise OSError(5, "Input/output error")
+        monkeypatch.setattr("os.fsync", failing(errno.EIO, "Input/output error"))
 
 
 @pytest.mark.parametrize("what", ["losses", "boundary"])
-def test_kept_statistics_that_were_damaged_are_named(what: str, world: Path, tmp_path: Path) -> None:
+def test_statistics_that_were_damaged_are_named(what: str, world: Path, tmp_path: Path) -> None:
     assert run("allocate", world, tmp_path).outcome == "done"
     store = next((tmp_path / "home" / "statistics").iterdir())
     damaged = next(store.glob("losses-*-0001.safetensors"))

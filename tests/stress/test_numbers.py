@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
@@ -22,14 +22,13 @@ from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curves import ModelCurves, measure_curves, stream_fits
 from gac.models.families import family_of
+from gac.models.sites import Weight
 from gac.testing.methods import KINDS, loss_of, moments_of, statistics
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
-
-@EVERY_KIND
+@pytest.mark.parametrize("kind", KINDS)
 def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
     weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
     metric = METHODS.get("kfac").metric(statistics(kind))
@@ -43,6 +42,7 @@ def test_neurons_go_in_an_order_that_costs_what_it_says(kind: str) -> None:
         assert lost == pytest.approx(result.curve.loss[width], rel=1e-5, abs=1e-9 * result.curve.loss[0])
 
 
+@settings(max_examples=20)
 @given(st.integers(-8, 8), st.integers(-8, 8))
 def test_the_scale_of_statistics_scales_the_curve(inputs: int, gradients: int) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -62,16 +62,12 @@ def windows(count: int = 4, length: int = 32, vocabulary: int = 258) -> Tensor:
     return torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
 
 
-NARROW = FORMS.get("narrow")
-
-
 def run_of(model: Any, ids: Tensor) -> CalibrationRun:
     return CalibrationRun(model, ids, METHODS.get("kfac"), progress=False)
 
 
 def curves(model: Any, ids: Tensor) -> ModelCurves:
-    sites = family_of(model.config).sites(model.config)
-    return measure_curves(run_of(model, ids), sites)
+    return measure_curves(run_of(model, ids), family_of(model.config).sites(model.config))
 
 
 def rescale(model: LlamaForCausalLM, exponent: int) -> None:
@@ -89,7 +85,7 @@ def check_sound(result: ModelCurves) -> None:
         assert curve.loss[-1] == 0
 
 
-@pytest.mark.parametrize("exponent", [-8, -4, 4, 8])
+@pytest.mark.parametrize("exponent", [-8, 8])
 def test_a_model_that_only_looks_scaled_has_the_same_curves(exponent: int, tiny_model: LlamaForCausalLM) -> None:
     ids = windows(16)  # each half has more tokens than there are features: else directions without any are arbitrary
     plain = curves(tiny_model, ids)
@@ -131,12 +127,9 @@ def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         for layer in tiny_model.model.layers:
             layer.mlp.up_proj.weight[100:].zero_()
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
-    for layer, fit in stream_fits(run_of(tiny_model, windows()), sites):
-        down = next(
-            weight for site in sites if site.layer == layer for weight in site.weights if weight.neurons == "in"
-        )
-        assert last_to_go(fit.kept.of(NARROW, "order", down), 100).tolist() == list(range(100))
+    for layer, fit in stream_fits(run_of(tiny_model, windows()), family_of(tiny_model.config).sites(tiny_model.config)):
+        down = Weight(f"model.layers.{layer}.mlp.down_proj", 64, 176)
+        assert last_to_go(fit.kept.of(FORMS.get("narrow"), "order", down), 100).tolist() == list(range(100))
         loss = fit.losses[f"narrow/{down.name}"]
         assert loss[100] < 0.02 * loss[0]  # damping keeps what was never seen from being free
 
@@ -170,49 +163,34 @@ def test_small_and_odd_dims(changed: dict[str, int]) -> None:
     check_sound(curves(model, windows(vocabulary=model.config.vocab_size)))
 
 
-def heads_of_one() -> OPTForCausalLM:
+def test_heads_of_one_dim_and_primes_everywhere(small: Small) -> None:
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=258, hidden_size=61, word_embed_proj_dim=61, ffn_dim=173, num_hidden_layers=1,
         num_attention_heads=61, max_position_embeddings=128,
     )  # fmt: skip
-    return OPTForCausalLM(config).eval()
-
-
-def test_heads_of_one_dim_and_primes_everywhere(small: Small) -> None:
-    plan = small.allocate(0.6, heads_of_one(), align=False)
+    model = OPTForCausalLM(config).eval()
+    plan = small.allocate(0.6, model, align=False)
     assert plan.budget.used <= plan.budget.limit
-    model = small.compress(plan, heads_of_one())
     with torch.no_grad():
-        assert torch.isfinite(model(windows(1, 8)).logits).all()
+        assert torch.isfinite(small.compress(plan, model)(windows(1, 8)).logits).all()
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "why"),
-    [
-        (61, "cannot be loaded: RoPE requires an even rotary dimension, but got `head_dim`=61"),
-        (0, "head_dim is 0, and not an integer from 1 to"),
-    ],
-)
-def test_a_config_that_no_model_can_have_is_refused(
-    head_dim: int, why: str, tiny_model: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_a_config_that_no_model_can_have_is_refused(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     tiny_model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": head_dim}))
-    with pytest.raises(ModelError, match=why):
-        gac.allocate(tmp_path, 0.8, progress=False)
+    for head_dim, why in ((61, "RoPE requires an even rotary dimension"), (0, "head_dim is 0, and not an integer")):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": head_dim}))
+        with pytest.raises(ModelError, match=why):
+            gac.allocate(tmp_path, 0.8, progress=False)
 
 
 def test_a_tokenizer_of_another_model_is_refused(small: Small) -> None:
     model = small_model(small_config("llama", vocab_size=50, bos_token_id=0, eos_token_id=0, pad_token_id=0))
-    with pytest.raises(TextError, match=r"the tokenizer gives token id \d+ on .*; expected ids below the model's vo"):
+    with pytest.raises(TextError, match="the tokenizer gives token id"):
         small.allocate(0.8, model)
 
 
 def test_windows_of_one_token_are_refused(small: Small) -> None:
-    with pytest.raises(TextError) as caught:
+    with pytest.raises(TextError, match="calibration windows of 1 token; expected at least 2"):
         small.allocate(0.8, calibration=f"{small.text}:4x1")
-    assert str(caught.value) == (
-        "calibration windows of 1 token; expected at least 2: the first is not predicted. Ask for more."
-    )

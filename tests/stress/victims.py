@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 import gac
 from gac.core.errors import GacError
-from gac.forms.low_rank.spec import low_rank
+from gac.forms.low_rank import low_rank
 from gac.measurement import calibration
 from gac.profiling.records import Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
@@ -27,16 +28,9 @@ from tests.headers import make_header
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 WRITERS = (
-    "gac/core/io.py",
-    "gac/measurement/store.py",
-    "gac/baselines/measurements.py",
-    "gac/profiling/sweeps/journal.py",
-    "gac/checkpoint/save.py",
-    "gac/checkpoint/target.py",
-    "gac/runtime/compressed.py",
-    "safetensors/torch.py",
-    "/shutil.py",
-    "/tempfile.py",
+    *("gac/core/io.py", "gac/measurement/store.py", "gac/baselines/measurements.py", "gac/profiling/sweeps/journal.py"),
+    *("gac/checkpoint/save.py", "gac/checkpoint/target.py"),
+    *("safetensors/torch.py", "/shutil.py", "/tempfile.py"),
 )
 """The code that files go through; a process is killed at one of its calls."""
 
@@ -80,15 +74,9 @@ def profile(_world: Path, trial: Path) -> None:
 def allocate(world: Path, trial: Path) -> None:
     os.environ["GAC_HOME"] = str(trial / "home")
     calibration.SNAPSHOT_SECONDS = -1.0  # a boundary between any two layers
-    plan = gac.allocate(
-        world / "model",
-        0.6,
-        calibration=f"{world / 'text.txt'}:4x32",
-        profile=world / "gpu.jsonl",
-        align=False,
-        rule="zero-sum",  # keeps files of its own beside the curves
-        progress=False,
-    )
+    options = {"calibration": f"{world / 'text.txt'}:4x32", "profile": world / "gpu.jsonl", "align": False}
+    # The rule keeps files of its own beside the curves.
+    plan = gac.allocate(world / "model", 0.6, rule="zero-sum", progress=False, **options)
     plan.save(trial / "plan.json")
 
 
@@ -124,7 +112,8 @@ def serve(job: str, world: Path, trial: Path, harm: Harm, said: Connection) -> N
     tqdm.set_lock(threading.RLock())  # its own would be a semaphore that a killed process leaves behind
     calls = _count_calls(harm.at_call)
     if harm.largest_file is not None:
-        _limit_files(harm.largest_file)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (harm.largest_file, harm.largest_file))
     if harm.wild_clock:
         draw = random.Random(0)
         time.time = lambda: draw.uniform(0, 4e9)  # type: ignore[assignment]
@@ -151,10 +140,3 @@ def _count_calls(last: int) -> list[int]:
     threading.setprofile(look)
     sys.setprofile(look)
     return count
-
-
-def _limit_files(largest: int) -> None:
-    import resource
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))

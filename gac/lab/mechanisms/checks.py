@@ -17,7 +17,7 @@ from gac.profiling.operators import OPERATORS
 from gac.profiling.operators.attention import FLASH_TEMPLATES
 from gac.profiling.records import Launch
 from gac.runtime import limits as kernel_limits
-from gac.runtime.limits import ALIGNED, LIMITS
+from gac.runtime.limits import ALIGNED
 
 AppliesTo = Callable[[Setting], bool]
 Holds = Callable[[int, Setting], bool | None]
@@ -202,7 +202,7 @@ def _has_needs(setting: Setting) -> bool:
 
 def _has_kernel_limits(setting: Setting) -> bool:
     storage = None if setting.scheme is None else setting.scheme.storage
-    return storage is not None and storage.storage in LIMITS and _has_columns(setting)
+    return storage is not None and storage.limit is not None and _has_columns(setting)
 
 
 def _has_groups(setting: Setting) -> bool:

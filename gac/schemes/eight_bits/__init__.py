@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gac.core.operations import Operation
-from gac.runtime.limits import STEP
+from gac.runtime.limits import STEP, eight_bits
 from gac.schemes.base import Scheme, StorageSpec, config_arguments, config_group
 from gac.schemes.integers import W8A16
 
@@ -57,7 +57,7 @@ class Int8(EightBits):
     input_dtype = "int8"
     kind = "int"
     largest = W8A16.largest
-    storage = StorageSpec("Integers8", {})
+    storage = StorageSpec("Integers8", {}, eight_bits)
 
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
@@ -100,7 +100,7 @@ class Float8(EightBits):
     input_quantiser = "float8"
     input_dtype = "fp8"
     kind = "float"
-    storage = StorageSpec("Floats8", {})
+    storage = StorageSpec("Floats8", {}, eight_bits)
 
     def stored(
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gac.core.errors import PlanError
+from gac.runtime.limits import few_bits
 from gac.schemes.base import LARGEST_SCALE, Scheme, StorageSpec, config_arguments, config_group
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class IntegerWeights(Scheme):
         scales = f"groups of {group} with zero points" if zero else "a scale per row"
         self.meaning, self.for_embeddings = f"{bits}-bit weights, {scales}", group is None
         self.largest = LARGEST_SCALE * (2**bits - 1 if zero else 2**bits - 2) / 2
-        self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero})
+        self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero}, few_bits)
 
     def with_parameter(self, text: str) -> "IntegerWeights":
         """The same with groups of another size, ``w4a16:64``; the scheme itself where that is its own size.

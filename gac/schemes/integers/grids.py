@@ -1,6 +1,5 @@
 """The values of a group: a scale and a zero point for each row, fitted to the weights."""
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -16,57 +15,41 @@ BATCH_NUMBERS = 2**25
 """Numbers of a batch of ranges that are compared."""
 
 
-@dataclass(frozen=True, eq=False)
-class IntegerGrid:
-    """Values ``scale * (number - zero)`` of some columns; scale and zero have shape ``(..., rows, 1)``.
-
-    Attributes:
-        most: the largest number; the least is 0.
-    """
-
-    scale: Tensor
-    zero: Tensor
-    most: int
-
-    def numbers(self, values: Tensor) -> Tensor:
-        """Numbers of the nearest grid values to ``(..., rows, columns)``, in their dtype."""
-        return (values / self.scale).round_().add_(self.zero).clamp_(0, self.most)
-
-    def nearest(self, values: Tensor) -> Tensor:
-        """The nearest grid values to ``(..., rows, columns)``."""
-        return self.numbers(values).sub_(self.zero).mul_(self.scale)
+def nearest_numbers(values: Tensor, scale: Tensor, zeros: Tensor, most: int) -> Tensor:
+    """Numbers from 0 to ``most`` of the nearest grid values to ``(..., rows, columns)``, in their dtype."""
+    return (values / scale).round_().add_(zeros).clamp_(0, most)
 
 
-def fit_grid(values: Tensor, weights: Tensor, most: int, zero: bool) -> IntegerGrid:
-    """The grid of least error for values ``(..., rows, columns)``, float64.
+def fit_grid(values: Tensor, weights: Tensor, most: int, zero: bool) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of least error for values ``(..., rows, columns)``, float64, both ``(..., rows, 1)``.
 
     On a GPU one kernel does it (``gac.schemes.integers.grids_kernel``): here a range takes several passes over memory.
 
     Args:
         weights: of squared errors, by column, shape ``(..., columns)``.
-        most: the largest number.
+        most: the largest number; the least is 0.
         zero: with a zero point; without one the range is symmetric.
     """
     if values.is_cuda:
         from gac.schemes.integers.grids_kernel import launch
 
-        return IntegerGrid(*launch(values, weights, most, zero), most)
+        return launch(values, weights, most, zero)
     low, high = values.amin(-1, keepdim=True).clamp_max(0), values.amax(-1, keepdim=True).clamp_min(0)
     if not zero:
         high = torch.maximum(high, -low)
         low = -high
-    best = _grid(low, high, most, zero)
-    least = _costs(best, values, weights)
+    scale, zeros = _grid(low, high, most, zero)
+    least = _costs(scale, zeros, values, weights, most)
     batch = max(1, BATCH_NUMBERS // max(values.numel(), 1))
     for fractions in torch.split(_other_fractions(most, zero, values.dtype, values.device), batch):
         fractions = fractions.view(-1, *[1] * values.dim())
-        grid = _grid(fractions * low, fractions * high, most, zero)
-        costs, where = _costs(grid, values, weights).min(0, keepdim=True)
-        scale, zeros = (choices.gather(0, where)[0] for choices in (grid.scale, grid.zero))
+        scales, shifts = _grid(fractions * low, fractions * high, most, zero)
+        costs, best = _costs(scales, shifts, values, weights, most).min(0, keepdim=True)
         better = costs[0] < least
         least = torch.where(better, costs[0], least)
-        best = IntegerGrid(torch.where(better, scale, best.scale), torch.where(better, zeros, best.zero), most)
-    return best
+        scale = torch.where(better, scales.gather(0, best)[0], scale)
+        zeros = torch.where(better, shifts.gather(0, best)[0], zeros)
+    return scale, zeros
 
 
 def in_16_bits(scale: Tensor) -> Tensor:
@@ -88,13 +71,14 @@ def _other_fractions(most: int, zero: bool, dtype: torch.dtype, device: torch.de
     return torch.tensor(range_fractions(most, zero)[1:], dtype=dtype, device=device)
 
 
-def _costs(grid: IntegerGrid, values: Tensor, weights: Tensor) -> Tensor:
-    return (grid.nearest(values) - values).square_() @ weights[..., None]
+def _costs(scale: Tensor, zeros: Tensor, values: Tensor, weights: Tensor, most: int) -> Tensor:
+    nearest = nearest_numbers(values, scale, zeros, most).sub_(zeros).mul_(scale)
+    return (nearest - values).square_() @ weights[..., None]
 
 
-def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> IntegerGrid:
+def _grid(low: Tensor, high: Tensor, most: int, zero: bool) -> tuple[Tensor, Tensor]:
     if not zero:  # one number fewer, so that there are as many on both sides
         scale = in_16_bits(2 * high / (most - 1))
-        return IntegerGrid(scale, torch.full_like(scale, (most + 1) // 2), most)
+        return scale, torch.full_like(scale, (most + 1) // 2)
     scale = in_16_bits((high - low) / most)
-    return IntegerGrid(scale, (-low / scale).round().clamp(0, most), most)
+    return scale, (-low / scale).round().clamp(0, most)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.feedback.order import Order
-from gac.schemes.integers.grids import SMALLEST_SCALE, IntegerGrid, fit_grid, in_16_bits
+from gac.schemes.integers.grids import SMALLEST_SCALE, fit_grid, in_16_bits, nearest_numbers
 
 ROUNDS = 3
 """Rounds of numbers and scales."""
@@ -31,11 +31,10 @@ class IntegerLevels(Levels):
         return units.round_().clamp_(0, self.most)
 
     def rounded(self, values: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-        return IntegerGrid(scale, zeros, self.most).numbers(values)
+        return nearest_numbers(values, scale, zeros, self.most)
 
     def fitted(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        grid = fit_grid(values, weights, self.most, self.zero)
-        return grid.scale, grid.zero
+        return fit_grid(values, weights, self.most, self.zero)
 
     def improved(
         self, order: Order, targets: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor
