@@ -151,9 +151,6 @@ def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tupl
     """The files that hold the weights, each once, in order, and the name of the index that names them, if any.
 
     All lie in this directory, and all are there. ``full`` is the file's name if there is but one.
-
-    Raises:
-        CheckpointError: the index cannot be read, names files elsewhere or of another kind, or a file is missing.
     """
     index = f"{full}.index.json"
     indexed = (directory / index).exists()

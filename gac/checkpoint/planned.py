@@ -98,15 +98,12 @@ def attach_plan(model: PreTrainedModel, plan: Plan) -> PlannedModel:
     for module in changed.modules():
         if getattr(module, "config", None) is config:
             module.config = described
-    if not described.tie_word_embeddings and _is_tied(changed):  # by hand; transformers would save one and miss it
+    ends = [getattr(module, "weight", None) for module in embeddings_of(changed).values()]
+    tied = len(ends) == 2 and ends[0] is not None and ends[0] is ends[1]
+    if tied and not described.tie_word_embeddings:  # by hand; transformers would save one and miss it
         described.tie_word_embeddings = True
         changed.all_tied_weights_keys = changed.get_expanded_tied_weights_keys(all_submodels=True)
     changed.gac_plan = plan
     changed.gac_files = {"plan.json": text, "README.md": model_card(plan, model.dtype.itemsize)}
     planned_model: PlannedModel = changed
     return planned_model
-
-
-def _is_tied(model: Any) -> bool:
-    weights = [getattr(module, "weight", None) for module in embeddings_of(model).values()]
-    return len(weights) == 2 and weights[0] is not None and weights[0] is weights[1]

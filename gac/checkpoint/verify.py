@@ -171,11 +171,8 @@ class Verified:
 def verify(directory: str | Path) -> Verified:
     """Check everything that a checkpoint was when it was saved, each tensor by its SHA-256.
 
-    Nothing is run, and no model is built.
-
-    Raises:
-        CheckpointError: something differs, which is named; there are no digests; or code or weights lie beside it that
-            were not there.
+    Nothing is run, and no model is built. A CheckpointError names what differs, and code or weights that lie beside it
+    and were not there; or there are no digests.
     """
     source = Path(directory)
     return read_unreplaced(source, lambda: _verified(source))

@@ -18,5 +18,4 @@ def alignment_class(dims: Ints) -> Ints:
 
 
 def class_name(step: int) -> str:
-    """The name of an alignment class: ``odd``, ``8 x odd``."""
     return "odd" if step == 1 else f"{step} x odd"

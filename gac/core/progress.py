@@ -16,7 +16,6 @@ _silent = ContextVar("silent", default=False)
 
 
 def rough_duration(seconds: float) -> str:
-    """Return a duration in words: ``about 2.5 minutes``."""
     return f"about {max(seconds / 60, 0.1):.1f} minutes"
 
 
@@ -30,7 +29,6 @@ def no_progress() -> Iterator[None]:
 
 
 def has_bars() -> bool:
-    """Return True where progress is shown as bars: on a terminal, outside of ``no_progress``."""
     return not _silent.get() and sys.stderr.isatty()
 
 

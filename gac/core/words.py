@@ -22,7 +22,6 @@ def nats(loss: float) -> str:
 
 
 def megabytes(count: int) -> str:
-    """For example ``113.8 MB``; of less than one, ``184.3 kB``."""
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
@@ -33,5 +32,4 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def number_of(count: int, noun: str) -> str:
-    """For example ``1 weight``, ``2 weights``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

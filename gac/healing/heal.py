@@ -42,16 +42,11 @@ def heal_model(
     start: float,
     show_progress: bool,
 ) -> tuple[PlannedModel, Result]:
-    """Train the compressed model in place, record it in its plan, and return it.
-
-    Args:
-        loaded: the dense model, which the caller gave as ``against``.
-        start: the start of the work by ``time.monotonic``.
+    """Train the compressed model in place, record it in its plan, and return it; ``loaded`` was given as ``against``.
 
     Raises:
         HealingError: the held-out loss did not fall and the model is unchanged, or a loss was not finite and the model
             has its best snapshot.
-        GacError: the models do not belong together, or the text cannot be used.
     """
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     digest = planned_digest(plan, loaded, sites)

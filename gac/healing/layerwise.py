@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +34,7 @@ STATE_COPIES = 4  # sets of hidden states that have to fit on a device
 
 
 def train_layers(run: DistillationRun) -> None:
-    """Train the layers that are not trained yet; restore the initial model if the whole model got worse.
-
-    Raises:
-        HealingError: a loss is not finite.
-    """
+    """Train the layers that are not trained yet; restore the initial model if the whole model got worse."""
     budget, left = run.budget, run.seconds_left
     seconds = None if left is None else budget.blocks * left
     if run.progress.layers < len(run.layer_names) and budget.blocks and (seconds is None or seconds > 0):
@@ -56,7 +51,9 @@ def train_layers(run: DistillationRun) -> None:
 def _train(run: DistillationRun, seconds: float | None) -> None:
     batches, heldout = _batches(run, seconds)
     numbers = sum(ids.numel() for ids in (*batches, *heldout))
-    on_host = _exceeds_device(run.dense, numbers)
+    device = input_device(run.dense)
+    needed = STATE_COPIES * numbers * run.dense.config.hidden_size * run.dense.dtype.itemsize
+    on_host = device.type != "cpu" and needed > room(device)
     with training_autocast(run.model):  # masters have another dtype than the rest
         teacher, student = (
             HiddenStates(model, run.layers(model), [*batches, *heldout], on_host) for model in (run.dense, run.model)
@@ -82,17 +79,10 @@ def _batches(run: DistillationRun, seconds: float | None) -> tuple[list[Tensor],
     else:
         affordable = FORWARD_SHARE * seconds * len(heldout) / max(run.evaluation_seconds, 1e-9)
         windows = run.ranks.once(lambda: int(affordable))
-    epoch = len(text.epoch)
-    windows = max(min(windows, epoch), min(STEPS * count, epoch))
+    windows = min(max(windows, STEPS * count), len(text.epoch))
     size = max(1, min(BATCH // run.length, windows // (STEPS * count)))
     local = text.train[text.batch(0, windows, run.budget.seed)][run.ranks.rank :: count][: windows // count]
     return [*torch.split(local, size)], [*torch.split(heldout, size)]
-
-
-def _exceeds_device(model: Any, tokens: int) -> bool:
-    needed = STATE_COPIES * tokens * model.config.hidden_size * model.dtype.itemsize
-    device = input_device(model)
-    return device.type != "cpu" and needed > room(device)
 
 
 class HiddenStates:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,11 +31,7 @@ PATIENCE = 4  # evaluations that show overfitting; as many follow while the rate
 
 
 def train_whole_model(run: DistillationRun) -> None:
-    """Train until the budget is spent. If the text is overfitted, the rate falls to its end early.
-
-    Raises:
-        HealingError: a loss or a gradient is not finite; that step is not taken.
-    """
+    """Train until the budget is spent. If the text is overfitted, the rate falls to its end early."""
     layers = run.layers(run.model)
     with gradient_checkpointing(run.model, layers), gradients_of(run.trainables.parameters):
         budget, spent = run.budget, run.progress.spent
@@ -110,7 +105,9 @@ class _Steps:
                 run.progress = replace(run.progress, steps=step, tokens=tokens, recent_losses=losses)
                 progress = span.progress()
                 speed = (step - first) * batch / (time.monotonic() - start)
-                _update(bar, value, step, progress, speed)
+                bar.total = max(step, round(step / max(progress, 1e-9)))
+                bar.set_description(f"healing, loss {value:.4f}, {speed:,.0f} tokens a second", refresh=False)
+                bar.update(step - bar.n)
                 if self._due_evaluations(progress) > evaluated:
                     heldout_loss = run.evaluate_heldout()
                     run.record_loss("model", step, mean(losses), heldout_loss)
@@ -167,9 +164,3 @@ def _share_of_loss(run: DistillationRun, windows: Tensor, label_weights: Tensor,
     """The share of these windows in the mean loss of a batch of ``tokens`` tokens."""
     with training_autocast(run.model):
         return summed_loss(run.model, run.dense, windows, label_weights) / tokens
-
-
-def _update(bar: Any, loss: float, steps: int, progress: float, speed: float) -> None:
-    bar.total = max(steps, round(steps / max(progress, 1e-9)))
-    bar.set_description(f"healing, loss {loss:.4f}, {speed:,.0f} tokens a second", refresh=False)
-    bar.update(steps - bar.n)

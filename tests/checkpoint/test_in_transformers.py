@@ -51,11 +51,6 @@ def test_a_dtype_can_be_asked_for(saved: Path) -> None:
     assert gac.load(saved, dtype=torch.float16).dtype == torch.float16
 
 
-def test_a_device_map_places_it(saved: Path, model: Any) -> None:
-    loaded = AutoModelForCausalLM.from_pretrained(saved, device_map="auto")
-    assert torch.equal(loaded(IDS.to(loaded.device)).logits.cpu(), logits(model))
-
-
 def test_weights_can_stay_on_disk(saved: Path, model: Any, tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(saved, device_map=PLACES, offload_folder=tmp_path / "offloaded")
     assert loaded.get_parameter("model.layers.1.mlp.down_proj.weight").is_meta
@@ -97,16 +92,16 @@ def test_a_pipeline_generates(saved: Path, tiny_tokenizer: Any) -> None:
     assert answer["generated_text"].startswith("rank")
 
 
-@pytest.mark.parametrize("how", ["push_to_hub", "save_pretrained"])
+@pytest.mark.parametrize("method", ["push_to_hub", "save_pretrained"])
 def test_a_push_uploads_plan_card_and_code(
-    how: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed: dict[str, str] = {}
     hub_of_one = FakeHub(pushed)
     monkeypatch.setattr(hub, "hf_api", lambda: hub_of_one)
     monkeypatch.setattr("transformers.modeling_utils.hf_api", lambda: hub_of_one)
     monkeypatch.setattr(hub.ModelCard, "load", classmethod(not_there))
-    if how == "push_to_hub":
+    if method == "push_to_hub":
         model.push_to_hub("me/small")
     else:
         model.save_pretrained(tmp_path / "pushed", push_to_hub=True, repo_id="me/small")
@@ -137,19 +132,11 @@ def not_there(*_: Any, **__: Any) -> Any:
     raise EntryNotFoundError("no card")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda plan: plan.write_text("{}"),
-            "{}: plan.json has digest 44136fa355b3; expected {}, as config.json",
-        ),
-        (Path.unlink, "{} has no plan.json; expected every file that gac.save wrote."),
-    ],
-)
-def test_another_plan_and_none_are_refused(change: Any, message: str, saved: Path) -> None:
+def test_another_plan_and_none_are_refused(saved: Path) -> None:
     digest = AutoConfig.from_pretrained(saved).gac["plan"]
-    change(saved / "plan.json")
-    with pytest.raises(CheckpointError) as caught:
+    (saved / "plan.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"plan.json has digest 44136fa355b3; expected {digest[:12]}, as config"):
         AutoModelForCausalLM.from_pretrained(saved)
-    assert str(caught.value).startswith(message.format(saved, digest[:12]))
+    (saved / "plan.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no plan\.json; expected every file that gac\.save wrote"):
+        AutoModelForCausalLM.from_pretrained(saved)

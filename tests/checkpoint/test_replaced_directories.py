@@ -31,8 +31,7 @@ def when_called(monkeypatch: pytest.MonkeyPatch, name: str, times: int, action: 
     monkeypatch.setattr(loading, name, stepped)
 
 
-@pytest.mark.parametrize("step", ["plan_text", "weight_files", "open_tensors"])
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(("step", "verify"), [("plan_text", False), ("weight_files", True), ("open_tensors", False)])
 def test_a_model_that_is_replaced_is_loaded_whole(
     step: str, verify: bool, model: LlamaForCausalLM, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

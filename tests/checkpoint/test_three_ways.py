@@ -33,14 +33,11 @@ WAYS = {
 from transformers import AutoModelForCausalLM  # before GAC, which has to register even so
 import gac
 def load(place):
-    model = gac.load(place)
-    assert type(AutoModelForCausalLM.from_pretrained(place)) is type(model)
+    model, other = gac.load(place), AutoModelForCausalLM.from_pretrained(place)
+    assert type(other) is type(model)
+    ids = torch.arange(40).reshape(2, 20)
+    assert torch.equal(answers(other, ids)["logits"], answers(model, ids)["logits"])
     return model
-""",
-    "import gac": """
-import gac
-from transformers import AutoModelForCausalLM
-load = AutoModelForCausalLM.from_pretrained
 """,
     "no gac": """
 sys.modules["gac"] = None
@@ -102,13 +99,11 @@ def with_head(model_type: str, make_plan: Callable[..., Plan]) -> Any:
 
 
 MODELS: Mapping[str, Callable[..., Any]] = {
-    "pairs, narrow and shorter values": partial(small_compressed, "llama"),
     "shared GEMMs": partial(small_compressed, "qwen3", fused=True),
     "Conv1D": partial(small_compressed, "gpt2"),
     "every form and storage": partial(stored_model, "olmo2"),  # skipped blocks and fewer heads, too
     "latents in 16, 8 and 4 bits": latents,
     "tied head": partial(with_head, "gemma3_text"),
-    "head": partial(with_head, "llama"),
 }
 
 

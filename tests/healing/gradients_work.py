@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -69,16 +68,3 @@ def look() -> None:
 
 SIZES = [((2, 2), torch.float32), ((3,), torch.float64), ((2,), torch.float32), ((), torch.float32)]
 SIZES += [((9,), torch.float32), ((1,), torch.float64)]
-
-
-def once_each() -> None:
-    """No hook is left at parameters that would average them again."""
-    ours, weight = this_run(), nn.Parameter(torch.zeros(2))
-    for _ in range(2):
-        weight.grad = None
-        with ours.averaging([weight]):
-            (weight * ours.rank).sum().backward()
-        assert weight.grad is not None
-        assert weight.grad.tolist() == [0.5, 0.5]
-    (weight * ours.rank).sum().backward()
-    assert weight.grad.tolist() == pytest.approx([0.5 + ours.rank] * 2)

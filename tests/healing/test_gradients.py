@@ -50,7 +50,7 @@ def test_labels_weigh_the_next_token() -> None:
     torch.testing.assert_close(torch.autograd.grad(summed, weights), exact, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [20, 2048, 5000])
+@pytest.mark.parametrize("size", [20, 5000])
 def test_the_kernel_of_the_divergence_equals_pytorch(size: int) -> None:
     from gac.healing import triton_kernels
 

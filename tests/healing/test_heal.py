@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from gac import api
 from gac.checkpoint.card import model_card
 from gac.core.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.core.io import home
-from gac.healing import checkpoint, heal, layerwise, losses, optimizer, sampling, whole_model
+from gac.healing import checkpoint, heal, layerwise, optimizer, sampling, whole_model
 from gac.healing import run as run_module
 from gac.healing.records import LossPoint
 from gac.healing.trainables import Trainables
@@ -99,23 +98,23 @@ def test_the_trained_model_is_the_stored_model(learned: Trained) -> None:
             torch.testing.assert_close(inside, before)
 
 
-@pytest.mark.parametrize("on_device", [True, False])
-def test_a_snapshot_reuses_memory(learned: Trained, on_device: bool) -> None:
+def test_a_snapshot_reuses_memory(learned: Trained) -> None:
     weights = (small := learned.compressed()).gac_plan.weights
     trained = Trainables(small, weights, {choice.name for choice in weights if choice.changed})
-    first = trained.snapshot({}, on_device)
+    first = trained.snapshot()
     places = {name: values.data_ptr() for name, values in first.items()}
     assert all(values.data_ptr() != places[name] for name, values in trained.parameters.items())
     for parameter in trained.parameters.values():
         parameter.data += 1
     assert not any(torch.equal(values, first[name]) for name, values in trained.parameters.items())
-    second = trained.snapshot(first, on_device)
+    second = trained.snapshot(first)
     assert {name: values.data_ptr() for name, values in second.items()} == places
     assert all(torch.equal(values, second[name]) for name, values in trained.parameters.items())
 
 
 def test_the_seed_decides_the_bits(learned: Trained) -> None:
-    first, again, other = (logits(learned.heal(learned.compressed(), seed=seed)) for seed in (1, 1, 2))
+    again, other = (logits(learned.heal(learned.compressed(), seed=seed)) for seed in (0, 1))
+    first = logits(learned.healed())
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not list((home() / "healing").glob("*"))
@@ -125,7 +124,7 @@ def test_dense_weights_are_trained_on_request(learned: Trained) -> None:
     small = learned.compressed()
     weights = {c.name: small.get_submodule(c.name).weight.clone() for c in small.gac_plan.weights if not c.changed}
     assert weights
-    learned.heal(small)
+    small = learned.healed()
     assert all(torch.equal(small.get_submodule(name).weight, before) for name, before in weights.items())
     first, second = learned.heal(small, dense=True, learning_rate=5e-4).gac_plan.healed
     assert not any(torch.equal(small.get_submodule(name).weight, before) for name, before in weights.items())
@@ -170,8 +169,6 @@ def test_an_overfitted_run_restores_the_best_and_cools(learned: Trained, monkeyp
         ("9 8 7 6 5", "9 5 6 6 6", False),  # three evaluations since the best
         ("9 8 7 6 5 4", "9 5 6 6 6 6", True),
         ("9 8 9 9 9 9", "9 5 6 6 6 6", False),  # steps are too large: nothing gets better
-        ("9 8 7 9 6 5 4", "9 5 6 6 6 6 6", True),
-        ("5 4 3 2 1 0", "9 8 7 6 5 4", False),
         ("5 4 3 2 1 0", "nan 8 7 6 5 4", False),
         ("", "", False),
     ],
@@ -206,7 +203,7 @@ def test_labels_teach_the_text(learned: Trained) -> None:
     words = learned.tokenizer(learned.text.read_text(), add_special_tokens=False)["input_ids"]
     ids, results = torch.tensor(words[: len(words) // LENGTH * LENGTH]).view(-1, LENGTH), {}
     for labels in (0.0, 0.5):
-        small = learned.heal(learned.compressed(), labels=labels)
+        small = learned.heal(learned.compressed(), labels=labels) if labels else learned.healed()
         [record] = small.gac_plan.healed
         assert record.labels == labels
         results[labels] = float(small(input_ids=ids, labels=ids).loss.detach()), record.after
@@ -216,9 +213,7 @@ def test_labels_teach_the_text(learned: Trained) -> None:
 
 def test_a_drift_from_the_dense_model_is_logged(learned: Trained, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(whole_model, "LABELS_START", 0.0)
-    small = learned.heal(learned.compressed())
-    assert "drifts" not in caplog.text
-    first, second = learned.heal(small, labels=0.9, learning_rate=1e-2, dense=True).gac_plan.healed
+    first, second = learned.heal(learned.healed(), labels=0.9, learning_rate=1e-2, dense=True).gac_plan.healed
     assert second.after > second.before == pytest.approx(first.after, rel=1e-3)
     assert "the model drifts from the dense model: labels=0.9" in caplog.text
 
@@ -236,6 +231,7 @@ class Clock:
 
 def test_the_minutes_are_kept(learned: Trained, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     clock = Clock()  # an evaluation then takes as long as a step
+    monkeypatch.setattr(whole_model, "BATCH", 16 * LENGTH)
     for module in (api, heal, layerwise, optimizer, checkpoint, run_module, whole_model):
         monkeypatch.setattr(module, "time", clock)
     with caplog.at_level("INFO", logger="gac"):
@@ -316,17 +312,6 @@ def test_a_batch_of_samples_fits_in_memory(tiny_model: Any, monkeypatch: pytest.
         assert sampling.batch_size(tiny_model, LENGTH) == size
 
 
-def test_large_gpus_take_more_windows_per_pass(tiny_model: Any, monkeypatch: Any) -> None:
-    windows = 2**28 // (258 * LENGTH)
-    assert losses.windows_per_pass(tiny_model, LENGTH) == windows
-    monkeypatch.setattr(losses, "input_device", lambda _model: torch.device("cuda"))
-    for memory, factor, large in ((2**33, 1, 10**9), (80 * 2**30, 4, 10**9), (80 * 2**30, 4 / 3, 1)):
-        gpu = SimpleNamespace(total_memory=memory)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device, gpu=gpu: gpu)
-        monkeypatch.setattr(losses, "LARGE", large)
-        assert losses.windows_per_pass(tiny_model, LENGTH) == pytest.approx(factor * windows, rel=1e-3)
-
-
 def test_documents_of_healing_are_refused_for_evaluation(learned: Trained) -> None:
     document = learned.text.read_text("utf-8")
     healed = learned.heal(learned.compressed(), text=gac.Documents([document], length=LENGTH))
@@ -381,19 +366,13 @@ def test_a_loss_that_is_never_finite_changes_nothing(learned: Trained, monkeypat
 REFUSED: list[tuple[dict[str, Any], type[GacError], str]] = [
     ({"minutes": 5, "tokens": 100}, GacError, "minutes=5 and tokens=100"),
     ({"minutes": 0}, GacError, "minutes=0"),
-    ({"learning_rate": 0.0}, GacError, "learning_rate=0.0"),
     ({"blocks": 1.5}, GacError, "blocks=1.5"),
-    ({"labels": 1}, GacError, "labels=1"),
     ({"labels": 0.5, "blocks": 1.0}, GacError, "labels=0.5 with blocks=1"),
-    ({"seed": -1}, GacError, "seed=-1"),
     ({"tokens": None, "minutes": 1e-4}, HealingError, "0.0001 minutes with blocks=0.1"),
     ({"text": "self:12x4096"}, ModelError, "windows of 4,096 tokens for a model of 512 positions"),
     ({"text": gac.Documents(["word " * 100], length=LENGTH)}, TextError, "has 7 windows of 64 tokens"),
-    ({"text": "wiki-samples"}, TextError, "text 'wiki-samples' is neither known nor a file"),
     ({"text": ["self:12x64", "wiki-samples"]}, TextError, "text 'wiki-samples' is neither known nor a file"),
-    ({"text": "self:64"}, TextError, "text 'self:64' is neither known nor a file"),
     ({"text": ["self", "wiki-sample:12x32"]}, TextError, "calibration windows of 32 and 64 tokens"),
-    ({"text": ["self", "self:12x64"]}, TextError, "the calibration text self twice"),
     ({"report": "losses.gif"}, GacError, "losses.gif"),
 ]
 
@@ -441,20 +420,15 @@ def test_the_command(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None
     assert "divergence from the dense model" in plan.summary()
     assert f"--text {learned.text} --text self:12x{LENGTH} --tokens {TOKENS} " in apply_commands(plan)[-1]
     assert run("verify", tmp_path / "healed").exit_code == 0
-    message = refused(*command, "--learning-rate", 0.2, "-o", tmp_path / "worse")
-    assert "expected a decreasing held-out loss" in message
-    assert not (tmp_path / "worse").exists()
     diverging(monkeypatch, first=30)
     message = refused(*command, "--learning-rate", 0.001, "-o", tmp_path / "stopped")
     assert "Error: a loss of inf in step 31 of the whole model" in message
     assert gac.load(tmp_path / "stopped", device="cpu").gac_plan.healed
-    message = refused(*command, "--text", "notes.md", "--text", "more.md", "-o", tmp_path / "other")
-    assert "Error: text 'notes.md' is neither known nor a file" in message
 
 
 def test_an_adapter_learns_on_top_of_a_healed_model(learned: Trained, tmp_path: Path) -> None:
     lora = pytest.importorskip("peft", exc_type=ImportError)
-    healed = learned.heal(learned.compressed())
+    healed = learned.healed()
     adapted = lora.get_peft_model(healed, lora.LoraConfig(r=4, target_modules=["first", "second"]))
     optimizer = torch.optim.Adam((parameter for parameter in adapted.parameters() if parameter.requires_grad), lr=1e-2)
     ids, losses = torch.arange(40).reshape(2, 20), []

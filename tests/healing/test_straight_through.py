@@ -15,7 +15,7 @@ from gac.runtime.storage.modules import StoredLinear
 from gac.schemes import scheme_named
 from tests.runtime.interpreted import DEVICE
 
-SCHEMES = ["w8a16", "w4a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", "fp8"]
+SCHEMES = ["w8a16", "w4a16:32", "w3a16:16", "w2a16", "w8a8", "fp8"]
 TORCH = {"w8a8", "fp8"}
 
 
@@ -80,13 +80,13 @@ def test_gradients_are_those_of_the_product_inside_the_range(scheme: str) -> Non
     assert module.factor is None or bool(module.factor.grad is not None and (module.factor.grad != 0).any())
 
 
-@pytest.mark.parametrize("size", [16, 48, 1500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_kernel_equals_pytorch(size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("size", "columns", "dtype"), [(16, 96, torch.float32), (48, 100, torch.float16), (1500, 1500, torch.float32)]
+)
+def test_the_kernel_equals_pytorch(size: int, columns: int, dtype: torch.dtype) -> None:
     from gac.healing.triton_kernels import FakeQuantize
 
     draw = torch.Generator().manual_seed(0)
-    columns = 1500
     master = (4 * torch.randn(5, columns, generator=draw)).to(DEVICE).requires_grad_()
     groups = -(-columns // size)
     scale = (0.5 + torch.rand(5, groups, generator=draw)).to(DEVICE).requires_grad_()
@@ -104,7 +104,7 @@ def test_the_kernel_equals_pytorch(size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "values", "blocks"])
-@pytest.mark.parametrize("scheme", ["w8a16", "w4a16:32", "w3a16:16", "w2a16:7", "w8a8"])
+@pytest.mark.parametrize("scheme", ["w4a16:32", "w2a16:7", "w8a8"])
 def test_a_module_is_the_same_with_the_kernel(scheme: str, kind: str, monkeypatch: Any) -> None:
     if kind == "blocks" and scheme in TORCH:
         return

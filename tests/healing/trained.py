@@ -35,6 +35,12 @@ class Trained:
             self._compressed[key] = self.applied(plan)
         return copy.deepcopy(self._compressed[key])
 
+    def healed(self) -> Any:
+        """A copy of the low-rank model, healed for ``TOKENS``."""
+        if "healed" not in self._compressed:
+            self._compressed["healed"] = self.heal(self.compressed())
+        return copy.deepcopy(self._compressed["healed"])
+
     def applied(self, plan: gac.Plan) -> Any:
         return gac.compress(copy.deepcopy(self.model), plan, tokenizer=self.tokenizer, progress=False)
 

@@ -93,11 +93,7 @@ _IGNORE_MERGES = "llama-bpe"  # the one with which llama.cpp keeps a word that i
 def add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
     """Write tokens, merges, special tokens and chat template into the header of a ``gguf.GGUFWriter``.
 
-    Args:
-        size: rows of the embedding; rows without a token get names that no text has.
-
-    Raises:
-        CheckpointError: llama.cpp has no such tokenizer, or it has more tokens than the model.
+    The ``size`` rows of the embedding that have no token get names that no text has.
     """
     backend, split = _backend(tokenizer)
     tokens, types = _tokens(tokenizer, size)

@@ -145,7 +145,11 @@ def _header(
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(plan.measured.model)
     add_sizes(writer, config)
-    writer.add_file_type(_file_type(contents))
+    sizes = Counter[str]()
+    for tensor in contents:
+        sizes[tensor.kind] += tensor.nbytes
+    (largest, _), types = sizes.most_common(1)[0], gguf.LlamaFileType
+    writer.add_file_type(types.ALL_F32 if largest == "F32" else types[f"MOSTLY_{largest}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_vocabulary(writer, tokenizer, config.vocab_size)
     for tensor in contents:
@@ -154,14 +158,6 @@ def _header(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     return writer
-
-
-def _file_type(contents: Sequence[Content]) -> Any:
-    sizes = Counter[str]()
-    for tensor in contents:
-        sizes[tensor.kind] += tensor.nbytes
-    (largest, _), types = sizes.most_common(1)[0], gguf_package().LlamaFileType
-    return types.ALL_F32 if largest == "F32" else types[f"MOSTLY_{largest}"]
 
 
 def _write_tensors(writer: Any, part: Path, contents: Sequence[Content]) -> list[float]:
