@@ -4,19 +4,15 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import gac
 from gac.cli.command import Answer, Command, note, plan_document, tokens_document
-from gac.cli.options import FILE, Target, forms_option, named, named_plans, option, profile_option, several
+from gac.cli.options import FILE, Target, forms_option, named, option, profile_option, several
 from gac.core.errors import ModelError
 from gac.forms import FORMS
-
-if TYPE_CHECKING:
-    from gac.plan.plan import Plan
-    from gac.profiling.table import Profile
 
 
 @click.command(cls=Command)
@@ -67,7 +63,7 @@ def compare(files: tuple[Path, ...]) -> Answer:
         check_comparable(budgets)
         entries = [{"path": str(paths[name])} | tokens_document(plan) for name, plan in budgets.items()]
         return Answer({"plans": entries}, lambda: comparison_tables(budgets))
-    plans = named_plans(files)
+    plans = gac.Plan.opened_each(paths)
     first, *others = plans.values()
     comparisons = [first.compare(plan) for plan in others]
     entries = [{"path": str(paths[name])} | plan_document(plan) for name, plan in plans.items()]
@@ -99,27 +95,18 @@ def report(
     For a plan of gac tokens: the tokens that every layer keeps, and the loss of each budget. The page is a single HTML
     file that needs no network.
     """
-    from gac.tokens.plan import TokenPlan, require_same_plan_type
+    from gac.profiling.folders import profile_with
+    from gac.tokens.plan import TokenPlan, load_any_plan
 
-    paths = named((plan_file, *against))
-    if require_same_plan_type(paths.values()) is TokenPlan:
-        (name, path), *rest = paths.items()
-        gac.report(path, output, against=dict(rest), frontier=frontier_file, profile=profile, tokens=tokens, name=name)
-        counts = {"layers": len(TokenPlan.load(path).layers)}
+    (name, path), *others = named((plan_file, *against)).items()
+    plan = load_any_plan(path)
+    if isinstance(plan, TokenPlan):
+        counts = {"layers": len(plan.layers)}
     else:
-        (name, plan), *others = named_plans((plan_file, *against)).items()
-        frontier = None if frontier_file is None else gac.Frontier.load(frontier_file)
-        table = _profile(plan) if profile is None else gac.Profile.load(profile)
-        gac.report(plan, output, against=dict(others), frontier=frontier, profile=table, tokens=tokens, name=name)
-        counts = {"sites": len(plan.sites)}
+        counts, digest = {"sites": len(plan.sites)}, plan.measured.profile.digest
+        if profile is None and profile_with(digest) is None:
+            table = f"the latency table {digest[:12]} is not at hand"
+            note(f"{table}: the page will not say what the next dims would take")
+    gac.report(plan, output, against=dict(others), frontier=frontier_file, profile=profile, tokens=tokens, name=name)
     size = output.stat().st_size
     return Answer({"path": str(output), "bytes": size} | counts, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
-
-
-def _profile(plan: "Plan") -> "Profile | None":
-    from gac.reporting.report.sources import profile_of
-
-    table, digest = profile_of(plan), plan.measured.profile.digest[:12]
-    if table is None:
-        note(f"the latency table {digest} is not at hand: the page will not say what the next dims would take")
-    return table
