@@ -60,9 +60,6 @@ def test_unaligned_dims_lose_no_more(small: Small) -> None:
     assert free.aligned_fraction < 1
 
 
-# --- from a plan to files and back ----------------------------------------------------------------------------------
-
-
 def fused_in(model: Any) -> int:
     return sum(isinstance(module, FusedInput) for module in model.modules())
 
@@ -117,9 +114,6 @@ def test_compressing_does_not_need_the_kept_statistics(
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-# --- profiles and latencies -----------------------------------------------------------------------------------------
-
-
 def test_the_shipped_table_stands_in_where_there_is_no_gpu(
     small: Small, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,9 +146,6 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         small.allocate(0.7, latency=0.9)
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -162,13 +153,17 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         ({"method": "palu", "forms": ("narrow",)}, "method palu with forms narrow; expected its own, latent. "),
         ({"method": "palu:2", "kv_cache": 0.5}, "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; "),
         ({"forms": ("latent:1",), "latency": 0.9}, "a limit of latency, or loss for speed, with form latent:1; "),
-        ({"calibration": "wiki-sample:1x600"}, "calibration windows of 600 tokens for a model of 512 positions"),
     ],
 )
 def test_what_does_not_go_together_is_refused(small: Small, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GacError) as caught:
         small.allocate(0.8, **options)
     assert str(caught.value).startswith(message)
+
+
+def test_windows_longer_than_the_model_has_positions_are_refused(small: Small) -> None:
+    with pytest.raises(ModelError, match="calibration windows of 600 tokens for a model of 512 positions"):
+        small.allocate(0.8, calibration=f"{small.text}:1x600")
 
 
 def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
@@ -209,9 +204,6 @@ def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(small: Small
     with pytest.raises(PlanError, match=r"that the plan was made for"):
         small.compress(plan)
     assert all(torch.equal(before[name], value) for name, value in small.model.state_dict().items())
-
-
-# --- peers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["sensitivity", "zero-sum:down8"])
@@ -287,9 +279,6 @@ def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
 def test_the_card_says_how_a_plan_was_made(small: Small, given: dict[str, Any], command: str) -> None:
     budget = float(command.split()[1])
     assert command in model_card(small.allocate(budget, **given))
-
-
-# --- documents as calibration text ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -40,9 +40,6 @@ def checkpoint(model: Path, plan: Path, tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-# --- help and usage -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("words", [*main.commands, *(f"plot {kind}" for kind in plot.commands)])
 def test_every_command_has_help_and_is_listed(words: str) -> None:
     *group, name = words.split()
@@ -53,9 +50,6 @@ def test_every_command_has_help_and_is_listed(words: str) -> None:
 
 def test_the_version() -> None:
     assert run("--version").stdout == f"gac, version {gac.__version__} ({gac.__distribution__})\n"
-
-
-# --- a model --------------------------------------------------------------------------------------------------------
 
 
 def test_allocate_writes_a_plan_and_answers_with_it(model: Path, text_file: Path, tmp_path: Path) -> None:

@@ -4,18 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-import gac
 from gac.core.errors import GacError
 from gac.core.io import destination
 from gac.forms import DEFAULT_FORMS
-
-if TYPE_CHECKING:
-    from gac.plan.plan import Plan
 
 T = TypeVar("T", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -43,7 +39,6 @@ def switch(names: str, help: str, **how: Any) -> Callable[[T], T]:
 
 
 def flag(names: str, help: str) -> Callable[[T], T]:
-    """An option without a value."""
     return click.option(*names.split(), is_flag=True, help=help)
 
 
@@ -110,7 +105,6 @@ class Target(click.Path):
         return super().convert(value, param, ctx)
 
     def check(self, path: Path) -> None:
-        """Refuse a path that cannot be written."""
         folder = path
         try:
             if path.is_dir() and not self.directory:
@@ -131,7 +125,6 @@ class Figure(Target):
     """A figure to draw."""
 
     def check(self, path: Path) -> None:
-        """Refuse a figure that cannot be drawn (no matplotlib, an unknown ending) or written."""
         from gac.reporting.page import check_figure
 
         check_figure(path)
@@ -195,13 +188,7 @@ def named(files: Sequence[Path]) -> dict[str, Path]:
     return {file.stem if short else str(file): file for file in files}
 
 
-def named_plans(files: Sequence[Path]) -> dict[str, "Plan"]:
-    """Load plans of weights, by their files' names."""
-    return {name: gac.Plan.load(file) for name, file in named(files).items()}
-
-
 def tokenizer_named(name: str | None) -> Any:
-    """Load the tokenizer of ``--tokenizer``; None without a name."""
     from gac.models.loading import load_tokenizer
 
     return load_tokenizer(name) if name else None

@@ -16,7 +16,6 @@ from gac.cli.options import (
     dims_option,
     dtype_option,
     named,
-    named_plans,
     option,
     profile_option,
     several,
@@ -93,7 +92,7 @@ def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **cho
 @click.argument("profile")
 def atlas(profile: str) -> "Page":
     """The cliffs of a GPU on one page: linear, low_rank, attention, FP8 and INT4."""
-    return gac.plots.atlas(gac.Profile.load(profile))
+    return gac.plots.atlas(profile)
 
 
 @_figure
@@ -101,7 +100,7 @@ def atlas(profile: str) -> "Page":
 @_title
 def alignment(profile: str, title: str | None) -> "Axes":
     """The cost of misaligned dims on a GPU, operator by operator."""
-    return gac.plots.alignment(gac.Profile.load(profile), title=title)
+    return gac.plots.alignment(profile, title=title)
 
 
 @_figure
@@ -115,7 +114,7 @@ def published() -> "Axes":
 @_title
 def plan(file: Path, title: str | None) -> "Axes":
     """A plan as a heat map: layers by projections, with kept fraction, form and dim."""
-    return gac.plots.plan(gac.Plan.load(file), title=title)
+    return gac.plots.plan(file, title=title)
 
 
 @_figure
@@ -127,7 +126,7 @@ def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> 
 
     Hollow markers are dims that are no multiple of 8.
     """
-    return gac.plots.figure_of_dims(named_plans(files), weights, title)
+    return gac.plots.figure_of_dims(named(files), weights, title)
 
 
 @_figure
@@ -142,7 +141,7 @@ def tokens(files: tuple[Path, ...], title: str | None) -> "Page":
 @_plan
 def heads(file: Path) -> "Axes":
     """The rank or head_dim of each key-value head under a plan."""
-    return gac.plots.heads(gac.Plan.load(file))
+    return gac.plots.heads(file)
 
 
 @_figure
@@ -153,8 +152,7 @@ def heads(file: Path) -> "Axes":
 @_title
 def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: int | None, title: str | None) -> "Axes":
     """The time of a layer by weight: latency of every weight, dense and under each plan."""
-    table = gac.Profile.load(profile)
-    return gac.plots.layer_time(named_plans(files), table, workload, layer=number, title=title)
+    return gac.plots.layer_time(named(files), profile, workload, layer=number, title=title)
 
 
 @_figure
@@ -163,7 +161,7 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
 @several("--beside others", "Another frontier of the same model, such as one without schemes.", FILE, "FRONTIER.json")
 def frontier(file: Path, plans: tuple[Path, ...], others: tuple[Path, ...]) -> "Page":
     """Predicted perplexity against sizes and latency for every budget, with plans and other frontiers."""
-    return gac.plots.figure_of_frontier(gac.Frontier.load(file), named_plans(plans), named(others))
+    return gac.plots.figure_of_frontier(file, named(plans), named(others))
 
 
 @_figure

@@ -10,7 +10,17 @@ import click
 
 import gac
 from gac.cli.command import Answer, Command
-from gac.cli.options import AT_LEAST_1, Target, flag, forms_option, option, passes_option, several, workloads_option
+from gac.cli.options import (
+    AT_LEAST_1,
+    Target,
+    flag,
+    forms_option,
+    option,
+    passes_option,
+    reject_options,
+    several,
+    workloads_option,
+)
 from gac.core.display import fields
 from gac.core.distributed.launch import processes
 from gac.core.errors import GacError, ProfileError, did_you_mean
@@ -82,12 +92,8 @@ def profile(
     """
     passes = 2 * passes if aa else passes
     if collectives:
-        named = {"--model": models, "--sweep": sweeps, "--scheme": schemes, "--gpus": gpus > 1}
-        named |= {"--fuse": runs["fuse"], "--tokens": runs["tokens"], "--aa": aa}
-        if others := ", ".join(name for name, value in named.items() if value):
-            expected = "collectives by themselves: of any model, by rows and columns"
-            remedy = "Run gac profile twice on the same file, once with --collectives."
-            raise ProfileError(f"--collectives with {others}", expected, remedy)
+        others = {"models", "sweeps", "schemes", "gpus", "fuse", "tokens", "aa"}
+        reject_options(others, "without --collectives, in a second run on the same file.")
         return _collectives(runs["workloads"], dtype, output, passes, seconds, only_estimate)
     from gac.profiling.sweeps.profiler import estimate, profile_gpu
     from gac.profiling.timing.device import require_gpu

@@ -4,27 +4,15 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import gac
 from gac.cli.command import Answer, Command, note, plan_document, tokens_document
-from gac.cli.options import (
-    FILE,
-    Target,
-    forms_option,
-    named,
-    option,
-    profile_option,
-    several,
-)
+from gac.cli.options import FILE, Target, forms_option, named, option, profile_option, several
 from gac.core.errors import ModelError
 from gac.forms import FORMS
-
-if TYPE_CHECKING:
-    from gac.plan.plan import Plan
-    from gac.profiling.table import Profile
 
 
 @click.command(cls=Command)
@@ -107,23 +95,20 @@ def report(
     For a plan of gac tokens: the tokens that every layer keeps, and the loss of each budget. The page is a single HTML
     file that needs no network.
     """
+    from gac.profiling.folders import profile_with
     from gac.tokens.plan import load_plans
 
     paths = named((plan_file, *against))
     plan, *others = load_plans(paths.values())
     name, *names = paths
+    if isinstance(plan, gac.TokenPlan):
+        counts = {"layers": len(plan.layers)}
+    else:
+        counts, digest = {"sites": len(plan.sites)}, plan.measured.profile.digest
+        if profile is None and profile_with(digest) is None:
+            table = f"the latency table {digest[:12]} is not at hand"
+            note(f"{table}: the page will not say what the next dims would take")
     plans: Any = dict(zip(names, others, strict=True))
-    table = _profile(plan) if profile is None and isinstance(plan, gac.Plan) else profile
-    gac.report(plan, output, against=plans, frontier=frontier_file, profile=table, tokens=tokens, name=name)
-    counts = {"sites": len(plan.sites)} if isinstance(plan, gac.Plan) else {"layers": len(plan.layers)}
+    gac.report(plan, output, against=plans, frontier=frontier_file, profile=profile, tokens=tokens, name=name)
     size = output.stat().st_size
     return Answer({"path": str(output), "bytes": size} | counts, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])
-
-
-def _profile(plan: "Plan") -> "Profile | None":
-    from gac.reporting.report.sources import profile_of
-
-    table, digest = profile_of(plan), plan.measured.profile.digest[:12]
-    if table is None:
-        note(f"the latency table {digest} is not at hand: the page will not say what the next dims would take")
-    return table

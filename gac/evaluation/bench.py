@@ -109,7 +109,6 @@ class Result:
 
     @property
     def memory_error(self) -> float:
-        """Relative error of the planned bytes."""
         return self.planned_bytes / self.timed.memory_bytes - 1
 
     @property
@@ -119,7 +118,6 @@ class Result:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction."""
         return None if self.predicted_ns is None else self.predicted_ns / self.timed.latency.median_ns - 1
 
 

@@ -98,7 +98,6 @@ class Evaluation:
 
     @property
     def all_models(self) -> list[Evaluated]:
-        """All models, the reference first."""
         return [*([] if self.against is None else [self.against]), *self.models]
 
     def log_ratio(self, model: Evaluated, text: int = 0) -> float | None:

@@ -73,7 +73,6 @@ class Planner:
 
     @property
     def gpus(self) -> int:
-        """The default number of GPUs that weights are split over."""
         return self.problem.recipe.deployment.tensor_parallel
 
     @property
@@ -112,7 +111,6 @@ class Planner:
         return replace(version_of(DEFAULT, plan), fused=shared)
 
     def uniform(self, scheme: str) -> Version:
-        """Every weight dense in one scheme, fused."""
         return version_of(f"uniform {scheme}", self.plan(1.0, forms=(), fuse=True, schemes=(scheme,)))
 
     def dense(self, fused: bool) -> Version:

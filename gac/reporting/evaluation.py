@@ -113,7 +113,6 @@ def _by_name(heading: str, rows: dict[str, dict[str, str]]) -> Table:
 
 
 def benched(result: "Result", total: int) -> dict[str, str]:
-    """The figures of a version by column."""
     predicted = "" if result.error is None else f"{result.error:+.1%}"
     speed = {"over dense": f"{result.speedup:.3f}x", "predicted": predicted}
     return {"kept": f"{result.params / total:.4f}", "loss": f"{result.loss:.4f}", **_timed(result.timed, **speed)}

@@ -100,6 +100,5 @@ def points_table(explained: ExplainedSweep, first: int, last: int) -> Table:
 
 
 def _short(kernel: str) -> str:
-    """A kernel's label, shortened in the middle."""
     name = describe(kernel).label
     return name if len(name) <= _KERNEL_WIDTH else f"{name[: _KERNEL_WIDTH - 17]}...{name[-14:]}"

@@ -133,7 +133,6 @@ def save(drawn: "Axes | Figure", path: str | Path) -> None:
 
 
 def require_matplotlib() -> None:
-    """Raise GacError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as failure:

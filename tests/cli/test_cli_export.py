@@ -35,9 +35,6 @@ def test_a_place_in_use_is_refused_before_anything_is_read(tmp_path: Path) -> No
     assert "expected a new or empty directory" in refused("export", tmp_path / "nowhere", "-o", tmp_path, "--merge")
 
 
-# --- one GGUF file --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def rounded(make_plan: Callable[..., Plan], tmp_path: Path) -> Path:
     gac.save(uniform("llama", make_plan, (*EXACT, "fp8")), tmp_path / "rounded", tokenizer=words())

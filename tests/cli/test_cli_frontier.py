@@ -2,12 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-import gac
 from gac.allocation.frontier import Frontier, frontier
 from tests.allocation.small_problems import PREFILL, problem
 from tests.cli.commands import answer, refused, run
@@ -18,9 +15,6 @@ def saved(tmp_path: Path) -> Path:
     losses = [[8, 4, 2, 1, 0.5], [6, 3, 1.5, 0.75, 0.375]]
     frontier(problem(losses, [10, 20, 30, 40, 50, 60]), points=5).save(tmp_path / "saved.json")
     return tmp_path / "saved.json"
-
-
-# --- from a model ---------------------------------------------------------------------------------------------------
 
 
 def test_it_writes_a_frontier_and_answers_with_it(directory: Path, text_file: Path, tmp_path: Path) -> None:
@@ -40,21 +34,6 @@ def test_it_writes_a_frontier_and_answers_with_it(directory: Path, text_file: Pa
     assert {point.certificate.status for point in frontier.points} == {"optimal"}
 
 
-def test_a_point_is_the_plan_that_allocate_makes(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path
-) -> None:
-    options: dict[str, Any] = {
-        "tokenizer": tiny_tokenizer,
-        "calibration": f"{text_file}:4x64",
-        "profile": "nvidia-h100-80gb-hbm3",
-        "progress": False,
-    }
-    found = gac.frontier(tiny_model, points=5, **options)
-    plan = gac.allocate(tiny_model, found.points[2].asked, **options)
-    assert found.plan(2).prediction == plan.prediction
-    assert (found.plan(2).budget, found.plan(2).workloads) == (plan.budget, plan.workloads)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -70,9 +49,6 @@ def test_it_refuses_before_anything_is_measured(
     text = ("--calibration", f"{text_file}:4x64")
     assert f"Error: {message}" in refused("frontier", directory, *text, *options.split(), "-o", target)
     assert not target.exists()
-
-
-# --- from a file ----------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_frontier_is_shown_and_drawn_without_a_model(saved: Path, tmp_path: Path) -> None:

@@ -42,14 +42,6 @@ def test_what_is_no_file_is_refused_before_any_work(
     assert "'-' names no file. Name one; with --json, the answer is on standard output." in result.stderr
 
 
-def test_the_root_directory_is_refused_as_any_other(tmp_path: Path) -> None:
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "file").touch()
-    for place in ("/", tmp_path / "used"):
-        said = refused("export", tmp_path, "-o", place)
-        assert f"{place} exists and is no compressed checkpoint; expected a new or empty directory" in said
-
-
 @pytest.mark.parametrize("place", ["/dev/null", "/dev/zero"])
 def test_a_device_is_nowhere_to_write(place: str) -> None:
     assert stat.S_ISCHR(os.stat(place).st_mode)

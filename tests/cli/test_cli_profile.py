@@ -106,7 +106,6 @@ def test_a_and_b_are_twice_the_passes(profiler: Profiler, tmp_path: Path) -> Non
         ("--sweep gemm", "sweep 'gemm' is unknown; expected one of general, "),
         ("--dtype fp4", "dtype 'fp4'; expected one of bf16, fp16"),
         ("--sweep gemv --scheme w4a16", "schemes w4a16 with sweeps gemv, whose dtypes are fixed; expected a model"),
-        ("--collectives --model smollm2 --gpus 2", "--collectives with --model, --gpus; expected collectives"),
         ("--collectives", "collectives of 1 process on 1 host; expected several processes on one host"),
         ("--model smollm2 --tensor-parallel 2", "tensor_parallel=2 for a model with 3 key-value heads"),
     ],

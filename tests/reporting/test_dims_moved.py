@@ -108,9 +108,6 @@ def test_the_command_reads_a_config(tmp_path: Path, model_type: str, expected: l
         assert [f"{axis['weight']} {axis['axis']} {axis['per_dim']}" for axis in choice["moved"]] == moved
 
 
-# --- tokens kept ------------------------------------------------------------------------------------------------------
-
-
 def test_a_token_that_stays_moves_attention_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokens_kept(family_of(LLAMA), LLAMA, 16) == Choice(
         "KV cache",

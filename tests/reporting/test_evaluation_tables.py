@@ -80,9 +80,6 @@ def test_scores_of_two_models_in_one_table() -> None:
     ]
 
 
-# --- latency --------------------------------------------------------------------------------------------------------
-
-
 def timed(name: str, ms: float) -> Timed:
     return Timed(name, "prefill:1x1024", Spread(1e6 * ms, 1e4 * ms, 7), 1024e3 / ms, 16_060_000_000)
 

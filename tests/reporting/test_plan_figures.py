@@ -42,9 +42,6 @@ def words(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-# --- the heat map ---------------------------------------------------------------------------------------------------
-
-
 def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan, other: Plan) -> None:
     ax = plots.plan(aligned)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["q", "k", "v", "o", "gate", "up", "down"]
@@ -70,9 +67,6 @@ def test_markup_in_a_name_is_shown_as_it_is(aligned: Plan) -> None:
     assert name in plots.plan(named).get_title(loc="left") + plots.plan(named).get_title()
 
 
-# --- dims -----------------------------------------------------------------------------------------------------------
-
-
 def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligned: Plan, other: Plan) -> None:
     ax = plots.dims({"ours": aligned, "_theirs": other}, "q_proj")
     marks = [line for line in ax.lines if line.get_marker() in ("o", "s")]
@@ -80,17 +74,10 @@ def test_dims_are_hollow_where_misaligned_and_on_the_top_line_where_dense(aligne
     assert [line.get_ydata()[0] for line in marks] == [top, 16, top, 15]
     assert [line.get_markerfacecolor() == "none" for line in marks] == [False, False, False, True]
     assert legend(ax)[:2] == ["ours", " _theirs"]
-
-
-def test_plans_and_projections_that_cannot_be_drawn(aligned: Plan) -> None:
-    for number in (0, 7):
-        with pytest.raises(GacError, match=f"{number} plans in one figure; expected 1 to 6"):
-            plots.dims({str(i): aligned for i in range(number)}, "q_proj")
+    with pytest.raises(GacError, match="7 plans in one figure; expected 1 to 6"):
+        plots.dims({str(i): aligned for i in range(7)}, "q_proj")
     with pytest.raises(PlanError, match="weight 'up' of tiny; expected one of q_proj, k_proj, v_proj, o_proj, gate_"):
         plots.dims({"a": aligned}, "up")
-
-
-# --- heads ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_key_value_head_has_a_point(make_plan: Make, tiny_config: LlamaConfig) -> None:
@@ -103,9 +90,6 @@ def test_published_dims_and_how_many_heads_have_them() -> None:
     ax = published_heads()
     assert legend(ax) == ["16 heads: a multiple of 8", "496 heads: these, no multiples of 8"]
     assert words(ax)[0] == "114"
-
-
-# --- latency of a layer ---------------------------------------------------------------------------------------------
 
 
 def shapes() -> list[Any]:
@@ -129,9 +113,6 @@ def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
         plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=2)
     with pytest.raises(PlanError, match="plan ours, whose weights share their first GEMMs; expected"):
         plots.layer_time({"ours": with_recipe(aligned, fuse=True)}, profile(shapes()), PREFILL)
-
-
-# --- frontier and prediction ----------------------------------------------------------------------------------------
 
 
 def test_chosen_plans_stand_on_the_frontier() -> None:
@@ -159,14 +140,8 @@ def test_outcomes_are_drawn_or_refused() -> None:
     ax = plots.prediction([plots.Outcome("kept 0.8", 0.2, 0.25), plots.Outcome("kept 0.6", 0.8, 0.7)])
     assert [list(axis) for axis in ax.lines[-1].get_data()] == [[0.2, 0.8], [0.25, 0.7]]
     assert words(ax) == ["kept 0.8", "kept 0.6"]
-
-    with pytest.raises(GacError, match="no outcomes to draw; expected one or more"):
-        plots.prediction([])
     with pytest.raises(GacError, match=r"x: predicted nan, measured 0\.1; expected finite losses"):
         plots.prediction([plots.Outcome("x", float("nan"), 0.1)])
-
-
-# --- a GPU ----------------------------------------------------------------------------------------------------------
 
 
 def test_alignment_classes_that_do_not_keep_up_have_an_asterisk() -> None:

@@ -138,9 +138,6 @@ def test_the_next_dim_of_a_scheme_is_told_from_its_own_rows() -> None:
     )
 
 
-# --- how it is written ----------------------------------------------------------------------------------------------
-
-
 def test_numbers_in_words() -> None:
     assert [duration(ns) for ns in (None, 12, 30_400, 1_166_072)] == ["unknown", "12 ns", "30.4 µs", "1.166 ms"]
     assert [nats(loss) for loss in (0.0, 0.0000517, 0.25, 2.5, 1e-9)] == ["0", "0.0000517", "0.250", "2.5", "1e-09"]

@@ -1,7 +1,6 @@
 """Results that show themselves: as text, as HTML that nothing can break out of, as DataFrames."""
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ from transformers import LlamaConfig
 
 from gac import Perplexity
 from gac.allocation.frontier import frontier
-from gac.core.errors import GacError
 from gac.plan.plan import Plan
 from gac.profiling.cliffs import find_cliffs
 from tests.allocation.small_problems import measured, problem, profile
@@ -80,9 +78,3 @@ def test_data_frames_have_a_row_a_weight_a_measurement_a_dim_a_point(plan: Plan)
     assert list(frame["params"]) == [point.params for point in FRONTIER.points]
     assert list(frame["latency_ns prefill:1x8"]) == [point.latency_ns[0] for point in FRONTIER.points]
     assert PERPLEXITY.to_dataframe()["value"].tolist() == [17.9047]
-
-
-def test_without_pandas_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(GacError, match="Run pip install pandas"):
-        PERPLEXITY.to_dataframe()

@@ -19,8 +19,8 @@ PREFILL, DECODE = "prefill:1x1024", "decode:1@1024"
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     workloads = [Workload.parse(PREFILL), Workload.parse(DECODE)]
-    planner = planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3")
-    forms = ("low_rank", "narrow", "heads", "skip")
+    planner = planner_of_shapes("smollm2", workloads, "nvidia-h100-80gb-hbm3", layers=20)
+    forms = ("narrow", "heads", "skip")
     return planner.plan(1.0, forms=forms, latency=dict.fromkeys((PREFILL, DECODE), 0.55), fuse="auto", slack=None)
 
 

@@ -106,8 +106,7 @@ def _label(ax: "Axes", weight: str, top: float) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "dense" if value == top else f"{value:,.0f}"))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.set_title(weight, pad=4)
-    ax.set_xlabel("decoder layer")
-    ax.set_ylabel("dim (rank or width)")
+    ax.set(xlabel="decoder layer", ylabel="dim (rank or width)")
 
 
 def _legend(names: Iterable[str]) -> list["Line2D"]:
@@ -252,6 +251,5 @@ def _draw_bars(ax: "Axes", bars: Mapping[str, Counter[str]]) -> None:
         ax.text(end, row, f" {end:,.{0 if end >= 100 else 1}f}{over}", va="center", fontsize=7)
     ax.set_yticks(rows, list(bars), parse_math=False)
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.18 * float(left.max()))
-    ax.set_xlabel(f"predicted latency of the targeted weights ({unit})")
+    ax.set(xlim=(0, 1.18 * float(left.max())), xlabel=f"predicted latency of the targeted weights ({unit})")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.7 / len(bars) - 0.12), ncols=len(kinds), fontsize=7)

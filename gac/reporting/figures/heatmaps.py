@@ -107,8 +107,7 @@ def alignment(
         bar = {"label": "latency over the padded dim's (times)", "extend": "max"}
         _draw(ax, slowdown, words, slowdown > _TIMES_DARK, list(map(class_name, CLASSES)), 6.5, bar, **colours)
         ax.set_yticks(np.arange(len(known)) + 0.5, [f"{each.operator} {each.dtype}, {each.axis}" for each in known])
-        ax.set_xlabel("alignment class: the largest power of two that divides the dim")
-        ax.set_ylabel("operator and axis")
+        ax.set(xlabel="alignment class: the largest power of two that divides the dim", ylabel="operator and axis")
         ax.set_title(f"{profile.header.gpu}: what misaligned dims cost" if title is None else title, pad=6)
     return ax
 

@@ -80,7 +80,6 @@ def reasons(plan: Plan, site: SiteChoice) -> tuple[str, ...]:
 
 
 def no_alternatives_reason(plan: Plan) -> str:
-    """The reason why a site has no alternatives."""
     if any(site.alternatives for site in plan.sites):
         return "None of the plan's forms gives this site another candidate."
     if plan.speed is not None:

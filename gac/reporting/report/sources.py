@@ -52,7 +52,6 @@ class Sources:
 
     @cached_property
     def comparisons(self) -> dict[str, PlanComparison]:
-        """The plan beside each of the others."""
         return {name: self.plan.compare(other) for name, other in self.against.items()}
 
     @property

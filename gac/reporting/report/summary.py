@@ -140,7 +140,6 @@ def _machine(profile: Profile | None) -> str:
 
 
 def commands(sources: Sources) -> str:
-    """The commands that make the plan again, apply it and check it."""
     model, profile = quote(sources.plan.measured.model), sources.profile
     known = profile if profile is not None and profile.path in (*shipped_profiles(), *saved_profiles()) else None
     allocate = allocate_command(sources.plan, None if known is None else known.path.stem)
