@@ -42,14 +42,6 @@ class Run:
         return operation(self.operator, m=rows, **self.fixed, **{self.axis: self.size(dims)})
 
 
-def run_of(name: str, first: Operation, second: Operation) -> Run:
-    """The run of one shared dim, from the operations for a single row at dim 1 and at dim 2."""
-    axis = next(axis for axis, size in first.axes.items() if size != second.axes[axis])
-    factor = second.axes[axis] - first.axes[axis]
-    fixed = {other: size for other, size in first.axes.items() if other not in ("m", axis)}
-    return Run(first.operator, fixed, axis, {name: factor}, first.axes[axis] - factor)
-
-
 @dataclass(frozen=True)
 class SharedDim:
     """One dim that the tensors of one weight or site share.

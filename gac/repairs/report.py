@@ -40,14 +40,13 @@ class RepairResult:
     """A repaired checkpoint.
 
     Attributes:
-        layouts: of the dims.
         dims: number of dims that can be padded.
         moved: those that were padded, in the order of the tensors.
         carried: dims that count heads or blocks.
         kept: names of those that stay unaligned because of a limit.
         bytes_before, bytes_after: of all tensors of the checkpoint.
         times: of the GEMMs with these dims, for every workload.
-        profile: the GPU of the latency table for predictions and for the strategy ``profile``, and why that one.
+        profile: the GPU of the latency table, and the reason for this table.
         left_out: files that were not copied: pickles and code.
     """
 
@@ -71,7 +70,6 @@ class RepairResult:
 
     @property
     def overhead(self) -> float:
-        """The added bytes, as a fraction of the checkpoint's."""
         return self.added_bytes / self.bytes_before
 
 

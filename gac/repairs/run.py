@@ -64,17 +64,14 @@ def repair(
             contract of your own.
         max_overhead: maximum fraction by which a dim may grow; one that would grow more stays.
         profile: the latency table for predictions and for ``profile``; None as for ``allocate``.
-        workloads: one or more, to show latencies for.
+        workloads: those of the latencies in the result.
         measure: also time the GEMMs before and after, on the GPU of this machine.
-        allow_pickle: read ``.bin`` and ``.pt`` files too; with ``weights_only=True``, so as tensors only.
+        allow_pickle: read ``.bin`` and ``.pt`` files too, with ``weights_only=True``.
         overwrite: replace a checkpoint of GAC at ``output``.
 
-    Returns:
-        The padded dims, the added bytes, and the latencies before and after.
-
     Raises:
-        CheckpointError: the directory cannot be read, has nothing to repair or contradicts itself, is pickled, or the
-            output is in use or the input itself.
+        CheckpointError: the directory cannot be read, has nothing to repair, contradicts itself or is pickled, or the
+            output is in use.
         ProfileError: the table lacks what ``profile`` needs, or there is no GPU to measure on.
         GacError: the strategy, the limit or a workload is invalid.
     """
@@ -134,15 +131,9 @@ def decide(
 
 def _check_separate(directory: Path, output: Path) -> None:
     source, target = (Path(os.path.realpath(path)) for path in (directory, output))
-    if source == target:
-        problem, expected = f"the output {output} is the input", "another directory: the input is never changed"
-        raise CheckpointError(problem, expected, "Choose another one.")
-    if source in target.parents or target in source.parents:
-        problem = f"of {directory} and the output {output} one is inside the other"
-        raise CheckpointError(problem, "two separate directories", "Choose another one.")
-
-
-# --- the files ------------------------------------------------------------------------------------------------------
+    if source == target or source in target.parents or target in source.parents:
+        problem = f"the output {output} is the input {directory}, or one is inside the other"
+        raise CheckpointError(problem, "two separate directories: the input is never changed", "Choose another one.")
 
 
 def _write(

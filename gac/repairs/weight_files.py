@@ -10,13 +10,12 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from gac.checkpoint.files import weight_files
+from gac.checkpoint.files import open_tensors, weight_files
 from gac.checkpoint.verify import verify
 from gac.core.errors import CheckpointError, first_line
-from gac.core.untrusted import check_inside, check_model_files, check_safetensors_header, read_model_json
+from gac.core.untrusted import check_inside, check_model_files, read_model_json
 from gac.models.loading import UNREADABLE, is_checkpoint
 from gac.runtime.contract import DIGESTS
 
@@ -26,12 +25,7 @@ PICKLES = (".bin", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's directory: its config and its tensors.
-
-    Attributes:
-        files: names of the files with the weights, in order.
-        index: name of the file that maps tensors to these; None if there is only one.
-    """
+    """A checkpoint's directory: the files with its weights, and the index of these if there are several."""
 
     directory: Path
     files: tuple[str, ...]
@@ -49,15 +43,16 @@ class Source:
     @cached_property
     def by_file(self) -> Mapping[str, Mapping[str, Tensor]]:
         """The tensors of each file by name, on the CPU, memory-mapped."""
-        return {file: _read_tensors(self.directory / file) for file in self.files}
+        if self.pickled:
+            return {file: _unpickled(self.directory / file) for file in self.files}
+        return {file: open_tensors(self.directory, (file,)) for file in self.files}
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for file, more in self.by_file.items():
             for name in tensors.keys() & more:
-                first = next(other for other, named in self.by_file.items() if name in named)
-                raise self.contradiction(f"{name} is in {first} and in {file}", "every tensor once")
+                raise self.contradiction(f"{name} is in {file} and in another file", "every tensor once")
             tensors |= more
         return tensors
 
@@ -71,7 +66,7 @@ class Source:
     def contradiction(
         self, problem: str, expected: str, remedy: str = "Save or copy the checkpoint again."
     ) -> CheckpointError:
-        """The error to raise if tensors contradict each other or the config."""
+        """Return the error for tensors that contradict each other or the config."""
         return CheckpointError(f"{self.directory}: {problem}", expected, remedy)
 
 
@@ -113,19 +108,13 @@ def _find_weights(directory: Path) -> tuple[tuple[str, ...], str | None]:
     return (others[0],), None
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    safe = path.suffix == ".safetensors"
-    expected = "a whole safetensors file" if safe else "a state_dict: tensors by name, and nothing else"
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    expected = "a state_dict: tensors by name, and nothing else"
     try:
-        if safe:
-            check_safetensors_header(path)
-            with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         # the unpickler makes tensors and plain containers, and refuses everything else
         tensors: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (*UNREADABLE, EOFError, pickle.UnpicklingError) as failure:
-        again = "Save model.state_dict() where you trust the code that the pickle names."
-        remedy = "Copy the checkpoint again." if safe else again
+        remedy = "Save model.state_dict() where you trust the code that the pickle names."
         raise CheckpointError(f"{path} cannot be read: {first_line(failure)}", expected, remedy) from failure
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} holds other things than tensors", expected, "Save model.state_dict() alone.")

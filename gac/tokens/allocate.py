@@ -165,12 +165,11 @@ def _budgets(keep: float, shares: Sequence[float], step: int, context: int, foll
         raise TextError(problem, f"{step + following} or more", f"Ask for longer windows: {TEXT}.")
     for fraction in (keep, *shares):
         _check_fraction(fraction, "kept")
-    budgets = {share: floored(share, context) // step * step for share in shares if share < 1}
-    for share, tokens in budgets.items():
-        if not tokens:
-            problem = f"a share of {share:g} of {context} tokens in steps of {step}, which leaves no token"
-            raise BudgetError(problem, f"{step / context:.4g} or more", "Give larger shares, or a smaller step.")
-    return sorted(set(budgets.values()))
+    budgets = sorted({floored(share, context) // step * step for share in shares if share < 1})
+    if 0 in budgets:
+        problem = f"a share of {min(shares):g} of {context} tokens in steps of {step}, which leaves no token"
+        raise BudgetError(problem, f"{step / context:.4g} or more", "Give larger shares, or a smaller step.")
+    return budgets
 
 
 def _check_keep(keep: float, layers: int, budgets: Sequence[int]) -> None:

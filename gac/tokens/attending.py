@@ -132,8 +132,8 @@ def attending(
         yield
 
 
-def _cache_of(named: Mapping[str, Any]) -> Any:
-    return next((named[name] for name in CACHES if named.get(name) is not None), None)
+def _cache_of(arguments: Mapping[str, Any]) -> Any:
+    return next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
 
 
 def _rotary(rotary: Any, attention: nn.Module) -> Any:

@@ -22,11 +22,9 @@ class AttentionLatency:
     """Latency of attention of one new token a text over the cache of every layer.
 
     Attributes:
-        heads: of every layer.
         profile: the latency table; without one every latency is unknown.
-        cut: number of layers that a press may cut.
-        uncut: number of layers that it may not.
-        window: tokens that these cache at most.
+        cut, uncut: number of layers that a press may cut, and of the others.
+        window: tokens that the others cache at most.
     """
 
     heads: Heads
@@ -102,10 +100,7 @@ class TimeLimit:
     def of(
         cls, latency: AttentionLatency, workload: Workload, fraction: float, budgets: Sequence[int], step: int
     ) -> "TimeLimit":
-        """A fraction of the dense model's latency.
-
-        Args:
-            budgets: of the priced context, which is the last of them.
+        """A fraction of the dense model's latency; the last budget is the priced context.
 
         Raises:
             ProfileError: the table lacks the dense latency, or that of every smaller budget.

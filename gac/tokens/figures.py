@@ -31,11 +31,10 @@ def tokens(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True) -> "A
     opened = _opened(plans)
     context = next(iter(opened.values())).context
     with panel(ax, (5.6, 3.0)) as ax:
-        _draw(ax, opened, [[layer.kept for layer in plan.layers] for plan in opened.values()])
+        _draw(ax, opened, [[layer.kept for layer in plan.layers] for plan in opened.values()], "tokens kept", legend)
         ax.axhline(context, **DOTTED)
         ax.set_ylim(0, 1.06 * context)
         ax.set_ylabel(f"tokens kept of {context:,}")
-        _finish(ax, opened, "tokens kept", legend)
     return ax
 
 
@@ -49,11 +48,10 @@ def token_losses(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True)
     opened = _opened(plans)
     with panel(ax, (5.6, 3.0)) as ax:
         losses = [[layer.loss or None for layer in plan.layers] for plan in opened.values()]
-        _draw(ax, opened, losses)
+        _draw(ax, opened, losses, "loss of the evicted tokens, without layers that keep all", legend)
         if any(loss and loss > 0 for row in losses for loss in row):
             log_scale(ax)
         ax.set_ylabel("loss (nats a token)")
-        _finish(ax, opened, "what that loses; layers that keep all are left out", legend)
     return ax
 
 
@@ -83,16 +81,15 @@ def _opened(plans: Plans) -> dict[str, TokenPlan]:
     return opened
 
 
-def _draw(ax: "Axes", plans: Mapping[str, TokenPlan], heights: Sequence[Sequence[float | None]]) -> None:
+def _draw(
+    ax: "Axes", plans: Mapping[str, TokenPlan], heights: Sequence[Sequence[float | None]], title: str, legend: bool
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for number, (plan, row) in enumerate(zip(plans.values(), heights, strict=True)):
         shift = 0.0 if len(plans) == 1 else _SPREAD * (number / (len(plans) - 1) - 0.5)
         points = [(layer.layer + shift, y) for layer, y in zip(plan.layers, row, strict=True) if y is not None]
         ax.plot(*zip(*points, strict=True) if points else ([], []), **marker(number), zorder=3)
-
-
-def _finish(ax: "Axes", plans: Mapping[str, TokenPlan], title: str, legend: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.set_xlabel("decoder layer")
     ax.set_title(title, pad=4)

@@ -40,7 +40,6 @@ def measure_losses(
     Args:
         windows: token ids, shape ``(windows, context + following)``.
         folder: stores the loss of each window; windows with a file there are not measured again.
-        progress: show a bar.
     """
     runs = len(layers) * len(budgets) * len(windows)
     total = np.zeros((len(layers), len(budgets)))

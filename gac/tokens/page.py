@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import join
-from typing import Any, NamedTuple
+from typing import Any
 
 from gac.allocation.frontier import Frontier
 from gac.core.arguments import checked
@@ -17,7 +17,7 @@ from gac.plan.plan import Plan
 from gac.profiling.table import Profile
 from gac.reporting.report.render import filled, report_page
 from gac.reporting.report.sources import Sources, profile_of
-from gac.tokens.plan import TokenPlan, check_comparable, comparison_table, facts, load_plans
+from gac.tokens.plan import TokenPlan, check_comparable, comparison_table, facts, latency_ratio, load_plans
 
 _SHADES = (0.999, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1)  # as in the map of weights, from all tokens to few
 
@@ -60,7 +60,7 @@ def report(
     opened, *plans = load_plans((plan, *against.values()))
     others: Any = dict(zip(against, plans, strict=True))
     if isinstance(opened, TokenPlan):
-        if any(extra is not None for extra in (frontier, profile, tokens)):
+        if frontier or profile or tokens:
             problem = "a plan of tokens kept beside a frontier, a latency table or another plan of tokens"
             raise PlanError(problem, "the plan, and other plans of tokens", "Leave the others out.")
         page = tokens_page(opened, name, others)
@@ -86,7 +86,6 @@ def tokens_page(plan: TokenPlan, name: str = "plan", against: Mapping[str, Token
         "plan": plan,
         "name": name,
         "tiles": _tiles(plan),
-        "summary": _sentences(plan),
         **_layers(plan),
         "plans": comparison_table(plans),
         "certificate": _certificate(plan),
@@ -113,47 +112,37 @@ def tokens_section(plan: TokenPlan, weights: Plan, name: str = "plan") -> dict[s
         dense += uncompressed * (tokens if site.layer in plan.whole else plan.context)
     cut = f"{used:,} of {dense:,} numbers of 16 bits ({used / dense:.4f})"
     both = f"With what the plan of weights caches of a token, {plan.context:,} tokens take {cut} in all layers."
-    return _layers(plan) | {"summary": [*_sentences(plan), both]}
-
-
-def _sentences(plan: TokenPlan) -> list[str]:
-    return [f"{name.capitalize()}: {value}." for name, value in facts(plan)]
-
-
-class Cell(NamedTuple):
-    """The loss of a layer with one budget; ``shade`` is how dark it is drawn if chosen."""
-
-    tokens: str
-    text: str
-    chosen: bool
-    shade: int
+    section = _layers(plan)
+    return section | {"summary": [*section["summary"], both]}
 
 
 def _layers(plan: TokenPlan) -> dict[str, Any]:
+    """The sentences, and the loss of every layer with each budget; ``shade`` is for the chosen one."""
     budgets = list(dict(plan.layers[0].priced))
     shades = {tokens: sum(tokens / plan.context < share for share in _SHADES) for tokens in budgets}
-    rows = [
-        (
-            layer.layer,
-            [Cell(f"{tokens:,}", nats(loss), tokens == layer.kept, shades[tokens]) for tokens, loss in layer.priced],
-        )
-        for layer in plan.layers
-    ]
-    return {"budgets": budgets, "rows": rows}
+    rows = []
+    for layer in plan.layers:
+        cells = [
+            {"tokens": f"{tokens:,}", "text": nats(loss), "chosen": tokens == layer.kept, "shade": shades[tokens]}
+            for tokens, loss in layer.priced
+        ]
+        rows.append((layer.layer, cells))
+    summary = [f"{name.capitalize()}: {value}." for name, value in facts(plan)]
+    return {"budgets": budgets, "rows": rows, "summary": summary}
 
 
 def _tiles(plan: TokenPlan) -> list[tuple[str, str, str]]:
     used, dense = plan.cache_bytes(plan.context)
+    latencies = []
+    for timed in plan.workloads:
+        ratio = latency_ratio(timed)
+        note = f"{duration(timed.dense_ns)} of attention dense" if ratio else "the table lacks attention"
+        latencies.append((timed.workload, ratio or "unknown", note))
     return [
         ("Tokens kept", f"{plan.used / plan.total:.4f}", f"{plan.keep:g} asked"),
         ("Cache of a context", megabytes(used), f"{megabytes(dense)} dense, of {plan.context:,} tokens"),
         ("Predicted loss", nats(plan.loss), "nats a token"),
-        *(
-            (timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", f"{duration(timed.dense_ns)} of attention dense")
-            if timed.dense_ns and timed.plan_ns
-            else (timed.workload, "unknown", "the table lacks attention")
-            for timed in plan.workloads
-        ),
+        *latencies,
         ("Proof", plan.certificate.status, f"gap {plan.certificate.gap:.3g}"),
     ]
 

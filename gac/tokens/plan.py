@@ -30,9 +30,8 @@ class LayerTokens:
     """The budget of one layer.
 
     Attributes:
-        layer: its number.
         kept: tokens of the context that its cache keeps for each key-value head.
-        priced: each budget that was measured with its loss, nats a token; fewest tokens first.
+        priced: every measured budget with its loss, nats a token; fewest tokens first.
     """
 
     layer: int
@@ -143,27 +142,19 @@ class TokenPlan(Shown, Record):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """The context lengths it covers: that of the measurement, then those of its workloads."""
+        """The context length of the measurement, then those of the workloads."""
         decoded = (Workload.parse(latency.workload).tokens for latency in self.workloads)
         return tuple(dict.fromkeys((self.context, *decoded)))
 
     def kept(self, layer: int, tokens: int) -> int:
-        """Tokens that a layer keeps of a context of any length, see ``kept_of``.
-
-        Raises:
-            GacError: none is left of so short a context.
-        """
+        """Tokens that a layer keeps of a context of any length; raises as ``kept_of``."""
         if layer in self.whole:
             return min(tokens, self.window or tokens)
         budget = next((planned.kept for planned in self.layers if planned.layer == layer), self.context)
         return kept_of(budget, self.context, tokens, self.step, f", of which layer {layer} keeps none")
 
     def cache_bytes(self, tokens: int) -> tuple[int, int]:
-        """Bytes of the cache of one context of this many tokens, in 16 bits: as planned, and dense.
-
-        Raises:
-            GacError: as for ``kept``.
-        """
+        """Bytes of the cache of one context, in 16 bits: as planned, and dense; raises as ``kept``."""
         token_bytes = scheme_named(DEFAULT_SCHEME).bytes(1, self.heads.numbers)
         uncut = sum(self.kept(layer, tokens) for layer in self.whole)
         kept = sum(self.kept(layer.layer, tokens) for layer in self.layers)
@@ -198,13 +189,7 @@ def kept_of(budget: int, context: int, tokens: int, step: int, where: str = ", o
     """Tokens kept of a context of ``tokens``, for a budget that was planned for ``context`` tokens.
 
     ``floor(budget * tokens / context)``, rounded down to a multiple of the step where that is not 0; all of them if the
-    budget is the context.
-
-    Args:
-        where: how the error describes the context.
-
-    Raises:
-        GacError: nothing is left of so short a context.
+    budget is the context. Raises GacError if nothing is left of so short a context, which ``where`` describes.
     """
     if budget == context:
         return tokens
@@ -236,11 +221,7 @@ def load_plans(sources: Iterable[Plan | TokenPlan | str | Path]) -> list[Plan] |
 
 
 def check_comparable(plans: Mapping[str, TokenPlan]) -> None:
-    """Check that plans of tokens are for the same weights and the same context length.
-
-    Raises:
-        PlanError: they are not.
-    """
+    """Raise PlanError unless the plans are for the same weights and the same context length."""
     (name, first), *others = plans.items()
     for other, plan in others:
         if plan.digest != first.digest:
@@ -278,7 +259,7 @@ def facts(plan: TokenPlan) -> list[tuple[str, str]]:
 
 def _latency(plan: TokenPlan, timed: WorkloadLatency) -> str:
     limit = f", {plan.latency[timed.workload]:g} allowed" if timed.workload in plan.latency else ""
-    if ratio := _ratio(timed):
+    if ratio := latency_ratio(timed):
         sizes = f"{duration(timed.plan_ns)} of {duration(timed.dense_ns)} dense"
         return f"{timed.workload}: attention {sizes} ({ratio}{limit}; {how_known(timed)})"
     lacks = f"over what {number_of(timed.unknown, 'layer')} keep" if timed.unknown else "over the whole cache"
@@ -286,7 +267,7 @@ def _latency(plan: TokenPlan, timed: WorkloadLatency) -> str:
     return f"{timed.workload}: unknown, the table lacks attention {lacks} ({measures} measures it)"
 
 
-def _ratio(timed: WorkloadLatency | None) -> str:
+def latency_ratio(timed: WorkloadLatency | None) -> str:
     """Latency over that of the dense model; empty if either is unknown."""
     return f"{timed.plan_ns / timed.dense_ns:.3f}x" if timed and timed.dense_ns and timed.plan_ns else ""
 
@@ -299,7 +280,7 @@ def comparison_table(plans: Mapping[str, TokenPlan]) -> Table:
         timed = {latency.workload: latency for latency in plan.workloads}
         kept, cached = f"{plan.used / plan.total:.4f}", megabytes(plan.cache_bytes(plan.context)[0])
         figures = name, plan.press, kept, nats(plan.loss), cached, f"{plan.certificate.gap:.3g}"
-        rows.append((*figures, *(_ratio(timed.get(workload)) or "unknown" for workload in workloads)))
+        rows.append((*figures, *(latency_ratio(timed.get(workload)) or "unknown" for workload in workloads)))
     headings = [(heading, ">") for heading in ("kept", "loss", "cached", "gap", *workloads)]
     notes = "loss: predicted, nats a token; cached: bytes of one context in 16 bits; latency: of attention over dense"
     return Table([("plan", "<"), ("press", "<"), *headings], rows, notes=notes)

@@ -32,7 +32,6 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
 
     @property
     def compression_ratio(self) -> float:
-        """The fraction of all tokens that is evicted."""
         return 1 - self.plan.used / self.plan.total
 
     @contextmanager
@@ -50,9 +49,8 @@ class PlannedPress(BasePress):  # type: ignore[misc]  # kvpress has no types
         expected = _described(plan.family, count, plan.heads, plan.whole)
         if described != expected or sorted((*layers, *plan.whole)) != list(range(count)):
             problem = "one of other layers" if described == expected else described
-            raise PlanError(
-                problem, f"{expected}, as {plan.model}", "Use the plan with the model that it was made for."
-            )
+            remedy = "Use the plan with the model that it was made for."
+            raise PlanError(problem, f"{expected}, as {plan.model}", remedy)
         with _single_prefill(model), attending(model, layers, self._evict):
             yield
 

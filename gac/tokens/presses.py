@@ -40,11 +40,7 @@ def known_presses() -> dict[str, type]:
     package = kvpress()
     kinds = [getattr(package, name) for name in sorted(package.__all__)]
     usable = [kind for kind in kinds if isinstance(kind, type) and _why_unusable(kind) is None]
-    return {_name_of(kind): kind for kind in usable if not _needs_more(kind) and kind is not package.ScorerPress}
-
-
-def _name_of(kind: type) -> str:
-    return kind.__name__.removesuffix("Press").lower()
+    return {_plain(kind.__name__): kind for kind in usable if not _needs_more(kind) and kind is not package.ScorerPress}
 
 
 def _needs_more(kind: type) -> bool:
@@ -85,7 +81,7 @@ def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
             problem = f"press {name} with {dict(options or {})} ({first_line(failure)})"
             raise GacError(problem, "its own parameters", "See the press in kvpress.") from failure
     kind, listed = type(press), f"one of {', '.join(known)}"
-    name = _name_of(kind)
+    name = _plain(kind.__name__)
     if reason := _why_unusable(kind):
         raise GacError(f"a {kind.__name__}, {reason}", listed, "Choose a press with a ratio for each layer.")
     if known.get(name) is not kind:
@@ -98,12 +94,13 @@ def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
 
 
 def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
+    """``snapkv`` for ``SnapKVPress``, ``snap_kv`` and the like."""
+    return name.removesuffix("Press").lower().replace("_", "").replace("-", "")
 
 
 def _unknown(press: str, known: Mapping[str, type]) -> GacError:
     package, listed = kvpress(), f"one of {', '.join(known)}"
-    kind = next((getattr(package, name) for name in package.__all__ if name.lower() == f"{_plain(press)}press"), None)
+    kind = next((getattr(package, name) for name in package.__all__ if _plain(name) == _plain(press)), None)
     if kind is None:
         return GacError(f"press {press!r} is unknown", listed, did_you_mean(press, known, "Choose one of these."))
     reason = _why_unusable(kind) or "which needs more than a ratio to be made"

@@ -13,7 +13,6 @@ from gac.models.attentions import Heads, heads_of
 from gac.models.shapes import SHAPES
 from gac.plan.costs import floored
 from gac.plan.plan import WorkloadLatency
-from gac.profiling.operators import OPERATORS
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import token_points
 from gac.tokens.decide import AttentionLatency, TimeLimit, decide, decode_workloads, latency_fractions
@@ -50,42 +49,27 @@ def decided(*times: TimeLimit) -> Any:
     return decide(range(4), BUDGETS, curves(4), 4 * 64, times)
 
 
-# --- measured -------------------------------------------------------------------------------------------------------
-
-
-def test_a_profile_measures_each_share_of_what_is_decoded_after() -> None:
+def test_profile_measures_each_share_of_a_context() -> None:
     assert Heads(32, 8, 128) == LLAMA
     assert [point.operation for point in POINTS] == [attend(1, 32, 8, 4096 * eighth, 128) for eighth in range(1, 9)]
     both = token_points("llama-3-8b", [LONG, Workload.parse("prefill:1x1024")], SHARES, STEP, "fp16")
     assert both == tuple(replace(point, dtype="fp16") for point in POINTS)
-
-
-def test_budgets_are_multiples_of_the_step_and_a_window_is_measured_too() -> None:
-    points = token_points("gemma-3-4b", [Workload.parse("decode:2@5000")], (0.1, 0.5), 16)
-    assert [(point.operation.axes["b"], point.operation.axes["t"]) for point in points] == [
-        (2, 496),
-        (2, 1024),
-        (2, 2496),
-        (2, 5000),
-    ]
-
-
-def test_attention_over_tokens_kept_needs_a_workload_that_decodes() -> None:
+    windowed = token_points("gemma-3-4b", [Workload.parse("decode:2@5000")], (0.1, 0.5), 16)
+    assert [point.operation.axes["t"] for point in windowed] == [496, 1024, 2496, 5000]  # 1024: the window
     with pytest.raises(ProfileError, match="without a workload that decodes"):
         token_points("llama-3-8b", [Workload.parse("prefill:1x1024")], SHARES, STEP)
+    assert heads_of(small_config("llama")) == SMALL
+    assert heads_of(small_config("gpt2")) == Heads(4, 4, 16)
 
 
-# --- looked up ------------------------------------------------------------------------------------------------------
-
-
-def test_tokens_between_measured_ones_are_interpolated() -> None:
+def test_interpolation() -> None:
     latency = AttentionLatency(LLAMA, table([*POINTS, Point(LLAMA.over(1, 4224))], by_tokens), 32)
     values, sources = latency.by_tokens(LONG, [4096, 4160, 8192, 10000])
     assert values.tolist() == [ns(LLAMA, 4096), ns(LLAMA, 4224), ns(LLAMA, 8192), UNKNOWN]
     assert sources[:3].tolist() == [MEASURED, INTERPOLATED, MEASURED]
 
 
-def test_the_total_of_all_layers_counts_those_of_a_window_and_those_unknown() -> None:
+def test_total_of_all_layers() -> None:
     uncut = 2 * ns(SMALL, 16)
     planned = ns(SMALL, 8) + ns(SMALL, 64) + ns(SMALL, 24) + uncut
     total = small(cut=3, uncut=2, window=16).total(AT_64, [8, 64, 24])
@@ -96,10 +80,7 @@ def test_the_total_of_all_layers_counts_those_of_a_window_and_those_unknown() ->
     assert without == WorkloadLatency(NAME, None, None, 0, 0, 2)
 
 
-# --- limited --------------------------------------------------------------------------------------------------------
-
-
-def test_a_limit_of_latency_is_kept_and_proved() -> None:
+def test_latency_limit() -> None:
     assert [layer.kept for layer in decided()[1]] == [64] * 4
     times = time_limit(0.8)
     certificate, layers = decided(times)
@@ -108,19 +89,19 @@ def test_a_limit_of_latency_is_kept_and_proved() -> None:
     assert [layer.kept for layer in layers] == [32, 48, 56, 56]
 
 
-def test_layers_of_a_window_take_their_part_of_the_limit() -> None:
+def test_latency_limit_includes_layers_of_a_window() -> None:
     times = time_limit(0.8, small(cut=4, uncut=2, window=64))
     assert (times.uncut_ns, times.limit) == (2 * ns(SMALL, 64), floored(0.8, 6 * ns(SMALL, 64)))
     assert sum(ns(SMALL, layer.kept) for layer in decided(times)[1]) + times.uncut_ns <= times.limit
 
 
-def test_budgets_of_unknown_latency_are_no_choice_under_a_limit() -> None:
+def test_budgets_of_unknown_latency_are_excluded_under_a_limit() -> None:
     _, layers = decided(time_limit(0.9, small([SMALL_POINTS[3], SMALL_POINTS[-1]])))
     assert {layer.kept for layer in layers} == {32, 64}
     assert [len(layer.priced) for layer in layers] == [8] * 4
 
 
-def test_limits_that_cannot_be_met_name_the_remedy() -> None:
+def test_infeasible_limits() -> None:
     with pytest.raises(BudgetError, match=rf"the limit of latency at {NAME}.*expected {4 * ns(SMALL, 8)} or more"):
         decided(time_limit(0.1))
     measured = f"gac profile --model NAME --tokens --workload {NAME}"
@@ -130,7 +111,7 @@ def test_limits_that_cannot_be_met_name_the_remedy() -> None:
         time_limit(0.5, small(SMALL_POINTS[-1:]))
 
 
-def test_prompts_and_limits_of_other_workloads_are_refused() -> None:
+def test_invalid_workloads() -> None:
     with pytest.raises(GacError, match=r"workload prefill:1x64 .*expected decode:B@C"):
         decode_workloads([NAME, "prefill:1x64"])
     assert latency_fractions(0.5, [AT_64, LONG]) == {NAME: 0.5, str(LONG): 0.5}
@@ -138,10 +119,7 @@ def test_prompts_and_limits_of_other_workloads_are_refused() -> None:
         latency_fractions({str(LONG): 0.5}, [AT_64])
 
 
-# --- in the plan ----------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_has_the_bytes_of_its_cache_at_any_length() -> None:
+def test_cache_bytes_at_any_length() -> None:
     plan = plan_of(curves(4), 4 * 32, whole=(4, 5), window=16, workloads=(WorkloadLatency(str(LONG), 1, 1, 6, 0, 0),))
     assert plan.contexts == (64, 32768)
     token = 2 * 2 * 2 * 32  # keys and values of 16 bits, 2 heads of 32 numbers
@@ -153,16 +131,10 @@ def test_a_plan_has_the_bytes_of_its_cache_at_any_length() -> None:
 @pytest.mark.parametrize(
     "timed", [[], [WorkloadLatency(NAME, 10, 6, 4, 0, 0)], [WorkloadLatency(NAME, 10, None, 0, 0, 4)]]
 )
-def test_a_plan_that_breaks_its_own_limit_of_latency_is_refused(timed: list[WorkloadLatency]) -> None:
+def test_plan_breaks_its_own_latency_limit(timed: list[WorkloadLatency]) -> None:
     plan = plan_of(curves(4), 4 * 32)
     proof = replace(plan.certificate, multipliers=(0.0, 0.0))
-    timed_so = (WorkloadLatency(NAME, 10, 5, 4, 0, 0),)
-    kept = replace(plan, latency={NAME: 0.5}, workloads=timed_so, certificate=proof)
+    workloads = (WorkloadLatency(NAME, 10, 5, 4, 0, 0),)
+    limited = replace(plan, latency={NAME: 0.5}, workloads=workloads, certificate=proof)
     with pytest.raises(PlanError, match=f"expected at most 0.5 of the dense attention at {NAME}"):
-        replace(kept, workloads=tuple(timed))
-
-
-def test_heads_are_those_of_the_config() -> None:
-    assert heads_of(small_config("llama")) == SMALL
-    assert heads_of(small_config("gpt2")) == Heads(4, 4, 16)
-    assert OPERATORS.get("sdpa").unmet(SMALL.over(1, 8).axes) is None
+        replace(limited, workloads=tuple(timed))

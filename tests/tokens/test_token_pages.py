@@ -46,12 +46,11 @@ def files(plan: TokenPlan, tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_a_plan_shows_itself(plan: TokenPlan) -> None:
+def test_plan_as_text_and_rows(plan: TokenPlan) -> None:
     lines = [" ".join(line.split()) for line in repr(plan).splitlines()]
     assert lines[0] == "layer tokens share loss"
     assert "kept 128 of 256 tokens (0.5000), limit 128" in lines
-    frame = replace(plan, model="<b>").to_dataframe()
-    assert frame["kept"].tolist() == [layer.kept for layer in plan.layers]
+    assert [row["kept"] for row in plan.rows()] == [layer.kept for layer in plan.layers]
     assert "<b>" not in replace(plan, text="<b>")._repr_html_()
 
 
@@ -61,29 +60,22 @@ def heights(ax: Any) -> list[list[float]]:
     ]
 
 
-def test_a_figure_has_a_marker_for_each_layer_of_each_plan(plan: TokenPlan, files: list[Path]) -> None:
+def test_figures(plan: TokenPlan, files: list[Path]) -> None:
     ax = plots.tokens({"half": plan, "more": files[1]})
     assert legend(ax) == ["half", "more"]
     assert heights(ax) == [[float(layer.kept) for layer in TokenPlan.load(path).layers] for path in files[:2]]
     assert ax.get_ylabel() == "tokens kept of 64"
-
-
-def test_losses_are_drawn_but_those_of_layers_that_keep_all(plan: TokenPlan) -> None:
     assert heights(plots.token_losses({"half": plan})) == [[layer.loss for layer in plan.layers if layer.loss]]
     assert heights(plots.token_losses({"all": plan_of(curves(4), 4 * 64)})) == [[]]
-    page = plots.figure_of_tokens({"half": plan})
-    assert len(page.axes) == 2
-
-
-def test_plans_of_other_models_or_contexts_are_refused(plan: TokenPlan) -> None:
+    assert len(plots.figure_of_tokens({"half": plan}).axes) == 2
     with pytest.raises(PlanError, match="expected plans for the same model"):
-        plots.tokens({"one": plan, "two": replace(plan, digest="other")})
+        plots.tokens({"half": plan, "other": replace(plan, digest="other")})
     with pytest.raises(GacError, match="0 plans in one figure"):
         plots.tokens({})
 
 
-def test_the_page_says_what_is_kept_lost_and_saved(plan: TokenPlan) -> None:
-    said = words(tokens_page(plan, "half", {"more": plan_of(curves(4), 4 * 48)}))
+def test_page_of_tokens(plan: TokenPlan) -> None:
+    text = words(tokens_page(plan, "half", {"more": plan_of(curves(4), 4 * 48)}))
     for expected in (
         "Kept: 128 of 256 tokens (0.5000), limit 128.",
         "Latency: decode:1@64: attention 2.6 µs of 4.0 µs dense (0.650x; 3 measured, 1 interpolated).",
@@ -91,13 +83,13 @@ def test_the_page_says_what_is_kept_lost_and_saved(plan: TokenPlan) -> None:
         "gac tokens tiny --keep 0.5 --press tiny --calibration tiny:1x72 --following 8 --step 8 --share 0.125",
         "more tiny 0.7500",
     ):
-        assert expected in said
+        assert expected in text
     page = tokens_page(replace(plan, model="<b>x</b>"))
     assert page.count(" chosen s") == 4
     assert "<b>x" not in page
 
 
-def test_the_page_of_weights_says_what_both_plans_cache(make_plan: Any, tiny_config: Any) -> None:
+def test_page_of_weights_with_a_plan_of_tokens(make_plan: Any, tiny_config: Any) -> None:
     weights = make_plan(tiny_config, {"model.layers.0.self_attn.k_proj": ("latent:1", 8)})
     (used, total), (first, second) = weights.kv_numbers, (24, 64)
     kept = plan_of(curves(2), first + second, digest=weights.measured.digest)
@@ -110,14 +102,7 @@ def test_the_page_of_weights_says_what_both_plans_cache(make_plan: Any, tiny_con
     assert 'href="#tokens"' not in report_page(Sources(weights))
 
 
-def test_a_file_is_read_as_what_it_is(files: list[Path], plan: TokenPlan) -> None:
-    assert load_plans([files[0], plan]) == [plan, plan]
-    assert isinstance(load_plans([files[2]])[0], Plan)
-    with pytest.raises(PlanError, match="missing"):
-        load_plans(["missing.json"])
-
-
-def test_report_and_plot_take_plans_of_tokens(files: list[Path], tmp_path: Path) -> None:
+def test_report_and_plot(files: list[Path], tmp_path: Path) -> None:
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
     document = json.loads(run("report", files[0], "--against", files[1], "-o", page, "--json").stdout)
     assert document["layers"] == 4
@@ -127,22 +112,26 @@ def test_report_and_plot_take_plans_of_tokens(files: list[Path], tmp_path: Path)
     assert gac.report(files[0], page, name="half") == page
 
 
-def test_compare_sets_them_beside_each_other(files: list[Path]) -> None:
-    said = " ".join(run("compare", *files[:2]).stdout.split())
-    assert "half tiny 0.5000" in said
-    assert "0.650x" in said
-    assert "layers keep another number of tokens" in said
+def test_compare(files: list[Path]) -> None:
+    output = " ".join(run("compare", *files[:2]).stdout.split())
+    assert "half tiny 0.5000" in output
+    assert "0.650x" in output
+    assert "layers keep another number of tokens" in output
     document = json.loads(run("compare", *files[:2], "--json").stdout)
     assert [entry["used"] for entry in document["plans"]] == [128, 192]
     assert document["plans"][0]["cache_bytes"]["64"]["used"] < document["plans"][0]["cache_bytes"]["64"]["total"]
 
 
-def test_weights_and_tokens_do_not_go_together(files: list[Path], tmp_path: Path) -> None:
+def test_plans_of_two_kinds(files: list[Path], plan: TokenPlan, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
+    assert load_plans([files[0], plan]) == [plan, plan]
+    assert isinstance(load_plans([files[2]])[0], Plan)
+    with pytest.raises(PlanError, match="missing"):
+        load_plans(["missing.json"])
     assert "another kind" in refused("compare", files[0], files[2])
     assert "another kind" in refused("compare", files[2], files[0])
     assert "another kind" in refused("report", files[2], "--against", files[0], "-o", page)
-    beside = refused("report", files[0], "--profile", "nvidia-h100-80gb-hbm3", "-o", page)
-    assert "a plan of tokens kept beside a frontier, a latency table or another plan of tokens" in beside
+    message = refused("report", files[0], "--profile", "nvidia-h100-80gb-hbm3", "-o", page)
+    assert "a plan of tokens kept beside a frontier, a latency table or another plan of tokens" in message
     other = "plan weights for tiny beside a plan of tokens for tiny; expected plans for the same weights"
     assert other in refused("report", files[2], "--tokens", files[0], "-o", page)

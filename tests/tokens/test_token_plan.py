@@ -19,7 +19,7 @@ from gac.plan.plan import WorkloadLatency
 from gac.tokens.allocate import _budgets
 from gac.tokens.attending import Prefill, attending
 from gac.tokens.decide import decide
-from gac.tokens.plan import SCHEMA, LayerTokens, TokenPlan
+from gac.tokens.plan import SCHEMA, TokenPlan
 from gac.tokens.presses import kvpress
 from tests.models.small import small_config, small_model
 
@@ -42,7 +42,7 @@ def curves(layers: int) -> Any:
     return np.outer(np.arange(1, layers + 1), left**2)
 
 
-def test_the_choice_is_the_best_of_all_and_proved() -> None:
+def test_choice_is_the_best_of_all() -> None:
     losses = np.random.default_rng(0).uniform(size=(4, 8))
     plan = plan_of(losses, 4 * 24)
     least = min(
@@ -56,32 +56,23 @@ def test_the_choice_is_the_best_of_all_and_proved() -> None:
     assert plan.used <= plan.limit == 96
 
 
-def test_falling_curves_use_the_budget_to_the_last_token() -> None:
+def test_convex_curves_use_the_whole_limit() -> None:
     plan = plan_of(curves(4), 4 * 32)
     kept = [layer.kept for layer in plan.layers]
     assert (plan.used, plan.total, kept) == (128, 256, sorted(kept))
     assert kept[0] < kept[-1]
     assert {layer.kept for layer in plan_of([curves(1)[0]] * 6, 6 * 40).layers} == {40}
-
-
-def test_a_limit_below_the_smallest_shares_names_the_smallest() -> None:
     with pytest.raises(BudgetError, match=r"the limit of tokens kept in all layers.*24"):
         plan_of(curves(3), 3 * 8 - 1)
 
 
 def test_budgets_are_multiples_of_the_step() -> None:
     assert _budgets(0.5, (0.3, 0.51, 0.9, 1), 16, 1000, 8) == [288, 496, 896]
-
-
-def test_a_share_that_leaves_no_token_is_refused() -> None:
     with pytest.raises(BudgetError, match=r"which leaves no token; expected 0.0625 or more"):
         _budgets(0.5, (0.05,), 16, 256, 8)
-
-
-@pytest.mark.parametrize("keep", [0.0, -0.5, 1.5, float("nan")])
-def test_fractions_are_above_0_and_up_to_1(keep: float) -> None:
-    with pytest.raises(BudgetError, match="a kept fraction of"):
-        _budgets(keep, (0.5,), 8, 64, 8)
+    for keep in (0.0, 1.5, float("nan")):
+        with pytest.raises(BudgetError, match="a kept fraction of"):
+            _budgets(keep, (0.5,), 8, 64, 8)
 
 
 def test_budgets_hold_at_every_length() -> None:
@@ -93,24 +84,24 @@ def test_budgets_hold_at_every_length() -> None:
     assert [plan.kept(layer.layer, 64) for layer in plan.layers] == [layer.kept for layer in plan.layers]
     full = plan_of(curves(4), 4 * 64, whole=(4,))
     assert {full.kept(layer, 777) for layer in range(5)} == {777}
-
-
-def test_a_context_too_short_for_one_token_is_refused() -> None:
-    plan = plan_of(curves(1), 8)
-    assert plan.kept(0, 8) == 1
+    short = plan_of(curves(1), 8)
+    assert short.kept(0, 8) == 1
     with pytest.raises(GacError, match="a context of 7 tokens, of which layer 0 keeps none; expected 8 or more"):
-        plan.kept(0, 7)
+        short.kept(0, 7)
 
 
-def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_plan_survives_a_file(tmp_path: Path) -> None:
     plan = plan_of(curves(3), 3 * 24, options={"window_size": 8, "use_vnorm": True, "epsilon": 0.0}, whole=(3,))
     plan.save(tmp_path / "tokens.json")
     assert gac.TokenPlan.load(tmp_path / "tokens.json") == plan
 
 
-def differently_priced(layers: tuple[LayerTokens, ...]) -> tuple[LayerTokens, ...]:
-    first, *rest = layers
-    return first, *(replace(layer, priced=layer.priced[::-1]) for layer in rest)
+PLAN = plan_of(curves(3), 72)
+
+
+def numbered(*numbers: int) -> dict[str, Any]:
+    """The layers of ``PLAN`` with other numbers."""
+    return {"layers": tuple(map(lambda layer, number: replace(layer, layer=number), PLAN.layers, numbers))}
 
 
 @pytest.mark.parametrize(
@@ -119,47 +110,40 @@ def differently_priced(layers: tuple[LayerTokens, ...]) -> tuple[LayerTokens, ..
         ({"limit": 10}, "a plan that keeps 72 tokens; expected at most its limit of 10"),
         ({"step": 5}, "layer 0 keeps"),
         ({"schema_version": 9}, "schema version 9"),
-        ({"layers": ()}, "plan of tokens has layers"),
-        ({"whole": (0,), "window": 8}, "plan of tokens has layers"),
-        ({"whole": (9,)}, "plan of tokens has layers"),
-        ({"layers": differently_priced(plan_of(curves(3), 72).layers)}, "priced budgets, the same in all layers"),
-        ({"context": 0}, "plan of tokens has context, step and windows"),
-        ({"heads": Heads(4, 0, 32)}, "plan of tokens has heads"),
-        ({"window": 8}, "plan of tokens has window"),
-        ({"whole": (3,), "window": 0}, "plan of tokens has window of tokens"),
-        ({"latency": {"decode:1@64": 0.5}}, "plan of tokens has multipliers"),
-        ({"workloads": (WorkloadLatency("prefill:1x64", 1, 1, 3, 0, 0),)}, "plan of tokens has workloads"),
-        ({"workloads": (WorkloadLatency("decode:1@64", 0, 1, 3, 0, 0),)}, "plan of tokens has latencies"),
-        *(
-            (
-                {
-                    "layers": tuple(
-                        replace(layer, layer=number)
-                        for layer, number in zip(plan_of(curves(3), 72).layers, numbers, strict=True)
-                    )
-                },
-                "plan of tokens has layers",
-            )
-            for numbers in [(0, 1, 99), (1, 2, 3), (0, 2, 1), (-1, 0, 1), (0, 1, 1)]
+        ({"layers": ()}, "has layers"),
+        ({"whole": (0,), "window": 8}, "has layers"),
+        (numbered(0, 1, 99), "has layers"),
+        (numbered(0, 2, 1), "has layers"),
+        (numbered(0, 1, 1), "has layers"),
+        (
+            {"layers": (PLAN.layers[0], *(replace(layer, priced=layer.priced[::-1]) for layer in PLAN.layers[1:]))},
+            "priced",
         ),
+        ({"context": 0}, "has context, step and windows"),
+        ({"heads": Heads(4, 0, 32)}, "has heads"),
+        ({"window": 8}, "has window"),
+        ({"whole": (3,), "window": 0}, "has window of tokens"),
+        ({"latency": {"decode:1@64": 0.5}}, "has multipliers"),
+        ({"workloads": (WorkloadLatency("prefill:1x64", 1, 1, 3, 0, 0),)}, "has workloads"),
+        ({"workloads": (WorkloadLatency("decode:1@64", 0, 1, 3, 0, 0),)}, "has latencies"),
     ],
 )
-def test_plans_that_contradict_themselves_are_refused(changed: dict[str, Any], message: str) -> None:
+def test_contradicting_plans_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        replace(plan_of(curves(3), 72), **changed)
+        replace(PLAN, **changed)
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "said"),
+    ("kind", "field", "name"),
     [(gac.Plan, "press", "a plan of tokens kept"), (gac.TokenPlan, "recipe", "a plan of weights")],
 )
-def test_a_plan_of_the_other_kind_is_refused_by_its_kind(kind: Any, field: str, said: str, tmp_path: Path) -> None:
+def test_plans_of_the_other_kind_are_named(kind: Any, field: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(f'{{"{field}": {{}}}}')
-    with pytest.raises(PlanError, match=f"plan.json, which is {said}"):
+    with pytest.raises(PlanError, match=f"plan.json, which is {name}"):
         kind.load(tmp_path / "plan.json")
 
 
-def test_without_kvpress_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kvpress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "kvpress", None)
     with pytest.raises(GacError, match=r"pip install --no-deps kvpress==0.5.5"):
         kvpress()
@@ -176,8 +160,7 @@ def keep_last(kept: Mapping[int, int]) -> Any:
     return evict
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kept", [(5, 20), (20, 5), (20, 20)])
+@pytest.mark.parametrize(("kept", "attention"), [((5, 20), "sdpa"), ((20, 5), "eager"), ((20, 20), "sdpa")])
 def test_tokens_in_one_pass_are_as_in_many(tiny_model: LlamaForCausalLM, kept: tuple[int, int], attention: str) -> None:
     tiny_model.set_attn_implementation(attention)
     ids, positions = torch.randint(0, 256, (1, 26)), torch.arange(26)[None]
@@ -198,37 +181,22 @@ def test_tokens_in_one_pass_are_as_in_many(tiny_model: LlamaForCausalLM, kept: t
     if kept == (20, 20):
         dense = tiny_model(input_ids=ids).logits[:, 20:]
         assert torch.allclose(batched, dense, atol=1e-5)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in tiny_model.modules())
+    assert not any(hasattr(layer.self_attn, "rotary_emb") for layer in tiny_model.model.layers)
 
 
-def test_the_model_is_left_as_it_was(tiny_model: LlamaForCausalLM) -> None:
-    before = [name for name, _ in tiny_model.named_modules()]
-    with attending(tiny_model, (0, 1), keep_last({0: 4, 1: 4})):
-        pass
-    assert [name for name, _ in tiny_model.named_modules()] == before
-    attention = tiny_model.model.layers[0].self_attn
-    assert not attention._forward_hooks
-    assert not attention._forward_pre_hooks
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_padded_batch_is_refused(tiny_model: LlamaForCausalLM, attention: str) -> None:
-    tiny_model.set_attn_implementation(attention)
+def test_unsupported_batches_and_architectures(tiny_model: LlamaForCausalLM) -> None:
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :3] = 0
-    with (
-        attending(tiny_model, (0, 1), keep_last({0: 4, 1: 4})),
-        pytest.raises(GacError, match="a padded batch with a press"),
-    ):
+    evicting = attending(tiny_model, (0, 1), keep_last({0: 4, 1: 4}))
+    with evicting, pytest.raises(GacError, match="a padded batch with a press"):
         tiny_model(input_ids=torch.ones_like(mask), attention_mask=mask, use_cache=True)
-
-
-def test_architectures_without_such_attention_are_refused() -> None:
     model = small_model(small_config("gpt2"))
     with pytest.raises(ModelError, match="in which kvpress finds no attention"), attending(model, (0,), None):
         pass
 
 
-def test_layers_of_a_sliding_window_are_known() -> None:
+def test_layers_of_a_sliding_window() -> None:
     assert sliding_layers(small_config("llama")) == ()
     kinds = ["sliding_attention", "full_attention"]
     assert sliding_layers(small_config("gemma3_text", layer_types=kinds)) == (0,)

@@ -20,7 +20,7 @@ from gac.plan.costs import COSTS, PARAMS
 from gac.plan.evidence import UNMEASURED, Measured, ProfileUsed
 from gac.plan.plan import SCHEMA, Certificate, Limit, Plan, Prediction, SiteChoice, WeightChoice, counted
 from gac.plan.recipe import Recipe
-from gac.repairs.dims import Dims, Run, SharedDim, run_of, stored_places, with_dims
+from gac.repairs.dims import Dims, Run, SharedDim, stored_places, with_dims
 from gac.repairs.layouts.pruned import dense_model
 from gac.repairs.weight_files import Source
 from gac.runtime.contract import COMPRESSED, chooses_code
@@ -61,13 +61,17 @@ def _shared_dim(source: Source, name: str, choices: Sequence[WeightChoice]) -> S
     return SharedDim(name, choices[0].dim, places, runs, most, form=form)
 
 
-def _runs(name: str, choice: WeightChoice) -> list[Run]:
-    form, weight = form_named(choice.form), choice.weight
-    sized = [
-        (form.latency.operation(weight, dim, 1),) if form.latency.timed else form.latency.gemms(weight, dim, 1)
-        for dim in (1, 2)
-    ]
-    return [run_of(name, first, second) for first, second in zip(*sized, strict=True)]
+def _runs(name: str, choice: WeightChoice) -> Iterator[Run]:
+    """The GEMMs of a weight as functions of its dim, from those for a single row at dim 1 and at dim 2."""
+    latency, weight = form_named(choice.form).latency, choice.weight
+    at_1, at_2 = (
+        (latency.operation(weight, dim, 1),) if latency.timed else latency.gemms(weight, dim, 1) for dim in (1, 2)
+    )
+    for first, second in zip(at_1, at_2, strict=True):
+        axis = next(axis for axis, size in first.axes.items() if size != second.axes[axis])
+        factor = second.axes[axis] - first.axes[axis]
+        fixed = {other: size for other, size in first.axes.items() if other not in ("m", axis)}
+        yield Run(first.operator, fixed, axis, {name: factor}, first.axes[axis] - factor)
 
 
 def padded_plan(plan: Plan, dims: Dims) -> Plan:

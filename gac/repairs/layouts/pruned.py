@@ -9,7 +9,6 @@ their length scales the softmax. So do the latents, of which a norm takes the me
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from transformers import CONFIG_MAPPING
@@ -25,26 +24,13 @@ from gac.plan.plan import WeightChoice
 from gac.repairs.dims import Run, SharedDim, stored_places
 from gac.repairs.weight_files import Source
 
-# The model_type that compressors write, and the architecture that they compressed.
-COMPRESSED_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "asvd_llama": "llama",
-        "asvd_mistral": "mistral",
-        "asvd_opt": "opt",
-        "palullama": "llama",
-        "palumistral": "mistral",
-    }
-)
+# The prefixes that compressors give the model_type of the architecture that they compressed.
+PREFIXES = ("asvd_", "palu")
 
 
 @dataclass(frozen=True)
 class DenseModel:
-    """The sites and weights of the dense model, from the config of the compressed one.
-
-    Attributes:
-        family: None if the architecture is not supported; there are no sites then.
-        config: of transformers; None without a family.
-    """
+    """The dense model, from the config of the compressed one; empty if its architecture is not supported."""
 
     family: Family | None = None
     config: Any = None
@@ -56,13 +42,10 @@ class DenseModel:
 
 
 def dense_model(config: Mapping[str, Any]) -> DenseModel:
-    """Read ``config.json``.
-
-    Raises:
-        CheckpointError: the config is invalid for its architecture.
-    """
-    model_type = str(config.get("model_type"))
-    architecture = COMPRESSED_TYPES.get(model_type, model_type)
+    """Read ``config.json``; raises CheckpointError if it is invalid for its architecture."""
+    architecture = str(config.get("model_type"))
+    for prefix in PREFIXES:
+        architecture = architecture.removeprefix(prefix)
     if architecture not in CONFIG_MAPPING:
         return DenseModel()
     try:
@@ -161,33 +144,30 @@ _REMEDY = (
 
 
 def fewer_heads(source: Source, dense: DenseModel) -> Iterator[SharedDim]:
-    """The attentions that are smaller than in the config.
-
-    Raises:
-        CheckpointError: their weights contradict each other, or this architecture does not support fewer heads.
-    """
+    """The attentions that are smaller than in the config."""
     attention = [weight for weight in dense.weights.values() if weight.neurons is None]
-    smaller = {weight.name: weight for weight in attention if _is_pruned(source, weight)}
+    smaller = [weight for weight in attention if _is_pruned(source, weight)]
     if not smaller:
         return
     try:
         check_forms_fit(dense.sites, [FORM], dense.config.model_type)
     except PlanError as failure:
-        weight = next(iter(smaller.values()))
-        rows, columns = source.matrix(f"{weight.name}.weight")
-        raise source.contradiction(
-            f"{weight.name} {rows} x {columns} would need the {failure.given}",
-            f"{weight.out_features} x {weight.in_features}, all heads, as config.json states",
-            "Prune its MLPs alone.",
-        ) from failure
+        weight = smaller[0]
+        problem = f"{weight.name} {_sized(_shape(source, weight))} would need the {failure.given}"
+        expected = f"{weight.out_features} x {weight.in_features}, all heads, as config.json states"
+        raise source.contradiction(problem, expected, "Prune its MLPs alone.") from failure
     for site in as_planned(dense.sites, [FORM], fused=False):
-        if any(weight.name in smaller for weight in site.weights):
+        if any(weight in smaller for weight in site.weights):
             yield _key_value_heads(source, site)
 
 
 def _shape(source: Source, weight: Weight) -> tuple[int, int] | None:
     name = f"{weight.name}.weight"
     return source.matrix(name) if name in source.tensors else None
+
+
+def _sized(shape: tuple[int, int] | None) -> str:
+    return " x ".join(map(str, shape)) if shape else "missing"
 
 
 def _is_pruned(source: Source, weight: Weight) -> bool:
@@ -206,7 +186,7 @@ def _key_value_heads(source: Source, site: Site) -> SharedDim:
 
 
 def _groups(source: Source, form: Form, weight: Weight) -> int | None:
-    """Key-value heads of a weight; None if its shape is that of no whole number of groups."""
+    """Key-value heads of a weight; None if its shape fits no number of them."""
     counts = range(1, form.full(weight) + 1)
     return next((count for count in counts if _shape(source, weight) == _sides(form, weight, count)), None)
 
@@ -220,8 +200,7 @@ def _stored_and_expected(source: Source, form: Form, site: Site) -> tuple[str, s
     """The stored shapes, and those that h groups of heads would have."""
     names, stored, expected = short_names([weight.name for weight in site.weights]), [], []
     for weight in site.weights:
-        shape = _shape(source, weight)
-        stored.append(f"{names[weight.name]} {' x '.join(map(str, shape)) if shape else 'missing'}")
+        stored.append(f"{names[weight.name]} {_sized(_shape(source, weight))}")
         sides = zip(_sides(form, weight, 1), _sides(form, weight, 2), strict=True)
         expected.append(" x ".join(f"{size}" if size == double else f"{size}*h" for size, double in sides))
     limit = f"with one whole h from 1 to {form.full(site.weights[0])}, the key-value heads that it keeps"
