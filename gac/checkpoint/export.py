@@ -106,7 +106,7 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     changed = tuple(f"{choice.name}." for choice in plan.weights if choice.changed)
     state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
     for path, stored in ((path, item) for path, item in embeddings_of(model).items() if isinstance(item, Stored)):
-        for name in stored.names:
+        for name in stored.tensors:
             del state[f"{path}.{name}"]
         state[f"{path}.weight"] = stored.values(model.dtype)
     return state

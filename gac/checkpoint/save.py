@@ -122,7 +122,7 @@ def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     fixed = {
         f"{path}.{name}".lstrip(".")
         for path, stored_module in stored_modules(module).items()
-        for name in stored_module.names
+        for name in stored_module.tensors
     }
     state = module.state_dict().items()
     return {name: (tuple(value.shape), value.dtype if name in fixed else None) for name, value in state}

@@ -71,7 +71,7 @@ def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> 
     Args:
         model: as it was loaded from the tensors.
     """
-    stored = {f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.names}
+    stored = {f"{path}.{name}" for path, module in stored_modules(model).items() for name in module.tensors}
     fixed = {
         name: local.dtype
         for name, local in model.state_dict().items()
