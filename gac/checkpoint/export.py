@@ -117,7 +117,7 @@ def unchanged_state(model: PreTrainedModel, plan: Plan) -> dict[str, Tensor]:
     state = {name: value.detach() for name, value in model.state_dict().items() if not name.startswith(changed)}
     for path, module in embeddings_of(model).items():
         if isinstance(module, Stored):
-            for name in module.names:
+            for name in module.tensors:
                 del state[f"{path}.{name}"]
             state[f"{path}.weight"] = module.values(model.dtype)
     return state

@@ -116,6 +116,6 @@ def _check_ends(model: PreTrainedModel, plan: Plan) -> None:
 
 def _described(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     stored = stored_modules(module).items()
-    fixed = {f"{path}.{name}".lstrip(".") for path, stored_module in stored for name in stored_module.names}
+    fixed = {f"{path}.{name}".lstrip(".") for path, stored_module in stored for name in stored_module.tensors}
     state = module.state_dict().items()
     return {name: (tuple(value.shape), value.dtype if name in fixed else None) for name, value in state}

@@ -3,17 +3,31 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import Any, TypedDict
 
 from gac.runtime.fusion.elementwise import fuse_elementwise
 from gac.runtime.fusion.quantised_inputs import quantise_in_norms
 from gac.runtime.fusion.shared_gemm import share_gemm
 from gac.runtime.latents.attention import cache_latents
-from gac.runtime.plain.modeling_gac import SkippedBlock
+from gac.runtime.plain.modeling_gac import SkippedBlock, skip_block
 
 _logger = logging.getLogger("gac")
+
+
+class Skipped(TypedDict):
+    """A block that is left out, the weight in it that writes its output, and the norms that only it reads."""
+
+    block: str
+    output: str
+    attention: bool
+    norms: list[str]
+
+
+class QuantisedInputs(TypedDict):
+    """A norm whose output is quantised, and the weights that read it."""
+
+    by: str
+    readers: list[str]
 
 
 @dataclass(frozen=True)
@@ -22,9 +36,8 @@ class Description:
 
     Attributes:
         fused: groups of weights whose first GEMMs run as one, in the order of their calls.
-        skipped: of each block that is left out its name (``block``), the name in it of the weight through which it
-            writes (``output``), whether it is an ``attention``, and the names of its ``norms``.
-        quantised: of each norm whose output is quantised its name (``by``), and those of the ``readers``.
+        skipped: as ``Skipped``.
+        quantised: as ``QuantisedInputs``.
     """
 
     fused: Sequence[Sequence[str]] = ()
@@ -45,7 +58,9 @@ def finish(model: Any, description: Description, kernels: bool = True) -> None:
     # Norms that quantise come after plain ones, whose place they take; they need the first GEMMs that are shared.
     # Latents come last: hooks see the attentions and second factors that really run.
     _share_gemms(model, description.fused)
-    skip_blocks(model, description.skipped)
+    for block in description.skipped:
+        if not isinstance(model.get_submodule(block["block"]), SkippedBlock):
+            skip_block(model, **block)
     if kernels:
         fuse_elementwise(model)
         quantise_in_norms(model, description.quantised)
@@ -60,16 +75,3 @@ def _share_gemms(model: Any, groups: Sequence[Sequence[str]]) -> None:
         return
     for names in groups:
         share_gemm(model, names)
-
-
-def skip_blocks(model: nn.Module, blocks: Sequence[Mapping[str, Any]]) -> None:
-    """Leave attentions and MLPs out, with the norms that only they read through, and keep their parameters."""
-    for described in blocks:
-        block = model.get_submodule(described["block"])
-        if isinstance(block, SkippedBlock):
-            continue
-        model.set_submodule(described["block"], SkippedBlock(block, described["output"], described["attention"]))
-        for name in described["norms"]:
-            passed = nn.Identity()
-            passed._parameters.update(model.get_submodule(name)._parameters)
-            model.set_submodule(name, passed)

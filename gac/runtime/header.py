@@ -1,5 +1,6 @@
 """The key ``gac`` of ``config.json``: the modules that it describes, built in the place of dense weights."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from gac.runtime.contract import SCHEMA
-from gac.runtime.finish import Description
+from gac.runtime.finish import Description, QuantisedInputs, Skipped
 from gac.runtime.fusion.shared_gemm import can_share
 from gac.runtime.modules import KINDS
 from gac.runtime.plain.modeling_gac import Absent
@@ -40,22 +41,6 @@ class Head(Stored, frozen=True, kw_only=True):
     """Embedding and LM head; tied: they have one matrix."""
 
     tied: bool
-
-
-class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A block that is left out, as in ``Description``."""
-
-    block: str
-    output: str
-    norms: list[str]
-    attention: bool
-
-
-class QuantisedInputs(msgspec.Struct, frozen=True):
-    """A norm and the weights that read its output, as in ``Description``."""
-
-    by: str
-    readers: list[str]
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -129,27 +114,25 @@ def description_of(model: Any, config: Any) -> Description:
     if header is None:
         return Description()
     modules = dict(model.named_modules())
-    fused = [[name_in(model, name) for name in names] for names in header.fused]
+    fused = [_names_in(model, names) for names in header.fused]
     for names in fused:
         if not names or not can_share([modules.get(name) for name in names]):
             raise _wrong(f"fused has {names!r}", "lists of names of linear weights in one storage")
-    skipped = []
     for block in header.skipped:
-        described = msgspec.to_builtins(block)
-        described["block"], described["norms"] = name_in(model, block.block), [name_in(model, n) for n in block.norms]
-        weights = [child for child in getattr(modules.get(described["block"]), "children", list)() if _is_weight(child)]
-        output = getattr(modules.get(described["block"]), block.output, None)
-        is_absent = bool(weights) and all(isinstance(weight, Absent) for weight in [*weights, output])
-        if not is_absent or not all(name in modules for name in described["norms"]):
-            raise _wrong(f"skipped has {described!r}", "an attention or MLP whose weights are Absent, and its norms")
-        skipped.append(described)
-    quantised = []
+        block["block"], block["norms"] = name_in(model, block["block"]), _names_in(model, block["norms"])
+        module = modules.get(block["block"])
+        weights = [child for child in module.children() if hasattr(child, "in_features")] if module else []
+        is_absent = bool(weights) and all(
+            isinstance(weight, Absent) for weight in [*weights, getattr(module, block["output"], None)]
+        )
+        if not is_absent or not all(name in modules for name in block["norms"]):
+            raise _wrong(f"skipped has {block!r}", "an attention or MLP whose weights are Absent, and its norms")
     for norm in header.rounded:
-        by, readers = name_in(model, norm.by), [name_in(model, name) for name in norm.readers]
-        if by not in modules or not readers or not all(_is_weight(modules.get(name)) for name in readers):
+        norm["by"], norm["readers"] = name_in(model, norm["by"]), _names_in(model, norm["readers"])
+        readers = [modules.get(name) for name in norm["readers"]]
+        if norm["by"] not in modules or not readers or not all(hasattr(reader, "in_features") for reader in readers):
             raise _wrong(f"{QUANTISED_INPUTS} has {norm!r}", "names of a norm and of linear weights")
-        quantised.append({"by": by, "readers": readers})
-    return Description(fused, skipped, quantised)
+    return Description(fused, header.skipped, header.rounded)
 
 
 def header_value(config: Any, key: str) -> Any:
@@ -162,16 +145,15 @@ def name_in(model: Any, name: str) -> str:
     return name.removeprefix(f"{model.base_model_prefix}.") if model.base_model is model else name
 
 
-def _is_weight(module: Any) -> bool:
-    return hasattr(module, "in_features")
+def _names_in(model: Any, names: Sequence[str]) -> list[str]:
+    return [name_in(model, name) for name in names]
 
 
 def _module(name: str, dense: Any, described: Module) -> nn.Module:
     if described.module not in KINDS:
         raise _wrong(f"{name}.module is {described.module!r}", f"one of {', '.join(KINDS)}")
     kind, names = KINDS[described.module]
-    if {*described.sizes} != {*names}:
-        raise _wrong(f"{name}.sizes is {described.sizes!r}", f"an object with {', '.join(names)}")
+    _check_members(f"{name}.sizes", described.sizes, names)
     largest = max(dense.weight.shape)
     for size, value in described.sizes.items():
         if not 1 <= value <= largest:
@@ -191,14 +173,17 @@ def storage_of(name: str, described: Stored) -> Storage | None:
     if described.storage not in STORAGES:
         raise _wrong(f"{name}.storage is {described.storage!r}", f"one of {', '.join(STORAGES)}")
     kind, names = STORAGES[described.storage]
-    if {*described.options} != {*names}:
-        raise _wrong(f"{name}.options is {described.options!r}", f"an object with {', '.join(names)}")
+    _check_members(f"{name}.options", described.options, names)
     try:
         return kind(**described.options)
     except ValueError as failure:
-        raise _wrong(
-            f"{name}.options is {described.options!r}, {failure}", f"options of {described.storage}"
-        ) from failure
+        value = f"{name}.options is {described.options!r}, {failure}"
+        raise _wrong(value, f"options of {described.storage}") from failure
+
+
+def _check_members(name: str, members: dict[str, Any], names: Sequence[str]) -> None:
+    if {*members} != {*names}:
+        raise _wrong(f"{name} is {members!r}", f"an object with {', '.join(names)}")
 
 
 def _wrong(value: str, expected: str) -> ValueError:

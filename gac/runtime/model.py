@@ -4,11 +4,9 @@ What is wrong with a checkpoint is a ``ValueError``, as everywhere in transforme
 """
 
 import shutil
-import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from transformers import (
@@ -19,16 +17,15 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
 )
-from transformers.utils.hub import cached_file
 
-from gac.runtime.contract import COMPRESSED, DIGESTS, chooses_code
+from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.finish import finish
 from gac.runtime.header import HEAD, description_of, header_value, name_in, replace_weights, weights_of
 from gac.runtime.latents.attention import caches_latents
 from gac.runtime.parallel.ranks import Ranks, SplitError, ranks_asked_for
 from gac.runtime.parallel.splitting import split
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import DOCUMENTS, HUB_OPTIONS, OPTIONAL, Absent
+from gac.runtime.plain.modeling_gac import DOCUMENTS, Absent, read_documents
 from gac.runtime.storage.modules import stored_modules
 
 CODE = "modeling_gac.py"
@@ -48,30 +45,16 @@ class CompressedConfig(modeling_gac.CompressedConfig):
         return super().from_dict(safe, **options)
 
 
-class CompressedModel:
+class CompressedModel(modeling_gac.CompressedModel):
     """The architecture with the modules that the key ``gac`` of its config names; a mixin before the dense class.
 
     Construction replaces the dense weights, so transformers loads shards, dtypes, device maps and quantised weights
     as for any model. A config without the key makes the dense model.
     """
 
-    gac_files: dict[str, str]
-
-    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-        if config._attn_implementation == "vllm":
-            raise ValueError(
-                "a compressed model in vLLM; expected one in transformers, which serves it. vLLM needs a plugin."
-            )
-        super().__init__(config, *args, **options)  # type: ignore[call-arg]
-        replace_weights(self, config)
-        description_of(self, config)
-
-    def get_expanded_tied_weights_keys(self: Any, all_submodels: bool = False) -> dict[str, str]:
-        """As for any transformers model; none where embedding and head are quantised, for they tie themselves."""
-        if header_value(self.config, HEAD) is not None:
-            return {}
-        keys: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
-        return keys
+    def _replace_modules(self: Any, header: Any) -> None:
+        replace_weights(self, self.config)
+        description_of(self, self.config)  # refused here, before weights are read
 
     @classmethod
     def from_pretrained(cls: Any, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
@@ -80,14 +63,11 @@ class CompressedModel:
         ``tp_plan="auto"`` splits it over the processes of torchrun.
         """
         ranks = ranks_asked_for(options)
-        load: Any = super()
+        dense: Any = super(modeling_gac.CompressedModel, cls)
         options["ignore_mismatched_sizes"] = True  # so that they are reported, and refused below
-        model, report = load.from_pretrained(source, *args, output_loading_info=True, **options)
+        model, report = dense.from_pretrained(source, *args, output_loading_info=True, **options)
         _check_loaded(source, model, report)
-        hub = {key: options[key] for key in HUB_OPTIONS if key in options}
-        paths = {name: cached_file(source, name, **hub, **OPTIONAL) for name in DOCUMENTS}
-        texts = {name: Path(path).read_text(encoding="utf-8") for name, path in paths.items() if path is not None}
-        model.finish_loading(source, texts, ranks)
+        model.finish_loading(source, read_documents(source, options), ranks)
         return (model, report) if output_loading_info else model
 
     def finish_loading(self: Any, source: Any, files: dict[str, str], ranks: Ranks | None = None) -> None:
@@ -120,11 +100,7 @@ class CompressedModel:
         """As for any transformers model, with the plan, the card and the code beside the weights."""
         if self.tp_size is not None:
             raise SplitError(f"a model that is split over {self.tp_size} processes", "a whole one", "Load it whole.")
-        names = {auto: str(name).rpartition("--")[2] for auto, name in getattr(self.config, "auto_map", {}).items()}
-        self.config.auto_map = {auto: name for auto, name in names.items() if name.startswith("modeling_gac.")}
-        super().save_pretrained(directory, *args, **options)  # type: ignore[misc]
-        if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
-            self._write_companions(directory)
+        super().save_pretrained(directory, *args, **options)
 
     def _get_static_cache_init_shape(self: Any) -> Any:
         if self.tp_size is not None or caches_latents(self):
@@ -138,14 +114,11 @@ class CompressedModel:
         return super().init_continuous_batching(*args, **options)  # type: ignore[misc]
 
     def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **options: Any) -> Any:
-        self._write_companions(working_dir)
+        self._write_companions(Path(working_dir))
         return super()._upload_modified_files(working_dir, *args, **options)  # type: ignore[misc]
 
-    def _write_companions(self, directory: Any) -> None:
-        for name, text in getattr(self, "gac_files", {}).items():
-            Path(directory, name).write_text(text, encoding="utf-8")
-        write_code(Path(directory))
-        Path(directory, DIGESTS).unlink(missing_ok=True)  # of what was there before; GAC writes new ones
+    def _write_companions(self, directory: Path) -> None:
+        super()._write_companions(directory)
         if Path(directory, _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
             Path(directory, f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
 
@@ -207,15 +180,8 @@ def _split(source: Any, model: Any, ranks: Ranks) -> None:
     split(model, ranks)
 
 
-@dataclass(frozen=True)
-class Classes:
-    """The classes of one architecture's compressed models, each a subclass of the dense one.
-
-    Attributes:
-        config: of the config.
-        base: of the model without a head.
-        causal_lm: of the causal LM.
-    """
+class Classes(NamedTuple):
+    """The classes of one architecture's compressed models, each a subclass of the dense one."""
 
     config: Any
     base: Any
@@ -241,8 +207,6 @@ def make_classes(model_type: str, mixin: type, module: str) -> Classes:
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, base, exist_ok=True)
     AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
-    if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
-        setattr(manager.transformers, causal_lm.__name__, causal_lm)  # where `transformers serve` looks it up
     return Classes(config, base, causal_lm)
 
 
@@ -258,8 +222,7 @@ def class_named(name: str, mixin: type, module: str) -> Any:
     dense = getattr(transformers, name.removeprefix("Gac"), None) if name.startswith("Gac") else None
     config = getattr(dense, "config_class", dense)
     if model_type := getattr(config, "model_type", None):
-        classes = make_classes(model_type, mixin, module)
-        for made in (classes.config, classes.base, classes.causal_lm):
+        for made in make_classes(model_type, mixin, module):
             if made.__name__ == name:
                 return made
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

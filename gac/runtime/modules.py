@@ -5,27 +5,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.utils import skip_init
 
 from gac.runtime.latents.quantise import quantise_latents
 from gac.runtime.limits import LARGEST
 from gac.runtime.parallel.ranks import Ranks
-from gac.runtime.plain.modeling_gac import Absent, Constant, Heads
-
-
-class _EmptyLinear(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Nothing: the values are read from files."""
+from gac.runtime.plain import modeling_gac
+from gac.runtime.plain.modeling_gac import Absent, Constant
+from gac.runtime.plain.modeling_gac import multiply_blocks as multiply_blocks
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) -> nn.Linear:
     """An ``nn.Linear`` that is allocated, not initialised: drawing its numbers takes most of the time to make one.
 
-    Args:
-        where: ``device`` and ``dtype``, here and in all modules below.
+    ``where`` is ``device`` and ``dtype``, here and in all modules below.
     """
-    linear: nn.Linear = _EmptyLinear(in_features, out_features, bias, **where)
-    linear.__class__ = nn.Linear
+    linear: nn.Linear = skip_init(nn.Linear, in_features, out_features, bias, **where)  # type: ignore[no-untyped-call]
     return linear
 
 
@@ -74,22 +69,18 @@ class BlockLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(blocks * rows, **where)) if bias else None
         self.in_features, self.out_features = blocks * rank, blocks * rows
 
+    @property
+    def blocks(self) -> int:
+        return len(self.weight)
+
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
-        x = x if is_rounded else quantise_latents(x, len(self.weight), self.bits)
+        x = x if is_rounded else quantise_latents(x, self.blocks, self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        sizes = f"blocks={len(self.weight)}, in_features={self.in_features}, out_features={self.out_features}"
+        sizes = f"blocks={self.blocks}, in_features={self.in_features}, out_features={self.out_features}"
         return sizes if self.bits is None else f"{sizes}, bits={self.bits}"
-
-
-def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what a ``BlockLinear`` makes of x ``(..., blocks * rank)`` with a weight ``(blocks, rows, rank)``."""
-    blocks, rows, rank = weight.shape
-    latents = x.reshape(-1, blocks, rank).transpose(0, 1)
-    y = torch.bmm(latents, weight.transpose(1, 2)).transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)
-    return y if bias is None else y + bias
 
 
 class LatentLinear(LowRankLinear):
@@ -122,7 +113,7 @@ class LatentLinear(LowRankLinear):
         self.second = BlockLinear(groups, rank, out_features // groups, bias, bits, **where)
 
 
-class ValueLinear(nn.Module):
+class ValueLinear(modeling_gac.ValueLinear):
     """v_proj with shorter value vectors: a GEMM whose output is split into heads of ``length``.
 
     ``weight`` has shape ``(heads * length, in)``, ``bias`` shape ``(heads * length,)`` or is None. It is no
@@ -130,13 +121,8 @@ class ValueLinear(nn.Module):
     """
 
     def __init__(self, in_features: int, heads: int, length: int, bias: bool, **where: Any) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.length = in_features, heads * length, length
-        self.weight = nn.Parameter(torch.empty(self.out_features, in_features, **where))
-        self.bias = nn.Parameter(torch.empty(self.out_features, **where)) if bias else None
-
-    def forward(self, x: Tensor) -> Heads:
-        return Heads(functional.linear(x, self.weight, self.bias), self.length)
+        super().__init__(in_features, heads, length, bias=bias, **where)
+        self.in_features, self.out_features = in_features, heads * length
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, length={self.length}"

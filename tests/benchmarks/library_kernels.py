@@ -80,7 +80,7 @@ def eight_bits(count: int) -> Iterator[Case]:
             if count <= 16:
                 continue  # torch._int_mm takes more than 16 rows
             library = torch.compile(library)
-        ours = lambda weight=weight, scale=scale: int8_fp8.linear(x, weight, scale)  # noqa: E731
+        ours = lambda weight=weight, scale=scale: int8_fp8.eight_bits_linear(x, weight, scale)  # noqa: E731
         yield f"{str(number).removeprefix('torch.')} GEMM", "torch", count, ours, library
 
 

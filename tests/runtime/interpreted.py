@@ -13,6 +13,8 @@ from gac.runtime.kernels import split_k as tiles
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
+"""Backend of ``torch.compile``: on a CPU Inductor calls a C++ compiler, which takes most of a minute."""
 
 
 def shapes(every: Sequence[Any], interpreted: Sequence[int]) -> list[Any]:
@@ -27,13 +29,13 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def operators(**by_name: Any) -> Iterator[None]:
-    """GAC's operators by what they run on a GPU, on a CPU too."""
+def operators(*run: Any, **replaced: Any) -> Iterator[None]:
+    """Run GAC's operators on a CPU as on a GPU, or other functions under their names."""
     if DEVICE == "cuda":
         yield
         return
     added = library.Library("gac", "IMPL")
-    for name, function in by_name.items():
+    for name, function in ({each.__name__: each.__wrapped__ for each in run} | replaced).items():
         added.impl(name, function, "CPU")
     try:
         yield

@@ -1,6 +1,5 @@
 """Continuous batching of transformers: the tokens of ``generate``, or a refusal where its paged cache does not fit."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-import gac
 from gac.core.errors import ModelError
 from tests.compression.compressed import MakePlan, compressed
 from tests.models.small import small_config, small_model
@@ -22,23 +20,12 @@ REFUSED = {
 }
 
 
-def said(numbers: str) -> str:
-    return (
-        f"continuous batching of a model in which {ATTENTION}.{numbers}; expected 2 of 32 in every layer, which is all "
-        "that its paged cache holds. Use generate, whose caches take each layer as it is."
-    )
-
-
 @pytest.mark.parametrize("form", REFUSED)
-def test_layers_of_other_sizes_are_refused(form: str, make_plan: MakePlan, tmp_path: Path) -> None:
+def test_layers_of_other_sizes_are_refused(form: str, make_plan: MakePlan) -> None:
     changes, numbers = REFUSED[form]
     model = compressed(small_model(small_config("llama")), make_plan, changes)
-    gac.save(model, tmp_path / "saved")
-    loaded: Any = gac.load(tmp_path / "saved", device="cpu")
-    for opened in (model, loaded):
-        with pytest.raises(ModelError) as caught:
-            opened.generate_batch(PROMPTS)
-        assert str(caught.value) == said(numbers)
+    with pytest.raises(ModelError, match=f"{ATTENTION}.{numbers}; expected 2 of 32 in every layer"):
+        model.generate_batch(PROMPTS)
 
 
 def test_pairs_give_the_tokens_of_generate(make_plan: MakePlan) -> None:

@@ -15,13 +15,11 @@ from gac.runtime.kernels import gpu
 from gac.runtime.kernels import split_k as tiles
 from gac.runtime.kernels.elementwise.rows import NORMS, plainly_rotated
 from gac.runtime.kernels.latent_attention import launch as latent_attention
-from gac.runtime.kernels.latent_attention import layout as latent_layout
-from gac.runtime.kernels.latent_attention.launch import Attention, in_registers, parts_of
-from gac.runtime.kernels.latent_attention.layout import TILE, turns_of, with_runs
+from gac.runtime.kernels.latent_attention.launch import Attention, in_registers
+from gac.runtime.kernels.latent_attention.layout import turns_of, with_runs
 from gac.runtime.latents import decode as latent_decoding
 from gac.runtime.latents.attention import cache_latents
 from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
-from tests.compression.applying import logits
 from tests.models.small import small_config
 from tests.runtime.interpreted import DEVICE, operators, shapes
 from tests.runtime.test_latents import LEFT, MakePlan, apart, changes, generated, latent_model, numbers, steps
@@ -189,13 +187,6 @@ CASES = [
     Case(norm="gemma", size=72, rotated=16),
     Case(norm="llama", k_bits=8, batch=2, tokens=20),
 ]
-
-
-@pytest.mark.parametrize("case", shapes(CASES, [0, 2, 10, 12, 15, 19, 21]))
-def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
-    assert off(case.attention()) < 1e-3
-
-
 FEW_BITS = [
     Case(k_bits=8, v_bits=8),
     Case(k_bits=4, v_bits=4, queries=7, tokens=129),
@@ -209,8 +200,8 @@ FEW_BITS = [
 ]
 
 
-@pytest.mark.parametrize("case", shapes(FEW_BITS, [1, 2, 8]))
-def test_over_latents_of_few_bits(case: Case) -> None:
+@pytest.mark.parametrize("case", shapes([*CASES, *FEW_BITS], [2, 10, 12, 15, 21, 23, 24, 30]))
+def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
     assert off(case.attention()) < 1e-3
 
 
@@ -223,7 +214,7 @@ def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
     assert off(given) < 1e-3
 
 
-@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]], [0, 4]))
+@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]], [4]))
 def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
@@ -253,8 +244,7 @@ def test_of_a_static_cache_what_is_there(tokens: int) -> None:
     assert off(given) < 1e-3
 
 
-@pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("rows", "added"), [(1, True), (3, False)])
 def test_masks(rows: int, added: bool) -> None:
     """The first rows see nothing of the first tile."""
     case = Case(batch=3, tokens=150)
@@ -266,19 +256,15 @@ def test_masks(rows: int, added: bool) -> None:
 
 @pytest.mark.parametrize(
     "positions",
-    [
-        [[*range(9), *range(20, 81)], [*range(50), *range(20)]],
-        [[7] * 6 + [*range(64)], [*range(66), 1, 1, 1, 66]],
-        [[3, *range(69)], [*range(5, 75)]],
-    ],
-    ids=["jumps", "repeats", "one of two"],
+    [[[*range(9), *range(20, 81)], [*range(50), *range(20)]], [[7] * 6 + [*range(64)], [*range(66), 1, 1, 1, 66]]],
+    ids=["jumps", "repeats"],
 )
 def test_positions_that_do_not_count_up(positions: list[list[int]]) -> None:
     case = Case(tokens=70, batch=2, queries=1, size=32)
     assert off(case.attention(positions=with_runs(torch.tensor(positions, device=DEVICE)))) < 1e-3
 
 
-@pytest.mark.parametrize("length", [None, 165])
+@pytest.mark.parametrize("length", [165])
 def test_positions_of_padding_may_be_anything(length: int | None) -> None:
     """Padding on the left that fills a part, on the right of a prompt, and inside."""
     shown = torch.ones(3, 1, 1, 170, dtype=torch.bool)
@@ -318,26 +304,14 @@ def test_tensors_may_lie_apart() -> None:
     assert torch.equal(replace(given, keys=wide[..., : given.keys.shape[2]], query=query).run(), given.run())
 
 
-def test_a_context_is_cut_so_that_one_wave_of_programs_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_processors", lambda device: 132)
-    device = torch.device(DEVICE)
-    for (tokens, programs), parts in {(32768, 8): 32, (8192, 128): 2, (128, 8): 1}.items():
-        assert parts_of(tokens, programs, device) == parts
-
-
 @pytest.mark.parametrize(
     ("case", "early", "held"),
     [
         (Case(size=128, k_rank=64, v_rank=64), True, True),
-        (Case(size=128, k_rank=48, v_rank=80), True, True),
-        (Case(size=64, k_rank=32, v_rank=32, queries=3), True, True),
-        (Case(size=64, k_rank=96, v_rank=96), True, False),
         (Case(size=64, k_rank=96, v_rank=48, queries=8), True, False),
         (Case(size=128, k_rank=96, v_rank=96), False, False),
         (Case(size=128, k_rank=64, v_rank=64, bias=True), True, False),
         (Case(size=128, k_rank=64, v_rank=64, k_bits=8, v_bits=8), True, False),
-        (Case(size=128, k_rank=128, v_rank=128, k_group=2, v_group=2), False, False),
-        (Case(size=256, k_rank=256, v_rank=256, queries=8), False, False),
     ],
 )
 def test_what_a_thread_has_registers_for(case: Case, early: bool, held: bool) -> None:
@@ -345,22 +319,11 @@ def test_what_a_thread_has_registers_for(case: Case, early: bool, held: bool) ->
     assert in_registers(given._sizes(), given.k_bias is not None) == {"EARLY": early, "HELD": held}
 
 
-def test_a_factor_is_arranged_once_for_each_of_its_states() -> None:
-    factor = torch.randn(2, 64, 16, device=DEVICE)
-    first = latent_layout.kept(factor, 64, 64, None)
-    assert latent_layout.kept(factor, 64, 64, None) is first
-    assert latent_layout.kept(factor, 64, 0, None) is not first
-    factor.mul_(2)
-    assert torch.equal(latent_layout.kept(factor, 64, 64, None), 2 * first)
-
-
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
         ((64, 20, 16), "latents have rank 20, no multiple of 8"),
-        ((64, 16, 20), "latents have rank 20, no multiple of 8"),
         ((100, 16, 16), "heads have 100 numbers, no multiple of 8 up to 256"),
-        ((264, 16, 16), "heads have 264 numbers, no multiple of 8 up to 256"),
         ((64, 0, 64), None),
     ],
 )
@@ -381,17 +344,14 @@ def sdpa_model(config: Any, make_plan: MakePlan, form: str = "latent:1") -> Any:
     return model.requires_grad_(False)
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize(
-    ("model_type", "changed"),
+    ("model_type", "changed", "cache"),
     [
-        ("llama", {"attention_bias": True}),
-        ("mistral", {"sliding_window": 8}),
-        ("phi", {}),
-        ("smollm3", {"no_rope_layers": [1, 0]}),
-        ("gemma", {}),
-        ("qwen3", {}),
-        ("gemma3_text", {"sliding_window": 8}),
+        ("llama", {"attention_bias": True}, None),
+        ("llama", {"attention_bias": True}, "static"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, None),
+        ("phi", {}, "static"),
+        ("gemma3_text", {"sliding_window": 8}, "static"),
     ],
 )
 def test_generation_with_the_kernel_equals_generation_without_a_cache(
@@ -405,9 +365,8 @@ def test_generation_with_the_kernel_equals_generation_without_a_cache(
     assert sum(numbers(found.past_key_values)) == model.gac_plan.kv_numbers[0]
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize(
-    "forms", [("latent:1:int8", "latent:1:int4"), ("latent:2:int4", "latent:2"), ("", "latent:int8")]
+    ("forms", "cache"), [(("latent:1:int8", "latent:1:int4"), "static"), (("latent:2:int4", "latent:2"), None)]
 )
 def test_generation_over_latents_of_few_bits(
     forms: tuple[str, str], cache: str | None, make_plan: MakePlan, ran: list[Attention]
@@ -423,34 +382,8 @@ def test_generation_over_latents_of_few_bits(
     without, found = generated(model, use_cache=False), generated(model, cache_implementation=cache)
     assert apart(without, found) < 5e-3 * float(torch.stack(without.logits).abs().max())
     assert len(ran) == 4 * 2
-    bits = {"": None, "latent:2": None, "latent:1:int8": 8, "latent:int8": 8, "latent:1:int4": 4, "latent:2:int4": 4}
+    bits = {"latent:2": None, "latent:1:int8": 8, "latent:1:int4": 4, "latent:2:int4": 4}
     assert {one.bits for one in ran} == {(bits[forms[0]], bits[forms[1]])}
-
-
-def test_a_text_longer_than_what_warps_read_at_once(make_plan: MakePlan, ran: list[Attention]) -> None:
-    model = sdpa_model(small_config("llama", max_position_embeddings=128), make_plan)
-    ids = torch.arange(2 * (TILE + 8)).reshape(2, -1) % 40
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(ids[:, :-1], past_key_values=cache)
-        found, due = model(ids[:, -1:], past_key_values=cache).logits[:, 0], model(ids).logits[:, -1]
-    assert (found - due).abs().max() < 1e-3
-    assert len(ran) == 2
-
-
-def test_heads_in_groups(make_plan: MakePlan, ran: list[Attention]) -> None:
-    model = sdpa_model(small_config("llama", num_key_value_heads=4, num_attention_heads=8), make_plan, "latent:2")
-    assert apart(generated(model, use_cache=False), generated(model)) < 1e-3
-    assert ran
-
-
-@pytest.mark.parametrize("latent", ["k_proj", "v_proj"])
-def test_keys_alone_or_values_alone(latent: str, make_plan: MakePlan, ran: list[Attention]) -> None:
-    config = small_config("llama")
-    chosen = {name: one for name, one in ranks_of_16(config).items() if name.endswith(f"0.self_attn.{latent}")}
-    model = latent_model(config, make_plan, chosen)
-    assert apart(generated(model, use_cache=False), generated(model)) < 1e-3
-    assert len(ran) == 4
 
 
 def test_a_text_in_parts_and_what_gradients_see_run_in_pytorch(make_plan: MakePlan, ran: list[Attention]) -> None:
@@ -498,13 +431,6 @@ def test_what_runs_in_pytorch_is_said_once(
     assert not ran
     assert f"latents are multiplied out in plain PyTorch at every token, which is slow: {said}" in caplog.messages
     assert len(caplog.messages) == len(set(caplog.messages))
-
-
-def test_a_window_that_is_not_full(make_plan: MakePlan, ran: list[Attention]) -> None:
-    model = sdpa_model(small_config("mistral", sliding_window=8), make_plan)
-    found = steps(model, StaticCache(model.config, max_cache_len=16), (4, 1, 1, 1))
-    assert (found - logits(model)[:, :7]).abs().max() < 1e-3
-    assert len(ran) == 2 * 3
 
 
 def test_hooks_are_put_on_once(make_plan: MakePlan, ran: list[Attention]) -> None:

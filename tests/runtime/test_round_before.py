@@ -1,11 +1,7 @@
 """Norms that round what they make for the weights that read it: outputs stay the same, bit for bit."""
 
 import copy
-import json
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +12,9 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 import gac
 import gac.runtime.storage.base
-from gac.evaluation.bench import without
-from gac.evaluation.shapes import variant
 from gac.forms import form_named
-from gac.models.families import family_of
 from gac.plan.plan import Plan
-from gac.runtime.fusion.quantised_inputs import QuantisedActivations, QuantisingNorm, quantise_in_norms
+from gac.runtime.fusion.quantised_inputs import QuantisingNorm, quantise_in_norms
 from gac.runtime.kernels import int8_fp8 as eight_bits_gemm
 from gac.runtime.kernels import quantise_rows as rounded_rows
 from gac.runtime.kernels.elementwise.rows import NORMS
@@ -31,15 +24,12 @@ from gac.runtime.storage.modules import StoredLinear, stored_modules
 from gac.runtime.storage.packed import PackedIntegers
 from tests.compression.applying import IDS, logits
 from tests.compression.stored import stored
-from tests.models.small import every_family, small_config, small_model, weights_of
+from tests.models.small import every_layout, small_config, small_model, weights_of
 from tests.runtime.interpreted import DEVICE, operators, small_gpu
 
 MakePlan = Callable[..., Plan]
 Chosen = dict[str, tuple[str, int, str]]
-OTHERS = (
-    "cohere", "cohere2", "exaone4", "gpt2", "gpt_neox", "nemotron", "olmo2", "olmo3", "opt", "phi", "stablelm",
-    "starcoder2",
-)  # fmt: skip
+OTHERS = ("cohere2", "gpt2", "olmo2", "opt")
 """Whose weights read no RMSNorm; in all other architectures both of a layer hand over."""
 
 
@@ -79,11 +69,7 @@ PLAIN = {
     "eight_bits_linear": multiply_plainly,
     "eight_bits_linear_of": multiply_rounded,
 }
-TRITON = {
-    "normed_rows": rounded_rows._normed_rows,
-    "eight_bits_linear": eight_bits_gemm._linear,
-    "eight_bits_linear_of": eight_bits_gemm._linear_of,
-}
+TRITON = (rounded_rows.normed_rows, eight_bits_gemm.eight_bits_linear, eight_bits_gemm.eight_bits_linear_of)
 
 
 @pytest.fixture
@@ -108,13 +94,13 @@ def running(gpu: None) -> Iterator[None]:
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What is handed over."""
     found: list[Tensor] = []
-    give = QuantisedActivations.put
+    give = QuantisingNorm.put
 
-    def noted(self: QuantisedActivations, made: Tensor, rounded: Any) -> Tensor:
+    def noted(self: QuantisingNorm, made: Tensor, rounded: Any) -> Tensor:
         found.append(made)
         return give(self, made, rounded)
 
-    monkeypatch.setattr(QuantisedActivations, "put", noted)
+    monkeypatch.setattr(QuantisingNorm, "put", noted)
     return found
 
 
@@ -137,7 +123,7 @@ def llama(make_plan: MakePlan, schemes: dict[str, str] | None = None, fused: boo
 def unchanged(model: Any, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Its logits where every weight rounds its own input."""
     with monkeypatch.context() as patch:
-        patch.setattr(QuantisedActivations, "can", lambda *_: False)
+        patch.setattr(QuantisingNorm, "can", lambda *_: False)
         return logits(model)
 
 
@@ -148,10 +134,10 @@ def readers_of(model: Any) -> list[StoredLinear]:
 
 def forgotten(model: Any) -> bool:
     """Whether nothing that was handed over is kept."""
-    return all(isinstance(one.before, QuantisedActivations) and one.before._made is None for one in readers_of(model))
+    return all(isinstance(one.before, QuantisingNorm) and one.before._output is None for one in readers_of(model))
 
 
-@every_family
+@every_layout
 @pytest.mark.usefixtures("running")
 def test_outputs_are_the_same_in_every_architecture(
     model_type: str, make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
@@ -170,7 +156,6 @@ def test_outputs_are_the_same_in_every_architecture(
 @pytest.mark.parametrize(
     ("schemes", "handed"),
     [
-        ({}, 4),
         ({"v_proj": "bf16"}, 4),
         ({"q_proj": "w4a16", "up_proj": "w8a16"}, 4),
         ({"q_proj": "w8a8"}, 2),  # of two kinds of numbers
@@ -188,7 +173,7 @@ def test_other_readers_find_16_bits(
 
 
 @pytest.mark.usefixtures("running")
-@pytest.mark.parametrize("form", [("low_rank", 32), ("narrow", 96), ("heads", 1), ("skip", 0)])
+@pytest.mark.parametrize("form", [("low_rank", 32), ("skip", 0)])
 def test_other_forms_read_what_was_rounded(
     form: tuple[str, int], make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,14 +215,6 @@ def test_gradients_training_hooks_and_copies(make_plan: MakePlan, given: list[Te
 
 
 @pytest.mark.usefixtures("running")
-def test_generation_with_a_cache_equals_generation_without(make_plan: MakePlan, given: list[Tensor]) -> None:
-    model = llama(make_plan)
-    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
-    assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
-    assert len(given) == 2 * 5 * 4
-
-
-@pytest.mark.usefixtures("running")
 def test_compiled_it_is_one_graph(make_plan: MakePlan) -> None:
     model = llama(make_plan, {"v_proj": "bf16"}, fused=True)
     torch._dynamo.reset()
@@ -264,7 +241,7 @@ def test_a_model_runs_in_the_kernels(make_plan: MakePlan, given: list[Tensor], m
     """Its norms sum in another order than PyTorch's."""
     model, chosen = dense("llama", "w8a8", layers=1)
     model = stored(model.half(), make_plan, chosen)
-    with operators(**TRITON):
+    with operators(*TRITON):
         found = logits(model)
         assert len(given) == 2
         expected = unchanged(model, monkeypatch)
@@ -284,7 +261,7 @@ def test_a_gpu_does_the_same_captured_and_compiled(
         found = model(ids, use_cache=False).logits.float()
         assert len(given) == 4
         with monkeypatch.context() as patch:
-            patch.setattr(QuantisedActivations, "can", lambda *_: False)
+            patch.setattr(QuantisingNorm, "can", lambda *_: False)
             expected = model(ids, use_cache=False).logits.float()
         assert float((found - expected).norm() / expected.norm()) < 2e-2
         graph = torch.cuda.CUDAGraph()
@@ -297,36 +274,6 @@ def test_a_gpu_does_the_same_captured_and_compiled(
             compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits.float()
         assert float((compiled - expected).norm() / expected.norm()) < 2e-2
     assert forgotten(model)
-
-
-def test_on_a_cpu_nothing_changes(make_plan: MakePlan, given: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = llama(make_plan)
-    assert torch.equal(logits(model), unchanged(model, monkeypatch))
-    assert not given
-
-
-@pytest.mark.usefixtures("running")
-def test_a_saved_model_does_the_same(make_plan: MakePlan, given: list[Tensor], tmp_path: Path) -> None:
-    model = llama(make_plan, fused=True)
-    expected = logits(model)
-    gac.save(model, tmp_path / "saved")
-    loaded: Any = gac.load(tmp_path / "saved")
-    given.clear()
-    assert torch.equal(logits(loaded), expected)
-    assert len(given) == 4
-    assert set(loaded.state_dict()) == set(model.state_dict())
-
-
-@pytest.mark.usefixtures("running")
-def test_whole_models_that_are_timed_do_it_too(given: list[Tensor]) -> None:
-    model, chosen = dense("llama")
-    choices = [replace(one, scheme="fp8") for one in without(family_of(model.config).sites(model.config))]
-    found = variant(model, choices)
-    assert logits(found).isfinite().all()
-    assert len(given) == 4
-    assert len(choices) == len(chosen)
-    logits(model)  # from which it was made
-    assert len(given) == 4
 
 
 @pytest.mark.parametrize(
@@ -344,42 +291,3 @@ def test_norms_that_are_offloaded_or_others_stay(norm: nn.Module, device: str, h
     quantise_in_norms(block, [{"by": "norm", "readers": ["weight"]}])
     assert ("forward" in vars(norm)) is handed
     assert (weight.before is not None) is handed
-
-
-def test_models_without_such_weights_are_left_alone(make_plan: MakePlan) -> None:
-    model = llama(make_plan, {one.rpartition(".")[2]: "w4a16" for one in dense("llama")[1]})
-    assert "rounded" not in model.config.gac
-    assert not [one for one in model.modules() if isinstance(vars(one).get("forward"), QuantisingNorm)]
-    assert not readers_of(model)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (7, "expected `array`, got `int` - at `$.rounded`"),
-        ([{"by": "model.norm"}], "missing required field `readers` - at `$.rounded[0]`"),
-        ([{"by": "model.norm", "readers": ["model.norm"]}], "expected names of a norm and of linear weights."),
-    ],
-)
-def test_a_damaged_description_is_refused(change: Any, message: str, make_plan: MakePlan, tmp_path: Path) -> None:
-    model = llama(make_plan)
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["gac"]["rounded"] = change
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        type(model).from_pretrained(tmp_path)
-
-
-@pytest.mark.usefixtures("running")
-def test_a_checkpoint_of_before_runs_as_before(make_plan: MakePlan, given: list[Tensor], tmp_path: Path) -> None:
-    model = llama(make_plan)
-    expected = logits(model)
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert len(config["gac"].pop("rounded")) == 4
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    loaded = type(model).from_pretrained(tmp_path)
-    given.clear()
-    assert torch.equal(logits(loaded), expected)
-    assert not given

@@ -1,11 +1,9 @@
-"""Norms, gated activations and rotary embeddings of 16 bits in Triton: the numbers of plain PyTorch, in one launch."""
+"""Norms, gated activations, rotary embeddings and quantised rows in Triton: the numbers of plain PyTorch."""
 
 import pytest
 import torch
 from torch import Tensor
-from transformers.activations import ACT2FN
 
-from gac.runtime.kernels.elementwise import rows
 from gac.runtime.kernels.elementwise.rows import (
     ACTIVATIONS,
     NORMS,
@@ -13,39 +11,54 @@ from gac.runtime.kernels.elementwise.rows import (
     normed,
     plainly_rotated,
     rotated,
+    rotated_heads,
     write_to_cache,
 )
+from gac.runtime.kernels.quantise_rows import QuantisedRows, norm_quantised, normed_rows, quantise_rows
 from tests.runtime.interpreted import DEVICE, operators
 
 EPS = 1e-5
-SHAPES = [(1, 1, 64), (2, 3, 576), (3, 5, 2, 80), (2, 2500)]
+SHAPES = [(1, 1, 64), (2, 2500)]
 
-running = {"norm_rows": rows._norm_rows, "gate_rows": rows._gate_rows, "rotate_heads": rows._rotate_heads}
-running |= {"cache_tokens": rows._cache_tokens}
+running = (normed, gated, rotated_heads, write_to_cache, normed_rows)
+NUMBERS = [torch.int8, torch.float8_e4m3fn]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half().to(DEVICE)
 
 
+def whole_numbers(*shape: int) -> Tensor:
+    """Of whose squares every order of summing finds the same sum."""
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
+
+
+def is_normed(out: Tensor, x: Tensor, weight: Tensor, kind: str) -> bool:
+    """Whether numbers are those of PyTorch, but for sums that are taken in another order."""
+    expected = NORMS[kind](x, weight, EPS)
+    off = (out - expected).abs()
+    return float((off > 0).float().mean()) < 5e-3 and bool(torch.all(off <= 2**-10 * expected.abs()))
+
+
+def equal(found: QuantisedRows, expected: QuantisedRows) -> bool:
+    return all(torch.equal(one.float(), other.float()) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_norm(shape: tuple[int, ...], kind: str) -> None:
     x, weight = random(*shape), random(shape[-1], seed=1)
-    with operators(**running):
+    with operators(*running):
         out = normed(x, weight, EPS, kind)
-    expected = NORMS[kind](x, weight, EPS)
-    off = (out - expected).abs()
-    assert float((off > 0).float().mean()) < 5e-3  # sums are taken in another order
-    assert torch.all(off <= 2**-10 * expected.abs())
+    assert is_normed(out, x, weight, kind)
 
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_where_sums_are_exact_a_norm_is_that_of_pytorch_to_the_last_bit(kind: str) -> None:
-    x = torch.randint(-8, 9, (3, 4, 48), generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
+    x = whole_numbers(3, 4, 48)
     weight = random(48, seed=1)
     apart = torch.cat((x, x), dim=-1)[..., :48]  # rows that lie apart
-    with operators(**running):
+    with operators(*running):
         assert torch.equal(normed(apart, weight, EPS, kind), NORMS[kind](x, weight, EPS))
 
 
@@ -54,7 +67,7 @@ def test_where_sums_are_exact_a_norm_is_that_of_pytorch_to_the_last_bit(kind: st
 def test_a_product(shape: tuple[int, ...], kind: str) -> None:
     """Gate and up are parts of one output, as of a shared GEMM."""
     gate, up = random(*shape[:-1], 2 * shape[-1]).chunk(2, dim=-1)
-    with operators(**running):
+    with operators(*running):
         out = gated(gate, up, kind)
     expected = ACTIVATIONS[kind](gate) * up
     assert out.is_contiguous()
@@ -65,25 +78,17 @@ def test_a_product(shape: tuple[int, ...], kind: str) -> None:
 def test_gates_far_from_zero_are_finite() -> None:
     gate = torch.tensor([[-6e4, -90.0, -20.0, 0.0, 20.0, 90.0, 6e4, 1.0] * 2]).half().to(DEVICE)
     for kind, activation in ACTIVATIONS.items():
-        with operators(**running):
+        with operators(*running):
             assert torch.allclose(gated(gate, torch.ones_like(gate), kind), activation(gate), atol=2**-20), kind
 
 
-def test_the_activations_are_those_of_transformers() -> None:
-    x = torch.linspace(-9, 9, 64)
-    for name, kind in (("silu", "silu"), ("gelu_pytorch_tanh", "gelu_tanh")):
-        assert torch.equal(ACT2FN[name](x), ACTIVATIONS[kind](x))
-
-
-@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (5, 1)])
-@pytest.mark.parametrize("size", [8, 80, 128])
-@pytest.mark.parametrize("angles", [1, 2])
+@pytest.mark.parametrize(("heads", "size", "angles"), [((4, 4), 8, 1), ((9, 3), 80, 2), ((5, 1), 128, 1)])
 def test_heads_are_rotated_as_by_pytorch_to_the_last_bit(heads: tuple[int, int], size: int, angles: int) -> None:
     """Queries and keys are parts of one output."""
     both = random(2, 3, sum(heads) * size)
     q, k = (one.view(2, 3, -1, size).transpose(1, 2) for one in both.split([size * one for one in heads], dim=-1))
     cos, sin = random(angles, 3, size, seed=1) / 8, random(angles, 3, size, seed=2) / 8
-    with operators(**running):
+    with operators(*running):
         found = rotated(q, k, cos, sin)
     for one, other in zip(found, plainly_rotated(q, k, cos, sin), strict=True):
         assert torch.equal(one, other)
@@ -93,7 +98,7 @@ def test_heads_are_rotated_as_by_pytorch_to_the_last_bit(heads: tuple[int, int],
 def test_float32_angles_round_once_and_gradients_are_those_of_pytorch() -> None:
     q, k = (random(2, heads, 3, 8, seed=heads).requires_grad_() for heads in (4, 2))
     cos, sin = (random(1, 3, 8, seed=seed).float() / 8 for seed in (3, 4))
-    with operators(**running):
+    with operators(*running):
         found = rotated(q, k, cos, sin)
         by = [random(*one.shape, seed=5) for one in found]
         gradients = torch.autograd.grad(found, (q, k), by)
@@ -115,7 +120,7 @@ def test_new_tokens_go_behind_those_that_there_are(tokens: int) -> None:
     for cached, new in zip(expected, (k, v), strict=True):
         cached[:, :, 5 : 5 + tokens] = new
     length = torch.tensor([3, 5], device=DEVICE)[1]
-    with operators(**running):
+    with operators(*running):
         write_to_cache(k, v, keys, values, length)
     assert all(map(torch.equal, (keys, values), expected))
     assert int(length) == 5
@@ -123,8 +128,35 @@ def test_new_tokens_go_behind_those_that_there_are(tokens: int) -> None:
 
 def test_a_token_without_room_is_seen() -> None:
     keys, values = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1)
-    with operators(**running):
+    with operators(*running):
         write_to_cache(random(1, 2, 1, 8), random(1, 2, 1, 8), keys, values, torch.tensor(4, device=DEVICE))
     assert keys[:, :, 0].isnan().all()
     assert values[:, :, 0].isnan().all()
     assert keys[:, :, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("shape", [(2, 3, 576)])
+def test_a_norm_rounds_what_it_writes(shape: tuple[int, ...], kind: str, number: torch.dtype) -> None:
+    x, weight = random(*shape), random(shape[-1], seed=1)
+    x.view(-1)[1] = 40  # an outlier
+    with operators(*running):
+        out, found = norm_quantised(x, weight, EPS, kind, number, True)
+    assert is_normed(out, x, weight, kind)
+    assert equal(found, quantise_rows(out.flatten(0, -2), number))
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("shape", [(2, 3, 576)])
+def test_a_quantising_norm_whose_sums_are_exact_is_that_of_pytorch_to_the_last_bit(
+    shape: tuple[int, ...], kind: str, number: torch.dtype
+) -> None:
+    x, weight = whole_numbers(*shape), random(shape[-1], seed=1)
+    with operators(*running):
+        out, found = norm_quantised(x, weight, EPS, kind, number, False)
+    expected = NORMS[kind](x, weight, EPS)
+    assert out.shape == x.shape
+    assert out.isnan().all()  # nobody reads it
+    assert equal(found, quantise_rows(expected.flatten(0, -2), number))

@@ -10,23 +10,21 @@ from typing import Any
 
 import pytest
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 import gac
 from gac.core.errors import CheckpointError
 from gac.forms import FORMS, form_named, variants_of
-from gac.models.families import supported
 from gac.plan.plan import Plan
 from gac.runtime.modules import KINDS
 from gac.runtime.parallel.division import cuts_of, styles_of, units_of
 from gac.runtime.parallel.ranks import SplitError, ranks_asked_for
-from tests.models.small import small_config, small_model, weights_of
+from tests.models.small import LAYOUTS, small_config, small_model, weights_of
 from tests.runtime.split_models import MIXED, OTHERS, UNEVEN, checkpoints
 
 WORKER = Path(__file__).with_name("split_worker.py")
 ROOT = WORKER.parents[2]
 KINDS_OF_FORMS = tuple(FORMS.names)
-NO_PLAN = ("gpt2", "hunyuan_v1_dense", "opt", "stablelm")
+NO_PLAN = ("gpt2", "opt")
 """Families of which transformers divides nothing."""
 
 
@@ -43,13 +41,18 @@ def found(make_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFacto
     return one, other
 
 
+def test_split_models_say_what_whole_ones_say(found: Any) -> None:
+    for rank in found:
+        for name, model in rank["loaded"].items():
+            assert model["error"] < 1e-4, name
+            assert model["same"], name
+            assert model["names"], name
+
+
 @pytest.mark.parametrize(("family", "scheme"), MIXED)
-def test_a_split_model_says_what_the_whole_one_says(family: str, scheme: str, found: Any) -> None:
+def test_each_process_has_half_of_the_layers(family: str, scheme: str, found: Any) -> None:
     for rank in found:
         one = rank["loaded"][f"{family}-{scheme}"]
-        assert one["error"] < 1e-4
-        assert one["same"]
-        assert one["names"]
         whole, part = one["bytes"]
         assert 0.5 * whole < part < 0.6 * whole  # norms are whole, and keys and values of the layer with one head
     assert found[0]["loaded"][f"{family}-{scheme}"]["said"] == []  # all that can be divided is
@@ -59,21 +62,12 @@ def test_a_static_cache_has_the_heads_of_its_process(found: Any) -> None:
     assert all(rank["static"] for rank in found)
 
 
-@pytest.mark.parametrize("family", OTHERS)
-def test_biases_and_weights_that_are_several_in_one(family: str, found: Any) -> None:
-    for rank in found:
-        one = rank["loaded"][family]
-        assert one["error"] < 1e-4
-        assert one["same"]
-
-
 def test_what_cannot_be_divided_is_whole_and_said_once(found: Any) -> None:
     said = [rank["loaded"][UNEVEN]["said"] for rank in found]
     assert said == [
         ["whole in each of 2 processes: model.layers.0.self_attn.q_proj (3 key-value heads) and 11 more"],
         [],
     ]
-    assert all(rank["loaded"][UNEVEN]["error"] < 1e-4 for rank in found)
 
 
 def test_embeddings_and_heads_of_few_bits_are_divided(found: Any) -> None:
@@ -85,13 +79,7 @@ def test_embeddings_and_heads_of_few_bits_are_divided(found: Any) -> None:
 def test_a_bench_holds_parts_and_takes_the_slowest_process(found: Any) -> None:
     one, other = (rank["bench"] for rank in found)
     assert one == other
-    assert [name for name, *_ in one] == [
-        "dense, fused, plain",
-        "dense",
-        "dense, fused",
-        "GAC, by default",
-        "uniform w8a16",
-    ]
+    assert [name for name, *_ in one][3:] == ["GAC, by default", "uniform w8a16"]
     for _, slowest, whole in one:
         assert (slowest - 1) % 4 == 0  # whole bytes of float32, and the slower process's one
         assert 0.5 * whole < slowest < 0.65 * whole
@@ -102,16 +90,11 @@ def test_a_bench_holds_parts_and_takes_the_slowest_process(found: Any) -> None:
     [
         (
             "indivisible",
-            "CheckpointError: a gac_llama over 2 processes, of which nothing can be divided "
-            "(model.layers.0.self_attn.q_proj: 3 key-value heads); expected a number of processes that divides its "
-            "key-value heads or its neurons. Start another number of them, or run it whole.",
+            "CheckpointError: a gac_llama over 2 processes, of which nothing can be divided (model.layers.0",
         ),
         ("apart", "CheckpointError: process 1 has files of digest "),
         ("saved", "SplitError: a model that is split over 2 processes; expected a whole one. Load it whole."),
-        (
-            "size",
-            "SplitError: tp_size=4; expected 2, the number of processes. Start as many with torchrun.",
-        ),
+        ("size", "SplitError: tp_size=4; expected 2, the number of processes."),
         ("trained", "RuntimeError: a split model was run with gradients; expected torch.no_grad(). Train it whole."),
     ],
 )
@@ -135,7 +118,7 @@ def test_a_module_is_divided_as_its_form_says() -> None:
     assert {kind for kind, _ in seen} == {*KINDS_OF_FORMS}
 
 
-@pytest.mark.parametrize("family", [name for name in supported() if name not in NO_PLAN])
+@pytest.mark.parametrize("family", [name for name in LAYOUTS if name not in NO_PLAN])
 def test_transformers_divides_the_side_that_plans_divide(family: str) -> None:
     config = small_config(family)
     units = list(units_of(small_model(config)))
@@ -143,10 +126,9 @@ def test_transformers_divides_the_side_that_plans_divide(family: str) -> None:
     assert {name: "in" if name == unit.last else "out" for unit in units for name in unit.styles} == sides
 
 
-@pytest.mark.parametrize("family", NO_PLAN)
-def test_without_a_plan_in_transformers_nothing_is_divided(family: str) -> None:
+def test_without_a_plan_in_transformers_nothing_is_divided() -> None:
     with pytest.raises(SplitError, match="transformers has no plan for it"):
-        cuts_of(small_model(small_config(family)), 0, 2)
+        cuts_of(small_model(small_config("gpt2")), 0, 2)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -172,7 +154,6 @@ def test_the_parts_of_all_processes_are_the_whole(size: int) -> None:
     ("options", "message"),
     [
         ({"tp_plan": {"a": "colwise"}}, "tp_plan={'a': 'colwise'}; expected 'auto'. How a compressed model is split"),
-        ({"tp_plan": "auto", "device_map": "auto"}, "tp_plan and device_map; expected one of them."),
         ({"tp_plan": "auto"}, "tp_plan in one process; expected several. Start them with torchrun --nproc-per-node 2."),
         ({"distributed_config": {"fsdp_size": 2, "tp_size": 2}}, "fsdp_size=2; expected tp_size and tp_plan alone."),
     ],
@@ -183,17 +164,6 @@ def test_other_ways_to_split_are_refused(options: dict[str, Any], message: str) 
     assert str(caught.value).startswith(message)
 
 
-def test_a_device_is_torchruns_affair(make_plan: Callable[..., Plan], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
+def test_a_device_is_torchruns_affair(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="tp_plan='auto' and device='cpu'; expected one of them"):
         gac.load(tmp_path, "cpu", tp_plan="auto")
-    assert str(caught.value) == (
-        "tp_plan='auto' and device='cpu'; expected one of them. Leave the device out: torchrun gives each process its "
-        "own GPU."
-    )
-
-
-def test_one_process_is_told_of_torchrun(tmp_path: Path, make_plan: Callable[..., Plan]) -> None:
-    folder = next(checkpoints(tmp_path, make_plan))
-    with pytest.raises(SplitError, match="expected several"):
-        AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
-    assert ranks_asked_for({"tp_size": 1}) is None

@@ -60,6 +60,15 @@ class Forward:
 _ROTARY = "apply_rotary_pos_emb"
 
 
+class _Now(local):
+    """True in ``rotating`` while this thread runs an attention whose model is to use the kernel."""
+
+    rotating = False
+
+
+_now = _Now()
+
+
 class FusedRotaryAttention(Forward):
     """An attention whose embedding and static cache run in these kernels."""
 
@@ -67,12 +76,11 @@ class FusedRotaryAttention(Forward):
         if torch.compiler.is_compiling():
             return self.plain(*args, **options)
         options |= {name: with_fused_updates(option) for name, option in options.items() if type(option) is StaticCache}
-        now = rotate_of(type(self.module)).fused_state
-        outer, now.rotating = now.rotating, True
+        outer, _now.rotating = _now.rotating, True
         try:
             return self.plain(*args, **options)
         finally:
-            now.rotating = outer
+            _now.rotating = outer
 
 
 def with_fused_updates(cache: Any) -> Any:
@@ -90,14 +98,9 @@ class _Static:
         return getattr(self._cache, name)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """As the cache does."""
         layer: Any = self._cache.layers[layer_idx]
-        static = type(layer).update is StaticLayer.update and layer.is_initialized
-        if (
-            not static
-            or getattr(self._cache, "offloading", False)
-            or not can_run(keys, values, layer.keys, layer.values)
-        ):
+        plain = type(layer).update is not StaticLayer.update or not layer.is_initialized
+        if plain or getattr(self._cache, "offloading", False) or not can_run(keys, values, layer.keys, layer.values):
             result: tuple[Tensor, Tensor] = self._cache.update(keys, values, layer_idx, *args, **options)
             return result
         write_to_cache(keys, values, layer.keys, layer.values, layer.cumulative_length)
@@ -105,48 +108,38 @@ class _Static:
         return layer.keys, layer.values
 
 
-class _Now(local):
-    """True in ``rotating`` while this thread runs such an attention."""
-
-    rotating = False
-
-
 def rotate_of(attention: type) -> Any:
     """The function by which its file rotates queries and keys; None where none does."""
     return getattr(sys.modules[attention.__module__], _ROTARY, None)
 
 
-def applies_rotary(attention: type) -> bool:
+def rotates_plainly(attention: type) -> bool:
+    """Return whether the function of its file is ``plainly_rotated``."""
+    rotate = rotate_of(attention)
+    return rotate is not None and (hasattr(rotate, "is_fused") or _is_rotary(rotate))
+
+
+def _applies_rotary(attention: type) -> bool:
     """Return whether its ``forward`` calls the function of its file, which is then replaced for all of them."""
     code = getattr(inspect.unwrap(attention.forward), "__code__", None)  # type: ignore[attr-defined]
-    plain = rotate_of(attention)
-    if plain is None or code is None or _ROTARY not in code.co_names:
+    if code is None or _ROTARY not in code.co_names or not rotates_plainly(attention):
         return False
-    if not hasattr(plain, "fused_state"):
-        if not _is_rotary(plain):
-            return False
-        setattr(sys.modules[attention.__module__], _ROTARY, _fused_rotary(plain))
+    rotate = rotate_of(attention)
+    if not hasattr(rotate, "is_fused"):
+        setattr(sys.modules[attention.__module__], _ROTARY, _fused_rotary(rotate))
     return True
 
 
-def rotates_plainly(attention: type) -> bool:
-    """Return whether the function of its file is ``plainly_rotated``."""
-    plain = rotate_of(attention)
-    return plain is not None and (hasattr(plain, "fused_state") or _is_rotary(plain))
-
-
 def _fused_rotary(plain: Callable[..., Any]) -> Callable[..., Any]:
-    now = _Now()
-
     @wraps(plain)
     def fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         fits = not args and not options and cos.shape[-1] == q.shape[-1]
-        if not now.rotating or not fits or not _can_rotate(q, k, cos, sin):
+        if not _now.rotating or not fits or not _can_rotate(q, k, cos, sin):
             result: tuple[Tensor, Tensor] = plain(q, k, cos, sin, *args, **options)
             return result
         return rotated(q, k, cos, sin)
 
-    fused.fused_state = now  # type: ignore[attr-defined]
+    fused.is_fused = True  # type: ignore[attr-defined]
     return fused
 
 
@@ -159,21 +152,21 @@ def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 def _is_rotary(plain: Callable[..., Any]) -> bool:
+    """True if a function finds what ``plainly_rotated`` does; not so where it takes other arguments."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 8), (2, 5, 8))
-    value = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
+    inputs = [torch.randn(shape, generator=generator, device="cpu").bfloat16() for shape in shapes]
     try:
-        result = plain(*value)
-    except (TypeError, ValueError, RuntimeError):  # of an architecture whose function takes something else
+        return all(map(torch.equal, plain(*inputs), plainly_rotated(*inputs)))
+    except (TypeError, ValueError, RuntimeError):
         return False
-    return all(map(torch.equal, result, plainly_rotated(*value)))
 
 
 # Norms, gated products and rotary embeddings of a model that run in one launch each, on a GPU and in 16 bits.
 
-_ACTIVATION = ("act_fn", "activation_fn")
-_GATED = ((("gate_proj", "up_proj"), "down_proj"), (("gate_up_proj",), "down_proj"))
-"""Names in transformers of the weights of a gated MLP: those that write the product, and the one that reads it."""
+_ACTIVATIONS = ("act_fn", "activation_fn")
+_GATED = (("gate_proj", "up_proj"), ("gate_up_proj",))
+"""Names in transformers of the weights of a gated MLP that write the product; ``down_proj`` reads it."""
 
 
 def fuse_elementwise(model: nn.Module) -> None:
@@ -186,9 +179,9 @@ def fuse_elementwise(model: nn.Module) -> None:
             continue
         if kind := norm_of(module):
             module.forward = Norm(module, kind)
-        elif (result := _gated_of(module)) and (kind := activation_of(module.get_submodule(result[0]))):
-            module.forward = Product(module, kind, *result)
-        elif applies_rotary(type(module)):
+        elif (names := _gated_of(module)) and (kind := _activation_of(module.get_submodule(names[0]))):
+            module.forward = Product(module, kind, *names)
+        elif _applies_rotary(type(module)):
             module.forward = FusedRotaryAttention(module)
 
 
@@ -217,23 +210,23 @@ class Product(Forward):
 
     Args:
         kind: in ``ACTIVATIONS``.
-        by: the name in the MLP of its activation, whose hooks would see its output.
+        activation: the name in the MLP of its activation, whose hooks would see its output.
         up: those of the weights that write gate and up; or of the one that writes both.
-        down: that of the weight that reads the product.
     """
 
-    def __init__(self, mlp: nn.Module, kind: str, by: str, up: Sequence[str], down: str) -> None:
+    def __init__(self, mlp: nn.Module, kind: str, activation: str, up: Sequence[str]) -> None:
         super().__init__(mlp)
-        self._kind, self._by, self._up, self._down = kind, by, tuple(up), down
+        self._kind, self._activation, self._up = kind, activation, tuple(up)
 
     def __call__(self, x: Tensor) -> Tensor:
-        seen = self.module.get_submodule(self._by)
-        if self.module.training or seen._forward_hooks or seen._forward_pre_hooks or not can_run(x):
+        mlp: Any = self.module
+        activation = mlp.get_submodule(self._activation)
+        if mlp.training or activation._forward_hooks or activation._forward_pre_hooks or not can_run(x):
             y: Tensor = self.plain(x)
         else:
-            parts = [getattr(self.module, name)(x) for name in self._up]
+            parts = [getattr(mlp, name)(x) for name in self._up]
             gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
-            y = getattr(self.module, self._down)(gated(gate, up, self._kind))
+            y = mlp.down_proj(gated(gate, up, self._kind))
         return y
 
 
@@ -256,38 +249,41 @@ def eps_of(norm: nn.Module) -> Any:
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
-def activation_of(activation: nn.Module) -> str | None:
+def _activation_of(activation: nn.Module) -> str | None:
     """Return which of ``ACTIVATIONS`` it is, found by running it; None: another one."""
-    x = torch.linspace(-9, 9, 64, device="cpu")
     if any(True for _ in activation.parameters()):
         return None
+    x = torch.linspace(-9, 9, 64, device="cpu")
     y = activation(x)
     return next((kind for kind, plain in ACTIVATIONS.items() if torch.equal(y, plain(x))), None)
 
 
-def _gated_of(mlp: nn.Module) -> tuple[str, tuple[str, ...], str] | None:
+def _gated_of(mlp: nn.Module) -> tuple[str, tuple[str, ...]] | None:
+    """Return the names of the activation of a gated MLP, and of the weights that write gate and up."""
     children = set(mlp._modules)
-    for by in _ACTIVATION:
-        for up, down in _GATED:
-            if children == {by, *up, down} and _multiplies(mlp, by, up, down):
-                return by, up, down
+    for activation in _ACTIVATIONS:
+        for up in _GATED:
+            if children == {activation, *up, "down_proj"} and _multiplies(mlp, activation, up):
+                return activation, up
     return None
 
 
-def _multiplies(mlp: nn.Module, by: str, up: Sequence[str], down: str) -> bool:
+def _multiplies(mlp: nn.Module, activation: str, up: Sequence[str]) -> bool:
+    """True if the MLP computes act(gate) * up, found by running it with other weights."""
     x = torch.linspace(-2, 2, 8, device="cpu").view(1, 8)
-    written = [x + 3, x * x] if len(up) == 2 else [torch.cat((x + 3, x * x), dim=-1)]
-    alone = copy.copy(mlp)
-    alone._modules = alone._modules | dict(zip(up, map(_Constant, written), strict=True)) | {down: nn.Identity()}
-    return torch.equal(type(mlp).forward(alone, x), alone.get_submodule(by)(x + 3) * (x * x))
+    gate, other = x + 3, x * x
+    outputs = [gate, other] if len(up) == 2 else [torch.cat((gate, other), dim=-1)]
+    probe: Any = copy.copy(mlp)
+    probe._modules = probe._modules | dict(zip(up, map(_Constant, outputs), strict=True)) | {"down_proj": nn.Identity()}
+    return torch.equal(type(mlp).forward(probe, x), probe.get_submodule(activation)(gate) * other)
 
 
 class _Constant(nn.Module):
-    """Hands out one tensor, whatever it is called with."""
+    """Returns one tensor, whatever it is called with."""
 
-    def __init__(self, said: Tensor) -> None:
+    def __init__(self, output: Tensor) -> None:
         super().__init__()
-        self._said = said
+        self._output = output
 
     def forward(self, _: Tensor) -> Tensor:
-        return self._said
+        return self._output

@@ -1,6 +1,6 @@
 """Weights that read the same input run their first GEMMs as one: q/k/v and gate/up, in any forms."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ from gac.runtime.modules import LowRankLinear, ValueLinear
 from gac.runtime.parallel.ranks import Ranks
 from gac.runtime.plain.modeling_gac import Heads
 from gac.runtime.storage.base import Storage
-from gac.runtime.storage.modules import StoredLinear, multiplied
+from gac.runtime.storage.modules import StoredLinear
 
 
 class SharedGemm:
@@ -39,11 +39,12 @@ class SharedGemm:
 
     def of(self, index: int, x: Tensor) -> Tensor:
         """The output of a weight for x ``(..., in)``, of all processes where these are gathered."""
+        apart = apart_from(x.numel() // x.shape[-1])
         if index == 0:
             self._drop()
-        result = self._part_of(x, self.parts[index])
+        result = self._part_of(x, self.parts[index], apart)
         if index in self.gathering:
-            result = self._from_all(index, result, apart_from(x.numel() // x.shape[-1]))
+            result = self._from_all(index, result, apart)
         if index == len(self.parts) - 1:
             self._drop()
         return result
@@ -56,21 +57,22 @@ class SharedGemm:
         if size >= apart:
             return ranks.gathered(local)
         joint = sorted((self.parts[item] for item in self.gathering), key=lambda part: part.start)
-        joint = [part for part in joint if part.stop - part.start < apart]
-        sizes = [part.stop - part.start for part in joint]
+        joint = [part for part in joint if _length(part) < apart]
+        sizes = [_length(part) for part in joint]
         if self.gathered is None:
             assert self.output is not None
-            stacked = ranks.stacked(_taken(self.output, joint))
+            adjacent = all(part.stop == other.start for part, other in pairwise(joint))
+            parts = [slice(joint[0].start, joint[-1].stop)] if adjacent else joint
+            stacked = ranks.stacked(torch.cat([self.output[..., part] for part in parts], -1))
             self.gathered = torch.cat([item for part in torch.split(stacked, sizes, -1) for item in part], -1)
         start = ranks.size * sum(sizes[: joint.index(self.parts[index])])
         return self.gathered[..., start : start + ranks.size * size]
 
-    def _part_of(self, x: Tensor, part: slice) -> Tensor:
-        apart = apart_from(x.numel() // x.shape[-1])
-        if part.stop - part.start >= apart:
+    def _part_of(self, x: Tensor, part: slice, apart: int) -> Tensor:
+        if _length(part) >= apart:
             return self._multiplied(x, part)
         if self.output is None or self.read is not x:
-            joined = max(item.stop for item in self.parts if item.stop - item.start < apart)
+            joined = max(item.stop for item in self.parts if _length(item) < apart)
             self.read, self.output, self.gathered = x, self._multiplied(x, slice(0, joined)), None
         return self.output[..., part]
 
@@ -78,19 +80,18 @@ class SharedGemm:
         raise NotImplementedError
 
 
-def _taken(output: Tensor, parts: Sequence[slice]) -> Tensor:
-    if all(item.stop == other.start for item, other in pairwise(parts)):
-        return output[..., parts[0].start : parts[-1].stop]
-    return torch.cat([output[..., part] for part in parts], -1)
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def _laid_out(features: Sequence[int], step: int = 1) -> tuple[slice, ...]:
-    result, end = dict[int, slice](), 0
+    """Slices of so many features, the shortest first, each from a multiple of ``step`` on."""
+    parts, end = dict[int, slice](), 0
     for index in sorted(range(len(features)), key=features.__getitem__):
         start = -(-end // step) * step
         end = start + features[index]
-        result[index] = slice(start, end)
-    return tuple(result[index] for index in range(len(features)))
+        parts[index] = slice(start, end)
+    return tuple(parts[index] for index in range(len(features)))
 
 
 class FusedInput(SharedGemm, nn.Module):
@@ -102,7 +103,6 @@ class FusedInput(SharedGemm, nn.Module):
 
     def __init__(self, firsts: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.multiply: Callable[..., Tensor] = functional.linear
         self.parts = _laid_out([first.out_features for first in firsts])
         firsts = sorted(firsts, key=lambda first: first.out_features)
         reference = firsts[0].weight
@@ -114,7 +114,7 @@ class FusedInput(SharedGemm, nn.Module):
         self.bias = None if fused is None else nn.Parameter(fused, reference.requires_grad)
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
-        return self.multiply(x, self.weight[part], None if self.bias is None else self.bias[part])
+        return functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Nothing: each weight writes its own part."""
@@ -163,7 +163,7 @@ class FusedStored(SharedGemm):
 
     def _multiplied(self, x: Tensor, part: slice) -> Tensor:
         stored = self._storage.slice_rows(self._tensors, part)
-        return multiplied(self._members[0].before, self._storage, x, stored, part.stop - part.start, self._columns)
+        return self._members[0].multiply(x, stored, _length(part))
 
 
 class FusedMember(nn.Module):

@@ -1,16 +1,19 @@
 """When Triton kernels can run, how they are launched and become operators, and what is said where they cannot run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import wraps
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, library
 
 HAS_TRITON = find_spec("triton") is not None
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _logger = logging.getLogger("gac")
 _said: set[tuple[str, str]] = set()
@@ -49,15 +52,27 @@ def ceil_div(total: int, part: int) -> int:
     return -(-total // part)
 
 
-def make_operator(name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> None:
-    """Make what runs on a GPU the operator ``gac::<name>``, so that compiled code and CUDA graphs hold it.
-
-    Not again where a checkpoint's own copy of these files has made it.
+def operator(like: Callable[..., Any], mutates: Sequence[str] = (), schema: str | None = None) -> Callable[[F], F]:
+    """Make a function that launches kernels the operator ``gac::<name>`` of GPUs, which compiled code can hold.
 
     Args:
-        like: empty tensors like the results, of the same arguments.
+        like: returns empty tensors like the results, of the same arguments.
+        mutates: the arguments that are written to.
+        schema: None: that of the function's annotations.
     """
-    if not hasattr(torch.ops.gac, name):
-        library.define(f"gac::{name}", schema)
-        library.impl(f"gac::{name}", "CUDA", run)
+
+    def register(launch: F) -> F:
+        name = launch.__name__
+        inferred = schema or library.infer_schema(launch, mutates_args=mutates).replace("SymInt", "int")
+        library.define(f"gac::{name}", inferred)
+        library.impl(f"gac::{name}", "CUDA", launch)
         library.register_fake(f"gac::{name}", like)
+        packet = getattr(torch.ops.gac, name)
+
+        @wraps(launch)
+        def call(*inputs: Any) -> Any:
+            return packet(*inputs)
+
+        return cast(F, call)
+
+    return register

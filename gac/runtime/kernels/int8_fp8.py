@@ -6,7 +6,7 @@ PyTorch multiplies many rows in 8-bit floating point. Triton is imported when a 
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.gpu import launching_on, make_operator
+from gac.runtime.kernels.gpu import launching_on, operator
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
 from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
@@ -30,25 +30,8 @@ def gemm_unsupported_reason(number: torch.dtype, device: torch.device, rows: int
     return eight_bits(rows, columns)
 
 
-def linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded token by token as the weight is.
-
-    Args:
-        weight: int8 or float8_e4m3fn, ``(rows, columns)``.
-        scale: 16 bits, ``(rows, 1)``.
-    """
-    y: Tensor = torch.ops.gac.eight_bits_linear(x, weight, scale)
-    return y
-
-
-def linear_of_quantised(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same of inputs that are rounded already, ``(rows, rows of the weight)`` in that dtype."""
-    y: Tensor = torch.ops.gac.eight_bits_linear_of(*x, weight, scale, dtype)
-    return y
-
-
 def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, how: Tile | None = None) -> Tensor:
-    """``linear_of_quantised`` in one launch of the kernel, for any number of rows.
+    """``eight_bits_linear_of`` in one launch of the kernel, for any number of rows.
 
     Where tiles are few, several programs share each, every one with a part of the columns.
     """
@@ -67,33 +50,33 @@ def gemm(x: QuantisedRows, weight: Tensor, scale: Tensor, dtype: torch.dtype, ho
     return out
 
 
-def _linear_of(
-    numbers: Tensor, local: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
+@operator(
+    lambda numbers, _token_scale, _counters, weight, _scale, dtype: numbers.new_empty(
+        len(numbers), len(weight), dtype=dtype
+    )
+)
+def eight_bits_linear_of(
+    numbers: Tensor, token_scale: Tensor, counters: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
+    """``eight_bits_linear`` of ``QuantisedRows``, ``(rows, rows of the weight)`` in that dtype."""
     if weight.dtype == torch.int8 or len(numbers) <= MOST_ROWS:
-        return gemm(QuantisedRows(numbers, local, counters), weight, scale, dtype)
+        return gemm(QuantisedRows(numbers, token_scale, counters), weight, scale, dtype)
     by_row = scale.float().t()
-    return torch._scaled_mm(numbers, weight.t(), local, by_row, out_dtype=torch.bfloat16).to(dtype)
+    return torch._scaled_mm(numbers, weight.t(), token_scale, by_row, out_dtype=torch.bfloat16).to(dtype)
 
 
-def _linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+@operator(lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)))
+def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded token by token as the weight is.
+
+    Args:
+        weight: int8 or float8_e4m3fn, ``(rows, columns)``.
+        scale: 16 bits, ``(rows, 1)``.
+    """
     inputs = x.reshape(-1, x.shape[-1]).contiguous()
-    y = _linear_of(*quantise_rows(inputs, weight.dtype), weight, scale, x.dtype)
+    quantised = quantise_rows(inputs, weight.dtype)
+    y: Tensor = eight_bits_linear_of.__wrapped__(*quantised, weight, scale, x.dtype)  # type: ignore[attr-defined]
     return y.view(*x.shape[:-1], len(weight))
-
-
-make_operator(
-    "eight_bits_linear",
-    "(Tensor x, Tensor weight, Tensor scale) -> Tensor",
-    _linear,
-    lambda x, weight, _scale: x.new_empty(*x.shape[:-1], len(weight)),
-)
-make_operator(
-    "eight_bits_linear_of",
-    "(Tensor numbers, Tensor own, Tensor counters, Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
-    _linear_of,
-    lambda numbers, _s, _counters, weight, _scale, dtype: numbers.new_empty(len(numbers), len(weight), dtype=dtype),
-)
 
 
 # The Triton kernel of GEMMs of 8 bits: launched by ``gac.runtime.kernels.int8_fp8``.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gac.runtime.kernels.gpu import ceil_div, launching_on, make_operator
+from gac.runtime.kernels.gpu import ceil_div, launching_on, operator
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.ptx import halves, in_turn, keep_order, product
 from gac.runtime.kernels.split_k import SplitK, Tile, clear, split_k_reduce, tile_for
@@ -136,14 +136,12 @@ class Packed:
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """``x @ weight.T`` for x ``(..., columns)`` of 16 bits on a GPU: sums are float32, the result is in x's dtype."""
-    y: Tensor = torch.ops.gac.few_bits_linear(x, *weight.operands)
-    return y
+    return few_bits_linear(x, *weight.operands)
 
 
 def dequantised(weight: Packed, dtype: torch.dtype) -> Tensor:
     """The weight ``(rows, columns)``, to the last bit what ``gac.runtime.storage.packed`` finds in PyTorch."""
-    result: Tensor = torch.ops.gac.few_bits_written(*weight.operands, dtype)
-    return result
+    return few_bits_written(*weight.operands, dtype)
 
 
 def gemv(x: Tensor, weight: Packed, how: Vector | None = None) -> Tensor:
@@ -253,33 +251,24 @@ def _aligned(x: Tensor) -> Tensor:
     return x if x.storage_offset() % 8 == 0 else x.clone()
 
 
-def _linear(x: Tensor, *operands: Any) -> Tensor:
-    weight = Packed(*operands)
-    inputs = x.reshape(-1, weight.columns).contiguous()
+@operator(lambda x, words, *_: x.new_empty(*x.shape[:-1], len(words)))
+def few_bits_linear(
+    x: Tensor, words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int
+) -> Tensor:
+    weight = Packed(words, scale, zeros, bits, group, columns)
+    inputs = x.reshape(-1, columns).contiguous()
     if len(inputs) > MOST_ROWS:
         y = functional.linear(inputs, unpacked(weight, x.dtype))
     else:
-        y = gemv(inputs, weight) if len(inputs) == 1 and weight.bits in _VECTORS else gemm(inputs, weight)
+        y = gemv(inputs, weight) if len(inputs) == 1 and bits in _VECTORS else gemm(inputs, weight)
     return y.view(*x.shape[:-1], weight.rows)
 
 
-def _written(*operands: Any) -> Tensor:
-    return unpacked(Packed(*operands[:-1]), operands[-1])
-
-
-_WEIGHT = "Tensor words, Tensor scale, Tensor? zeros, int bits, int group, int columns"
-make_operator(
-    "few_bits_linear",
-    f"(Tensor x, {_WEIGHT}) -> Tensor",
-    _linear,
-    lambda x, words, *_rest: x.new_empty(*x.shape[:-1], len(words)),
-)
-make_operator(
-    "few_bits_written",
-    f"({_WEIGHT}, ScalarType dtype) -> Tensor",
-    _written,
-    lambda words, _scale, _zeros, _bits, _group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype),
-)
+@operator(lambda words, _s, _z, _bits, _group, columns, dtype: words.new_empty(len(words), columns, dtype=dtype))
+def few_bits_written(
+    words: Tensor, scale: Tensor, zeros: Tensor | None, bits: int, group: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    return unpacked(Packed(words, scale, zeros, bits, group, columns), dtype)
 
 
 # One row (GEMV), and how words are read. The layout of weights is that of ``gac.runtime.storage.packed``.

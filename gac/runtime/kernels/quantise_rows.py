@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gac.runtime.kernels.elementwise.rows import by_row, normed_values, power_of_two, warps_for
-from gac.runtime.kernels.gpu import launching_on, make_operator
+from gac.runtime.kernels.gpu import launching_on, operator
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.split_k import COUNTERS, clear
 
@@ -46,21 +46,8 @@ def norm_quantised(
     Args:
         full: whether it is written in 16 bits too; else what is returned of it has its shape, and is NaN.
     """
-    out, *result = torch.ops.gac.normed_rows(x, weight, eps, kind, number, full)
+    out, *result = normed_rows(x, weight, eps, kind, number, full)
     return (out if full else out.expand(x.shape)), QuantisedRows(*result)
-
-
-def _normed_rows(
-    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs, size = by_row(x), x.shape[-1]
-    out, result = _output(x, full), _empty(inputs, number)
-    with launching_on(x):
-        norm_rows_kernel[(len(inputs),)](
-            inputs, weight, out, *result, inputs.stride(0), size, eps,
-            ADDED=kind == "gemma", WHOLE=full, **_options(size, number),
-        )  # fmt: skip
-    return out, *result
 
 
 def _output(x: Tensor, full: bool) -> Tensor:
@@ -81,12 +68,19 @@ def _options(columns: int, number: torch.dtype) -> dict[str, int | float]:
     return {"MOST": _MOST[number], "BLOCK_SIZE": wide, "COUNTERS": COUNTERS, "num_warps": warps_for(columns)}
 
 
-make_operator(
-    "normed_rows",
-    "(Tensor x, Tensor weight, float eps, str kind, ScalarType number, bool whole) -> (Tensor, Tensor, Tensor, Tensor)",
-    _normed_rows,
-    lambda x, _weight, _eps, _kind, number, keep: (_output(x, keep), *_empty(x, number)),
-)
+@operator(lambda x, _weight, _eps, _kind, number, full: (_output(x, full), *_empty(x, number)))
+def normed_rows(
+    x: Tensor, weight: Tensor, eps: float, kind: str, number: torch.dtype, full: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``norm_quantised``, as tensors; of an output that is not full one number."""
+    inputs, size = by_row(x), x.shape[-1]
+    out, result = _output(x, full), _empty(inputs, number)
+    with launching_on(x):
+        norm_rows_kernel[(len(inputs),)](
+            inputs, weight, out, *result, inputs.stride(0), size, eps,
+            ADDED=kind == "gemma", WHOLE=full, **_options(size, number),
+        )  # fmt: skip
+    return out, *result
 
 
 # Triton kernels that round rows to 8 bits: as they are, or as a norm makes them.
@@ -117,15 +111,9 @@ def _round_row(value, row, offsets, size, numbers, scale, counters, MOST: tl.con
 
 @jit
 def quantise_rows_kernel(
-    x_ptr,
-    numbers_ptr,
-    scale_ptr,
-    counters_ptr,
-    n_cols,
-    MOST: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    COUNTERS: tl.constexpr,
-):
+    x_ptr, numbers_ptr, scale_ptr, counters_ptr, n_cols,
+    MOST: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNTERS: tl.constexpr,
+):  # fmt: skip
     """A program takes a row."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK_SIZE)

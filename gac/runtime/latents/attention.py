@@ -21,10 +21,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gac.runtime.contract import CACHES
 from gac.runtime.fusion.elementwise import rotate_of, with_fused_updates
-from gac.runtime.latents.decode import decoded
-from gac.runtime.latents.positions import QUANTIZED, update_positions
+from gac.runtime.latents.decode import decode
+from gac.runtime.latents.positions import QUANTIZED, Positions, update_positions
 from gac.runtime.latents.quantise import QuantisedLatents, pack_latents
-from gac.runtime.latents.rotation import Latents, Rotary, Rotation
+from gac.runtime.latents.rotation import Latents, Rotary
 from gac.runtime.modules import BlockLinear
 from gac.runtime.storage.modules import StoredBlocks
 
@@ -54,19 +54,23 @@ def attend_latents(
     Returns:
         What it mixed, shape ``(batch, new tokens, heads, head_dim)``, and its weights where it has them.
     """
-    second, of_values = (second_factor(getattr(attention, name)) for name in _PAIRS)
-    if (mixed := decoded(attention, (second, of_values), query, latents, mask, options)) is not None:
+    seconds = _second_factors(attention)
+    if (mixed := decode(attention, seconds, query, latents, mask, options)) is not None:
         return mixed, None
-    keys, values = latents.plain(query.dtype)
-    if second is not None:
-        rotation = None if latents.rotation is None else latents.rotation.tables(keys)
-        keys = _made_keys(attention, second(keys, is_rounded=True), rotation)
-    else:
+    keys, values = (
+        item if isinstance(item, Tensor) else item.values(query.dtype) for item in (latents.keys, latents.values)
+    )
+    k_second, v_second = seconds
+    if k_second is None:
         keys = _heads(keys, attention.head_dim)
-    if of_values is not None:
-        values = _heads(of_values(values, is_rounded=True), attention.head_dim)
     else:
+        rotary, positions = latents.rotary, latents.positions
+        tables = None if rotary is None or positions is None else rotary.tables(keys, positions)
+        keys = _made_keys(attention, k_second(keys, is_rounded=True), tables)
+    if v_second is None:
         values = _heads(values, getattr(attention.v_proj, "length", attention.head_dim))
+    else:
+        values = _heads(v_second(values, is_rounded=True), attention.head_dim)
     attend = own_interface(attention, attention.config)
     attended: tuple[Tensor, Tensor | None] = attend(attention, query, keys, values, mask, **options)
     return attended
@@ -78,6 +82,10 @@ def second_factor(pair: Any) -> Any:
     return second if isinstance(second, BlockLinear | StoredBlocks) else None
 
 
+def _second_factors(attention: Any) -> list[Any]:
+    return [second_factor(getattr(attention, name, None)) for name in _PAIRS]
+
+
 def cache_latents(model: Any) -> None:
     """Let attentions whose k_proj or v_proj has latents cache those; in place, and no more than once.
 
@@ -87,7 +95,7 @@ def cache_latents(model: Any) -> None:
     AttentionInterface.register(_ATTENTION, _attend)
     rotary = getattr(model.base_model, "rotary_emb", None)
     for attention in model.modules():
-        seconds = [second for name in _PAIRS if (second := second_factor(getattr(attention, name, None))) is not None]
+        seconds = [second for second in _second_factors(attention) if second is not None]
         for second in seconds:
             if _note_latents not in second._forward_pre_hooks.values():
                 second.noting, second.noted = False, None
@@ -98,11 +106,11 @@ def cache_latents(model: Any) -> None:
 
 def caches_latents(model: nn.Module) -> bool:
     """Return whether some attention of the model does."""
-    return any(second_factor(getattr(module, name, None)) is not None for module in model.modules() for name in _PAIRS)
+    return any(second is not None for module in model.modules() for second in _second_factors(module))
 
 
 def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | None:
-    """Before a second factor runs: what its attention's cache keeps, where it has one; of few bits words.
+    """Before a second factor runs: note what its attention's cache keeps, where it has one; of few bits words.
 
     Latents that were rounded for that are what it reads.
     """
@@ -112,14 +120,8 @@ def _note_latents(second: Any, inputs: tuple[Tensor]) -> tuple[Tensor, bool] | N
     if second.bits is None:
         second.noted = latents
         return None
-    second.noted, latents = pack_latents(latents, _groups(second), second.bits)
+    second.noted, latents = pack_latents(latents, second.blocks, second.bits)
     return latents, True
-
-
-def _noted(second: Any) -> Tensor:
-    latents: Tensor = second.noted
-    second.noting, second.noted = False, None
-    return latents
 
 
 class _Caching:
@@ -133,47 +135,50 @@ class _Caching:
         self.rotary = rotary
 
     def __call__(self, attention: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        seconds = tuple(second_factor(getattr(attention, name)) for name in _PAIRS)
-        positions = named.get("position_ids")
-        result = {
-            name: _LatentCache(self.rotary, attention, seconds, named[name], positions)
+        seconds = _second_factors(attention)
+        caches = {
+            name: _LatentCache(self.rotary, attention, seconds, named[name], named.get("position_ids"))
             for name in CACHES
             if isinstance(named.get(name), Cache)
         }
         for second in seconds:
-            if result and second is not None:
+            if caches and second is not None:
                 second.noting = True
-        return args, named | result
+        return args, named | caches
 
 
 @dataclass(frozen=True, eq=False)
 class _LatentCache:
     """A cache, as one attention sees it in one call."""
 
-    rotary: Any
+    module: Any
     attention: Any
-    seconds: tuple[Any, ...]
+    seconds: list[Any]
     cache: Any
-    positions: Tensor | None
+    position_ids: Tensor | None
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> Any:
         """Keep the latents of new tokens; hand on what is attended to: these, or latents of all tokens."""
-        new = [_kept(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
+        new = [_to_cache(second, states) for second, states in zip(self.seconds, (keys, values), strict=True)]
         dtypes = [item.dtype for item in new]
         if torch.int16 in dtypes:  # both are words then: caches of some versions of transformers have one dtype
             new = [item.view(torch.int16) for item in new]
         self._check(layer, new)
-        rotation = self._rotation(layer, new[0])
+        rotary, positions = self._rotation(layer, new[0])
         cached = with_fused_updates(self.cache).update(*new, layer, *rest, **named)
-        _check_tokens(layer, cached[0].shape[-2], rotation)
-        if cached[0].shape[-2] == keys.shape[-2]:  # all of it is new, and made already
+        tokens = cached[0].shape[-2]
+        if positions is not None and positions.table.shape[1] != tokens:
+            raise ValueError(
+                f"layer {layer} of the cache has {tokens} tokens and {positions.table.shape[1]} positions; expected "
+                "as many. Change all layers together, by the methods of the cache, or give it a new cache."
+            )
+        if tokens == keys.shape[-2]:  # all of it is new, and made already
             return keys, values
         end = self.cache.get_seq_length(layer)  # a tensor of a static cache, which counts in place
-        stored = [
-            _read(second, states.squeeze(1), dtype)
-            for second, states, dtype in zip(self.seconds, cached, dtypes, strict=True)
-        ]
-        latents = Latents(stored[0], stored[1], _length(end, cached[0]), rotation)
+        if not isinstance(end, Tensor):
+            end = None if end >= tokens else torch.full((), end, device=cached[0].device)
+        stored = list(map(_from_cache, self.seconds, cached, dtypes))
+        latents = Latents(stored[0], stored[1], end, rotary, positions)
         self.attention.config = _Attending(self.attention.config)
         return latents, latents
 
@@ -197,49 +202,31 @@ class _LatentCache:
                 "another model has filled or that early_initialization has laid out."
             )
 
-    def _rotation(self, layer: int, latents: Tensor) -> Rotation | None:
+    def _rotation(self, layer: int, latents: Tensor) -> tuple[Rotary | None, Positions | None]:
         if self.seconds[0] is None or not _rotates(self.attention):
-            return None
-        assert self.positions is not None, f"{type(self.attention).__name__} was told no position_ids"
-        rotary = Rotary.of(self.rotary, self.attention)
-        position_ids = self.positions.to(latents.device).expand(len(latents), -1)
+            return None, None
+        assert self.position_ids is not None, f"{type(self.attention).__name__} was given no position_ids"
+        rotary = Rotary.of(self.module, self.attention)
+        position_ids = self.position_ids.to(latents.device).expand(len(latents), -1)
         frequencies = rotary.frequencies if rotary.moves else None
         positions = update_positions(self.cache, layer, rotary.kind, position_ids, frequencies)
-        return Rotation(rotary, positions.to(latents.device))
+        return rotary, positions.to(latents.device)
 
 
-def _check_tokens(layer: int, tokens: int, rotation: Rotation | None) -> None:
-    if rotation is not None and (positions := rotation.positions.table.shape[1]) != tokens:
-        raise ValueError(
-            f"layer {layer} of the cache has {tokens} tokens and {positions} positions; expected as many. Change all "
-            "layers together, by the methods of the cache, or give it a new cache."
-        )
+def _to_cache(second: Any, states: Tensor) -> Tensor:
+    """Latents, or states ``(batch, heads, tokens, length)`` where there are none, as the cache has them."""
+    if second is None:
+        return states.transpose(1, 2).flatten(2).unsqueeze(1)
+    latents: Tensor = second.noted
+    second.noting, second.noted = False, None
+    return latents.unsqueeze(1)
 
 
-def _length(end: Any, keys: Tensor) -> Tensor | None:
-    if isinstance(end, Tensor):
-        return end
-    return None if end >= keys.shape[2] else torch.full((), end, device=keys.device)
-
-
-def _kept(second: Any, states: Tensor) -> Tensor:
-    """Latents, or states ``(batch, heads, tokens, length)`` where there are none, as the cache has them.
-
-    Latents of few bits are words, int16.
-    """
-    return (states.transpose(1, 2).flatten(2) if second is None else _noted(second)).unsqueeze(1)
-
-
-def _read(second: Any, stored: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
+def _from_cache(second: Any, states: Tensor, dtype: torch.dtype) -> Tensor | QuantisedLatents:
+    stored = states.squeeze(1)
     if second is None or second.bits is None:
         return stored.view(dtype)
-    groups = _groups(second)
-    return QuantisedLatents(stored, groups, second.in_features // groups, second.bits)
-
-
-def _groups(second: Any) -> int:
-    blocks: int = second.shape[0] if isinstance(second, StoredBlocks) else len(second.weight)
-    return blocks
+    return QuantisedLatents(stored, second.blocks, second.in_features // second.blocks, second.bits)
 
 
 class _Attending:
@@ -276,14 +263,14 @@ def _heads(features: Tensor, length: int) -> Tensor:
     return features.view(*features.shape[:-1], -1, length).transpose(1, 2)
 
 
-def _made_keys(attention: Any, features: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+def _made_keys(attention: Any, features: Tensor, tables: tuple[Tensor, Tensor] | None) -> Tensor:
     norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)
     keys = _heads(features, attention.head_dim) if norm is None else _normed(norm, features, attention.head_dim)
-    if rotation is not None:
-        rotated = rotation[0].shape[-1]
-        turned, rest = keys[..., :rotated], keys[..., rotated:]
-        _, turned = rotate_of(type(attention))(turned[:, :0], turned, *rotation)  # of no queries
-        keys = torch.cat((turned, rest), dim=-1)
+    if tables is not None:
+        size = tables[0].shape[-1]
+        rotated, rest = keys[..., :size], keys[..., size:]
+        _, rotated = rotate_of(type(attention))(rotated[:, :0], rotated, *tables)  # of no queries
+        keys = torch.cat((rotated, rest), dim=-1)
     after: nn.Module | None = getattr(attention, "key_layernorm", None)
     return keys if after is None else after(keys)
 

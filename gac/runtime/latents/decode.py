@@ -1,6 +1,6 @@
 """When the attention of one new token over latents runs in its kernel, and why not where a GPU runs it in PyTorch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,22 +9,20 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from gac.runtime.fusion import elementwise as one_launch
+from gac.runtime.fusion import elementwise
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
 from gac.runtime.kernels.latent_attention.launch import Attention, attend
-from gac.runtime.latents.quantise import QuantisedLatents
 from gac.runtime.latents.rotation import Angles, Latents
 from gac.runtime.limits import latents as refused
 from gac.runtime.modules import BlockLinear
 
 _kinds: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-_SLOWLY = "latents are multiplied out in plain PyTorch at every token"
 _PLAIN = {"softcap": "scores are capped", "s_aux": "attention has sinks", "position_bias": "scores have a bias"}
 """Options of attention that only PyTorch knows, and what is said of them."""
 
 
-def decoded(
-    attention: Any, seconds: tuple[Any, Any], query: Tensor, latents: Latents, mask: Any, options: Mapping[str, Any]
+def decode(
+    attention: Any, seconds: Sequence[Any], query: Tensor, latents: Latents, mask: Any, options: Mapping[str, Any]
 ) -> Tensor | None:
     """Return what the kernel mixes, ``(batch, 1, heads, length)``; None where it cannot run, or need not.
 
@@ -34,45 +32,29 @@ def decoded(
     """
     if query.shape[2] != 1 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    angles = None if latents.rotation is None else latents.rotation.angles(attention, query.device)
-    reason = _unfit(attention, seconds, query, latents, mask, options, angles)
+    angles = None if latents.rotary is None else latents.rotary.angles(attention, query.device)
+    reason = _unsupported_reason(attention, seconds, query, latents, mask, options, angles)
     if reason is not None:
-        warn_slow_path_once(query, reason, _SLOWLY)
+        warn_slow_path_once(query, reason, "latents are multiplied out in plain PyTorch at every token")
         return None
-    (k_factor, k_bias), (v_factor, v_bias) = (
-        (None, None) if second is None else (second.weight, second.bias) for second in seconds
-    )
-    scale = options.get("scaling")
-    (keys, k_scales), (values, v_scales) = map(_numbers_and_scales, (latents.keys, latents.values))
-    return attend(
-        Attention(
-            query=query,
-            keys=keys,
-            values=values,
-            k_scales=k_scales,
-            v_scales=v_scales,
-            k_factor=k_factor,
-            k_bias=k_bias,
-            v_factor=v_factor,
-            v_bias=v_bias,
-            mask=mask,
-            frequencies=None if angles is None else angles.frequencies,
-            turns=None if angles is None else angles.turns,
-            positions=None if latents.rotation is None else latents.rotation.positions.table,
-            length=latents.length,
-            scale=(query.shape[-1] ** -0.5 if scale is None else scale) * (1.0 if angles is None else angles.scale),
-            **_norm(attention, seconds[0]),
-        )
-    )
+    inputs: dict[str, Any] = dict.fromkeys(("frequencies", "turns", "positions"))
+    for name, second, item in zip("kv", seconds, (latents.keys, latents.values), strict=True):
+        inputs[f"{name}_factor"] = None if second is None else second.weight
+        inputs[f"{name}_bias"] = None if second is None else second.bias
+        inputs[f"{name}_scales"] = None if isinstance(item, Tensor) else item.scales
+    keys, values = (item if isinstance(item, Tensor) else item.numbers for item in (latents.keys, latents.values))
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    if angles is not None and latents.positions is not None:
+        inputs |= {"frequencies": angles.frequencies, "turns": angles.turns, "positions": latents.positions.table}
+        scale *= angles.scale
+    if seconds[0] is not None and (norm := norm_of(attention)) is not None:
+        inputs |= {"norm": norm.weight, "eps": float(elementwise.eps_of(norm)), "kind": _kind(attention, norm)}
+    return attend(Attention(query, keys, values, mask=mask, length=latents.length, scale=scale, **inputs))
 
 
-def _numbers_and_scales(latents: Tensor | QuantisedLatents) -> tuple[Tensor, Tensor | None]:
-    return (latents, None) if isinstance(latents, Tensor) else (latents.numbers, latents.scales)
-
-
-def _unfit(
+def _unsupported_reason(
     attention: Any,
-    seconds: tuple[Any, Any],
+    seconds: Sequence[Any],
     query: Tensor,
     latents: Latents,
     mask: Any,
@@ -89,7 +71,7 @@ def _unfit(
         return "second factors are stored in few bits"
     if key is not None and (norm := norm_of(attention)) is not None and _kind(attention, norm) is None:
         return "keys have norms over all heads, or another norm than RMSNorm"
-    if latents.rotation is not None and angles is None:
+    if latents.rotary is not None and angles is None:
         return "keys are rotated in another way than by one angle a place, in halves"
     if message := next((message for option, message in _PLAIN.items() if options.get(option) is not None), None):
         return message
@@ -113,12 +95,5 @@ def _kind(attention: Any, norm: Any) -> str | None:
         before = norm is not getattr(attention, "key_layernorm", None)
         weight = getattr(norm, "weight", None)
         of_a_key = isinstance(weight, Tensor) and weight.shape == (attention.head_dim,)
-        _kinds[norm] = one_launch.norm_of(norm) if before and of_a_key else None
+        _kinds[norm] = elementwise.norm_of(norm) if before and of_a_key else None
     return _kinds[norm]
-
-
-def _norm(attention: Any, key: Any) -> dict[str, Any]:
-    norm = None if key is None else norm_of(attention)
-    if norm is None:
-        return {}
-    return {"norm": norm.weight, "eps": float(one_launch.eps_of(norm)), "kind": _kind(attention, norm)}

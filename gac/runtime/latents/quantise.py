@@ -15,14 +15,13 @@ from torch.nn import functional
 
 from gac.runtime.fusion.elementwise import can_run
 from gac.runtime.kernels.elementwise.rows import by_row, power_of_two
-from gac.runtime.kernels.gpu import launching_on, make_operator
+from gac.runtime.kernels.gpu import launching_on, operator
 from gac.runtime.kernels.guard import jit, tl
 from gac.runtime.kernels.quantise_rows import nearest
 from gac.runtime.limits import LARGEST, WORD, group_words, token_words
+from gac.runtime.plain import modeling_gac
 
-_BYTE = 8
 _HALF = 4  # bits, of which a byte holds two numbers
-_TINY = torch.finfo(torch.bfloat16).tiny
 
 
 def quantise_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
@@ -45,9 +44,8 @@ def pack_latents(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tenso
         Words, int16, ``(..., token_words(groups, rank, bits))``, and latents of the shape and dtype that they had.
     """
     if can_run(latents):
-        words, result = torch.ops.gac.round_latents(latents, groups, bits)
-        return words, result
-    numbers, scales = _numbers(latents.detach(), groups, bits)
+        return round_latents(latents, groups, bits)
+    numbers, scales = modeling_gac.quantise_latents(latents.detach(), groups, bits)
     result = (numbers * scales).flatten(-2).to(latents.dtype)
     if torch.is_grad_enabled() and latents.requires_grad:
         result = latents + (result - latents.detach())
@@ -64,31 +62,23 @@ def _packed(numbers: Tensor, scales: Tensor, bits: int) -> Tensor:
     return torch.cat((stored, scales.to(torch.bfloat16).view(torch.int16).flatten(-2)), dim=-1)
 
 
-def _numbers(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    parts = latents.reshape(*latents.shape[:-1], groups, -1).float()
-    largest = LARGEST[bits]
-    scales = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
-    return (parts / scales.clamp_min(_TINY)).round().clamp(-largest, largest), scales
-
-
-def _round(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    value, (words, result) = by_row(x), _like(x, groups, bits)
-    rank = x.shape[-1] // groups
-    stored = 2 * group_words(rank, bits)
-    with launching_on(x):
-        round_latents[(len(value), groups)](
-            value, words.view(torch.int8), words, result, value.stride(0), 2 * words.shape[-1],
-            MOST=float(LARGEST[bits]), RANK=rank, BYTES=stored, BITS=bits, BLOCK_SIZE=power_of_two(stored), num_warps=1,
-        )  # fmt: skip
-    return words, result
-
-
 def _like(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
     words = token_words(groups, x.shape[-1] // groups, bits)
     return x.new_empty(*x.shape[:-1], words, dtype=torch.int16), x.new_empty(x.shape)
 
 
-make_operator("round_latents", "(Tensor x, int groups, int bits) -> (Tensor, Tensor)", _round, _like)
+@operator(_like)
+def round_latents(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    """``pack_latents`` in one launch."""
+    value, (words, result) = by_row(x), _like(x, groups, bits)
+    rank = x.shape[-1] // groups
+    stored = 2 * group_words(rank, bits)
+    with launching_on(x):
+        round_latents_kernel[(len(value), groups)](
+            value, words.view(torch.int8), words, result, value.stride(0), 2 * words.shape[-1],
+            MOST=float(LARGEST[bits]), RANK=rank, BYTES=stored, BITS=bits, BLOCK_SIZE=power_of_two(stored), num_warps=1,
+        )  # fmt: skip
+    return words, result
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +140,7 @@ def _scale_of(largest, is_none):
 
 
 @jit
-def round_latents(
+def round_latents_kernel(
     x_ptr, numbers_ptr, scales_ptr, out_ptr, stride, bytes_of_token, MOST: tl.constexpr,
     RANK: tl.constexpr, BYTES: tl.constexpr, BITS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip

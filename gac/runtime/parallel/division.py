@@ -7,21 +7,18 @@ summed. What is divided of an architecture is known from its ``base_model_tp_pla
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
 from gac.runtime.modules import BlockLinear, LatentLinear, LowRankLinear, ValueLinear
 from gac.runtime.parallel.ranks import SplitError
-from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import StoredLinear
 
 Style = Literal["colwise", "colwise_gather", "rowwise"]
 """The division of a matrix: its rows (``colwise``, as engines say, for these are columns of W^T), whose outputs stay
 where they are or are gathered in every process, or its columns, whose outputs are summed."""
-
-_SHARED = ("k_proj", "v_proj")
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Cut:
 
     @property
     def count(self) -> int | None:
-        """Return how many rows."""
+        """Number of rows; None: all."""
         return None if self.rows is None else sum(row.stop - row.start for row in self.rows)
 
 
@@ -54,47 +51,9 @@ class Cuts:
         groups: by the name of an attention, how many query heads read a key-value head there, where that changes.
     """
 
-    matrices: Mapping[str, Cut]
-    undivided: Mapping[str, str]
-    groups: Mapping[str, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """An attention or an MLP, whose weights are divided together or not at all.
-
-    Attributes:
-        path: its name.
-        module: it itself.
-        styles: of its weights, by name, as transformers has them.
-        outputs: the names of the weights that it computes with, whose rows are divided.
-        last: the name of the one through which it writes, whose columns are.
-    """
-
-    path: str
-    module: Any
-    styles: Mapping[str, str]
-    outputs: tuple[str, ...]
-    last: str
-
-    def weight(self, name: str) -> Any:
-        """A module within it, by its name in the model."""
-        return self.module.get_submodule(name.removeprefix(f"{self.path}."))
-
-    @property
-    def heads(self) -> int | None:
-        """Key-value heads of an attention; None for an MLP."""
-        attention = self.module
-        if (keys := getattr(attention, "k_proj", None)) is not None:
-            return int(keys.out_features // attention.head_dim)
-        if not hasattr(attention, "head_dim") and not hasattr(attention, "head_size"):
-            return None
-        return int(getattr(attention.config, "num_key_value_heads", None) or attention.config.num_attention_heads)
-
-    @property
-    def apart(self) -> bool:
-        """Return whether transformers lets each process compute with what it has itself."""
-        return {*self.styles.values()} == {"colwise", "rowwise"}
+    matrices: dict[str, Cut] = field(default_factory=dict)
+    undivided: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
 
 
 class NotDivided(Exception):  # noqa: N818 - nothing is wrong
@@ -124,26 +83,67 @@ def cuts_of(model: Any, rank: int, size: int) -> Cuts:
     Raises:
         SplitError: nothing of it can be divided.
     """
-    matrices: dict[str, Cut] = {}
-    undivided: dict[str, str] = {}
-    groups: dict[str, int] = {}
+    cuts = Cuts()
     for unit in units_of(model):
+        division = Division(unit, rank, size)
         try:
-            result = Division(unit, rank, size).all()
+            division.run()
         except NotDivided as reason:
-            undivided |= {name: str(reason) for name in unit.styles}
+            cuts.undivided.update(dict.fromkeys(unit.styles, str(reason)))
             continue
-        matrices |= result.matrices
-        undivided |= result.undivided
-        groups |= result.groups
-    if not matrices:
-        first = next((f"{name}: {why}" for name, why in undivided.items()), "transformers has no plan for it")
+        cuts.matrices.update(division.cuts.matrices)
+        cuts.undivided.update(division.cuts.undivided)
+        cuts.groups.update(division.cuts.groups)
+    if not cuts.matrices:
+        first = next((f"{name}: {why}" for name, why in cuts.undivided.items()), "transformers has no plan for it")
         raise SplitError(
             f"a {model.config.model_type} over {size} processes, of which nothing can be divided ({first})",
             "a number of processes that divides its key-value heads or its neurons",
             "Start another number of them, or run it whole.",
         )
-    return Cuts(matrices, undivided, groups)
+    return cuts
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """An attention or an MLP, whose weights are divided together or not at all.
+
+    Attributes:
+        path: its name.
+        module: it itself.
+        styles: of its weights, by name, as transformers has them.
+        last: the name of the weight through which it writes. Its columns are divided, of the others the rows.
+    """
+
+    path: str
+    module: Any
+    styles: Mapping[str, str]
+    last: str
+
+    def weight(self, name: str) -> Any:
+        """A module within it, by its name in the model."""
+        return self.module.get_submodule(name.removeprefix(f"{self.path}."))
+
+    @property
+    def heads(self) -> int | None:
+        """Key-value heads of an attention; None for an MLP."""
+        attention = self.module
+        if (keys := getattr(attention, "k_proj", None)) is not None:
+            return int(keys.out_features // attention.head_dim)
+        if not hasattr(attention, "head_dim") and not hasattr(attention, "head_size"):
+            return None
+        return int(getattr(attention.config, "num_key_value_heads", None) or attention.config.num_attention_heads)
+
+    @property
+    def query_heads(self) -> int:
+        """Query heads of an attention with a q_proj."""
+        return int(self.module.q_proj.out_features // self.module.head_dim)
+
+    @property
+    def has_norms_over_heads(self) -> bool:
+        """True if the module has matrices beside its weights, such as norms with weights for each head."""
+        of_weights = {id(parameter) for name in self.styles for parameter in self.weight(name).parameters()}
+        return any(parameter.ndim > 1 and id(parameter) not in of_weights for parameter in self.module.parameters())
 
 
 def units_of(model: Any) -> Iterator[Unit]:
@@ -155,95 +155,74 @@ def units_of(model: Any) -> Iterator[Unit]:
         if style.startswith(("colwise", "rowwise"))
     ]
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    result: dict[str, dict[str, str]] = {}
+    units: dict[str, dict[str, str]] = {}
     for name, module in model.base_model.named_modules():
         style = next((style for rule, style in rules if rule.fullmatch(name)), None)
         if style is not None and hasattr(module, "out_features"):
-            result.setdefault(prefix + name.rpartition(".")[0], {})[prefix + name] = style
-    for path, styles in result.items():
+            units.setdefault(prefix + name.rpartition(".")[0], {})[prefix + name] = style
+    for path, styles in units.items():
         last = next((name for name, style in styles.items() if style.startswith("rowwise")), None)
         if last is not None and styles_of(model.get_submodule(last), "in"):
-            outputs = tuple(name for name in styles if name != last)
-            yield Unit(path, model.get_submodule(path), styles, outputs, last)
+            yield Unit(path, model.get_submodule(path), styles, last)
 
 
 class Division:
-    """The division of a unit.
+    """The division of a unit, of which ``cuts`` has the parts of one process."""
 
-    Args:
-        storages: by name, what is to hold plain matrices of the model in the end.
-    """
+    def __init__(self, unit: Unit, rank: int, size: int) -> None:
+        self._unit, self._rank, self._size, self.cuts = unit, rank, size, Cuts()
 
-    def __init__(self, unit: Unit, rank: int, size: int, storages: Mapping[str, Storage] | None = None) -> None:
-        self._unit, self._rank, self._size = unit, rank, size
-        self._storages = storages or {}
-        self._last = unit.weight(unit.last)
-        self._matrices: dict[str, Cut] = {}
-        self._undivided: dict[str, str] = {}
-
-    def all(self) -> Cuts:
-        """Every matrix of the unit.
+    def run(self) -> None:
+        """Divide every matrix of the unit.
 
         Raises:
             NotDivided: why all of it has to stay whole.
         """
-        heads = self._unit.heads
-        self._check(heads)
+        unit, heads = self._unit, self._unit.heads
+        last = unit.weight(unit.last)
+        self._check(heads, last.in_features)
         shares = heads is not None and heads < self._size
-        for name in self._unit.outputs:
-            module = self._unit.weight(name)
-            parts = heads if heads and shares and name.endswith(_SHARED) else self._size
-            blocks = 1 if heads is not None else module.out_features // self._last.in_features
-            self._outputs(name, module, parts, blocks)
-        self._inputs()
-        groups = {self._unit.path: self._query_heads() // self._size} if shares else {}
-        return Cuts(self._matrices, self._undivided, groups)
-
-    def _query_heads(self) -> int:
-        return int(self._unit.module.q_proj.out_features // self._unit.module.head_dim)
-
-    def _check(self, heads: int | None) -> None:
-        neurons = self._last.in_features
-        if heads is None and neurons % self._size:
-            raise NotDivided(f"{neurons} neurons")
-        if heads is None:
-            return
-        if not self._unit.apart or self._turns_heads():
-            raise NotDivided("its attention computes with all heads at once")
-        shared = hasattr(self._unit.module, "k_proj") and self._size % heads == 0
-        if heads % self._size and not (shared and self._query_heads() % self._size == 0):
-            raise NotDivided(f"{heads} key-value heads")
-
-    def _turns_heads(self) -> bool:
-        local = {id(parameter) for name in self._unit.styles for parameter in self._unit.weight(name).parameters()}
-        return any(parameter.ndim > 1 and id(parameter) not in local for parameter in self._unit.module.parameters())
-
-    def _outputs(self, name: str, module: Any, parts: int, blocks: int) -> None:
-        rows = self._ranges(module.out_features, parts, blocks)
-        for leaf, style in styles_of(module, "out").items():
-            path = f"{name}.{leaf}" if leaf else name
-            if style == "colwise_gather":
-                self._gathered(path, module.rank)
-            elif leaf == "first":
-                self._add(path, Cut(style, rows=(_latents(module, rows[0]),)))
-            else:
-                self._add(path, Cut(style, rows=rows))
-
-    def _inputs(self) -> None:
-        width = self._last.in_features // self._size
-        columns = slice(self._rank * width, (self._rank + 1) * width)
-        for leaf, style in styles_of(self._last, "in").items():
-            path = f"{self._unit.last}.{leaf}" if leaf else self._unit.last
+        for name in unit.styles:
+            module = unit.weight(name)
+            if name != unit.last:
+                parts = heads if heads and shares and name.endswith(("k_proj", "v_proj")) else self._size
+                blocks = 1 if heads is not None else module.out_features // last.in_features
+                self._outputs(name, module, self._ranges(module.out_features, parts, blocks))
+        (columns,) = self._ranges(last.in_features, self._size, 1)
+        for leaf, style in styles_of(last, "in").items():
+            path = f"{unit.last}.{leaf}" if leaf else unit.last
             if style == "rowwise":
                 self._add(path, Cut(style, columns=columns))
             else:
-                self._gathered(path, self._last.out_features)
+                self._add_gathered(path, last.out_features)
+        if shares:
+            self.cuts.groups[unit.path] = unit.query_heads // self._size
 
-    def _gathered(self, path: str, rows: int) -> None:
+    def _check(self, heads: int | None, neurons: int) -> None:
+        unit = self._unit
+        if heads is None:
+            if neurons % self._size:
+                raise NotDivided(f"{neurons} neurons")
+            return
+        if {*unit.styles.values()} != {"colwise", "rowwise"} or unit.has_norms_over_heads:
+            raise NotDivided("its attention computes with all heads at once")
+        shared = hasattr(unit.module, "k_proj") and self._size % heads == 0
+        if heads % self._size and not (shared and unit.query_heads % self._size == 0):
+            raise NotDivided(f"{heads} key-value heads")
+
+    def _outputs(self, name: str, module: Any, rows: tuple[slice, ...]) -> None:
+        for leaf, style in styles_of(module, "out").items():
+            path = f"{name}.{leaf}" if leaf else name
+            if style == "colwise_gather":
+                self._add_gathered(path, module.rank)
+            else:
+                self._add(path, Cut(style, rows=(_latents(module, rows[0]),) if leaf == "first" else rows))
+
+    def _add_gathered(self, path: str, rows: int) -> None:
         try:
             self._add(path, Cut("colwise_gather", rows=self._ranges(rows, self._size, 1)))
         except NotDivided as reason:
-            self._undivided[path] = str(reason)
+            self.cuts.undivided[path] = str(reason)
 
     def _ranges(self, rows: int, parts: int, blocks: int) -> tuple[slice, ...]:
         length, index = rows // blocks, self._rank * parts // self._size
@@ -255,22 +234,20 @@ class Division:
 
     def _add(self, path: str, cut: Cut) -> None:
         matrix = self._unit.weight(path)
-        stored = isinstance(matrix, StoredLinear)
-        storage = matrix.storage if stored else self._storages.get(path)
-        if storage is not None:
-            columns = matrix.matrix[1] if stored else matrix.in_features
-            if any(end % storage.step for item in cut.rows or () for end in (item.start, item.stop)):
+        if isinstance(matrix, StoredLinear):
+            storage = matrix.storage
+            if any(end % storage.step for rows in cut.rows or () for end in (rows.start, rows.stop)):
                 raise NotDivided(f"{cut.count} rows in {storage}, which is cut every {storage.step} rows")
-            if cut.columns is not None and not storage.can_slice_columns(cut.columns, columns):
-                raise NotDivided(
-                    f"{cut.columns.stop - cut.columns.start} columns in {storage}, which would cut a group"
-                )
-        self._matrices[path] = cut
+            if cut.columns is not None and not storage.can_slice_columns(cut.columns, matrix.shape[-1]):
+                columns = cut.columns.stop - cut.columns.start
+                raise NotDivided(f"{columns} columns in {storage}, which would cut a group")
+        self.cuts.matrices[path] = cut
 
 
 def _latents(module: LatentLinear, rows: slice) -> slice:
+    """The latents of which such rows of the second factor are made."""
     second: Any = module.second
-    groups = int(second.shape[0] if isinstance(second, StoredLinear) else len(second.weight))
+    groups = int(second.blocks)
     rank, length = module.rank // groups, module.out_features // groups
     undivided = rows.start % length == 0 and rows.stop % length == 0
     if not undivided and rows.start // length != (rows.stop - 1) // length:

@@ -17,7 +17,7 @@ class SplitError(ValueError):
     """A model that cannot be split as it was asked for.
 
     Args:
-        given: what was asked for or found.
+        value: what was asked for or found.
         expected: what would have been accepted.
         remedy: what to do next.
     """
@@ -111,7 +111,11 @@ def ranks_asked_for(options: dict[str, Any]) -> Ranks | None:
         raise SplitError(f"tp_plan={plan!r}", "'auto'", "How a compressed model is split follows from its modules.")
     if options.get("device_map") is not None:
         raise SplitError("tp_plan and device_map", "one of them", "Leave device_map out.")
-    ranks = started() if mesh is None else _of_mesh(mesh)
+    if mesh is None:
+        ranks = started()
+    else:
+        group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+        ranks = Ranks(group, distributed.get_rank(group), distributed.get_world_size(group), _device())
     if size not in (None, ranks.size):
         raise SplitError(f"tp_size={size}", f"{ranks.size}, the number of processes", "Start as many with torchrun.")
     return ranks if ranks.size > 1 else None
@@ -136,11 +140,6 @@ def _everybody() -> Any:
         _own_gpu()
         return distributed.new_group(backend="nccl")
     return distributed.group.WORLD
-
-
-def _of_mesh(mesh: Any) -> Ranks:
-    group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
-    return Ranks(group, distributed.get_rank(group), distributed.get_world_size(group), _device())
 
 
 def _own_gpu() -> torch.device | None:

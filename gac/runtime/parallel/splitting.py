@@ -4,7 +4,7 @@ What is left of a module is the same module with smaller tensors, so that all th
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,27 +49,26 @@ def split(model: Any, ranks: Ranks) -> None:
 
 
 def _take(module: Any, cut: Cut, ranks: Ranks) -> None:
-    if isinstance(module, StoredLinear):
-        _take_stored(module, cut, ranks.device)
-    else:
-        _take_plain(module, cut, ranks.device)
+    take = _take_stored if isinstance(module, StoredLinear) else _take_plain
+    take(module, cut, ranks.device)
     if module.bias is not None:
-        module.bias = _bias(module.bias, cut, ranks)
+        keeps_bias = cut.columns is None or ranks.rank == 0  # outputs are summed
+        module.bias = _parameter(_rows(module.bias.detach(), cut.rows), ranks.device) if keeps_bias else None
     module.out_features = cut.count or module.out_features
     if cut.columns is not None:
         module.in_features = cut.columns.stop - cut.columns.start
-        module.register_forward_hook(_Sum(ranks))
+        module.register_forward_hook(_Exchange(ranks.summed))
 
 
 def _take_plain(module: Any, cut: Cut, device: torch.device) -> None:
     weight: Tensor = module.weight.detach()
     stacked = weight.flatten(0, -2)
-    values = _on(_rows(stacked, cut.rows) if cut.columns is None else stacked[:, cut.columns], device)
+    values = _rows(stacked, cut.rows) if cut.columns is None else stacked[:, cut.columns]
     if weight.ndim == 3:
-        blocks = _blocks(values.shape[0], weight.shape[1])
+        blocks = max(1, len(values) // weight.shape[1])
         values = values.view(blocks, -1, weight.shape[2])
         module.in_features = blocks * weight.shape[2]
-    module.weight = nn.Parameter(values, requires_grad=False)
+    module.weight = _parameter(values, device)
 
 
 def _take_stored(module: StoredLinear, cut: Cut, device: torch.device) -> None:
@@ -78,19 +77,17 @@ def _take_stored(module: StoredLinear, cut: Cut, device: torch.device) -> None:
         parts = [storage.slice_rows(module.tensors, item) for item in cut.rows or ()]
         stored = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     else:
-        stored, columns = (
-            storage.slice_columns(module.tensors, cut.columns, columns),
-            cut.columns.stop - cut.columns.start,
-        )
+        stored = storage.slice_columns(module.tensors, cut.columns, columns)
+        columns = cut.columns.stop - cut.columns.start
     rows = cut.count or rows
     stored |= storage.metadata_for(rows, columns)
     if len(module.shape) == 3:
-        blocks = _blocks(rows, module.shape[1])
+        blocks = max(1, rows // module.shape[1])
         module.shape = (blocks, rows // blocks, columns)
         module.in_features = blocks * columns
     else:
         module.shape = (rows, columns)
-    for name in module.names:
+    for name in module.tensors:
         setattr(module, name, _on(stored[name], device))
 
 
@@ -99,47 +96,35 @@ def _rows(values: Tensor, rows: Sequence[slice] | None) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _blocks(rows: int, length: int) -> int:
-    return max(1, rows // length)
-
-
-def _bias(bias: nn.Parameter, cut: Cut, ranks: Ranks) -> nn.Parameter | None:
-    if cut.columns is not None and ranks.rank:
-        return None
-    return nn.Parameter(_on(_rows(bias.detach(), cut.rows), ranks.device), requires_grad=False)
-
-
 def _on(part: Tensor, device: torch.device) -> Tensor:
+    """A contiguous copy, never a view: the whole tensor is freed."""
     return torch.empty_like(part, device=device, memory_format=torch.contiguous_format).copy_(part)
 
 
+def _parameter(part: Tensor, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(_on(part, device), requires_grad=False)
+
+
 def _join(pair: LowRankLinear, name: str, cuts: Mapping[str, Cut], ranks: Ranks) -> None:
+    """Set the sizes of a pair after its factors are cut, and gather between or behind them where that is due."""
     first, second = (cuts.get(f"{name}.{factor}") for factor in ("first", "second"))
-    pair.in_features, pair.rank, pair.out_features = (
-        pair.first.in_features, pair.first.out_features, pair.second.out_features
-    )  # fmt: skip
+    pair.in_features, pair.rank = pair.first.in_features, pair.first.out_features
+    pair.out_features = pair.second.out_features
     if first is not None and first.style == "colwise_gather":
         pair.gathers_from = ranks
     if second is not None and second.style == "colwise_gather":
-        pair.second.register_forward_hook(_Gather(ranks))
+        pair.second.register_forward_hook(_Exchange(ranks.gathered))
         pair.out_features *= ranks.size
 
 
-class _Hook:
-    """A hook that exchanges outputs with the other processes."""
+class _Exchange:
+    """A forward hook that exchanges outputs with the other processes."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, exchange: Callable[[Tensor], Tensor]) -> None:
+        self.exchange = exchange
 
-
-class _Sum(_Hook):
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return self.ranks.summed(output)
-
-
-class _Gather(_Hook):
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return self.ranks.gathered(output)
+        return self.exchange(output)
 
 
 def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:
@@ -155,16 +140,12 @@ def _divide_head(model: Any, ranks: Ranks) -> dict[str, str]:
         head.part = part
     elif isinstance(head, StoredHead):
         _take_stored(head, Cut("colwise_gather", rows=(part,)), ranks.device)
+    elif head.weight is model.get_input_embeddings().weight:  # tied: a view of the embedding, which is whole
+        head.weight = nn.Parameter(head.weight.detach()[part], requires_grad=False)
     else:
-        head.weight = nn.Parameter(_head_rows(model, head, part), requires_grad=False)
+        head.weight = _parameter(head.weight.detach()[part], head.weight.device)
     if head.bias is not None:
-        head.bias = nn.Parameter(_on(head.bias[part].detach(), ranks.device), requires_grad=False)
+        head.bias = _parameter(head.bias.detach()[part], ranks.device)
     head.out_features = rows
-    head.register_forward_hook(_Gather(ranks))
+    head.register_forward_hook(_Exchange(ranks.gathered))
     return {}
-
-
-def _head_rows(model: Any, head: Any, part: slice) -> Tensor:
-    rows: Tensor = head.weight.detach()[part]
-    tied = head.weight is model.get_input_embeddings().weight
-    return rows if tied else _on(rows, rows.device)

@@ -8,7 +8,8 @@ Nothing here is fast. After ``import gac`` transformers uses GAC's classes, whic
 """
 
 import sys
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import lcm, prod
 from pathlib import Path
@@ -22,19 +23,18 @@ from transformers.utils.hub import cached_file
 
 SCHEMA = 3
 DOCUMENTS = ("plan.json", "README.md")
-OPTIONAL = {"_raise_exceptions_for_missing_entries": False}
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 HEAD_ROWS = 2**13  # rows of a quantised LM head that are in the model's dtype at a time
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of every tensor that holds a matrix, by name
 
 
-# How numbers are stored. A storage says which tensors hold a matrix (rows, columns), and computes the matrix from them.
+# How numbers are stored: the tensors that hold a matrix (rows, columns), the matrix of them, and products with it.
 
 
 def unpack(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Unpack int32 words ``(rows, words)`` into numbers ``(rows, columns)``: each row is one string of bits.
+    """Unpack int32 words ``(rows, words)`` into numbers ``(rows, columns)``: a row is a string of bits, lowest first.
 
-    The first number lies in the lowest bits of the first word. Of 3 bits, a number may begin in one word and end in the
-    next, so each word is read together with the one behind it.
+    Of 3 bits, a number may end in the next word, so each word is read together with the one behind it.
     """
     period = lcm(bits, 32) // bits  # numbers after which one begins with a word again
     words = in_parts(words.long() & 0xFFFFFFFF, period * bits // 32)
@@ -71,28 +71,23 @@ class PackedIntegers:
     bits: int
     group: int | None
     zero: bool
+    linear = staticmethod(functional.linear)
 
-    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and dtype of every tensor that holds a matrix, by name."""
+    def tensors(self, rows: int, columns: int) -> Layout:
         groups = -(-columns // self.columns_of_group(columns))
         words, words_across = (-(-numbers * self.bits // 32) for numbers in (columns, rows))
-        tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "weight_packed": ((rows, words), torch.int32),
-            "weight_scale": ((rows, groups), torch.float16),
-            "weight_shape": ((2,), torch.int64),  # for other readers of the format
-        }
-        return tensors | ({"weight_zero_point": ((words_across, groups), torch.int32)} if self.zero else {})
+        tensors: Layout = {"weight_packed": ((rows, words), torch.int32)}
+        tensors["weight_scale"] = (rows, groups), torch.float16
+        tensors["weight_shape"] = (2,), torch.int64  # for other readers of the format
+        if self.zero:  # zero points are packed along the rows
+            tensors["weight_zero_point"] = (words_across, groups), torch.int32
+        return tensors
 
     def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """Return the matrix ``(rows, columns)``."""
         numbers, zero = unpack(tensors["weight_packed"], self.bits, columns), 1 << (self.bits - 1)
-        if self.zero:  # zero points are packed along the rows
+        if self.zero:
             zero = unpack(tensors["weight_zero_point"].T, self.bits, rows).T
         return dequantise(numbers, tensors["weight_scale"], zero, self.columns_of_group(columns), dtype)
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x @ weight.T + bias``."""
-        return functional.linear(x, weight, bias)
 
     def columns_of_group(self, columns: int) -> int:
         """Return how many columns of a row have one scale."""
@@ -109,7 +104,7 @@ class Integers8:
 
     number, scale, largest, divisor = torch.int8, torch.float16, 127, 128
 
-    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def tensors(self, rows: int, columns: int) -> Layout:
         return {"weight": ((rows, columns), self.number), "weight_scale": ((rows, min(columns, 1)), self.scale)}
 
     def values(self, tensors: Mapping[str, Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -127,7 +122,6 @@ class Integers8:
         return self.nearest(wide / scale).div_(self.divisor).to(x.dtype), scale * self.divisor
 
     def nearest(self, x: Tensor) -> Tensor:
-        """Round float32 numbers to those that ``number`` has."""
         return x.round_()
 
 
@@ -170,12 +164,13 @@ class Matrix(nn.Module):
         return (self.storage or functional).linear(x, self.values(x.dtype), self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        stored = {id(tensor) for tensor in self._buffers.values()}
+        stored = {id(tensor) for tensor in self.buffers(recurse=False) if tensor.is_floating_point()}
 
-        def apply(tensor: Tensor) -> Tensor:
-            return fn(tensor.view(torch.uint8)).view(tensor.dtype) if id(tensor) in stored else fn(tensor)
+        def move(tensor: Tensor) -> Tensor:
+            integer = torch.int16 if tensor.itemsize == 2 else torch.uint8  # which casts of a model leave as they are
+            return fn(tensor.view(integer)).view(tensor.dtype) if id(tensor) in stored else fn(tensor)
 
-        return super()._apply(apply, recurse)
+        return super()._apply(move, recurse)
 
 
 # What a weight is replaced by. x has shape (..., in_features).
@@ -188,26 +183,18 @@ def linear(in_features: int, out_features: int, bias: bool = False, storage: Any
     return Matrix((out_features, in_features), storage, bias, **where)
 
 
-class Pair(nn.Module):
-    """``y = B (A x) + bias``: A is ``first``, B and the bias are ``second``."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x))
+def low_rank(in_features: int, rank: int, out_features: int, bias: bool, **how: Any) -> nn.Module:
+    """Make ``y = B (A x) + bias``: A (rank, in) is ``first``, B (out, rank) and the bias are ``second``."""
+    pair = {"first": linear(in_features, rank, **how), "second": linear(rank, out_features, bias, **how)}
+    return nn.Sequential(OrderedDict(pair))
 
 
-def low_rank(in_features: int, rank: int, out_features: int, bias: bool, **how: Any) -> Pair:
-    """Make a low-rank pair: A is (rank, in), B is (out, rank)."""
-    return Pair(linear(in_features, rank, **how), linear(rank, out_features, bias, **how))
-
-
-def latent(in_features: int, groups: int, rank: int, out_features: int, bits: Any = None, **how: Any) -> Pair:
+def latent(in_features: int, groups: int, rank: int, out_features: int, bits: Any = None, **how: Any) -> nn.Module:
     """Make a pair for each group of key or value heads; ``first(x)`` is the latent that GAC's classes cache."""
-    blocks = BlockLinear((groups, out_features // groups, rank), bits, **how)
-    return Pair(linear(in_features, groups * rank, **how | {"bias": False}), blocks)
+    first = linear(in_features, groups * rank, **how | {"bias": False})
+    return nn.Sequential(
+        OrderedDict(first=first, second=BlockLinear((groups, out_features // groups, rank), bits, **how))
+    )
 
 
 class BlockLinear(Matrix):
@@ -218,20 +205,25 @@ class BlockLinear(Matrix):
         self.bits = bits
 
     def forward(self, x: Tensor) -> Tensor:
-        groups, rows, rank = self.shape
-        latents = x if self.bits is None else quantised_latents(x, groups, self.bits)
-        latents = latents.reshape(-1, groups, rank).transpose(0, 1)
-        y = torch.bmm(latents, self.values(x.dtype).view(self.shape).transpose(1, 2))
-        y = y.transpose(0, 1).reshape(*x.shape[:-1], groups * rows)
-        return y if self.bias is None else y + self.bias
+        if self.bits is not None:
+            numbers, scale = quantise_latents(x, self.shape[0], self.bits)
+            x = (numbers * scale).flatten(-2).to(x.dtype)
+        return multiply_blocks(x, self.values(x.dtype).view(self.shape), self.bias)
 
 
-def quantised_latents(x: Tensor, groups: int, bits: int) -> Tensor:
-    """Round latents ``(..., groups * rank)`` to ``scale * integer``, with a bfloat16 scale a token and group."""
+def multiply_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the products of each block of x ``(..., blocks * rank)`` with its weight, ``(blocks, rows, rank)``."""
+    blocks, rows, rank = weight.shape
+    y = torch.bmm(x.reshape(-1, blocks, rank).transpose(0, 1), weight.transpose(1, 2))
+    y = y.transpose(0, 1).reshape(*x.shape[:-1], blocks * rows)
+    return y if bias is None else y + bias
+
+
+def quantise_latents(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
+    """Return integers ``(..., groups, rank)`` of x ``(..., groups * rank)``, and a bfloat16 scale a token and group."""
     parts, largest = x.reshape(*x.shape[:-1], groups, -1).float(), (1 << bits - 1) - 1
     scale = (parts.abs().amax(-1, keepdim=True) / largest).to(torch.bfloat16).float()
-    numbers = (parts / scale.clamp_min(2.0**-126)).round().clamp(-largest, largest)
-    return (numbers * scale).flatten(-2).to(x.dtype)
+    return (parts / scale.clamp_min(2.0**-126)).round().clamp(-largest, largest), scale
 
 
 class Heads:
@@ -269,7 +261,7 @@ class Absent(nn.Module):
 
 
 class Constant(Absent):
-    """The output weight of a skipped block: the same ``bias (out,)`` for every token."""
+    """The output weight of a skipped block, which writes the same ``bias (out,)`` for every token."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, storage: Any = None, **where: Any) -> None:
         super().__init__(in_features, out_features)
@@ -329,40 +321,11 @@ class StoredHead(Matrix):
         return torch.cat(parts, -1)
 
 
-MODULES: dict[str, Any] = {
-    "Linear": linear,
-    "LowRankLinear": low_rank,
-    "LatentLinear": latent,
-    "RoundedLatentLinear": latent,
-    "ValueLinear": ValueLinear,
-    "Absent": Absent,
-    "Constant": Constant,
-}
+MODULES: dict[str, Any] = {"Linear": linear, "LowRankLinear": low_rank, "LatentLinear": latent}
+MODULES |= {"RoundedLatentLinear": latent, "ValueLinear": ValueLinear, "Absent": Absent, "Constant": Constant}
 
 
 # The model: transformers' own architecture, in which the modules above replace linear layers.
-
-
-def replace_modules(model: Any, header: dict[str, Any]) -> None:
-    """Replace the modules of a model by those that the key ``gac`` describes."""
-    if header.get("schema_version") != SCHEMA:
-        raise ValueError(f"config.json, key gac: schema_version {header.get('schema_version')}; expected {SCHEMA}.")
-    prefix = f"{model.base_model_prefix}." if model.base_model is model else ""  # of names in a causal LM
-    for name, described in header["modules"].items():
-        path, make = name.removeprefix(prefix), MODULES[described["module"]]
-        dense = model.get_submodule(path)
-        how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
-        model.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
-        model.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
-    if "head" in header:
-        replace_head(model, header["head"])
-    for block in header.get("skipped", ()):
-        path = block["block"].removeprefix(prefix)
-        model.set_submodule(path, SkippedBlock(model.get_submodule(path), block["output"], block["attention"]))
-        for path in (name.removeprefix(prefix) for name in block["norms"]):
-            passed = nn.Identity()
-            passed._parameters.update(model.get_submodule(path)._parameters)  # so that it has the norm's weight
-            model.set_submodule(path, passed)
 
 
 def storage_of(described: dict[str, Any]) -> Any:
@@ -380,6 +343,15 @@ def replace_head(model: Any, described: dict[str, Any]) -> None:
         model.set_submodule(names[head], StoredHead(storage, head, embedding if described["tied"] else None))
 
 
+def skip_block(model: Any, block: str, output: str, attention: bool, norms: Iterable[str]) -> None:
+    """Skip an attention or MLP, and the norms that only it reads; all keep their parameters."""
+    model.set_submodule(block, SkippedBlock(model.get_submodule(block), output, attention))
+    for name in norms:
+        identity = nn.Identity()
+        identity._parameters.update(model.get_submodule(name)._parameters)
+        model.set_submodule(name, identity)
+
+
 class CompressedConfig:
     """A config that renames ``quantization_config``, which is for other readers: transformers must not read it."""
 
@@ -390,8 +362,8 @@ class CompressedConfig:
         if isinstance(layout, dict) and layout.get("quant_method") == "compressed-tensors":
             values["compression_config"] = values.pop("quantization_config")
         if (manager := sys.modules.get("transformers.cli.serving.model_manager")) is not None:
-            for name in values.get("architectures") or ():  # where `transformers serve` looks it up
-                setattr(manager.transformers, name, getattr(sys.modules[__name__], name))
+            for name in values.get("architectures") or ():  # `transformers serve` looks for it in transformers
+                setattr(manager.transformers, name, getattr(sys.modules[cls.__module__], name))
         return super().from_dict(values, **options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -400,12 +372,31 @@ class CompressedConfig:
 
 
 class CompressedModel:
+    gac_files: dict[str, str]  # the texts of its plan and its card, by the names of their files
+
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         if config._attn_implementation == "vllm":
             raise ValueError("vLLM runs GAC's checkpoints by a plugin, not by this file; serve it with transformers.")
         super().__init__(config, *args, **options)
         if getattr(config, "gac", None) is not None:
-            replace_modules(self, config.gac)
+            self._replace_modules(config.gac)
+
+    def _replace_modules(self, header: dict[str, Any]) -> None:
+        """Replace modules by those that the key ``gac`` describes."""
+        if header.get("schema_version") != SCHEMA:
+            raise ValueError(f"config.json, key gac: schema_version {header.get('schema_version')}; expected {SCHEMA}.")
+        prefix = f"{self.base_model_prefix}." if self.base_model is self else ""  # of names in a causal LM
+        for name, described in header["modules"].items():
+            path, make = name.removeprefix(prefix), MODULES[described["module"]]
+            dense = self.get_submodule(path)
+            how = {"bias": dense.bias is not None, "device": dense.weight.device, "dtype": dense.weight.dtype}
+            self.set_submodule(path, make(**described["sizes"], storage=storage_of(described), **how))
+            self.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True  # GPT-2 initialises weights by name
+        if "head" in header:
+            replace_head(self, header["head"])
+        for block in header.get("skipped", ()):
+            norms = [name.removeprefix(prefix) for name in block["norms"]]
+            skip_block(self, block["block"].removeprefix(prefix), block["output"], block["attention"], norms)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
@@ -415,16 +406,18 @@ class CompressedModel:
         model, report = super().from_pretrained(source, *args, output_loading_info=True, **options)
         if wrong := sorted(map(str, report["missing_keys"] | report["mismatched_keys"])):
             raise ValueError(f"{source}: {wrong[0]} is missing or of another shape than config.json describes.")
-        hub = {key: options[key] for key in HUB_OPTIONS if key in options}
-        paths = {name: cached_file(source, name, **hub, **OPTIONAL) for name in DOCUMENTS}
-        model.gac_files = {name: Path(path).read_text("utf-8") for name, path in paths.items() if path is not None}
+        model.gac_files = read_documents(source, options)
         return (model, report) if output_loading_info else model
 
     def save_pretrained(self, directory: Any, *args: Any, **options: Any) -> None:
         """Save the model with its plan, its card and this file."""
         names = {auto: str(name).rpartition("--")[2] for auto, name in getattr(self.config, "auto_map", {}).items()}
-        self.config.auto_map = names  # transformers puts the repository before the names of remote code
+        self.config.auto_map = {auto: name for auto, name in names.items() if name.startswith("modeling_gac.")}
         super().save_pretrained(directory, *args, **options)
+        if not getattr(self, "_hf_peft_config_loaded", False):  # then transformers saves the adapter alone
+            self._write_companions(Path(directory))
+
+    def _write_companions(self, directory: Path) -> None:
         for name, text in getattr(self, "gac_files", {}).items():
             Path(directory, name).write_text(text, encoding="utf-8")
         Path(directory, "modeling_gac.py").write_bytes(Path(__file__).read_bytes())
@@ -434,6 +427,13 @@ class CompressedModel:
         if (getattr(self.config, "gac", None) or {}).get("head") is not None:
             return {}  # a quantised head reads the embedding's tensors itself
         return super().get_expanded_tied_weights_keys(all_submodels)
+
+
+def read_documents(source: Any, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of those ``DOCUMENTS`` that a checkpoint has, by name."""
+    hub = {key: options[key] for key in HUB_OPTIONS if key in options}
+    paths = {name: cached_file(source, name, **hub, _raise_exceptions_for_missing_entries=False) for name in DOCUMENTS}
+    return {name: Path(path).read_text("utf-8") for name, path in paths.items() if path is not None}
 
 
 def __getattr__(name: str) -> Any:

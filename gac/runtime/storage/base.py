@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from gac.runtime.kernels.gpu import unsupported_reason, warn_slow_path_once
 from gac.runtime.kernels.quantise_rows import QuantisedRows
-from gac.runtime.modules import multiply_blocks
 
 Tensors = Mapping[str, Tensor]
 """The tensors of one matrix, by name."""
@@ -108,10 +107,3 @@ class Storage(ABC):
     def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
         """Return ``kernel`` of inputs that are quantised already, ``(rows of x, rows)`` in that dtype."""
         raise NotImplementedError
-
-    def multiply_blocks(
-        self, x: Tensor, tensors: Tensors, blocks: int, rows: int, columns: int, bias: Tensor | None
-    ) -> Tensor:
-        """Return the product of a ``BlockLinear``, whose blocks lie one above the other."""
-        weight = self.values(tensors, blocks * rows, columns, x.dtype).view(blocks, rows, columns)
-        return multiply_blocks(x, weight, bias)

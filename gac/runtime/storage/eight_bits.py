@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gac.runtime.kernels.int8_fp8 import gemm_unsupported_reason, linear, linear_of_quantised
+from gac.runtime.kernels.int8_fp8 import eight_bits_linear, eight_bits_linear_of, gemm_unsupported_reason
 from gac.runtime.kernels.quantise_rows import QuantisedRows
 from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage, Tensors, not_scales
@@ -30,10 +30,10 @@ class _EightBits(Storage):
         return gemm_unsupported_reason(self.number, device, rows, columns)
 
     def kernel(self, x: Tensor, tensors: Tensors, columns: int) -> Tensor:
-        return linear(x, tensors["weight"], tensors["weight_scale"])
+        return eight_bits_linear(x, tensors["weight"], tensors["weight_scale"])
 
     def kernel_of_quantised(self, x: QuantisedRows, tensors: Tensors, dtype: torch.dtype) -> Tensor:
-        return linear_of_quantised(x, tensors["weight"], tensors["weight_scale"], dtype)
+        return eight_bits_linear_of(*x, tensors["weight"], tensors["weight_scale"], dtype)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gac.runtime.kernels.low_bit import MOST_ROWS
+from gac.runtime.plain import modeling_gac
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import Stored, StoredLinear
 
@@ -13,31 +14,23 @@ ROWS = 2**13
 """Rows of a head that are in the model's dtype at a time."""
 
 
-class StoredEmbedding(Stored):
+class StoredEmbedding(modeling_gac.StoredEmbedding, Stored):
     """The rows of a matrix in a storage, in the model's dtype: ``(..., columns)`` for ids ``(...)``.
 
     Args:
         storage: what holds the matrix.
-        plain: the ``nn.Embedding`` that it stands for, which may multiply what it has looked up by a number.
+        dense: the ``nn.Embedding`` that it stands for, which may multiply what it has looked up by a number.
     """
 
-    def __init__(self, storage: Storage, plain: Any) -> None:
-        super().__init__(storage, plain)
+    def __init__(self, storage: Storage, dense: Any) -> None:
+        super().__init__(storage, dense)
         self.num_embeddings, self.embedding_dim = self.matrix
-        self.padding_idx = plain.padding_idx
-        self.factor = float(getattr(plain, _FACTOR, 1.0))
-        self.dtype: torch.dtype = plain.weight.dtype
+        self.padding_idx = dense.padding_idx
+        self.train(dense.training)
 
     def forward(self, ids: Tensor) -> Tensor:
-        result = self.storage.rows(self.tensors, ids.flatten(), *self.matrix, self.dtype).view(*ids.shape, -1)
-        if self.factor == 1:
-            return result
-        return result * torch.full((), self.factor, dtype=self.dtype, device=result.device)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "StoredEmbedding":
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=next(self.buffers()).device)).dtype
-        super()._apply(fn, recurse)
-        return self
+        rows = self.storage.rows(self.tensors, ids.flatten(), *self.matrix, self.dtype).view(*ids.shape, -1)
+        return rows if self.factor == 1 else rows * torch.full((), self.factor, dtype=rows.dtype, device=rows.device)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.storage}"
@@ -78,41 +71,34 @@ class TiedHead(nn.Module):
 
 
 def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
-    """``x @ matrix[part].T + bias``: of few inputs in one kernel, where the storage has one.
+    """``x @ matrix[part].T + bias``, ``ROWS`` rows at a time: all of a head in the model's dtype takes much memory.
 
-    Else some rows at a time, for all of a head in the model's dtype would take much memory.
-
-    Args:
-        bias: of these rows.
+    Of few inputs it is one product, where the storage has a kernel.
     """
-    storage, columns = matrix.storage, matrix.matrix[1]
+    storage, columns, rows = matrix.storage, matrix.matrix[1], part.stop - part.start
     stored = {name: item.to(x.device) for name, item in matrix.counted.items()}
-    full = part.stop - part.start
-    in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, full, columns) is None
-    step, result = full if in_one else ROWS, []
-    for start in range(part.start, part.stop, step):
-        some = slice(start, min(start + step, part.stop))
-        local = None if bias is None else bias[some.start - part.start : some.stop - part.start]
-        result.append(storage.multiply(x, storage.slice_rows(stored, some), some.stop - some.start, columns, local))
-    return torch.cat(result, dim=-1) if len(result) > 1 else result[0]
-
-
-_FACTOR = "scalar_embed_scale"
-"""The name of the factor of Gemma's embeddings."""
+    in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, rows, columns) is None
+    step, parts = rows if in_one else ROWS, []
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        tensors = storage.slice_rows(stored, slice(part.start + start, part.start + stop))
+        local_bias = None if bias is None else bias[start:stop]
+        parts.append(storage.multiply(x, tensors, stop - start, columns, local_bias))
+    return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
 
 def embeddings_of(model: Any) -> dict[str, Any]:
     """Embedding and head by their names in the model; a model without a head has the embedding alone."""
-    ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
-    names = {id(module): name for name, module in model.named_modules()}
-    return {names[id(end)]: end for end in ends}
+    names = {module: name for name, module in model.named_modules()}
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {names[module]: module for module in modules if module is not None}
 
 
 def unusual(module: Any) -> str | None:
     """Return what keeps an embedding or a head from being stored; None where nothing does."""
     if type(module) is nn.Linear:
         return None
-    if isinstance(module, nn.Embedding) and (type(module) is nn.Embedding or hasattr(module, _FACTOR)):
+    if isinstance(module, nn.Embedding) and (type(module) is nn.Embedding or hasattr(module, "scalar_embed_scale")):
         return None if module.max_norm is None else "an Embedding with max_norm"
     return f"a {type(module).__name__}"
 
@@ -126,15 +112,13 @@ def replace_embeddings(model: Any, storage: Storage, tied: bool) -> dict[str, nn
     Raises:
         ValueError: one of them is no plain embedding or linear weight.
     """
-    ends = embeddings_of(model)
-    for name, plain in ends.items():
-        if said := unusual(plain):
-            raise ValueError(f"{name} is {said}; expected a plain embedding and a linear head.")
-    result: dict[str, nn.Module] = {}
-    embedding = None
-    for name, plain in ends.items():
-        if embedding is None:
-            result[name] = embedding = StoredEmbedding(storage, plain)
-        else:
-            result[name] = TiedHead(embedding, plain) if tied else StoredHead(storage, plain)
+    dense = embeddings_of(model)
+    for name, module in dense.items():
+        if reason := unusual(module):
+            raise ValueError(f"{name} is {reason}; expected a plain embedding and a linear head.")
+    (name, module), *heads = dense.items()
+    embedding = StoredEmbedding(storage, module)
+    result: dict[str, nn.Module] = {name: embedding}
+    for name, head in heads:
+        result[name] = TiedHead(embedding, head) if tied else StoredHead(storage, head)
     return result

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gac.runtime.kernels.quantise_rows import QuantisedRows
 from gac.runtime.latents.quantise import quantise_latents
-from gac.runtime.modules import BlockLinear, ValueLinear
+from gac.runtime.modules import BlockLinear, ValueLinear, multiply_blocks
+from gac.runtime.plain import modeling_gac
 from gac.runtime.plain.modeling_gac import Heads
 from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.eight_bits import Floats8, Integers8
@@ -24,25 +24,11 @@ STORAGES: dict[str, tuple[Callable[..., Storage], tuple[str, ...]]] = {
 """Storages by their name in ``config.json``, and the options that make one."""
 
 
-class Stored(nn.Module):
-    """A matrix in a storage, whose tensors are buffers.
+class Stored(modeling_gac.Matrix):
+    """A matrix in a storage, whose tensors are buffers: zeros until they are filled, and never cast."""
 
-    They are zeros until they are filled. Casts of the model leave them as they are.
-
-    Args:
-        storage: what holds the matrix.
-        plain: the module that it stands for.
-    """
-
-    def __init__(self, storage: Storage, plain: Any) -> None:
-        super().__init__()
-        self.storage = storage
-        self.shape: tuple[int, ...] = tuple(plain.weight.shape)
-        tensors = storage.tensors(*self.matrix)
-        self.names = tuple(tensors)
-        for name, (shape, dtype) in tensors.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=plain.weight.device))
-        self.train(plain.training)
+    shape: tuple[int, ...]
+    storage: Storage
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -52,7 +38,7 @@ class Stored(nn.Module):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the storage, by name."""
-        return {name: self.get_buffer(name) for name in self.names}
+        return {name: tensor for name, tensor in self._buffers.items() if tensor is not None}
 
     @property
     def counted(self) -> dict[str, Tensor]:
@@ -68,57 +54,9 @@ class Stored(nn.Module):
             assert value.is_contiguous(), f"{name} has strides {value.stride()}"
             setattr(self, name, value)
 
-    def values(self, dtype: torch.dtype) -> Tensor:
+    def values(self, dtype: torch.dtype, rows: Any = slice(None)) -> Tensor:
         """The matrix in the shape that it has in the plain module."""
         return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Stored":
-        dtypes = {name: stored.dtype for name, stored in self.tensors.items()}
-        for name, stored in self.tensors.items():
-            setattr(self, name, stored.view(_WHOLE[stored.element_size()]))
-        try:
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        finally:
-            for name, dtype in dtypes.items():
-                setattr(self, name, self.get_buffer(name).view(dtype))
-        return self
-
-
-class Shared(Protocol):
-    """The GEMM that several stored matrices share, see ``gac.runtime.fusion.shared_gemm``."""
-
-    def of(self, index: int, x: Tensor) -> Tensor:
-        """The output of one of them."""
-
-    def join(self) -> None:
-        """Take their tensors, which are others now."""
-
-
-class Before(Protocol):
-    """The norm that quantises the input of stored matrices, see ``fusion.quantised_inputs``."""
-
-    def get(self, x: Tensor) -> QuantisedRows | None:
-        """The input rounded, where it was."""
-
-    def release(self) -> None:
-        """One of them has read it."""
-
-
-def multiplied(
-    before: Before | None,
-    storage: Storage,
-    x: Tensor,
-    stored: Tensors,
-    rows: int,
-    columns: int,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """``Storage.multiply`` of x, or of what it was rounded to before."""
-    rounded = None if before is None else before.get(x)
-    if rounded is None:
-        return storage.multiply(x, stored, rows, columns, bias)
-    y = storage.kernel_of_quantised(rounded, stored, x.dtype).view(*x.shape[:-1], rows)
-    return y if bias is None else y + bias
 
 
 class StoredLinear(Stored):
@@ -128,16 +66,17 @@ class StoredLinear(Stored):
     plain module's.
 
     Attributes:
-        shared: the GEMM that it shares with others, and its place among them; None: it runs by itself.
-        before: what may have rounded its input; None: it does that itself.
+        shared: the ``SharedGemm`` that it shares with others, and its index among them; None: it runs by itself.
+        before: the ``QuantisingNorm`` that may have its input; None: it quantises that itself.
     """
 
     def __init__(self, storage: Storage, plain: Any) -> None:
-        super().__init__(storage, plain)
+        super().__init__(tuple(plain.weight.shape), storage, device=plain.weight.device)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.bias: nn.Parameter | None = plain.bias
-        self.shared: tuple[Shared, int] | None = None
-        self.before: Before | None = None
+        self.shared: tuple[Any, int] | None = None
+        self.before: Any = None
+        self.train(plain.training)
 
     @staticmethod
     def of(storage: Storage, plain: nn.Module) -> "StoredLinear":
@@ -146,7 +85,7 @@ class StoredLinear(Stored):
 
     def forward(self, x: Tensor) -> Any:
         if self.shared is None:
-            y = multiplied(self.before, self.storage, x, self.tensors, *self.matrix, self.bias)
+            y = self.multiply(x, self.tensors, self.out_features, self.bias)
         else:
             gemm, index = self.shared
             y = gemm.of(index, x)
@@ -154,6 +93,14 @@ class StoredLinear(Stored):
         if self.before is not None:
             self.before.release()
         return y
+
+    def multiply(self, x: Tensor, tensors: Tensors, rows: int, bias: Tensor | None = None) -> Tensor:
+        """``Storage.multiply`` of x, or of what it was quantised to before."""
+        quantised = None if self.before is None else self.before.get(x)
+        if quantised is None:
+            return self.storage.multiply(x, tensors, rows, self.in_features, bias)
+        y: Tensor = self.storage.kernel_of_quantised(quantised, tensors, x.dtype).view(*x.shape[:-1], rows)
+        return y if bias is None else y + bias
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         super().fill(tensors)
@@ -190,19 +137,19 @@ class StoredBlocks(StoredLinear):
         super().__init__(storage, plain)
         self.bits = plain.bits
 
+    @property
+    def blocks(self) -> int:
+        return self.shape[0]
+
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """As that of a ``BlockLinear``."""
-        blocks, rows, columns = self.shape
-        x = x if is_rounded else quantise_latents(x, blocks, self.bits)
-        return self.storage.multiply_blocks(x, self.tensors, blocks, rows, columns, self.bias)
+        x = x if is_rounded else quantise_latents(x, self.blocks, self.bits)
+        return multiply_blocks(x, self.values(x.dtype), self.bias)
 
 
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STORED: dict[type, type[StoredLinear]] = {
-    nn.Linear: StoredLinear,
-    ValueLinear: StoredValues,
-    BlockLinear: StoredBlocks,
-}
+    nn.Linear: StoredLinear, ValueLinear: StoredValues, BlockLinear: StoredBlocks
+}  # fmt: skip
 
 
 def is_matrix(module: nn.Module) -> bool:
@@ -224,7 +171,7 @@ def plain_state(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     state = dict(module.state_dict())
     for path, stored in stored_modules(module).items():
         prefix = f"{path}." if path else ""
-        for name in stored.names:
+        for name in stored.tensors:
             del state[prefix + name]
         state[f"{prefix}weight"] = stored.values(dtype)
     return state
@@ -233,18 +180,18 @@ def plain_state(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 def count_parameters(model: nn.Module) -> int:
     """Parameters of a model, each counted once, and the numbers of matrices that are in a storage."""
     rest = sum(parameter.numel() for parameter in model.parameters())
-    return rest + sum(prod(stored_module.matrix) for stored_module in stored_modules(model).values())
+    return rest + sum(prod(stored.shape) for stored in stored_modules(model).values())
 
 
 def without_kernels(model: Any) -> Counter[str]:
     """Why stored matrices of a model run in plain PyTorch where it is, and how many; none whose kernels run."""
-    result: Counter[str] = Counter()
-    for stored_module in stored_modules(model).values():
-        if reason := stored_module.storage.unsupported_reason(model.device, model.dtype, *stored_module.matrix):
-            result[reason] += 1
-    return result
+    reasons = (
+        stored.storage.unsupported_reason(model.device, model.dtype, *stored.matrix)
+        for stored in stored_modules(model).values()
+    )
+    return Counter(reason for reason in reasons if reason)
 
 
 def stored_modules(module: nn.Module) -> dict[str, Stored]:
     """Those within it whose matrices are in a storage, by name; the empty one is its own."""
-    return {name: named_module for name, named_module in module.named_modules() if isinstance(named_module, Stored)}
+    return {name: stored for name, stored in module.named_modules() if isinstance(stored, Stored)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gac.runtime.kernels.gpu import ceil_div, launching_on, make_operator
+from gac.runtime.kernels.gpu import ceil_div, launching_on, operator
 from gac.runtime.kernels.guard import jit, tl
 
 _NUMBERS = 2048  # a program takes about as many
@@ -62,57 +62,6 @@ def plainly_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
-def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
-    """Return what one of ``NORMS`` makes of x ``(..., features)``."""
-    out: Tensor = torch.ops.gac.norm_rows(x, weight, eps, kind)
-    return out
-
-
-def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    """One of ``ACTIVATIONS`` of the gate ``(..., neurons)``, times up."""
-    out: Tensor = torch.ops.gac.gate_rows(gate, up, kind)
-    return out
-
-
-def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
-
-    Angles get no gradients.
-    """
-    run: Any = _Rotated.apply if torch.is_grad_enabled() else torch.ops.gac.rotate_heads
-    result: tuple[Tensor, Tensor] = run(q, k, cos, sin)
-    return result
-
-
-class _Rotated(torch.autograd.Function):
-    """Rotated queries and keys, whose gradients are rotated back."""
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = torch.ops.gac.rotate_heads(q, k, cos, sin)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[2:])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (q, k), (cos, sin) = gradients, ctx.saved_tensors
-        return *rotated(q, k, cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
-
-
-def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
-    """Write new tokens to a static cache, behind those that there are.
-
-    Args:
-        k, v: of the new tokens, ``(batch, heads, tokens, size)``; sizes may differ.
-        keys, values: of the cache, ``(batch, heads, most, size)``, contiguous.
-        length: int64, how many tokens there are. Where there is no room left the first one becomes NaN.
-    """
-    torch.ops.gac.cache_tokens(k, v, keys, values, length)
-
-
 def by_row(x: Tensor) -> Tensor:
     """Rows ``(rows, columns)`` that may lie apart, as parts of a shared GEMM's output do; numbers of one do not."""
     inputs = x.reshape(-1, x.shape[-1])
@@ -129,28 +78,34 @@ def warps_for(columns: int) -> int:
     return 4 if columns <= 4096 else 8 if columns <= 8192 else 16
 
 
-def _norm_rows(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+@operator(lambda x, *_: x.new_empty(x.shape))
+def normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+    """Return what one of ``NORMS`` makes of x ``(..., features)``."""
     inputs, size, out = by_row(x), x.shape[-1], x.new_empty(x.shape)
     wide = power_of_two(size)
     rows = max(1, _NUMBERS // wide)
     with launching_on(x):
-        norm_rows[(ceil_div(len(inputs), rows),)](
+        norm_kernel[(ceil_div(len(inputs), rows),)](
             inputs, weight, out, inputs.stride(0), len(inputs), size, eps,
             ADDED=kind == "gemma", BLOCK_M=rows, BLOCK_SIZE=wide, num_warps=warps_for(wide),
         )  # fmt: skip
     return out
 
 
-def _gate_rows(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+@operator(lambda gate, *_: gate.new_empty(gate.shape))
+def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    """One of ``ACTIVATIONS`` of the gate ``(..., neurons)``, times up."""
     inputs, other, size, out = by_row(gate), by_row(up), gate.shape[-1], gate.new_empty(gate.shape)
     with launching_on(gate):
-        gate_rows[(len(inputs), ceil_div(size, _NUMBERS))](
+        gate_kernel[(len(inputs), ceil_div(size, _NUMBERS))](
             inputs, other, out, inputs.stride(0), other.stride(0), size, TANH=kind == "gelu_tanh", BLOCK_SIZE=_NUMBERS
         )
     return out
 
 
-def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+@operator(lambda q, k, *_: tuple(item.new_empty(item.transpose(1, 2).shape).transpose(1, 2) for item in (q, k)))
+def rotated_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """``rotated``, without gradients."""
     q, k = (item if item.stride(-1) == 1 else item.contiguous() for item in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     (batch, q_heads, tokens, size), k_heads = q.shape, k.shape[1]
@@ -158,7 +113,7 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     half = power_of_two(size // 2)
     heads = max(1, min(_NUMBERS // half // 2, power_of_two(q_heads)))
     with launching_on(q):  # products are rounded before they are added, so nothing is fused
-        rotate_heads[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
+        rotate_kernel[(batch * tokens, ceil_div(q_heads, heads) + ceil_div(k_heads, heads))](
             q, k, *outs, cos, sin, tokens, q_heads, k_heads, size, *q.stride()[:3], *k.stride()[:3],
             cos.stride(0) if len(cos) > 1 else 0, cos.stride(1), HEADS=heads, HALF=half,
             num_warps=max(1, heads * half * 2 // _OF_A_WARP), enable_fp_fusion=False,
@@ -166,41 +121,49 @@ def _rotate_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 
 
-def _cache_tokens(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what ``plainly_rotated`` finds, to the last bit; of float32 angles it is rounded to q's dtype.
+
+    Angles get no gradients.
+    """
+    run: Any = _Rotated.apply if torch.is_grad_enabled() else rotated_heads
+    result: tuple[Tensor, Tensor] = run(q, k, cos, sin)
+    return result
+
+
+class _Rotated(torch.autograd.Function):
+    """Rotated queries and keys, whose gradients are rotated back."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotated_heads(q, k, cos, sin)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (q, k), (cos, sin) = gradients, ctx.saved_tensors
+        return *rotated(q, k, cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
+
+
+@operator(lambda *_: None, mutates=("keys", "values"))
+def write_to_cache(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, length: Tensor) -> None:
+    """Write new tokens to a static cache, behind those that there are.
+
+    Args:
+        k, v: of the new tokens, ``(batch, heads, tokens, size)``; sizes may differ.
+        keys, values: of the cache, ``(batch, heads, most, size)``, contiguous.
+        length: int64, how many tokens there are. Where there is no room left the first one becomes NaN.
+    """
     k, v = (item if item.stride(-1) == 1 else item.contiguous() for item in (k, v))
     (batch, heads, tokens, size), most, other = k.shape, keys.shape[2], v.shape[3]
     with launching_on(k):
-        cache_tokens[(batch * heads, tokens)](
+        cache_kernel[(batch * heads, tokens)](
             k, v, keys, values, length, heads, tokens, most, size, other, *k.stride()[:3], *v.stride()[:3],
             BLOCK_SIZE=power_of_two(max(size, other)), num_warps=1,
         )  # fmt: skip
-
-
-def _like_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    return tuple(item.new_empty(item.transpose(1, 2).shape).transpose(1, 2) for item in (q, k))
-
-
-make_operator(
-    "norm_rows",
-    "(Tensor x, Tensor weight, float eps, str kind) -> Tensor",
-    _norm_rows,
-    lambda x, _weight, _eps, _kind: x.new_empty(x.shape),
-)
-make_operator(
-    "gate_rows",
-    "(Tensor gate, Tensor up, str kind) -> Tensor",
-    _gate_rows,
-    lambda gate, _up, _kind: gate.new_empty(gate.shape),
-)
-make_operator(
-    "rotate_heads", "(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)", _rotate_heads, _like_rotated
-)
-make_operator(
-    "cache_tokens",
-    "(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor length) -> ()",
-    _cache_tokens,
-    lambda _k, _v, _keys, _values, _length: None,
-)
 
 
 # Triton kernels of 16-bit rows: RMSNorms, gated activations, rotary embeddings and caches, as PyTorch rounds.
@@ -231,18 +194,10 @@ def gated_values(value, other, TANH: tl.constexpr, NARROW: tl.constexpr):
 
 
 @jit
-def norm_rows(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    stride,
-    rows,
-    n_cols,
-    eps,
-    ADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
+def norm_kernel(
+    x_ptr, weight_ptr, out_ptr, stride, rows, n_cols, eps,
+    ADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
     """A program takes BLOCK_M rows through an RMSNorm."""
     row = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     offsets = tl.arange(0, BLOCK_SIZE)[None, :]
@@ -254,7 +209,7 @@ def norm_rows(
 
 
 @jit
-def gate_rows(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def gate_kernel(gate_ptr, up, out_ptr, of_gate, of_up, n_cols, TANH: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """A program takes BLOCK_SIZE columns of a row."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
@@ -291,7 +246,7 @@ def _rotate(x, out, cos, sin, token, heads, first, of_head, size, HEADS: tl.cons
 
 
 @jit
-def rotate_heads(
+def rotate_kernel(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, q_heads, k_heads, n_cols,
     q_batch, q_head, q_token, k_batch, k_head, k_token, angle_batch, angle_token,
     HEADS: tl.constexpr, HALF: tl.constexpr,
@@ -328,7 +283,7 @@ def _cache(
 
 
 @jit
-def cache_tokens(
+def cache_kernel(
     k_ptr, v_ptr, keys_ptr, values_ptr, length_ptr, heads, tokens, most, k_size, v_size,
     k_batch, k_head, k_token, v_batch, v_head, v_token, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gac.runtime.kernels import split_k as tiles
 from gac.runtime.kernels.elementwise.rows import power_of_two
-from gac.runtime.kernels.gpu import ceil_div, launching_on, make_operator
+from gac.runtime.kernels.gpu import ceil_div, launching_on, operator
 from gac.runtime.kernels.latent_attention.attend import attend_kernel, join_kernel
 from gac.runtime.kernels.latent_attention.layout import HALVES, PAIRS, ROOM, TILE, WARPS, WORDS, asked_words, kept
 from gac.runtime.limits import ALIGNED
@@ -240,25 +240,20 @@ def _strides(tensor: Tensor | None) -> tuple[int, int]:
 
 def attend(attention: Attention) -> Tensor:
     """Return what ``Attention.run`` finds, as an operator."""
-    inputs: Mapping[str, Any] = vars(attention)
-    mixed: Tensor = torch.ops.gac.latent_attention(*inputs.values())
-    return mixed
-
-
-def _run(*inputs: Any) -> Tensor:
-    return Attention(*inputs).run()
+    return latent_attention(*vars(attention).values())
 
 
 def _like(*inputs: Any) -> Tensor:
-    item = Attention(*inputs)
-    return item.query.new_empty(len(item.query), 1, item.query.shape[1], item.v_size)
+    attention = Attention(*inputs)
+    batch, heads = attention.query.shape[:2]
+    return attention.query.new_empty(batch, 1, heads, attention.v_size)
 
 
-make_operator(
-    "latent_attention",
-    "(Tensor query, Tensor keys, Tensor values, Tensor? k_scales, Tensor? v_scales, Tensor? k_factor, Tensor? k_bias, "
-    "Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, Tensor? positions, "
-    "Tensor? length, float scale, Tensor? norm, float eps, str kind) -> Tensor",
-    _run,
+@operator(
     _like,
+    schema="(Tensor query, Tensor keys, Tensor values, Tensor? k_scales, Tensor? v_scales, Tensor? k_factor, "
+    "Tensor? k_bias, Tensor? v_factor, Tensor? v_bias, Tensor? mask, Tensor? frequencies, Tensor? turns, "
+    "Tensor? positions, Tensor? length, float scale, Tensor? norm, float eps, str kind) -> Tensor",
 )
+def latent_attention(*inputs: Any) -> Tensor:
+    return Attention(*inputs).run()
