@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.core.errors import ProfileError
 from gac.profiling.operators import OPERATORS, operation, relative_error, runner_of
-from gac.profiling.operators.int4 import inner_tiles
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
 from gac.runtime.storage.base import Storage, Tensors
@@ -27,12 +25,6 @@ def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Any], Seq
 
 def near(given: Tensor, expected: Tensor) -> bool:
     return float((given.double() - expected).norm() / expected.norm()) < 1e-2
-
-
-@pytest.mark.parametrize("axes", [{"m": 9, "k": 20, "n": 30}, {"m": 1, "k": 128, "n": 16}])
-def test_linear_is_x_times_w_transposed(axes) -> None:
-    (x, weight), result = run("linear", **axes)
-    assert near(result[0], x.double() @ weight.double().T)
 
 
 def test_fp8_is_scaled_as_a_whole_or_by_rows() -> None:
@@ -68,19 +60,6 @@ def test_both_int4_operators_are_what_pytorchs_int4_kernel_computes() -> None:
     assert relative_error(runner_of("int4_linear_dequantised"), [x, nibbles, scales], result) < 1e-2
 
 
-def test_the_check_of_the_fused_kernel_accepts_the_dequantised_result_and_no_other() -> None:
-    inputs, result = run("int4_linear_dequantised", m=70, k=96, n=72, group=32)
-    fused = runner_of("int4_linear")
-    assert relative_error(fused, [*inputs, torch.empty(0)], result) < 1e-2
-    swapped = (inputs[1] >> 4) | (inputs[1] << 4)
-    assert relative_error(fused, [inputs[0], swapped, inputs[2], torch.empty(0)], result) > 0.1
-
-
-@pytest.mark.parametrize(("k", "tiles"), [(4096, 8), (192, 4), (96, 2), (32, 2), (100, 2)])
-def test_the_fused_kernel_loads_the_most_tiles_that_divide_k(k, tiles) -> None:
-    assert inner_tiles(k) == tiles
-
-
 @pytest.mark.parametrize("name", ["int4_linear", "int4_linear_dequantised"])
 def test_a_part_of_a_group_fails_as_a_failed_launch_does(name) -> None:
     with pytest.raises(RuntimeError, match="whole groups only: k = 100, group = 32"):
@@ -105,15 +84,6 @@ def test_the_causal_mask_is_aligned_to_the_top_left(lengths) -> None:
     assert relative_error(runner, inputs, result) < 1e-2
     _, unmasked = run("sdpa_math", **{**GQA, **lengths})
     assert relative_error(runner, inputs, unmasked) > 0.1
-
-
-@pytest.mark.parametrize("backend", ["efficient", "cudnn"])
-@pytest.mark.parametrize("suffix", ["", "_causal"])
-def test_kernels_that_only_cuda_has_fail_here_and_are_checked_alike(backend, suffix) -> None:
-    with pytest.raises(RuntimeError, match="No viable backend"):
-        run(f"sdpa_{backend}{suffix}", **GQA)
-    inputs, result = run(f"sdpa_math{suffix}", **GQA)
-    assert relative_error(runner_of(f"sdpa_{backend}{suffix}"), inputs, result) < 1e-2
 
 
 # --- weights in storages ---
@@ -142,23 +112,9 @@ def test_blocks_of_a_token_lie_side_by_side() -> None:
     assert near(given, torch.einsum("mbk,bnk->mbn", tokens, weight.values(torch.float64)))
 
 
-def test_every_launch_reads_weights_of_its_own() -> None:
-    runner, pools = runner_of("linear", "w4a16"), Pools("cpu", limit_bytes=2**21)
-    axes = operation("linear", m=1, k=256, n=128).axes
-    launches = [runner.operands(axes, "w4a16", pools.cut) for _ in range(4)]
-    for name in ("weight_packed", "weight_scale", "weight_zero_point"):
-        assert len({weight.tensors[name].data_ptr() for _, weight in launches}) == len(launches)
-
-
 def test_a_shape_that_a_scheme_refuses_fails_as_a_failed_launch_does() -> None:
     with pytest.raises(RuntimeError, match=r"scheme fp8 needs rows and columns that are multiples of 16.*: k = 100"):
         run("linear", "fp8_dynamic", m=2, k=100, n=16)
-
-
-def test_operators_whose_weights_are_not_stored_are_refused_in_schemes() -> None:
-    with pytest.raises(ProfileError) as error:
-        runner_of("sdpa", "w4a16")
-    assert str(error.value) == "sdpa in scheme w4a16; expected one of bf16, fp16. Measure it in numbers alone."
 
 
 class Halves(Storage):

@@ -1,6 +1,5 @@
 """Several GPUs that measure one table: they must be equal, each in a process of its own."""
 
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -52,11 +51,6 @@ def test_gpus_that_differ_by_noise_or_give_wrong_results_agree() -> None:
 def test_a_slower_or_failing_gpu_is_named(gpus, message) -> None:
     with pytest.raises(ProfileError, match=message):
         check_agree(POINTS, gpus)
-
-
-def test_a_lost_device_can_be_pickled() -> None:
-    row = Measurement.failed(POINTS[0], "lost")
-    assert pickle.loads(pickle.dumps(DeviceLostError(row))).row == row
 
 
 def test_common_header_names_all_gpus_and_their_users(header) -> None:
