@@ -202,8 +202,8 @@ def _comparisons(sweep: Sweep, classes: Ints, step: int) -> Iterator[ClassCompar
         count = int(np.searchsorted(following, len(coarser)))  # dims with a larger multiple
         if count >= _LEAST_DIMS:
             ratio = np.sort(sweep.ns[members[:count]] / sweep.ns[coarser[following[:count]]])
-            at = np.array((0.25, 0.5, 0.75)) * (count - 1)  # np.quantile takes ten times as long over few
-            low, middle, high = np.interp(at, np.arange(count), ratio).tolist()
+            positions = np.array((0.25, 0.5, 0.75)) * (count - 1)  # np.quantile takes ten times as long over few
+            low, middle, high = np.interp(positions, np.arange(count), ratio).tolist()
             yield ClassComparison(step, against, count, middle, low, high)
 
 

@@ -20,23 +20,19 @@ def shipped_profiles() -> tuple[Path, ...]:
     return ()
 
 
-def saved_folder() -> Path:
-    """Return the folder where ``gac profile`` saves: ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
-    return home() / "profiles"
-
-
 def saved_profiles() -> tuple[Path, ...]:
-    return tuple(sorted(saved_folder().glob("*.jsonl")))
+    """List what ``gac profile`` saved in ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
+    return tuple(sorted((home() / "profiles").glob("*.jsonl")))
 
 
 def default_path(gpu: str) -> Path:
     """Return the file of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3.jsonl``."""
-    return saved_folder() / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+    return home() / "profiles" / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
 
 
 def studies_path(gpu: str) -> Path:
     """Return the path of the studies of a GPU: another file, since allocation takes the file of the GPU's name."""
-    return saved_folder() / f"{default_path(gpu).stem}-studies.jsonl"
+    return default_path(gpu).with_name(f"{default_path(gpu).stem}-studies.jsonl")
 
 
 def local_profile(gpu: str) -> Path | None:

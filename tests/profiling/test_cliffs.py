@@ -23,9 +23,9 @@ def hopper(dim: int) -> float:
 
 def test_a_collapsed_dim_is_rescued_by_the_next_dim_that_is_as_fast_as_any() -> None:
     cliffs = find_cliffs(along(hopper, range(1016, 1033)))
-    at = cliffs.collapsed.tolist().index(1021)
-    assert cliffs.rescue[at] == 1024
-    assert cliffs.slowdown[at] == pytest.approx(hopper(1021) / hopper(1024))
+    index = cliffs.collapsed.tolist().index(1021)
+    assert cliffs.rescue[index] == 1024
+    assert cliffs.slowdown[index] == pytest.approx(hopper(1021) / hopper(1024))
 
 
 def test_a_staircase_has_its_sweet_spots_before_the_jumps() -> None:

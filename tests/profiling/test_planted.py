@@ -82,8 +82,8 @@ def slower_than_a_larger(dims: Ints, true: Floats, by: float) -> Ints:
 
 def jumps(dims: Ints, true: Floats, by: float) -> Ints:
     """Dims before a jump of more than ``by`` beyond proportion, among those that nothing larger beats."""
-    kept = ~np.isin(dims, slower_than_a_larger(dims, true, NOTHING))
-    dims, true = dims[kept], true[kept]
+    sound = ~np.isin(dims, slower_than_a_larger(dims, true, NOTHING))
+    dims, true = dims[sound], true[sound]
     return dims[:-1][true[1:] / true[:-1] - dims[1:] / dims[:-1] > by]
 
 
@@ -94,28 +94,28 @@ def tallies(clock: Clock, seeds: Iterable[int]) -> Floats:
         for seed in seeds:
             cliffs = find_cliffs(measured(dims, true, clock, seed))
             pairs = ((cliffs.collapsed, slower_than_a_larger), (cliffs.sweet_spots, jumps))
-            for row, (found, cliffs_of) in zip(counts, pairs, strict=True):
+            for row, (detected, cliffs_of) in zip(counts, pairs, strict=True):
                 planted, possible = cliffs_of(dims, true, PLANTED), cliffs_of(dims, true, NOTHING)
-                row += len(planted), len(np.intersect1d(found, planted)), len(np.setdiff1d(found, possible))
+                row += len(planted), len(np.intersect1d(detected, planted)), len(np.setdiff1d(detected, possible))
     return counts
 
 
 def test_without_noise_everything_is_found_and_nothing_else() -> None:
-    planted, found, false = tallies(calm, [0]).T
+    planted, detected, false = tallies(calm, [0]).T
     assert (planted > 0).all()
-    assert (found == planted).all()
+    assert (detected == planted).all()
     assert (false == 0).all()
 
 
 def test_cliffs_are_found_in_the_rough() -> None:
-    planted, found, false = tallies(rough, SEEDS).T
+    planted, detected, false = tallies(rough, SEEDS).T
     assert (planted > [3_000, 50]).all()
-    assert (found >= 0.95 * planted).all()  # recall
-    assert (found >= 0.99 * (found + false)).all()  # precision
+    assert (detected >= 0.95 * planted).all()  # recall
+    assert (detected >= 0.99 * (detected + false)).all()  # precision
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_period_is_the_planted_one(shape: str) -> None:
     dims, true, period = SHAPES[shape]
-    found: list[Cliffs] = [find_cliffs(measured(dims, true, rough, seed)) for seed in SEEDS]
-    assert [cliffs.period for cliffs in found] == [period] * len(SEEDS)
+    detected: list[Cliffs] = [find_cliffs(measured(dims, true, rough, seed)) for seed in SEEDS]
+    assert [cliffs.period for cliffs in detected] == [period] * len(SEEDS)

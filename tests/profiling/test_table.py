@@ -57,7 +57,7 @@ def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_fil
 
 
 @pytest.mark.parametrize(
-    ("known", "asked", "expected"),
+    ("known", "requested", "expected"),
     [
         # It stays in the alignment class.
         (
@@ -72,19 +72,21 @@ def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_fil
         ({64: 1.0, 192: 2.0, 1024: 10.0, 1280: 20.0}, (128, 1088), [-1, 20]),
     ],
 )
-def test_latency_is_measured_or_interpolated(profile_file, known, asked, expected) -> None:
-    latency, measured = Profile.load(profile_file.ranks(known).write()).latency("low_rank", FIXED, "r", dims(*asked))
+def test_latency_is_measured_or_interpolated(profile_file, known, requested, expected) -> None:
+    latency, measured = Profile.load(profile_file.ranks(known).write()).latency(
+        "low_rank", FIXED, "r", dims(*requested)
+    )
     assert latency.tolist() == expected
-    assert measured.tolist() == [dim in known for dim in asked]
+    assert measured.tolist() == [dim in known for dim in requested]
 
 
 @given(
     st.dictionaries(st.integers(1, 600), st.floats(1.0, 1e6), min_size=1, max_size=60),
     st.lists(st.integers(1, 700), min_size=1, max_size=60),
 )
-def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, asked) -> None:
-    latency, measured = interpolate(make_sweep(points), dims(*asked))
-    for dim, ns, exact in zip(asked, latency, measured, strict=True):
+def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, requested) -> None:
+    latency, measured = interpolate(make_sweep(points), dims(*requested))
+    for dim, ns, exact in zip(requested, latency, measured, strict=True):
         assert exact == (dim in points)
         if not exact and ns >= 0:
             step = min(dim & -dim, 64)

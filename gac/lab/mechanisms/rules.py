@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from gac.profiling.kernel_names import Kernel, describe
@@ -362,43 +361,41 @@ def _matrices(dim: int, setting: Setting) -> Iterator[tuple[int, int]]:
 
 _any_backend = _is_head_dim("auto", "flash", "efficient", "cudnn")
 
-CHECKS: Mapping[str, Check] = MappingProxyType(
-    {
-        "SDPA backend selection": _multiples(_any_backend, 8),
-        "FlashAttention-2 template": _flash_check(_is_template, _template_detail),
-        "FlashAttention-2 padding waste": _flash_check(_has_little_padding, _template_detail),
-        # the source of FlashAttention-2 picks tiles of every template that fit every GPU from 8.0 on
-        "shared-memory tile budget": _flash_check(lambda _, flash: flash.template is not None, _tile_detail),
-        "scheme operator": Check(_has_needs, _has_operator, _operator_detail),
-        "scheme kernel": Check(
-            _has_kernel_limits,
-            lambda dim, setting: unreadable(dim, setting) is None,
-            lambda dim, setting: unreadable(dim, setting) or _columns_text(dim, setting),
-        ),
-        "scheme groups": Check(_has_groups, lambda dim, setting: not any(_ragged(dim, setting)), _groups_detail),
-        "latent kernel": Check(_is_latent, lambda dim, setting: _latent_problem(dim, setting) is None, _latent_detail),
-        "cuBLAS alignment tier": _aligned_rows(_is_cublas_row),
-        "cuBLAS heuristic": _recorded(_is_cublas, "only the recorded kernels tell which one is chosen"),
-        "vectorised access": _aligned_rows(_is_row),
-        "Tensor Core tile": Check(
-            _is_tensor_core_row,
-            lambda dim, setting: all(dim % step == 0 for step in _mma_steps(setting).values()),
-            _mma_detail,
-        ),
-        "L2 sector": _aligned_rows(_is_row, SECTOR),
-        "CTA wave quantisation": _recorded(
-            lambda setting: setting.operator != "copy",
-            "the number of tiles follows from the kernel's tile, which only a record tells",
-        ),
-        "cp.async": _aligned_rows(_is_row),
-        "TMA alignment": _aligned_rows(_is_tma_row),
-        "WGMMA tile": _multiples(lambda setting: _is_tma_row(setting) and "n" in setting.sides, 8),
-        "FP8 packing": _multiples(lambda setting: setting.dtype == "fp8" and _is_row(setting), 16),
-        "shared-memory banks": _recorded(
-            _any_backend, "the libraries swizzle their tiles, so kernels should have no conflicts"
-        ),
-    }
-)
+CHECKS: Mapping[str, Check] = {
+    "SDPA backend selection": _multiples(_any_backend, 8),
+    "FlashAttention-2 template": _flash_check(_is_template, _template_detail),
+    "FlashAttention-2 padding waste": _flash_check(_has_little_padding, _template_detail),
+    # the source of FlashAttention-2 picks tiles of every template that fit every GPU from 8.0 on
+    "shared-memory tile budget": _flash_check(lambda _, flash: flash.template is not None, _tile_detail),
+    "scheme operator": Check(_has_needs, _has_operator, _operator_detail),
+    "scheme kernel": Check(
+        _has_kernel_limits,
+        lambda dim, setting: unreadable(dim, setting) is None,
+        lambda dim, setting: unreadable(dim, setting) or _columns_text(dim, setting),
+    ),
+    "scheme groups": Check(_has_groups, lambda dim, setting: not any(_ragged(dim, setting)), _groups_detail),
+    "latent kernel": Check(_is_latent, lambda dim, setting: _latent_problem(dim, setting) is None, _latent_detail),
+    "cuBLAS alignment tier": _aligned_rows(_is_cublas_row),
+    "cuBLAS heuristic": _recorded(_is_cublas, "only the recorded kernels tell which one is chosen"),
+    "vectorised access": _aligned_rows(_is_row),
+    "Tensor Core tile": Check(
+        _is_tensor_core_row,
+        lambda dim, setting: all(dim % step == 0 for step in _mma_steps(setting).values()),
+        _mma_detail,
+    ),
+    "L2 sector": _aligned_rows(_is_row, SECTOR),
+    "CTA wave quantisation": _recorded(
+        lambda setting: setting.operator != "copy",
+        "the number of tiles follows from the kernel's tile, which only a record tells",
+    ),
+    "cp.async": _aligned_rows(_is_row),
+    "TMA alignment": _aligned_rows(_is_tma_row),
+    "WGMMA tile": _multiples(lambda setting: _is_tma_row(setting) and "n" in setting.sides, 8),
+    "FP8 packing": _multiples(lambda setting: setting.dtype == "fp8" and _is_row(setting), 16),
+    "shared-memory banks": _recorded(
+        _any_backend, "the libraries swizzle their tiles, so kernels should have no conflicts"
+    ),
+}
 """The check of each rule in ``rules.toml``, by its name."""
 
 

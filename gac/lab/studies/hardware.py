@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import gcd
-from types import MappingProxyType
 from typing import Any
 
 from gac.lab.mechanisms.rules import SECTOR, VECTOR, row_alignment
@@ -16,9 +15,7 @@ from gac.profiling.records import Point
 
 DIMS = range(100, 129)  # K of the published classes (105 to 128), and the class members between them
 
-CLASSES: Mapping[str, int] = MappingProxyType(
-    {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
-)
+CLASSES: Mapping[str, int] = {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
 """Alignment classes, by the largest power of two up to 16 that divides K."""
 
 ITEM_BYTES = 2
@@ -109,14 +106,13 @@ def _odd_kernel(readings: Readings, point: PointAt, dims: Sequence[int]) -> str:
 
 SECTOR_DIMS = range(96, 161)
 
-_SECTORS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"K % 16 == 0": (16,), "K % 16 == 8": (8,), "K % 8 != 0": (4, 2, 1)}
-)
+_SECTORS: Mapping[str, tuple[int, ...]] = {"K % 16 == 0": (16,), "K % 16 == 8": (8,), "K % 8 != 0": (4, 2, 1)}
 """Rows of whole sectors; rows that break only the sector rule; rows that break the 16-byte rule too."""
 
-_SECTOR_SIZES: Mapping[str, tuple[PointAt, range]] = MappingProxyType(
-    {"GEMM 4096 x 4096 x K": (gemm_by_k, SECTOR_DIMS), "GEMV 1 x 4096 x K": (gemv_by_k, GEMV_DIMS)}
-)
+_SECTOR_SIZES: Mapping[str, tuple[PointAt, range]] = {
+    "GEMM 4096 x 4096 x K": (gemm_by_k, SECTOR_DIMS),
+    "GEMV 1 x 4096 x K": (gemv_by_k, GEMV_DIMS),
+}
 
 
 @study("l2-sector", lambda: [point(k) for point, dims in _SECTOR_SIZES.values() for k in dims])
@@ -177,10 +173,11 @@ def _cost(readings: Readings, point: PointAt, k: int) -> float | None:
 
 # --- cuBLAS's kernels ---
 
-_TIER_AXES: Mapping[str, tuple[PointAt, range]] = MappingProxyType(
-    {"K": (gemm_by_k, range(96, 129)), "N": (gemm_by_n, range(1000, 1033))}
-)
-_A100_KERNELS = MappingProxyType({"align8": (80, 8), "align2": (80, 2), "align1": (75, 1)})
+_TIER_AXES: Mapping[str, tuple[PointAt, range]] = {
+    "K": (gemm_by_k, range(96, 129)),
+    "N": (gemm_by_n, range(1000, 1033)),
+}
+_A100_KERNELS = {"align8": (80, 8), "align2": (80, 2), "align1": (75, 1)}
 """Architecture and alignment of the kernels that serve each tier there."""
 
 

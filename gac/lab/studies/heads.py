@@ -57,11 +57,7 @@ def heterogeneous_heads(readings: Readings, slower: float, absent: float) -> Fin
         as_published=least >= slower,
         absent=most < absent,
         values={"costs": " and ".join(texts)},
-        notes=(
-            *notes,
-            *close("the least cost", least, slower),
-            *close("the highest cost", most, absent),
-        ),
+        notes=(*notes, *close("the least cost", least, slower), *close("the highest cost", most, absent)),
     )
 
 

@@ -15,7 +15,7 @@ Cell = str | int | float | None
 Find = Callable[[Point], Measurement | None]
 Assess = Callable[..., "Finding"]
 
-_STUDIES = tomllib.loads(Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
+TEXTS = tomllib.loads(Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
 _OPENINGS: dict[Verdict, str] = {"held": "Holds", "did not hold": "Does not hold", "other": "Differs"}
 
 
@@ -136,7 +136,7 @@ class Threshold(float):
 
 def study(name: str, list_points: Callable[[], Iterable[Point]]) -> Callable[[Assess], Study]:
     """Make a ``Study`` of the decorated function, which assesses readings by the thresholds of ``studies.toml``."""
-    texts = dict(_STUDIES[name])
+    texts = dict(TEXTS[name])
     thresholds = {threshold: Threshold(value) for threshold, value in texts.pop("thresholds", {}).items()}
     texts["rule"] = texts["rule"].format(**thresholds)
     return lambda assess: Study(name=name, **texts, list_points=list_points, assess=partial(assess, **thresholds))

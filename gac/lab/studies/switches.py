@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gac.lab.studies import published
 from gac.lab.studies.points import gemm
 from gac.lab.studies.readings import Readings, close, known, main_kernel, times
-from gac.lab.studies.records import Cell, Finding, study
+from gac.lab.studies.records import Cell, Finding, Threshold, study
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 from gac.tokens.defaults import STEP
@@ -45,7 +45,7 @@ def gemm_by_m(m: int) -> Point:
 
 
 @study("gemm-m", lambda: map(gemm_by_m, M_DIMS))
-def gemm_m(readings: Readings, jump: float, absent: float) -> Finding:
+def gemm_m(readings: Readings, jump: Threshold, absent: Threshold) -> Finding:
     readings.require_kernels(map(gemm_by_m, M_DIMS))
     readings.median((readings.ns(gemm_by_m(m)) for m in M_DIMS), "the GEMM by M")
     switches = _switches(readings, absent)
@@ -68,7 +68,7 @@ def gemm_m(readings: Readings, jump: float, absent: float) -> Finding:
     )
 
 
-def _switches(readings: Readings, absent: float) -> list[Switch]:
+def _switches(readings: Readings, absent: Threshold) -> list[Switch]:
     latencies = [readings.ns(gemm_by_m(m)) for m in M_DIMS]
     switches = []
     for index, (low, high) in enumerate(pairwise(M_DIMS), start=1):
@@ -112,7 +112,7 @@ def _tiled(kernel: Kernel) -> str:
     return kernel.label if kernel.tile is None else f"{kernel.family} {kernel.tile[0]}x{kernel.tile[1]}"
 
 
-def _sentence(readings: Readings, switches: Sequence[Switch], jump: float, absent: float) -> str:
+def _sentence(readings: Readings, switches: Sequence[Switch], jump: Threshold, absent: Threshold) -> str:
     ratio = readings.ratio(*(gemm_by_m(m) for m in reversed(NAMED[-1])))
     here = "" if ratio is None else f"{times(ratio)} here, "
     published_switch = f"M 1728 to 1729: {here}about 1.30x on the A100"
@@ -125,12 +125,12 @@ def _sentence(readings: Readings, switches: Sequence[Switch], jump: float, absen
     alone = f", M {worst.high} alone" if worst.alone and worst.rise > absent else ""
     return (
         f"of {len(switches)} kernel switches between M {M_DIMS[0]} and {M_DIMS[-1]}, {slower} raise the latency by "
-        f"more than 5 %, {cliffs} by at least 25 %, {stay} of them for good; the steepest is "
+        f"more than {absent:more}, {cliffs} by at least {jump:more}, {stay} of them for good; the steepest is "
         f"{times(worst.rise, absent, jump)} at M {worst.low} to {worst.high}{alone} ({published_switch})"
     )
 
 
-def _tokens_note(readings: Readings, absent: float) -> tuple[str, ...]:
+def _tokens_note(readings: Readings, absent: Threshold) -> tuple[str, ...]:
     odd = known(readings.ratio(gemm_by_m(m), gemm_by_m(m + 7)) for m in M_DIMS if m % 8 == 1 and m + 7 in M_DIMS)
     steps = [m for m in M_DIMS if m % STEP == 0]
     grown = known(readings.ratio(gemm_by_m(low), gemm_by_m(high)) for low, high in pairwise(steps))
@@ -140,5 +140,5 @@ def _tokens_note(readings: Readings, absent: float) -> tuple[str, ...]:
     return (
         "as tokens kept (scores of M cached tokens and 2048 queries, heads of 128): one past a multiple of 8 takes "
         f"{times(median(odd), absent)} as long as the next multiple; of {len(grown)} steps of {STEP} tokens, {slower} "
-        f"are more than 5 % slower than with {STEP} more",
+        f"are more than {absent:more} slower than with {STEP} more",
     )

@@ -20,20 +20,11 @@ if TYPE_CHECKING:
 
 Axes = Mapping[str, int]
 
-ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
-)
+ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
 """Bytes of a number. Every other dtype belongs to a scheme that has a storage for its weights."""
 
-TORCH_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "bf16": "bfloat16",
-        "fp16": "float16",
-        "fp8": "float8_e4m3fn",
-        "fp32": "float32",
-        **{name: name for name in ("int32", "int64", "int8", "uint8")},
-    }
-)
+_FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32"}
+TORCH_NAMES = {name: _FLOATS.get(name, name) for name in ITEM_BYTES}
 """PyTorch's names of these dtypes."""
 
 ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype

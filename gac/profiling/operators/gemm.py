@@ -5,12 +5,14 @@ Weights are stored as in ``torch.nn.Linear``: ``(out, in)``.
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, around, corners, edges, indivisible, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Way = Literal["separate", "bucketed", "padded"]
 
 _FP8_RULE = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
 _BUCKET = 8
@@ -218,7 +220,7 @@ class Heads(BatchedGemm):
     compressed_axis = "high"
     general = (AxisSweep("low", range(64, 129, 8), {"m": 512, "k": 512, "heads": 32, "high": 128}),)
 
-    def __init__(self, way: Literal["separate", "bucketed", "padded"]) -> None:
+    def __init__(self, way: Way) -> None:
         self.way = way
         self.name = f"batched_gemm_{way}"
         # Bucketed and padded dims are multiples of 8 when they run, so they do not decide alignment.
@@ -283,13 +285,4 @@ def _batches(inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Iterato
     yield from zip(torch.split(x, [len(weight) for weight in weights]), weights, outputs, strict=True)
 
 
-OPERATORS = (
-    Linear(),
-    RowwiseLinear(),
-    LowRank(),
-    SharedLowRank(),
-    BatchedGemm(),
-    Heads("separate"),
-    Heads("bucketed"),
-    Heads("padded"),
-)
+OPERATORS = (Linear(), RowwiseLinear(), LowRank(), SharedLowRank(), BatchedGemm(), *map(Heads, get_args(Way)))

@@ -151,11 +151,3 @@ def test_cause_of_a_step_from_33_to_34_tiles(after, shared, kind, evidence, head
     assert (result and (result.kind, result.slow, result.fast)) == (kind and (kind, after, BIG))
     assert result is None or result.evidence.endswith(evidence)
     assert edge_causes(replace(sweep, launches=((),) * len(dims)), find_cliffs(sweep), header) == (None,)
-
-
-def test_most_edges_of_an_h100_have_a_cause() -> None:
-    profile = Profile.load("nvidia-h100-80gb-hbm3")
-    causes = [edge for sweep in profile.sweeps() for edge in edge_causes(sweep, find_cliffs(sweep), profile.header)]
-    known = [cause.kind for cause in causes if cause is not None]
-    assert {"kernel switch", "template", "wave"} <= set(known)
-    assert len(known) > 0.8 * len(causes)

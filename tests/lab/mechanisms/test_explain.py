@@ -119,7 +119,7 @@ def test_without_a_profile_costs_are_published_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given"),
+    ("arguments", "problem"),
     [
         ({"axis": "d"}, "axis 'd' of low_rank"),
         ({"dim": 0}, "dim 0 of low_rank"),
@@ -127,10 +127,10 @@ def test_without_a_profile_costs_are_published_ones() -> None:
         ({"fixed": {"m": 1}}, "low_rank along r with m fixed"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, given) -> None:
+def test_wrong_arguments_are_refused(arguments, problem) -> None:
     with pytest.raises(ProfileError) as caught:
         explain(**({"operator": "low_rank", "dim": 1023} | arguments))
-    assert caught.value.given == given
+    assert caught.value.given == problem
 
 
 # --- weights in storages ---

@@ -25,10 +25,7 @@ def takes(ms: Callable[[Mapping[str, int]], float], kernel: Callable[[int], str]
 
 def slower(factor: Callable[[Mapping[str, int]], float], kernel: Callable[[int], str] = lambda k: "one_kernel") -> Rule:
     """So many times the latency of the flat machine; which kernel runs goes by k."""
-    return lambda point: (
-        flat(point)[0] * factor(point.operation.axes),
-        kernel(point.operation.axes.get("k", 2)),
-    )
+    return lambda point: (flat(point)[0] * factor(point.operation.axes), kernel(point.operation.axes.get("k", 2)))
 
 
 def halves(m: int) -> str:

@@ -41,7 +41,7 @@ def modelled(profile: Profile, *dims: int, m: int = 1, k: int = 1024) -> list[in
 
 
 def test_a_shape_that_was_not_measured_takes_about_what_its_neighbours_say() -> None:
-    (expected,) = (one.median_ns for one in measured([(1, 1280, 2304)]))
+    (expected,) = (row.median_ns for row in measured([(1, 1280, 2304)]))
     assert modelled(make_profile(measured(GRID)), 2304, k=1280)[0] == pytest.approx(expected, rel=0.05)
 
 
@@ -82,13 +82,13 @@ def test_a_pair_takes_about_what_it_took_where_it_was_measured() -> None:
     sweep = profile.rows_of("low_rank", {"m": 1024, "k": 4096, "n": 4096}, "r")
     ns = profile.modelled("low_rank", {"m": 1024, "k": 4096, "n": 4096}, "r", sweep.dims)
     assert np.median(np.abs(ns / sweep.ns - 1)) < 0.03
-    at = {dim: int(one) for dim, one in zip(sweep.dims.tolist(), ns, strict=True)}
-    assert at[1023] > 3 * at[1024]  # the cliff stays
+    by_rank = {dim: int(row) for dim, row in zip(sweep.dims.tolist(), ns, strict=True)}
+    assert by_rank[1023] > 3 * by_rank[1024]  # the cliff stays
 
 
 def test_shapes_of_gemma_that_an_h200_measured_are_met_by_the_model_of_the_shipped_table() -> None:
-    own, profile = Profile.load(GEMMA), shipped("nvidia-h200")
-    sweep = own.rows_of("low_rank", {"m": 1024, "k": 640, "n": 2048}, "r")
+    gemma, profile = Profile.load(GEMMA), shipped("nvidia-h200")
+    sweep = gemma.rows_of("low_rank", {"m": 1024, "k": 640, "n": 2048}, "r")
     off = np.abs(profile.modelled("low_rank", dict(sweep.fixed), "r", sweep.dims) / sweep.ns - 1)
     assert np.median(off) < 0.06
     assert np.quantile(off, 0.95) < 0.2
@@ -101,10 +101,10 @@ def test_a_scheme_is_modelled_by_the_bytes_that_its_weights_take() -> None:
     def took(shape: Mapping[str, int]) -> float:
         return 2000 + operator.bytes(shape, "w4a16") / 3000
 
-    rows = [replace(one, dtype="w4a16", median_ns=took(one.shape)) for one in measured(GRID)]
-    profile, asked = make_profile(rows), {"m": 1, "k": 1280, "n": 2304}
-    (found,) = profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304]), "w4a16")
-    assert found == pytest.approx(took(asked), rel=0.01)
+    rows = [replace(row, dtype="w4a16", median_ns=took(row.shape)) for row in measured(GRID)]
+    profile, shape = make_profile(rows), {"m": 1, "k": 1280, "n": 2304}
+    (modelled_ns,) = profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304]), "w4a16")
+    assert modelled_ns == pytest.approx(took(shape), rel=0.01)
     assert profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304]), "w4a16:64").tolist() == [-1]
     assert profile.modelled("linear", {"m": 1, "k": 1280}, "n", np.array([2304])).tolist() == [-1]
 
@@ -114,11 +114,11 @@ def test_what_no_kernel_reads_is_modelled_by_itself() -> None:
     shapes = [(1, k, n) for k in range(512, 2049, 32) for n in (512, 1024, 2048)]
     fast = measured(shapes)
     slow = [
-        replace(one, shape=one.shape | {"k": one.shape["k"] + 16}, median_ns=10 * (one.median_ns or 0)) for one in fast
+        replace(row, shape=row.shape | {"k": row.shape["k"] + 16}, median_ns=10 * (row.median_ns or 0)) for row in fast
     ]
-    profile = make_profile([replace(one, dtype="w4a16") for one in (*fast, *slow)])
-    expected = {one.shape["k"]: one.median_ns for one in (*fast, *slow) if one.shape["n"] == 1024}
+    profile = make_profile([replace(row, dtype="w4a16") for row in (*fast, *slow)])
+    expected = {row.shape["k"]: row.median_ns for row in (*fast, *slow) if row.shape["n"] == 1024}
     for k in (1024, 1040):
-        (found,) = profile.modelled("linear", {"m": 1, "k": k}, "n", np.array([1536]), dtype="w4a16").tolist()
+        (modelled_ns,) = profile.modelled("linear", {"m": 1, "k": k}, "n", np.array([1536]), dtype="w4a16").tolist()
         low, high = (expected[k] or 0), 2 * (expected[k] or 0)
-        assert low < found < high
+        assert low < modelled_ns < high

@@ -33,8 +33,10 @@ def test_its_example_is_an_operation_of_it(operator, axes) -> None:
 def test_its_operands_are_of_known_dtypes_and_of_sizes_from_1_and_its_results_too(operator, axes) -> None:
     assert operator.stored == bool(schemes_of(operator))
     for dtype in schemes_of(operator):
-        assert {one.dtype for one in (operator.inputs(axes, dtype)[0], *operator.outputs(axes, dtype))} == {"bf16"}
-        assert {one.dtype for one in operator.inputs(axes, dtype)[1:]} == {dtype}
+        assert {operand.dtype for operand in (operator.inputs(axes, dtype)[0], *operator.outputs(axes, dtype))} == {
+            "bf16"
+        }
+        assert {operand.dtype for operand in operator.inputs(axes, dtype)[1:]} == {dtype}
     for dtype in operator.dtypes:
         assert operator.inputs(axes, dtype)[0].dtype == dtype
         for operand in operands(operator, axes, dtype):

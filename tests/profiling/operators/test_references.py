@@ -19,12 +19,12 @@ from gac.schemes import SCHEMES, Scheme, StorageSpec
 def run(name: str, dtype: str = "bf16", **axes: int) -> tuple[Sequence[Any], Sequence[Tensor]]:
     runner, pools = runner_of(name, dtype), Pools("cpu", limit_bytes=2**21)
     checked = operation(name, **axes).axes
-    inputs = runner.operands(checked, dtype, pools.cut)
-    return inputs, runner.run(inputs, [pools.cut_output(one) for one in OPERATORS.get(name).outputs(checked, dtype)])
+    inputs, outputs = runner.operands(checked, dtype, pools.cut), OPERATORS.get(name).outputs(checked, dtype)
+    return inputs, runner.run(inputs, list(map(pools.cut_output, outputs)))
 
 
-def near(given: Tensor, expected: Tensor) -> bool:
-    return float((given.double() - expected).norm() / expected.norm()) < 1e-2
+def near(actual: Tensor, expected: Tensor) -> bool:
+    return float((actual.double() - expected).norm() / expected.norm()) < 1e-2
 
 
 def test_fp8_is_scaled_as_a_whole_or_by_rows() -> None:
@@ -46,9 +46,9 @@ def test_pairs_that_share_their_input_are_pairs() -> None:
 def test_every_head_is_multiplied_with_its_own_weight(name) -> None:
     (x, *weights), result = run(name, m=9, k=20, heads=5, low=3, high=30)
     heads = [head for bucket in weights for head in bucket]
-    given = [head for bucket in result for head in bucket]
-    assert len(heads) == len(given) == 5
-    assert all(near(y, one.double() @ w.double().T) for one, w, y in zip(x, heads, given, strict=True))
+    actual = [head for bucket in result for head in bucket]
+    assert len(heads) == len(actual) == 5
+    assert all(near(y, operand.double() @ w.double().T) for operand, w, y in zip(x, heads, actual, strict=True))
 
 
 def test_both_int4_operators_are_what_pytorchs_int4_kernel_computes() -> None:
@@ -108,8 +108,8 @@ def test_inputs_are_rounded_where_the_scheme_rounds_them(dtype, far) -> None:
 
 def test_blocks_of_a_token_lie_side_by_side() -> None:
     (x, weight), result = run("batched_gemm", "w4a16:32", b=3, m=7, k=64, n=20)
-    tokens, given = x.view(7, 3, 64).double(), result[0].view(7, 3, 20)
-    assert near(given, torch.einsum("mbk,bnk->mbn", tokens, weight.values(torch.float64)))
+    tokens, actual = x.view(7, 3, 64).double(), result[0].view(7, 3, 20)
+    assert near(actual, torch.einsum("mbk,bnk->mbn", tokens, weight.values(torch.float64)))
 
 
 def test_a_shape_that_a_scheme_refuses_fails_as_a_failed_launch_does() -> None:
@@ -123,8 +123,8 @@ class Halves(Storage):
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"halves": ((rows, columns), torch.int8)}
 
-    def values(self, held: Tensors, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        return (held["halves"].double() / 2).to(dtype)
+    def values(self, tensors: Tensors, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        return (tensors["halves"].double() / 2).to(dtype)
 
 
 class Halved(Scheme):

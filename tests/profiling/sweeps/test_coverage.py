@@ -87,10 +87,10 @@ def test_fused_weights_run_one_gemm_and_second_factors() -> None:
 def test_what_is_fused_is_measured_in_schemes_too() -> None:
     plain, points = fused_points("llama-3-8b"), fused_points("llama-3-8b", schemes=("w4a16", "fp8"))
     dtypes = ("bf16", "w4a16", "fp8_dynamic")
-    bf16, w4a16, fp8 = ([one.operation for one in points if one.dtype == dtype] for dtype in dtypes)
-    assert bf16 == [one.operation for one in plain]
-    assert {one.axes["n"] for one in w4a16} >= {320, 6144, 28672, *few_dims(28672)}
-    assert fp8 == [one for one in w4a16 if all(size % 16 == 0 for axis, size in one.shape if axis != "m")]
+    bf16, w4a16, fp8 = ([point.operation for point in points if point.dtype == dtype] for dtype in dtypes)
+    assert bf16 == [point.operation for point in plain]
+    assert {point.axes["n"] for point in w4a16} >= {320, 6144, 28672, *few_dims(28672)}
+    assert fp8 == [point for point in w4a16 if all(size % 16 == 0 for axis, size in point.shape if axis != "m")]
     assert len(bf16) + len(w4a16) + len(fp8) == len(points)
 
 
@@ -140,11 +140,11 @@ def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_s
 
 def test_collectives_of_every_width_up_to_the_widest_layers_and_columns_that_all_gpus_share() -> None:
     points = collective_points(4, [Workload.parse("prefill:2x64"), Workload.parse("decode:8@64")])
-    widths = {(one.operation.operator, one.operation.axes["m"]): set() for one in points}
-    for one in points:
-        axes = operation(one.operation.operator, **one.operation.axes).axes
-        assert (axes["gpus"], one.dtype) == (4, "bf16")
-        widths[one.operation.operator, axes["m"]].add(axes["n"])
+    widths = {(point.operation.operator, point.operation.axes["m"]): set() for point in points}
+    for point in points:
+        axes = operation(point.operation.operator, **point.operation.axes).axes
+        assert (axes["gpus"], point.dtype) == (4, "bf16")
+        widths[point.operation.operator, axes["m"]].add(axes["n"])
     assert set(widths) == {(name, m) for name in COLLECTIVES for m in (8, 128)}
     for (name, _), columns in widths.items():
         ordered = sorted(columns)
@@ -166,7 +166,7 @@ def test_a_model_is_measured_in_each_scheme_beside_its_16_bits() -> None:
     assert len(w4a16) < len(plain)
 
 
-@pytest.mark.parametrize("points_of", [lambda **asked: model_points("llama-3-8b", **asked), general_points])
+@pytest.mark.parametrize("points_of", [lambda **options: model_points("llama-3-8b", **options), general_points])
 def test_only_what_a_scheme_runs_is_measured_in_it(points_of) -> None:
     points = [point for point in points_of(schemes=("fp8",)) if point.dtype == "fp8_dynamic"]
     assert {point.operation.operator for point in points} == {"linear", "low_rank"}

@@ -61,8 +61,8 @@ def test_common_header_names_all_gpus_and_their_users(header) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("power_limit_w", 350.0), ("gpu", "NVIDIA A100")])
 def test_a_different_gpu_is_refused(header, name, value) -> None:
-    given = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}"
-    with pytest.raises(ProfileError, match=given):
+    message = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}"
+    with pytest.raises(ProfileError, match=message):
         common_header([header, replace(header, **{name: value})])
 
 

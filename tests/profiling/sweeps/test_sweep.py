@@ -1,4 +1,3 @@
-import threading
 from pathlib import Path
 
 import pytest
@@ -179,32 +178,6 @@ def test_two_halves_that_differ_are_false_cliffs(profile_file) -> None:
     report = count_false_alarms(Profile.load(profile_file.write()))
     assert (report.dims, report.false_cliffs, report.fraction) == (10, 3, 0.3)  # the three dims below the fast one
     assert "A/A: 3 false cliffs in 10 dims (30.00%); A and B differ by 0.99% in the median, 13.0%" in str(report)
-
-
-class Waiting(FakeMeasurer):
-    """Measures once all have begun, so that each has a share."""
-
-    def __init__(self, started: threading.Barrier) -> None:
-        super().__init__(fails=7)
-        self.started, self.waits = started, True
-
-    def measure(self, point: Point, checked: bool = False) -> Measurement:
-        if self.waits:
-            self.waits = False
-            self.started.wait(60)
-        return super().measure(point, checked)
-
-
-def test_several_measurers_share_a_sweep(path, run) -> None:
-    started = threading.Barrier(3)
-    measurers = [Waiting(started) for _ in range(3)]
-    points = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 400)]
-    assert run(points, measurers, passes=2) == 2 * 399
-    rows = list(Profile.load(path).measurements)
-    assert len(rows) == len({row.point for row in rows}) == 399
-    assert {len(row.passes) for row in rows if not row.error} == {2}
-    assert all(len(measurer.measured) > 3 for measurer in measurers)  # more than the sentinels
-    assert sorted(rank_of(point) for each in measurers for point in each.unchecked) == [*range(1, 400)]
 
 
 def test_a_failure_of_one_measurer_stops_the_others(path, run) -> None:

@@ -54,26 +54,26 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    made = Gpu()
+    fake = Gpu()
     runner = runner_of("low_rank")
     run = runner.run
 
     def harmed(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         result = run(inputs, outputs)
         if any(BAD in tensor.shape for tensor in inputs):
-            made.lost = made.kills
-            made.at_bad(result)
+            fake.lost = fake.kills
+            fake.at_bad(result)
         return result
 
     monkeypatch.setattr(runner, "run", harmed)
     monkeypatch.setattr(measure, "Pools", lambda _device, limit: Pools("cpu", limit))
     monkeypatch.setattr(measure, "Stopwatch", Watch)
     monkeypatch.setattr(
-        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (made.free, made.free))
+        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (fake.free, fake.free))
     )
-    monkeypatch.setattr("torch.cuda.synchronize", made.synchronize)
+    monkeypatch.setattr("torch.cuda.synchronize", fake.synchronize)
     monkeypatch.setattr(measure, "trace", lambda prepare, _lost: [(KERNEL,)] * len(prepare))
-    return made
+    return fake
 
 
 def swept(path: Path, header: Header, gpu: Gpu) -> dict[int, Measurement]:

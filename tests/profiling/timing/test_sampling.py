@@ -22,10 +22,10 @@ class FakeClock:
 
 def at_clocks(*clocks: int):
     """Batches at these clocks, one after the other; the samples at 1980 MHz say 1980 ns, and so on."""
-    left = iter(clocks)
+    remaining = iter(clocks)
 
     def sampler(count: int) -> Batch:
-        clock = next(left)
+        clock = next(remaining)
         return Batch([float(clock)] * count, clock)
 
     return sampler
