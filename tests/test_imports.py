@@ -14,7 +14,7 @@ PLANNING = (
     "gac.plan.summary",
     "gac.plots",
     "gac.profiling.cliffs",
-    "gac.profiling.sweeps.general",
+    "gac.profiling.sweeps.coverage",
     "gac.profiling.sweeps.sweep",
     "gac.reporting.evaluation",
     "gac.reporting.gpu_tables",

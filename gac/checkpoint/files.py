@@ -190,7 +190,9 @@ def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> 
     What holds a weight in a storage has the storage's own dtypes. Integers and truth values are what the model itself
     has as such.
     """
-    stored = {f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.tensors}
+    stored = {
+        f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.tensors
+    }
     state = model.state_dict().items()
     fixed = {name: local.dtype for name, local in state if name in stored or not local.is_floating_point()}
     for name, values in tensors.items():

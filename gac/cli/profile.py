@@ -171,7 +171,7 @@ def _sweep_points(name: str, dtype: str, schemes: Sequence[str]) -> tuple["Point
     if name == GENERAL:
         import torch
 
-        from gac.profiling.sweeps.general import general_points
+        from gac.profiling.sweeps.coverage import general_points
 
         return general_points(dtype, torch.cuda.get_device_capability(), schemes)
     from gac.lab.studies import STUDIES

@@ -47,8 +47,7 @@ class ClassComparison:
         step: the class: the largest power of two that divides its dims.
         against: the coarser step, up to 64, whose next larger multiple helps the class most.
         dims: number of dims of the class that were compared.
-        slowdown: the median of their latency over that of the next larger multiple of ``against``.
-        low, high: the quartiles around that median.
+        slowdown: the median of their latency over that of that multiple, between the quartiles ``low`` and ``high``.
     """
 
     step: int
@@ -60,7 +59,6 @@ class ClassComparison:
 
     @property
     def keeps_up(self) -> bool:
-        """At least half of the dims are at most 10 % slower than the multiple they would be padded to."""
         return self.slowdown <= MUCH_SLOWER
 
 
@@ -94,9 +92,9 @@ class Cliffs(Shown):
     def tables(self) -> Sequence[Table | str]:
         columns = [("alignment class", "<"), ("dims", ">"), ("slowdown", ">"), ("padded to", ">"), ("keeps up", "<")]
         rows = []
-        for each in self.classes:
-            numbers = f"{each.dims:,}", f"{each.slowdown:.2f}x", f"multiples of {each.against}"
-            rows.append((class_name(each.step), *numbers, "yes" if each.keeps_up else "no"))
+        for kind in self.classes:
+            numbers = f"{kind.dims:,}", f"{kind.slowdown:.2f}x", f"multiples of {kind.against}"
+            rows.append((class_name(kind.step), *numbers, "yes" if kind.keeps_up else "no"))
         worst = ""
         if len(self.collapsed):
             i = int(self.slowdown.argmax())
@@ -160,11 +158,7 @@ def sound_dims(
     A dim is aligned if it is a multiple of the operator's period. It is collapsed if, by measurement or
     interpolation, it is more than 5 % slower than some larger aligned dim that was measured. (Only aligned dims
     are compared: at one row, some misaligned dims are faster than any aligned one.) Where the profile lacks the
-    shape, alignment alone decides.
-
-    Args:
-        fixed: the operator's other axes, one mapping a workload (they differ in ``m``).
-        dims: int64, any shape.
+    shape, alignment alone decides. ``fixed`` has the operator's other axes, one mapping a workload.
     """
     dims = np.asarray(dims, dtype=np.int64)
     period = operator_period(profile, operator, dtype)
@@ -172,7 +166,11 @@ def sound_dims(
     for axes in fixed:
         sweep = profile.rows_of(operator, axes, axis, dtype)
         if len(sweep):
-            sound &= ~_much_slower(sweep, dims, period)
+            latency, _ = interpolate(sweep, dims)
+            aligned = sweep.dims % period == 0
+            fastest_after = np.append(np.minimum.accumulate(sweep.ns[aligned][::-1])[::-1], np.inf)
+            fastest = fastest_after[np.searchsorted(sweep.dims[aligned], dims, side="right")]
+            sound &= latency <= TOLERATED * fastest
     return sound
 
 
@@ -185,17 +183,13 @@ def operator_period(profile: Profile, operator: str, dtype: str = "bf16") -> int
 
 
 def compare_classes(sweep: Sweep) -> tuple[ClassComparison, ...]:
-    """Compare each alignment class finer than 64 with coarser dims, finest first.
+    """Compare each alignment class finer than 64 with coarser dims, finest first; at least three dims of each.
 
     A class is compared with the multiples of each coarser step, since the work may grow more from a dim to the next
-    multiple of 64 than alignment wins back, while the next multiple of 8 shows it. Comparisons with fewer than three
-    dims are left out.
+    multiple of 64 than alignment wins back, while the next multiple of 8 shows it.
     """
-    classes = alignment_class(sweep.dims)
-    slowest = (
-        max(_comparisons(sweep, classes, step), key=lambda other: other.slowdown, default=None) for step in CLASSES
-    )
-    return tuple(comparison for comparison in slowest if comparison is not None)
+    by_class = (list(_comparisons(sweep, alignment_class(sweep.dims), step)) for step in CLASSES)
+    return tuple(max(against, key=lambda other: other.slowdown) for against in by_class if against)
 
 
 def _comparisons(sweep: Sweep, classes: Ints, step: int) -> Iterator[ClassComparison]:
@@ -208,16 +202,9 @@ def _comparisons(sweep: Sweep, classes: Ints, step: int) -> Iterator[ClassCompar
         count = int(np.searchsorted(following, len(coarser)))  # dims with a larger multiple
         if count >= _LEAST_DIMS:
             ratio = np.sort(sweep.ns[members[:count]] / sweep.ns[coarser[following[:count]]])
-            low, middle, high = (_quantile(ratio, part) for part in (0.25, 0.5, 0.75))
+            positions = np.array((0.25, 0.5, 0.75)) * (count - 1)  # np.quantile takes ten times as long over few
+            low, middle, high = np.interp(positions, np.arange(count), ratio).tolist()
             yield ClassComparison(step, against, count, middle, low, high)
-
-
-def _quantile(ordered: Floats, part: float) -> float:
-    """As ``np.quantile`` of ordered numbers, which takes ten times as long over few."""
-    position = part * (len(ordered) - 1)
-    before = int(position)
-    below, above = ordered[before], ordered[min(before + 1, len(ordered) - 1)]
-    return float(below + (above - below) * (position - before))
 
 
 def _period(classes: Sequence[ClassComparison]) -> int:
@@ -264,8 +251,8 @@ def _rescues(sweep: Sweep, noise: Callable[[int, Ints], Floats]) -> Ints:
 def _staircase(sweep: Sweep, noise: _Noise) -> tuple[Ints, Ints]:
     """Return the indices before and after each jump beyond the noise and beyond growth in proportion to the dim.
 
-    Everything is compared by the typical noise: a burst of noise in one pass widens a point's own spread and leaves
-    its median right. The treads are the points that no larger dim beats by it.
+    The treads are the points that no larger dim beats by the typical noise: a burst of noise in one pass widens a
+    point's own spread and leaves its median right.
     """
     treads = np.flatnonzero(_rescues(sweep, noise.typical) < 0)
     before, after = treads[:-1], treads[1:]
@@ -274,22 +261,12 @@ def _staircase(sweep: Sweep, noise: _Noise) -> tuple[Ints, Ints]:
     return before[jump], after[jump]
 
 
-def _much_slower(sweep: Sweep, dims: Ints, period: int) -> Bools:
-    latency, _ = interpolate(sweep, dims)
-    aligned = sweep.dims % period == 0
-    fastest_after = np.append(np.minimum.accumulate(sweep.ns[aligned][::-1])[::-1], np.inf)
-    return latency > TOLERATED * fastest_after[np.searchsorted(sweep.dims[aligned], dims, side="right")]
-
-
 @dataclass(frozen=True)
 class FalseAlarms:
     """The A/A test: cliffs between two measurements of one and the same shape.
 
-    Attributes:
-        dims: how many were timed as A and as B.
-        false_cliffs: how many of them seem collapsed in a flat sweep whose only noise is the difference of A and B.
-        median_difference: median of ``|A / B - 1|``.
-        largest_difference: the largest of them.
+    Of ``dims`` that were timed as A and as B, ``false_cliffs`` seem collapsed in a flat sweep whose only noise is the
+    difference of A and B. Differences are those of ``|A / B - 1|``.
     """
 
     dims: int
@@ -309,13 +286,10 @@ class FalseAlarms:
 
 
 def count_false_alarms(profile: Profile) -> FalseAlarms:
-    """Compare A, the passes of even number, with B, those of odd number, which were taken in between.
+    """Compare A, the passes of even number, with B, those of odd number; ProfileError where no sweep has both.
 
     Every sweep of at least eight dims becomes a flat one, in which each dim takes ``(A / B) ** (1 / sqrt 2)``: nothing
     but noise, as much as one measurement has. All its cliffs are false.
-
-    Raises:
-        ProfileError: no sweep was timed an even number of times.
     """
     sweeps = [flat for sweep in profile.sweeps(_LEAST_PAIRED) if (flat := _flat(profile, sweep)) is not None]
     if not sweeps:

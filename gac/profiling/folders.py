@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from gac.core.errors import ProfileError, did_you_mean
@@ -19,32 +20,25 @@ def shipped_profiles() -> tuple[Path, ...]:
     return ()
 
 
-def saved_folder() -> Path:
-    """Return the folder where ``gac profile`` saves: ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
-    return home() / "profiles"
-
-
 def saved_profiles() -> tuple[Path, ...]:
-    return tuple(sorted(saved_folder().glob("*.jsonl")))
-
-
-def slug(gpu: str) -> str:
-    """Return the file stem of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    """List what ``gac profile`` saved in ``$GAC_HOME/profiles``, or ``~/.cache/gac/profiles``."""
+    return tuple(sorted((home() / "profiles").glob("*.jsonl")))
 
 
 def default_path(gpu: str) -> Path:
-    return saved_folder() / f"{slug(gpu)}.jsonl"
+    """Return the file of a GPU's profile: ``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3.jsonl``."""
+    return home() / "profiles" / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
 
 
 def studies_path(gpu: str) -> Path:
     """Return the path of the studies of a GPU: another file, since allocation takes the file of the GPU's name."""
-    return saved_folder() / f"{slug(gpu)}-studies.jsonl"
+    return default_path(gpu).with_name(f"{default_path(gpu).stem}-studies.jsonl")
 
 
 def local_profile(gpu: str) -> Path | None:
     """Find the profile of this GPU: the saved one, else a shipped one of the same name, else None."""
-    return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.stem == slug(gpu)), None)
+    name = default_path(gpu).name
+    return next((path for path in (*saved_profiles(), *shipped_profiles()) if path.name == name), None)
 
 
 def find_profile(path_or_name: str | Path) -> Path:
@@ -53,9 +47,9 @@ def find_profile(path_or_name: str | Path) -> Path:
     Raises:
         ProfileError: there is none; lists the known names and suggests the nearest.
     """
-    path = Path(path_or_name)
-    if _is_file(path):
-        return path
+    with suppress(OSError):  # of a name of thousands of letters
+        if (path := Path(path_or_name)).is_file():
+            return path
     files = (*shipped_profiles(), *saved_profiles())
     known = {file.stem: file for file in files if file.is_file() or not file.is_symlink()}
     name = str(path_or_name)
@@ -72,12 +66,5 @@ def find_profile(path_or_name: str | Path) -> Path:
 
 def profile_with(digest: str) -> Path | None:
     """Find the shipped or saved profile whose bytes have this SHA-256; None where there is none."""
-    files = (file for file in (*shipped_profiles(), *saved_profiles()) if _is_file(file))
+    files = (file for file in (*shipped_profiles(), *saved_profiles()) if file.is_file())
     return next((file for file in files if hashlib.sha256(file.read_bytes()).hexdigest() == digest), None)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name of thousands of letters
-        return False

@@ -1,28 +1,23 @@
-"""The strict reader of profiles: every line, every number, and the references between lines.
+"""The strict reader of profiles: every line, every number, and the references between lines."""
 
-A million lines are decoded some thousand at a time into columns. Where a chunk has anything unusual, its lines are
-read one by one, so that an error names the line.
-"""
-
-import gc
 import hashlib
 import io
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain, count
+from itertools import count
 from operator import or_
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
-from gac.core.arrays import Bools, Floats, Ints
+from gac.core.arrays import Floats, Ints
 from gac.core.errors import ProfileError
 from gac.core.untrusted import parse_strictly
 from gac.profiling.records import (
@@ -40,23 +35,17 @@ from gac.profiling.records import (
 )
 from gac.profiling.rows import Kind, Rows
 
-_CHUNK_BYTES = 2**19
 _LONGEST_LINE = 2**20
 _SHOWN = 40
 
 _KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HostLine, HeaderLine)
-_KIND_NUMBER: dict[Any, int] = {kind: number for number, kind in enumerate(_KINDS)}
-_KEYS = {kind: 1 + len(kind.__struct_fields__) - (kind is RowLine) for kind in _KINDS}  # a row's error is left out
-_UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b" :")
+_UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b'" :')
 _DECODER: Any = msgspec.json.Decoder(reduce(or_, _KINDS))
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A profile's header, its measurements in the order of their rows, and the SHA-256 of all bytes.
-
-    ``sentinels`` has, for the number of each row that was a sentinel, its timings in ns in order.
-    """
+    """A profile's header, its measurements, the SHA-256 of all bytes, and by row the timings in ns of sentinels."""
 
     header: Header
     measurements: Rows
@@ -70,26 +59,27 @@ def parse(content: bytes, source: str | Path) -> Contents:
 
 
 def read(file: BinaryIO, source: str | Path) -> Contents:
-    """Read a profile, some lines at a time; anything after the last newline is ignored.
+    """Read a profile line by line; anything after the last newline is ignored.
 
     Raises:
         ProfileError: something is wrong, with ``source``, line and field.
     """
     digest = hashlib.sha256()
-    chunks = _chunks(file, digest)
-    first, more, rest = next(chunks, b"").partition(b"\n")
-    if not first:
+    reader: _Reader | None = None
+    while line := file.readline(_LONGEST_LINE + 2):
+        digest.update(line)
+        if line.endswith(b"\n"):
+            line = line[:-1]
+        elif len(line) <= _LONGEST_LINE:
+            break
+        if reader is None:
+            reader = _Reader(source, _header(line, f"{source}:1"))
+        else:
+            reader.add(line)
+    if reader is None:
         raise malformed(f"profile {source} has no complete line")
-    reader = _Reader(source, _header(first, f"{source}:1"))
-    collecting = gc.isenabled()
-    gc.disable()  # decoded lines have no cycles; looking for them would take a third of the time
-    try:
-        for chunk in chain([rest] if more else [], chunks):
-            reader.add(chunk)
-        return Contents(reader.header, *reader.rows_and_sentinels(), digest.hexdigest())
-    finally:
-        if collecting:
-            gc.enable()
+    sentinels = {row: tuple(timings) for row, timings in reader.sentinels.items()}
+    return Contents(reader.header, reader.measurements(), sentinels, digest.hexdigest())
 
 
 def malformed(problem: str) -> ProfileError:
@@ -100,39 +90,36 @@ def malformed(problem: str) -> ProfileError:
     )
 
 
-def _chunks(file: BinaryIO, digest: Any) -> Iterator[bytes]:
-    rest = b""
-    while block := file.read(_CHUNK_BYTES):
-        digest.update(block)
-        lines, newline, last = block.rpartition(b"\n")
-        if newline:
-            yield rest + lines
-            rest = last
-        else:
-            rest += last
-        if len(rest) > _LONGEST_LINE:
-            yield rest
-
-
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
 def read_line(line: bytes, where: str) -> Line:
-    """Read one line by itself.
-
-    Raises:
-        ProfileError: the line is wrong, with ``where`` and the field.
-    """
+    """Read one line; ProfileError where it is wrong, with ``where`` and the field."""
     _check_length(line, where)
     try:
         record: Line = _DECODER.decode(line)
     except (ValueError, RecursionError) as failure:
         raise malformed(f"{where}: {_complaint(failure)}") from failure
-    try:
-        parse_strictly(line)
-    except ValueError as failure:
-        raise malformed(f"{where}: {failure}") from failure
+    if not _is_usual(line, record):
+        try:
+            parse_strictly(line)
+        except ValueError as failure:
+            raise malformed(f"{where}: {failure}") from failure
     return record
+
+
+def _is_usual(line: bytes, record: Line) -> bool:
+    """Return True for a row or a pass that no strict parser refuses: parsing every line twice takes too long.
+
+    No string holds an escape or a control character, and there are as many ``":`` as keys, so that none is there twice.
+    """
+    if isinstance(record, RowLine):
+        keys = 11 + len(record.shape) + (record.error is not None)
+    elif isinstance(record, AgainLine):
+        keys = 3
+    else:
+        return False
+    return line.isascii() and line.count(b'":') == keys and not any(mark in line for mark in _UNUSUAL)
 
 
 def _check_length(line: bytes, where: str) -> None:
@@ -147,29 +134,6 @@ def _complaint(failure: Exception) -> str:
     field = re.search(r"field `(.+)`$", message)
     path = ".".join(filter(None, (path.removesuffix("`"), field and field[1])))
     return f"{path or 'the line'}: {message}"
-
-
-def _read_lines(text: bytes, source: str | Path, before: int) -> Sequence[Any]:
-    if _is_usual(text):
-        with suppress(ValueError, RecursionError):
-            records: Sequence[Any] = _DECODER.decode_lines(text)
-            if len(records) == text.count(b"\n") + 1 and _count_keys(records) == text.count(b'":'):
-                return records
-    return [read_line(line, f"{source}:{before + number}") for number, line in enumerate(text.split(b"\n"), 1)]
-
-
-def _is_usual(text: bytes) -> bool:
-    """Return True if each line is one object, no string holds an escape or a control character, and keys end in ``":``.
-
-    More of these than keys mean that a key is there twice (or that a string begins with a colon).
-    """
-    breaks = text.count(b"}\n{") == text.count(b"\n") and text.startswith(b"{") and text.endswith(b"}")
-    return breaks and len(text) <= _LONGEST_LINE and text.isascii() and not any(mark in text for mark in _UNUSUAL)
-
-
-def _count_keys(records: Sequence[Any]) -> int:
-    fixed = sum(_KEYS[kind] * lines for kind, lines in Counter(map(type, records)).items())
-    return fixed + sum(len(line.shape) + (line.error is not None) for line in records if type(line) is RowLine)
 
 
 def _header(line: bytes, where: str) -> Header:
@@ -196,140 +160,112 @@ def _header(line: bytes, where: str) -> Header:
 
 
 class _Reader:
-    """Collects the lines of a file as columns, chunk by chunk.
+    """Collects the lines of a file in compact columns: a million rows fit in memory.
 
     Attributes:
-        rows: by chunk the line numbers, kinds, launches, medians, IQRs, samples, clocks and convergence of rows.
-        sizes: by chunk the sizes of the rows' shapes.
         kinds, launches: the distinct ones, numbered in the order in which they first occur.
-        references: by chunk whether lines say that a row is lost, those rows, and the lines' numbers.
-        again: by chunk the rows of later passes, and the times.
-        errors, lost: by row, why it has no number, from the first or any more.
+        sizes: of the rows' shapes, one after the other.
+        passes: the row and the time in ns of every pass.
+        errors: by row, why it has no number, from the first or any more.
     """
 
     def __init__(self, source: str | Path, header: Header) -> None:
-        self.source, self.header = source, header
-        self.lines, self.count = 1, 0
+        self.source, self.header, self.number = source, header, 1
         self.kernels: list[KernelLine] = []
-        self.kernel_lines: list[int] = []
+        self.axes: dict[str, tuple[str, ...]] = {}
         self.kinds: dict[Any, int] = defaultdict(count().__next__)
         self.launches: dict[Any, int] = defaultdict(count().__next__)
-        self.rows = [_empty(int, int, int, float, float, int, float, bool)]
-        self.sizes = [*_empty(int)]
-        self.references = [_empty(bool, int, int)]
-        self.again = [_empty(int, float)]
+        self.lines, self.kind, self.launched, self.samples, self.clock = (array("q") for _ in range(5))
+        self.iqr, self.converged, self.sizes = array("d"), array("b"), array("q")
+        self.passes = array("q"), array("d")
         self.sentinels: dict[int, list[float]] = defaultdict(list)
         self.errors: dict[int, str] = {}
-        self.lost: dict[int, str] = {}
 
-    def add(self, chunk: bytes) -> None:
-        records = _read_lines(chunk, self.source, self.lines)
-        kinds = np.fromiter(map(_KIND_NUMBER.__getitem__, map(type, records)), np.int64, len(records))
-        for number in np.unique(kinds).tolist():
-            chosen = np.flatnonzero(kinds == number)
-            self._add(_KINDS[number], [records[index] for index in chosen.tolist()], self.lines + 1 + chosen)
-        self.lines += len(records)
-
-    def _add(self, kind: Any, records: Sequence[Any], lines: Ints) -> None:
-        if kind is RowLine:
-            self._add_rows(records, lines)
-        elif kind is KernelLine:
-            self.kernels += records
-            self.kernel_lines += lines.tolist()
-        elif kind is SharedLine:
-            self.header = replace(self.header, shared_with=records[-1].shared_with)
-        elif kind is HostLine:
-            self.header = replace(self.header, link=records[-1].link, others=records[-1].others)
-        elif kind is HeaderLine:
-            raise malformed(f"{self.source}:{lines[0]}: a header line")
+    def add(self, line: bytes) -> None:
+        self.number += 1
+        record = read_line(line, f"{self.source}:{self.number}")
+        if isinstance(record, RowLine):
+            self._add_row(record)
+        elif isinstance(record, AgainLine | LostLine):
+            self._add_reference(record)
+        elif isinstance(record, KernelLine):
+            self.kernels.append(record)
+        elif isinstance(record, SharedLine):
+            self.header = replace(self.header, shared_with=record.shared_with)
+        elif isinstance(record, HostLine):
+            self.header = replace(self.header, link=record.link, others=record.others)
         else:
-            rows, values = zip(*map(astuple, records), strict=True)
-            if kind is LostLine:
-                self.lost |= zip(rows, values, strict=True)
-            elif kind is SentinelLine:
-                for row, ns in zip(rows, values, strict=True):
-                    self.sentinels[row].append(ns)
-            else:
-                self.again.append((np.array(rows), np.array(values)))
-            self.references.append((np.full(len(rows), kind is LostLine), np.array(rows), lines))
+            self._refuse("a header line")
 
-    def _add_rows(self, rows: Sequence[RowLine], lines: Ints) -> None:
-        fields = zip(*map(astuple, rows), strict=True)
-        operators, shapes, dtypes, caches, medians, iqrs, samples, clocks, converged, launches, errors = fields
-        ns, iqr, clock = (np.array(values, float) for values in (medians, iqrs, clocks))  # NaN where there is none
-        failed = np.array([error is not None for error in errors])
-        wrong = (np.isnan(ns) != failed) | (np.isnan(iqr) != failed)
-        contradiction = "median_ns: {0.median_ns} with iqr_ns {0.iqr_ns} and error {0.error!r}"
-        self._refuse(lines, wrong, lambda index: contradiction.format(rows[index]))
-        self.errors |= {self.count + index: errors[index] for index in np.flatnonzero(failed).tolist()}
-        kinds = map(self.kinds.__getitem__, zip(operators, dtypes, caches, map(tuple, shapes), strict=True))
-        kind, launched = np.array(list(kinds)), np.array(list(map(self.launches.__getitem__, launches)))
-        self.rows.append((lines, kind, launched, ns, iqr, np.array(samples), clock, np.array(converged)))
-        self.sizes.append(np.array(list(chain.from_iterable(map(dict.values, shapes)))))
-        self.count += len(rows)
+    def _refuse(self, problem: str) -> None:
+        raise malformed(f"{self.source}:{self.number}: {problem}")
 
-    def _refuse(self, lines: Ints, wrong: Bools, message: Callable[[int], str]) -> None:
-        """Raise for the first of the lines that is wrong; ``message`` describes it by its index."""
-        if wrong.any():
-            index = int(np.argmax(wrong))
-            raise malformed(f"{self.source}:{lines[index]}: {message(index)}")
+    def _add_row(self, row: RowLine) -> None:
+        axes, above = tuple(row.shape), len(self.kernels)
+        if len({row.median_ns is None, row.iqr_ns is None, row.error is not None}) > 1:
+            self._refuse(f"median_ns: {row.median_ns} with iqr_ns {row.iqr_ns} and error {row.error!r}")
+        if (expected := self.axes.setdefault(row.operator, axes)) != axes:
+            self._refuse(f"shape: {row.operator} has axes {', '.join(axes)}, above {', '.join(expected)}")
+        if (highest := max(row.launches, default=(-1,))[0]) >= above:
+            self._refuse(f"launches: kernel {highest} of {above} above it")
+        if row.error is not None:
+            self.errors[len(self.lines)] = row.error
+        if row.median_ns is not None:
+            self._add_pass(len(self.lines), row.median_ns)
+        self.lines.append(self.number)
+        self.kind.append(self.kinds[row.operator, row.dtype, row.cache, axes])
+        self.sizes.extend(row.shape.values())
+        self.iqr.append(np.nan if row.iqr_ns is None else row.iqr_ns)
+        self.samples.append(row.samples)
+        self.clock.append(row.sm_clock_mhz or 0)
+        self.converged.append(row.converged)
+        self.launched.append(self.launches[row.launches])
 
-    def rows_and_sentinels(self) -> tuple[Rows, Mapping[int, tuple[float, ...]]]:
-        line, kind, launched, ns, iqr, samples, clock, converged = map(np.concatenate, zip(*self.rows, strict=True))
-        again, again_ns = map(np.concatenate, zip(*self.again, strict=True))
-        self._check_axes(kind, line)
-        self._check_launches(launched, line)
-        self._check_references(line, *map(np.concatenate, zip(*self.references, strict=True)))
-        lost = list(self.lost)
-        ns[lost], iqr[lost], converged[lost] = np.nan, np.nan, False
-        valid = ~np.isin(again, lost)
-        passes = _passes(ns, again[valid], again_ns[valid])
-        clock = np.nan_to_num(clock).astype(np.int64)
+    def _add_pass(self, row: int, ns: float) -> None:
+        self.passes[0].append(row)
+        self.passes[1].append(ns)
+
+    def _add_reference(self, record: AgainLine | LostLine) -> None:
+        """Add what is said of an earlier row, which has to have a number."""
+        row, above = record.row, len(self.lines)
+        if row >= above or row in self.errors:
+            self._refuse(f"row: {row} is none of the {above} rows above it with a number")
+        if isinstance(record, LostLine):
+            self.errors[row] = record.error
+        elif isinstance(record, SentinelLine):
+            self.sentinels[row].append(record.median_ns)
+        else:
+            self._add_pass(row, record.median_ns)
+
+    def measurements(self) -> Rows:
+        """Return the columns; the passes of a row without a number do not count."""
+        lost = list(self.errors)
+        kind, launched, samples, clock = map(_ints, (self.kind, self.launched, self.samples, self.clock))
+        pass_rows = _ints(self.passes[0])
+        iqr, converged, ns = _floats(self.iqr), np.array(self.converged, dtype=np.bool_), _floats(self.passes[1])
+        iqr[lost], converged[lost] = np.nan, False
+        valid = ~np.isin(pass_rows, lost)
+        pass_rows, ns = pass_rows[valid], ns[valid]
+        starts = np.concatenate([[0], np.cumsum(np.bincount(pass_rows, minlength=len(kind)))])
+        passes = ns[np.argsort(pass_rows, kind="stable")]
+        kinds, launches = tuple(Kind(*key) for key in self.kinds), tuple(self.launches)
         columns = kind, self._shapes(kind), iqr, samples, clock, converged, launched
-        kinds, errors = tuple(Kind(*key) for key in self.kinds), self.errors | self.lost
-        rows = Rows(kinds, *columns, tuple(self.launches), tuple(self.kernels), errors, *passes)
+        rows = Rows(kinds, *columns, launches, tuple(self.kernels), self.errors, passes, starts)
         if (twice := rows.first_duplicate()) is not None:
             point = rows[twice]
-            raise malformed(f"{self.source}:{line[twice]}: {point.operator} {point.shape} is there twice")
-        return rows, {row: tuple(times) for row, times in self.sentinels.items()}
-
-    def _check_axes(self, kind: Ints, lines: Ints) -> None:
-        known: dict[str, tuple[str, ...]] = {}
-        for (operator, _, _, axes), number in self.kinds.items():
-            if (expected := known.setdefault(operator, axes)) != axes:
-                problem = f"shape: {operator} has axes {', '.join(axes)}, above {', '.join(expected)}"
-                raise malformed(f"{self.source}:{lines[np.argmax(kind == number)]}: {problem}")
-
-    def _check_launches(self, launched: Ints, lines: Ints) -> None:
-        """Refuse rows whose kernels are not above them."""
-        first = lines[np.diff(np.maximum.accumulate(launched), prepend=-1) > 0]  # each number where it is new
-        highest = np.array([max(launches, default=(-1,))[0] for launches in self.launches], dtype=np.int64)
-        above = np.searchsorted(self.kernel_lines, first)
-        self._refuse(first, highest >= above, lambda i: f"launches: kernel {highest[i]} of {above[i]} above it")
-
-    def _check_references(self, row_lines: Ints, lost: Bools, rows: Ints, lines: Ints) -> None:
-        """Refuse references to rows that are not above, or that have no number (any more)."""
-        above, targets = np.searchsorted(row_lines, lines), np.minimum(rows, self.count)
-        last = np.full(self.count + 1, self.lines)
-        last[[*self.errors, self.count]] = 0
-        np.minimum.at(last, targets[lost], lines[lost])
-        wrong = (rows >= above) | (lines > last[targets])
-        self._refuse(lines, wrong, lambda i: f"row: {rows[i]} is none of the {above[i]} rows above it with a number")
+            raise malformed(f"{self.source}:{self.lines[twice]}: {point.operator} {point.shape} is there twice")
+        return rows
 
     def _shapes(self, kind: Ints) -> Ints:
         counts = np.array([len(axes) for *_, axes in self.kinds], dtype=np.int64)[kind]
         sizes = np.zeros((len(kind), counts.max(initial=0)), dtype=np.int64)
-        sizes[np.arange(sizes.shape[1]) < counts[:, None]] = np.concatenate(self.sizes)
+        sizes[np.arange(sizes.shape[1]) < counts[:, None]] = _ints(self.sizes)
         return sizes
 
 
-def _empty(*dtypes: type) -> tuple[Any, ...]:
-    return tuple(np.empty(0, dtype) for dtype in dtypes)
+def _ints(column: "array[int]") -> Ints:
+    return np.array(column, dtype=np.int64)
 
 
-def _passes(ns: Floats, again: Ints, again_ns: Floats) -> tuple[Floats, Ints]:
-    """Return the times of all passes, row by row, and where each row's begin; a row without a number has none."""
-    first = np.flatnonzero(~np.isnan(ns))
-    rows = np.concatenate([first, again])
-    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(ns)))])
-    return np.concatenate([ns[first], again_ns])[np.argsort(rows, kind="stable")], starts
+def _floats(column: "array[float]") -> Floats:
+    return np.array(column, dtype=np.float64)

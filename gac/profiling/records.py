@@ -1,15 +1,15 @@
 """Records of a profile: its header, a measurement for every timed point, and the lines of its file.
 
-The file is JSON Lines: the header first; then, as they are measured, kernels, a row for every point, and a short line
-for every later pass over a row, for every timing of a sentinel, for a row at which the GPU failed later, for other
-users of the GPU when the file was resumed, and for other GPUs that measured then.
+The file is JSON Lines: the header first; then, as they are measured, kernels, a row for every point, and short lines
+for later passes, sentinels, failures, and what changed in the header when the file was resumed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from msgspec import Meta, Struct
 
 from gac.core.operations import Operation
@@ -32,11 +32,10 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         device: a digest of the GPU's serial UUID: two GPUs of one model never share a file.
         shared_memory_bytes: the most shared memory of a CTA.
-        power_limit_w: None where the driver reports none.
         dtype_policy: how GEMMs may accumulate.
         timing: how each number was obtained.
         shared_with: other users of the GPU when the file was begun or resumed; empty if there were none.
-        triton: version of Triton, whose kernels multiply weights in the storage of a scheme; None if not recorded.
+        triton: whose kernels multiply weights in the storage of a scheme; None if not recorded.
         link: ``NVLink`` or ``PCIe`` between the GPUs of the host; None if no collective was measured.
         others: digests as ``device`` of the equal GPUs that measured at the same time.
     """
@@ -68,7 +67,6 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def libraries(self) -> str:
-        """CUDA and the libraries that multiply, with their versions."""
         triton = "" if self.triton is None else f", Triton {self.triton}"
         return f"CUDA {self.cuda}, cuBLAS {self.cublas}, cuDNN {self.cudnn}, PyTorch {self.torch}{triton}"
 
@@ -101,15 +99,11 @@ class Measurement:
     """One timed point. A sweep times it in several passes, minutes apart, so that no burst of noise hits them all.
 
     Attributes:
-        shape: size of each axis.
-        median_ns: the median of ``passes``.
-        iqr_ns: interquartile range in ns of the first pass's samples.
-        samples: number of replays that the first pass timed.
-        sm_clock_mhz: SM clock in the first pass.
-        converged: the first pass knew its median to within 1 %.
+        median_ns: the median of ``passes``, which has the median in ns of each pass, in order.
+        iqr_ns, samples, sm_clock_mhz, converged: of the first pass: the interquartile range in ns of its samples, their
+            number, and whether it knew its median to within 1 %.
         launches: the kernels that ran, in order; empty where they are not known.
         error: why the point has no number (``median_ns`` and ``iqr_ns`` are then None).
-        passes: the median in ns of each pass, in order.
     """
 
     operator: str
@@ -134,12 +128,8 @@ class Measurement:
         return cls.of(point, None, None, 0, None, False, error=error)
 
     @property
-    def operation(self) -> Operation:
-        return Operation(self.operator, tuple(self.shape.items()))
-
-    @property
     def point(self) -> Point:
-        return Point(self.operation, self.dtype, self.cache)
+        return Point(Operation(self.operator, tuple(self.shape.items())), self.dtype, self.cache)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -148,13 +138,10 @@ class Measurement:
     @property
     def spread_ns(self) -> float:
         """Noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
-        if len(self.passes) < 2:
-            return self.iqr_ns or 0.0
-        low, _, high = quantiles(self.passes, n=4, method="inclusive")
-        return max(self.iqr_ns or 0.0, high - low)
+        low, high = np.quantile(self.passes or (0.0,), (0.25, 0.75)).tolist()
+        return max(self.iqr_ns or 0.0, float(high - low))
 
     def with_passes(self, passes: Sequence[float]) -> "Measurement":
-        """Return this measurement with the medians of all its passes, the first one included."""
         return replace(self, median_ns=float(median(passes)), passes=tuple(passes))
 
 
@@ -172,8 +159,7 @@ class DeviceLostError(Exception):
         return f"{self.row.point}: {self.row.error}"
 
 
-class Line(Struct, frozen=True, gc=False, tag_field="record", forbid_unknown_fields=True, omit_defaults=True):
-    """A line of the file; ``record`` names its kind."""
+class Line(Struct, frozen=True, gc=False, tag_field="record", forbid_unknown_fields=True, omit_defaults=True): ...
 
 
 class HeaderLine(Line, frozen=True, tag="header"):
@@ -212,7 +198,7 @@ class AgainLine(Line, frozen=True, tag="again"):
 
 
 class SentinelLine(AgainLine, frozen=True, tag="sentinel"):
-    """The row of this number timed once more, apart from the passes, to see whether the machine drifts."""
+    """A timing of the row of this number apart from the passes, to see whether the machine drifts."""
 
 
 class LostLine(Line, frozen=True, tag="lost"):

@@ -1,7 +1,7 @@
 """Measurements of a profile in columns: some hundred bytes a row, each built when it is asked for."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,8 +29,7 @@ class Rows:
         sizes: int64, shape ``(n, most axes)``; 0 beyond a row's last axis.
         iqr_ns: float64, of the first pass's samples; NaN where there is no number.
         samples, sm_clock_mhz: int64; a clock of 0 is not known.
-        launched: int64; each row's index in ``launches``.
-        launches: sequences of launches, each by the number of its kernel and its grid.
+        launched: int64; each row's index in ``launches``, sequences of numbers of kernels and grids.
         errors: by row, why it has no number.
         passes: float64; the medians of all passes, row by row, in order.
         starts: int64, shape ``(n + 1,)``; row i has ``passes[starts[i]:starts[i + 1]]``.
@@ -49,6 +48,7 @@ class Rows:
     errors: Mapping[int, str]
     passes: Floats
     starts: Ints
+    _launches: dict[int, tuple[Launch, ...]] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -57,11 +57,9 @@ class Rows:
         row = range(len(self))[row]
         kind = self.kinds[self.kind[row]]
         passes = tuple(self.passes[self.starts[row] : self.starts[row + 1]].tolist())
+        shape = dict(zip(kind.axes, self.sizes[row].tolist(), strict=False))
         return Measurement(
-            kind.operator,
-            dict(zip(kind.axes, self.sizes[row].tolist(), strict=False)),
-            kind.dtype,
-            kind.cache,
+            *(kind.operator, shape, kind.dtype, kind.cache),
             float(self.median_ns[row]) if passes else None,
             float(self.iqr_ns[row]) if passes else None,
             int(self.samples[row]),
@@ -99,21 +97,18 @@ class Rows:
 
     @cached_property
     def median_ns(self) -> Floats:
-        """Median of each row's passes; NaN where it has no number."""
         return self._quantiles(0.5)
 
     @cached_property
     def spread_ns(self) -> Floats:
-        """``Measurement.spread_ns`` of each row; NaN where it has no number."""
         return np.maximum(self.iqr_ns, self._quantiles(0.75) - self._quantiles(0.25))
 
     def launches_of(self, sequence: int) -> tuple[Launch, ...]:
-        """Return the kernels of one of ``launches``, in order; the same object for all rows that launch them."""
+        """Return one of ``launches``, made when it is first asked for: tables have thousands."""
         if sequence not in self._launches:
-            self._launches[sequence] = tuple(
-                Launch(self.kernels[kernel].name, grid, self.kernels[kernel].block, self.kernels[kernel].shared_bytes)
-                for kernel, grid in ((kernel, (x, y, z)) for kernel, x, y, z in self.launches[sequence])
-            )
+            lines = ((self.kernels[kernel], (x, y, z)) for kernel, x, y, z in self.launches[sequence])
+            launches = (Launch(kernel.name, grid, kernel.block, kernel.shared_bytes) for kernel, grid in lines)
+            self._launches[sequence] = tuple(launches)
         return self._launches[sequence]
 
     def by_count(self) -> Iterator[tuple[Ints, Floats]]:
@@ -128,10 +123,6 @@ class Rows:
             if ordered.shape[1]:
                 result[rows] = np.quantile(ordered, share, axis=1)
         return result
-
-    @cached_property
-    def _launches(self) -> dict[int, tuple[Launch, ...]]:
-        return {}
 
     @cached_property
     def _row_of_key(self) -> dict[bytes, int]:

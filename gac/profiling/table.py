@@ -1,7 +1,7 @@
 """The profile: the latencies of one GPU, interpolated without a guess across a cliff."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -30,7 +30,7 @@ class Sweep:
     """Latency of one operator along one axis, all others fixed; sorted by dim.
 
     ``dims`` int64, ``ns`` (median) and ``iqr`` (``Measurement.spread_ns``) float64, all of shape ``(points,)``;
-    ``launches`` has one entry a point, empty where the kernels are not known.
+    ``launches`` of a point are empty where the kernels are not known.
     """
 
     operator: str
@@ -64,20 +64,18 @@ class Sweep:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Shown):
-    """A latency table: its header, its measurements, and the SHA-256 of its bytes.
-
-    ``sentinels`` has the timings in ns, in order, of each row that was timed again and again.
-    """
+    """A latency table: header, measurements, SHA-256 of its bytes, and by row the timings in ns of sentinels."""
 
     path: Path
     header: Header
     measurements: Rows
     digest: str
     sentinels: Mapping[int, tuple[float, ...]]
+    _sweeps: dict[Any, Sweep] = field(default_factory=dict, init=False)
 
     def tables(self) -> Sequence[Table | str]:
-        columns = [("operator", "<"), ("dtype", "<")]
-        columns += [(name, ">") for name in ("shapes", "failed", "fastest", "slowest")]
+        numbers = ("shapes", "failed", "fastest", "slowest")
+        columns = [("operator", "<"), ("dtype", "<"), *((name, ">") for name in numbers)]
         kinds: dict[tuple[str, str], list[float | None]] = {}
         for measured in self.measurements:
             kinds.setdefault((measured.operator, measured.dtype), []).append(measured.median_ns)
@@ -100,7 +98,7 @@ class Profile(Shown):
 
     @classmethod
     def opened(cls, profile: "Profile | str | Path") -> "Profile":
-        """Return a loaded profile as it is, or ``load`` the path or name; raises as that."""
+        """Return a loaded profile as it is, or ``load`` the path or name."""
         return profile if isinstance(profile, Profile) else cls.load(profile)
 
     @classmethod
@@ -115,7 +113,7 @@ class Profile(Shown):
         """
         path = find_profile(path_or_name)
         try:
-            with path.open("rb", buffering=0) as file:
+            with path.open("rb") as file:
                 contents = read(file, path)
         except OSError as failure:
             problem = f"profile {path} cannot be read: {failure.strerror}"
@@ -123,7 +121,6 @@ class Profile(Shown):
         return cls(path, contents.header, contents.measurements, contents.digest, contents.sentinels)
 
     def measured_in(self, operator: str, dtype: str) -> bool:
-        """Return True if an operator has numbers in a dtype, with operands in memory."""
         return (operator, dtype, "cold") in self._measured
 
     def find(self, point: Point) -> Measurement | None:
@@ -136,8 +133,7 @@ class Profile(Shown):
     ) -> Sweep:
         """Return the measured points along ``axis`` with every other axis as in ``fixed`` (possibly none).
 
-        Raises:
-            ProfileError: the axes are not those of the operator.
+        ProfileError where the axes are not those of the operator.
         """
         key = (operator, tuple(sorted(fixed.items())), axis, dtype, cache)
         if key not in self._sweeps:
@@ -168,12 +164,9 @@ class Profile(Shown):
         return between(self.rows_of(operator, fixed, axis, dtype), requested.astype(np.int64))
 
     def modelled(self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16") -> Ints:
-        """Return the latency in ns, rounded up, at each of ``dims`` along ``axis``, by a model fitted to the table.
+        """Return int64 ns, rounded up, at each of ``dims`` (shape ``(dims,)``), by a model fitted to the table.
 
         It is for shapes that ``latency`` does not know; -1 where the table has too little near, see ``GpuModel``.
-
-        Returns:
-            int64, of the shape of ``dims``, which is ``(dims,)``.
         """
         sizes = {name: np.full(len(dims), size, dtype=np.int64) for name, size in fixed.items()} | {axis: dims}
         axes = OPERATORS.get(operator).axes if operator in OPERATORS.names else tuple(sizes)
@@ -187,7 +180,7 @@ class Profile(Shown):
         return GpuModel(self.measurements, Gpu(self.header.sm_count, self.header.l2_bytes))
 
     def point(self, operation: Operation, dtype: str = "bf16") -> int | None:
-        """Return the measured latency of one shape in ns, rounded up; None where the profile has no number for it."""
+        """Return the measured latency of one shape in ns, rounded up; None where there is no number for it."""
         row = self.find(Point(operation, dtype))
         return None if row is None or row.median_ns is None else ceil(row.median_ns)
 
@@ -236,21 +229,14 @@ class Profile(Shown):
         return float(np.percentile(np.concatenate(ranges), 95)) if ranges else 0.0
 
     @cached_property
-    def _sweeps(self) -> dict[Any, Sweep]:
-        return {}
-
-    @cached_property
     def _measured(self) -> dict[tuple[str, str, Cache], tuple[tuple[str, ...], Ints, Ints]]:
         """By operator, dtype and cache the axes, the rows that have a number, and their sizes along the axes."""
         rows, measured = self.measurements, {}
         for number, kind in enumerate(rows.kinds):
             chosen = np.flatnonzero((rows.kind == number) & (rows.counts > 0))
             if len(chosen):
-                measured[kind.operator, kind.dtype, kind.cache] = (
-                    kind.axes,
-                    chosen,
-                    rows.sizes[chosen, : len(kind.axes)],
-                )
+                sizes = rows.sizes[chosen, : len(kind.axes)]
+                measured[kind.operator, kind.dtype, kind.cache] = (kind.axes, chosen, sizes)
         return measured
 
     def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str, cache: Cache) -> Sweep:
@@ -298,7 +284,6 @@ def interpolate(sweep: Sweep, dims: Ints) -> tuple[Ints, Bools]:
 
 
 def interpolate_smooth(sweep: Sweep, dims: Ints) -> tuple[Ints, Bools]:
-    """Interpolate one sweep of an operator without cliffs: linear in the dim between measured ones."""
     if not len(sweep):
         return np.full(dims.shape, -1), np.zeros(dims.shape, dtype=np.bool_)
     latency = np.interp(dims, sweep.dims, sweep.ns, left=-1.0, right=-1.0)

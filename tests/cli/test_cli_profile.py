@@ -10,8 +10,7 @@ from commands import answer, ranks, refused, run, write_profile
 from gac.core.workloads import Workload
 from gac.lab.studies import STUDIES
 from gac.profiling.records import Point
-from gac.profiling.sweeps.coverage import fused_points, model_points
-from gac.profiling.sweeps.general import general_points
+from gac.profiling.sweeps.coverage import fused_points, general_points, model_points
 from gac.profiling.sweeps.profiler import Estimate
 from tests.headers import make_header
 

@@ -1,6 +1,7 @@
-"""A shape of every operator: large enough that a result has edges, and its last tile is cut."""
+"""A shape of every operator, large enough that a result has edges and its last tile is cut; and its multiplications."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import product
 
 from gac.profiling.operators import OPERATORS, Operator
 from gac.schemes import scheme_named
@@ -16,6 +17,12 @@ ROUNDINGS = ("round_to_fp8", "round_to_int8")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 """They take several processes: ``tests/distributed`` runs them."""
 
+GPU_ONLY = {
+    *("int4_linear", "sdpa_efficient", "sdpa_efficient_causal", "sdpa_cudnn", "sdpa_cudnn_causal"),
+    *("latent_attention", "latent_attention_int8", "latent_attention_int4", *ROUNDINGS),
+}
+"""Their kernels are CUDA's or Triton's."""
+
 EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("linear", "linear_rowwise"), _LINEAR),
     "low_rank": {"m": 70, "k": 96, "r": 23, "n": 130},
@@ -29,6 +36,42 @@ EXAMPLES: Mapping[str, Mapping[str, int]] = {
     **{name: {"m": 3, "k": 48} for name in ROUNDINGS},
     **dict.fromkeys(COLLECTIVES, _COLLECTIVE),
 }
+
+
+def pair(m: int, k: int, r: int, n: int) -> int:
+    return m * k * r + m * r * n
+
+
+def attention(causal: bool) -> Callable[..., int]:
+    def count(b: int, h: int, kv: int, s: int, t: int, d: int) -> int:
+        seen = sum(1 for query, key in product(range(s), range(t)) if key <= query or not causal)
+        return 2 * b * h * seen * d  # q @ k.T, and the weights @ v
+
+    return count
+
+
+def latent_attention(b: int, h: int, kv: int, t: int, d: int, g: int, k: int, v: int) -> int:
+    keys, scores, mixed = t * kv * k * d, t * h * d, t * h * v
+    return b * (keys + scores + mixed + h * v * d)
+
+
+def heads(m: int, k: int, heads: int, low: int, high: int) -> int:
+    assert (heads, low, high) == (4, 67, 90)
+    return m * k * (67 + 74 + 82 + 90)
+
+
+COUNTS: Mapping[str, Callable[..., int]] = {
+    **dict.fromkeys(("linear", "linear_rowwise"), lambda m, k, n: m * k * n),
+    "low_rank": pair,
+    "low_rank_shared": lambda m, k, r, n, pairs: pairs * pair(m, k, r, n),
+    "batched_gemm": lambda b, m, k, n: b * m * k * n,
+    **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
+    **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
+    **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
+    **{name: latent_attention for name in OPERATORS.names if name.startswith("latent_attention")},
+    **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES), lambda **_axes: 0),
+}
+"""Multiplications of each operator, as its GEMMs have them."""
 
 SCHEMES = tuple(
     scheme_named(name).dtype for name in ("fp8", "w8a8", "w8a16", "w4a16", "w4a16:64", "w4a16:24", "w3a16", "w2a16")

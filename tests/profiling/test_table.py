@@ -11,7 +11,7 @@ from gac.core.operations import linear
 from gac.forms.low_rank import low_rank
 from gac.models.shapes import SHAPES
 from gac.profiling import folders
-from gac.profiling.records import Launch, Point
+from gac.profiling.records import Launch
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.table import Profile, interpolate
 from tests.profiling.synthetic import make_sweep
@@ -38,34 +38,11 @@ def test_a_profile_is_read_with_its_header_rows_kernels_and_digest(profile_file,
     assert profile.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_header_without_triton_is_read_and_one_with_it_says_so(profile_file, header) -> None:
-    assert Profile.load(profile_file.write()).header.libraries.endswith("cuDNN 91200, PyTorch 2.11.0")
-    del profile_file.lines[0]["header"]["triton"]
-    assert Profile.load(profile_file.write()).header == header
-    profile_file.lines[0]["header"]["triton"] = "3.6.0"
-    assert Profile.load(profile_file.write()).header.libraries.endswith("PyTorch 2.11.0, Triton 3.6.0")
-
-
 def test_a_point_is_rounded_up_and_none_where_it_is_missing(profile_file) -> None:
     profile = Profile.load(profile_file.row("linear", SHAPE, 1500.5).write())
     assert profile.point(linear(1, 64, 64)) == 1501
     assert profile.point(linear(1, 64, 65)) is None
     assert profile.point(linear(1, 64, 64), "fp16") is None
-
-
-def test_hot_and_cold_rows_are_kept_apart(profile_file) -> None:
-    profile = Profile.load(profile_file.row("linear", SHAPE, 1500.0, cache="hot").write())
-    assert profile.point(linear(1, 64, 64)) is None
-    assert profile.find(Point(linear(1, 64, 64), "bf16", "hot")) == profile.measurements[0]
-    assert len(profile.rows_of("linear", {"m": 1, "k": 64}, "n")) == 0
-    assert profile.rows_of("linear", {"m": 1, "k": 64}, "n", cache="hot").label == "linear bf16 hot m=1 k=64, n"
-
-
-def test_a_failed_shape_has_no_number(profile_file) -> None:
-    profile = Profile.load(profile_file.row("linear", SHAPE, None, error="out of memory").write())
-    assert [row.error for row in profile.failed] == ["out of memory"]
-    assert profile.point(linear(1, 64, 64)) is None
-    assert profile.sweeps(least=1) == ()
 
 
 def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_file) -> None:
@@ -76,34 +53,11 @@ def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_fil
     assert sweep.label == "low_rank bf16 m=1024 k=4096 n=4096, r"
 
 
-def test_a_shape_serves_the_sweeps_of_both_its_axes(profile_file) -> None:
-    for size in (32, 64, 96):
-        profile_file.row("linear", {"m": 1, "k": 64, "n": size}, 1.0 * size)
-        if size != 64:
-            profile_file.row("linear", {"m": 1, "k": size, "n": 64}, 2.0 * size)
-    profile = Profile.load(profile_file.write())
-    assert profile.rows_of("linear", {"m": 1, "k": 64}, "n").ns.tolist() == [32.0, 64.0, 96.0]
-    assert profile.rows_of("linear", {"m": 1, "n": 64}, "k").ns.tolist() == [64.0, 64.0, 192.0]
-    assert [sweep.axis for sweep in profile.sweeps(least=3)] == ["k", "n"]
-
-
-def test_wrong_axes_are_named(profile_file) -> None:
-    profile = Profile.load(profile_file.ranks({8: 1.0}).write())
-    with pytest.raises(ProfileError, match="axes m, k fixed and n varied for operator low_rank"):
-        profile.rows_of("low_rank", {"m": 1, "k": 2}, "n")
-
-
 # --- interpolation ---
 
 
-@pytest.mark.parametrize("wrong", ["abc", [1.5], None])
-def test_dims_that_are_no_integers_are_refused(profile_file, wrong) -> None:
-    with pytest.raises(ProfileError, match="expected integers, one or several"):
-        Profile.load(profile_file.ranks({8: 1.0}).write()).latency("low_rank", FIXED, "r", wrong)
-
-
 @pytest.mark.parametrize(
-    ("known", "asked", "expected"),
+    ("known", "requested", "expected"),
     [
         # It stays in the alignment class.
         (
@@ -118,19 +72,21 @@ def test_dims_that_are_no_integers_are_refused(profile_file, wrong) -> None:
         ({64: 1.0, 192: 2.0, 1024: 10.0, 1280: 20.0}, (128, 1088), [-1, 20]),
     ],
 )
-def test_latency_is_measured_or_interpolated(profile_file, known, asked, expected) -> None:
-    latency, measured = Profile.load(profile_file.ranks(known).write()).latency("low_rank", FIXED, "r", dims(*asked))
+def test_latency_is_measured_or_interpolated(profile_file, known, requested, expected) -> None:
+    latency, measured = Profile.load(profile_file.ranks(known).write()).latency(
+        "low_rank", FIXED, "r", dims(*requested)
+    )
     assert latency.tolist() == expected
-    assert measured.tolist() == [dim in known for dim in asked]
+    assert measured.tolist() == [dim in known for dim in requested]
 
 
 @given(
     st.dictionaries(st.integers(1, 600), st.floats(1.0, 1e6), min_size=1, max_size=60),
     st.lists(st.integers(1, 700), min_size=1, max_size=60),
 )
-def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, asked) -> None:
-    latency, measured = interpolate(make_sweep(points), dims(*asked))
-    for dim, ns, exact in zip(asked, latency, measured, strict=True):
+def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, requested) -> None:
+    latency, measured = interpolate(make_sweep(points), dims(*requested))
+    for dim, ns, exact in zip(requested, latency, measured, strict=True):
         assert exact == (dim in points)
         if not exact and ns >= 0:
             step = min(dim & -dim, 64)
@@ -155,25 +111,14 @@ def complaint(path: Path) -> str:
     [
         ({"colour": "red"}, "colour: Object contains unknown field `colour`"),
         ({"samples": "10"}, "samples: Expected `int`, got `str`"),
-        ({"samples": -5}, "samples: Expected `int` >= 0"),
-        ({"converged": 1}, "converged: Expected `bool`, got `int`"),
         ({"cache": "warm"}, "cache: Invalid enum value 'warm'"),
-        ({"dtype": 3}, "dtype: Expected `str`, got `int`"),
-        ({"sm_clock_mhz": -1}, "sm_clock_mhz: Expected `int` >= 1"),
-        ({"shape": {"m": 1.5}}, "shape[...]: Expected `int`, got `float`"),
         ({"shape": {"m": 0}}, "shape[...]: Expected `int` >= 1"),
-        ({"shape": {"m": 2**63 - 1, "k": 1, "n": 1}}, "shape[...]: Expected `int` <= 1125899906842624"),
         ({"record": "rows"}, "record: Invalid value 'rows'"),
         ({"median_ns": -1.0}, "median_ns: Expected `float` >= 0.001"),
-        ({"median_ns": 5e-324, "iqr_ns": 0.0}, "median_ns: Expected `float` >= 0.001"),
         ({"median_ns": float("nan")}, "the line: Invalid JSON"),
-        ({"iqr_ns": float("inf")}, "the line: Invalid JSON"),
-        ({"iqr_ns": 2**63}, "iqr_ns: Expected `float` <= 1000000000000000.0"),
         ({"median_ns": None}, "median_ns: None with iqr_ns 0.001 and error None"),
         ({"error": "no memory"}, "median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
         ({"launches": [[0, 1, 1, 1]]}, "launches: kernel 0 of 0 above it"),
-        ({"launches": [[0, 1, 1]]}, "launches[0]: Expected `array` of length 4"),
-        ({"launches": [[0, 1, 0, 1]]}, "launches[0][2]: Expected `int` >= 1"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line(profile_file, spoil, message) -> None:
@@ -185,9 +130,6 @@ def test_a_wrong_field_is_named_with_its_line(profile_file, spoil, message) -> N
     ("field", "value", "message"),
     [
         ("compute_capability", "banana", "header.compute_capability: Expected `str` matching regex"),
-        ("sm_count", 0, "header.sm_count: Expected `int` >= 1"),
-        ("memory_bytes", 2**60, "header.memory_bytes: Expected `int` <= 1125899906842624"),
-        ("gpu", "", "header.gpu: ''"),
         ("gpu", "NVIDIA\x1b[31m", "'gpu' holds a control character: 'NVIDIA\\x1b[31m'"),
         ("fan", 1, "header.fan: Object contains unknown field `fan`"),
     ],
@@ -207,7 +149,6 @@ SPOILT = [
     (lambda file: file.row("linear", SHAPE, 2.0), f"3: linear {SHAPE} is there twice"),
     (lambda file: file.row("linear", {"m": 1, "n": 2}, 1.0), "3: shape: linear has axes m, n, above m, k, n"),
     (lambda file: file.lines.append(AGAIN | {"row": 1}), f"3: row: 1 {NONE}"),
-    (lambda file: file.lines.append(AGAIN | {"row": -1}), "3: row: Expected `int` >= 0"),
     (lambda file: file.lines.extend([LOST, AGAIN]), f"4: row: 0 {NONE}"),
     (lambda file: file.lines.extend([LOST, LOST]), f"4: row: 0 {NONE}"),
 ]
@@ -224,7 +165,7 @@ def test_a_line_that_is_no_json_object_is_refused(profile_file, tail) -> None:
     assert complaint(profile_file.write(tail)).startswith("2: the line: Invalid JSON")
 
 
-@pytest.mark.parametrize("content", [b"", b'{"record":"hea', b"\n", b"\xff\xfe\n", b"[]\n", b"[" * 10**5 + b"\n"])
+@pytest.mark.parametrize("content", [b"", b'{"record":"hea', b"\xff\xfe\n", b"[" * 10**5 + b"\n"])
 def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
@@ -265,14 +206,6 @@ def test_the_sentinels_tell_how_far_the_machine_drifted(profile_file) -> None:
     assert [row.passes for row in profile.measurements] == [(100.0,), (200.0,)]
 
 
-@pytest.mark.parametrize("timings", [(100.0, 101.0, 104.0, 104.0), (100.0, 104.0, 100.0, 104.0) * 2])
-def test_a_few_timings_and_halves_that_overlap_are_no_drift(profile_file, timings) -> None:
-    profile_file.ranks({8: 100.0})
-    for ns in timings:
-        profile_file.line(record="sentinel", row=0, median_ns=ns)
-    assert Profile.load(profile_file.write()).drift == 0.0
-
-
 def test_a_saved_profile_is_found_by_its_name(profile_file, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
     folder = tmp_path / "home" / "profiles"
@@ -303,12 +236,3 @@ def test_the_shipped_profile_holds_every_shape_of_the_known_models(h100) -> None
     assert all(row.launches for row in h100.measurements if not row.error)
     assert h100.converged_fraction > 0.99
     assert h100.spread < 0.06
-
-
-def test_rows_of_a_scheme_that_is_not_known_here_are_read_and_answer_for_it_alone(profile_file) -> None:
-    shape = {"m": 1, "k": 64, "n": 64}
-    profile_file.row("linear", shape, 10.0).row("linear", shape, 5.0, dtype="somebodys")
-    profile = Profile.load(profile_file.write())
-    assert [profile.point(linear(1, 64, 64), dtype) for dtype in ("bf16", "somebodys", "w4a16")] == [10, 5, None]
-    assert profile.measured_in("linear", "somebodys")
-    assert not profile.measured_in("low_rank", "somebodys")

@@ -1,4 +1,7 @@
-"""Why a dim is slower than another, from the kernels that were recorded at both.
+"""The kernels that ran at a dim, their tiles and waves, and why a dim is slower than another.
+
+Tile and wave quantisation as in NVIDIA's Matrix Multiplication Background User's Guide. Occupancy is bounded by the
+shared memory and the threads that a launch records; registers, which it does not record, may lower it.
 
 A collapsed dim is compared with its rescue, the edge of a staircase with the sweet spot before it. Waves never explain
 a collapse by themselves: with the same kernel, the larger dim has at least as many tiles. They show as evidence of a
@@ -7,16 +10,151 @@ kernel switch, and they make the edges of staircases.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import ceil, prod
+from typing import Literal, NamedTuple
 
 from gac.core.operations import Operation
-from gac.lab.mechanisms.checks import unreadable
-from gac.lab.mechanisms.launches import Run, padding, runs_of, tile_count
-from gac.lab.mechanisms.setting import Setting, row_alignment
+from gac.lab.mechanisms.rules import Setting, parse_capability, row_alignment, unreadable
 from gac.profiling.cliffs import Cliffs
-from gac.profiling.records import Header
+from gac.profiling.kernel_names import Kernel, describe
+from gac.profiling.operators import OPERATORS
+from gac.profiling.records import Header, Launch
 from gac.profiling.table import Sweep
+
+RESERVED = 1024
+"""Bytes of an SM's shared memory that the system reserves for every CTA (compute capability 8.0 and later)."""
+
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+_CTAS = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
+"""Threads and CTAs of an SM, where not 2048 and 32 (CUDA C++ Programming Guide, "Technical Specifications")."""
+
+_SPLITS_IN_Z = {"cutlass", "cublas", "xmma"}
+"""Families whose grid counts along z the batch, or the shares of k under split-K."""
+
+
+class Gemm(NamedTuple):
+    """``batch`` times ``x[m, k] @ W[n, k].T``."""
+
+    m: int
+    k: int
+    n: int
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Output ``tiles`` in waves of at most ``concurrent`` CTAs; under split-K tiles count once a share of k.
+
+    Not ``exact``: an SM may hold several CTAs, so that ``count`` is a lower bound.
+    """
+
+    tiles: int
+    concurrent: int
+    exact: bool = True
+
+    @property
+    def count(self) -> int:
+        return ceil(self.tiles / self.concurrent)
+
+    @property
+    def last(self) -> float | None:
+        """The filled fraction of the last wave; None where not ``exact``."""
+        return (self.tiles - (self.count - 1) * self.concurrent) / self.concurrent if self.exact else None
+
+    def __str__(self) -> str:
+        bound = "" if self.exact else "at least "
+        last = "" if self.last is None else f", the last {self.last:.0%} full"
+        return f"{self.tiles} tiles in {bound}{self.count} wave{'s' if self.count > 1 else ''}{last}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One kernel recorded at a dim, and its GEMM, if known; ``reduced``: a split-K reduction follows."""
+
+    launch: Launch
+    kernel: Kernel
+    gemm: Gemm | None
+    waves: Waves | None
+    reduced: bool
+
+
+def runs_of(launches: Sequence[Launch], operation: Operation, header: Header) -> tuple[Run, ...]:
+    """Read the kernels recorded at an operation, in order."""
+    kernels = [describe(launch.name) for launch in launches]
+    gemms = gemms_of(operation)
+    known = iter(gemms if len(gemms) == sum(kernel.main for kernel in kernels) else ())
+    runs = []
+    for index, launch in enumerate(launches):
+        gemm = next(known, None) if kernels[index].main else None
+        kernel = read_kernel(launch, gemm)
+        followers = takewhile(lambda follower: not follower.main, kernels[index + 1 :])
+        reduced = any(follower.family == "split-k reduce" for follower in followers)
+        runs.append(Run(launch, kernel, gemm, waves_of(launch, kernel, header, gemm), reduced))
+    return tuple(runs)
+
+
+def gemms_of(operation: Operation) -> tuple[Gemm, ...]:
+    """List the GEMMs of an operation, in the order of their launches; none where their number is not fixed."""
+    axes = operation.axes
+    if pairs := axes.get("pairs"):
+        return (Gemm(axes["m"], axes["k"], pairs * axes["r"]), *[Gemm(axes["m"], axes["r"], axes["n"])] * pairs)
+    gemms = [gemm.axes for gemm in OPERATORS.get(operation.operator).gemms(axes)]
+    return tuple(Gemm(gemm["m"], gemm["k"], gemm["n"], gemm.get("b", 1)) for gemm in gemms)
+
+
+def tile_count(gemm: Gemm, tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> int:
+    """Count output tiles; ``tile`` is (features, rows) as in ``Kernel``, both sides rounded up to the cluster."""
+    columns = -(-gemm.n // (tile[0] * cluster[0])) * cluster[0]
+    rows = -(-gemm.m // (tile[1] * cluster[1])) * cluster[1]
+    return gemm.batch * columns * rows
+
+
+def padding(gemm: Gemm, tile: tuple[int, int]) -> float:
+    """Return the fraction of the tiles' area outside the output."""
+    return 1 - gemm.batch * gemm.n * gemm.m / (tile_count(gemm, tile) * tile[0] * tile[1])
+
+
+def read_kernel(launch: Launch, gemm: Gemm | None) -> Kernel:
+    """Describe the kernel of a launch; split-K may show in the grid alone."""
+    kernel = describe(launch.name)
+    return replace(kernel, split_k=True) if _splits(launch, kernel, gemm) > 1 else kernel
+
+
+def _splits(launch: Launch, kernel: Kernel, gemm: Gemm | None) -> int:
+    single = gemm is not None and gemm.batch == 1  # nothing but the shares of k lies along z
+    return launch.grid[2] if single and kernel.family in _SPLITS_IN_Z and not kernel.persistent else 1
+
+
+def occupancy(launch: Launch, header: Header) -> int:
+    """Return the most CTAs of a launch that an SM holds, by their shared memory and threads."""
+    capability = parse_capability(header.compute_capability)
+    threads = _THREADS.get(capability, 2048) // max(prod(launch.block), 1)
+    shared = (header.shared_memory_bytes + RESERVED) // (launch.shared_bytes + RESERVED)
+    return max(1, min(threads, shared, _CTAS.get(capability, 32)))
+
+
+def waves_of(launch: Launch, kernel: Kernel, header: Header, gemm: Gemm | None = None) -> Waves | None:
+    """Return the waves of a launch; None for kernels without tiles, and persistent ones whose tiles are not known.
+
+    Tiles are counted from the kernel's tile and the GEMM where both are known, since a persistent kernel launches at
+    most what runs at once, and other grids may have empty places; else the grid counts them.
+    """
+    if kernel.role not in {"gemm", "attention"}:
+        return None
+    ctas, per_sm = prod(launch.grid), occupancy(launch, header)
+    concurrent = header.sm_count * per_sm
+    if not kernel.persistent:
+        tiles = tile_count(gemm, kernel.tile) * _splits(launch, kernel, gemm) if gemm and kernel.tile else ctas
+        return Waves(tiles, concurrent, exact=per_sm == 1)
+    if not (gemm and kernel.tile):
+        return None
+    tiles = max(tile_count(gemm, kernel.tile, kernel.cluster or (1, 1)), ctas if kernel.split_k else 1)
+    return Waves(tiles, min(ctas, concurrent), exact=per_sm == 1 or ctas <= concurrent)
+
+
+# --- causes ---
 
 MORE_PADDING = 0.01  # padding that differs by less than this fraction of the tiles' area is no cause
 
@@ -48,25 +186,21 @@ class Cause:
 
 
 def causes_of(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | None, ...]:
-    """The cause of each of ``cliffs.collapsed``, in order; None where the record does not tell."""
+    """Return the cause of each of ``cliffs.collapsed``, in order; None where the record does not tell."""
     pairs = zip(cliffs.collapsed.tolist(), cliffs.rescue.tolist(), strict=True)
     return tuple(cause_between(sweep, slow, fast, header) for slow, fast in pairs)
 
 
 def edge_causes(sweep: Sweep, cliffs: Cliffs, header: Header) -> tuple[Cause | None, ...]:
-    """The cause of each jump from one of ``cliffs.sweet_spots`` to its edge, in order; None where unknown."""
+    """Return the cause of each jump from one of ``cliffs.sweet_spots`` to its edge, in order; None where unknown."""
     pairs = zip(cliffs.edges.tolist(), cliffs.sweet_spots.tolist(), strict=True)
     return tuple(cause_between(sweep, slow, fast, header, edge=True) for slow, fast in pairs)
 
 
 def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: bool = False) -> Cause | None:
-    """The strongest difference between what ran at two measured dims of a sweep.
+    """Find the strongest difference between what ran at two measured dims; None where the record does not tell.
 
-    Args:
-        edge: for the edge of a staircase and its sweet spot: waves count, and neither rows nor padding do.
-
-    Returns:
-        None where the record does not tell: kernels were not recorded, or were the same in every respect.
+    For the ``edge`` of a staircase and its sweet spot waves count, and neither rows nor padding do.
     """
     before, after = (sweep.launches[int(sweep.dims.searchsorted(dim))] for dim in (slow, fast))
     if not before or not after:
@@ -101,12 +235,12 @@ def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: b
 
 
 def operation_at(sweep: Sweep, dim: int) -> Operation:
-    """The operation at one dim of a sweep (its axes in no particular order)."""
+    """Return the operation at one dim of a sweep (its axes in no particular order)."""
     return Operation(sweep.operator, (*sweep.fixed, (sweep.axis, dim)))
 
 
 def _extra_kernels(slow: Sequence[Run], fast: Sequence[Run]) -> Cause | None:
-    """Launches beyond those of the rescue; split-K reductions belong to their GEMM."""
+    """Compare numbers of launches; split-K reductions belong to their GEMM."""
     ours, theirs = ([run for run in runs if run.kernel.role != "reduce"] for runs in (slow, fast))
     if len(ours) <= len(theirs):
         return None
@@ -152,22 +286,18 @@ def _describe(run: Run) -> str:
 
 
 def _has_lower_tier(slow: Run, fast: Run) -> bool:
-    """A kernel that needs less alignment, or was written for an older GPU."""
+    """Return True for a kernel that needs less alignment, or was written for an older GPU."""
     ours, theirs = slow.kernel, fast.kernel
     if "gemv" in {ours.role, theirs.role} or (ours.role == "attention" and ours.family != theirs.family):
         return False
-    return _less(ours.tier, theirs.tier) or (ours.role == "gemm" and _less(ours.architecture, theirs.architecture))
-
-
-def _less(ours: int | None, theirs: int | None) -> bool:
-    return ours is not None and theirs is not None and ours < theirs
+    pairs = [(ours.tier, theirs.tier), *([(ours.architecture, theirs.architecture)] if ours.role == "gemm" else [])]
+    return any(less is not None and more is not None and less < more for less, more in pairs)
 
 
 def _has_other_template(slow: Run, fast: Run) -> bool:
-    (ours, *slow_template), (theirs, *fast_template) = (
-        (run.kernel.role, run.kernel.family, run.kernel.template_d) for run in (slow, fast)
-    )
-    return "attention" in {ours, theirs} and slow_template != fast_template
+    ours, theirs = slow.kernel, fast.kernel
+    other = (ours.family, ours.template_d) != (theirs.family, theirs.template_d)
+    return other and "attention" in {ours.role, theirs.role}
 
 
 def _is_switched(slow: Run, fast: Run) -> bool:

@@ -13,10 +13,8 @@ import numpy as np
 from gac.core.arguments import checked
 from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
-from gac.lab.mechanisms.causes import Cause, cause_between, operation_at
-from gac.lab.mechanisms.launches import Run, runs_of
-from gac.lab.mechanisms.rules import Rule, rules_for
-from gac.lab.mechanisms.setting import Setting, natural_axis
+from gac.lab.mechanisms.causes import Cause, Run, cause_between, operation_at, runs_of
+from gac.lab.mechanisms.rules import Rule, Setting, rules_for
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.operators import OPERATORS, Operator
 from gac.profiling.records import Header, Launch
@@ -24,19 +22,15 @@ from gac.profiling.table import Profile, Sweep
 
 REACH = 1024  # A dim that keeps a rule is looked for less than this far away
 
-_HOLDS_ORDER = (False, None, True)
-
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of breaking a rule.
+    """Cost of breaking a rule, in words with its setting.
 
     Attributes:
         basis: ``measured``: this dim relative to ``against``, both in the profile; ``alignment class``: the median of
             the profile's dims of the same alignment class; ``published``: measured by others on another GPU.
-        words: the cost in words, with its setting.
         slowdown: latency over that of the dim or dims compared with; None where only published.
-        against: the dim compared with, where measured.
     """
 
     basis: Literal["measured", "alignment class", "published"]
@@ -52,9 +46,7 @@ class Finding:
     Attributes:
         holds: True where the dim keeps it; None where only the recorded kernels could tell.
         detail: the numbers behind it, one clause.
-        below: nearest smaller dim that keeps the rule, or that by the record another backend served; None where there
-            is none, or ``holds`` is not False.
-        above: nearest larger one.
+        below, above: of a broken rule the nearest dims that keep it, or that by the record another backend served.
         cost: None unless broken. A measured cost is that of all the broken rules.
     """
 
@@ -81,9 +73,8 @@ class Explanation:
 
     Attributes:
         fixed: sizes of the other axes; empty where no sweep was chosen.
-        gpu: the profile's GPU; None without a profile.
-        compute_capability: of that GPU; None without a profile (then the rules of every architecture are listed).
-        latency_ns: measured at the dim; None where it was not measured.
+        gpu, compute_capability: the profile's; None without a profile (then the rules of every GPU are listed).
+        latency_ns: None where the dim was not measured.
         ran: the kernels recorded there, in order.
         collapse: None where the dim is not collapsed or was not measured.
         findings: the rules that apply to the operator and axis: broken, then unknown, then kept.
@@ -105,7 +96,6 @@ class Explanation:
 
     @property
     def broken(self) -> tuple[Finding, ...]:
-        """The rules that the dim breaks."""
         return tuple(finding for finding in self.findings if finding.holds is False)
 
 
@@ -135,29 +125,17 @@ def explain(
             other axes.
     """
     profile = None if profile is None else Profile.opened(profile)
-    axis = natural_axis(operator) if axis is None else axis
+    axis = OPERATORS.get(operator).compressed_axis if axis is None else axis
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
     sweep = None if profile is None else _sweep(profile, operator, axis, dtype, dim, fixed)
-    empty, axes = np.array([]), tuple((fixed or {}).items())
     if sweep is None:
-        sweep = Sweep(operator, dtype, "cold", axis, axes, empty.astype(np.int64), empty, empty, ())
-    inspection = _Inspection(None if profile is None else profile.header, sweep, dim)
-    findings = sorted(inspection.findings, key=lambda finding: _HOLDS_ORDER.index(finding.holds))
-    header = inspection.header
-    return Explanation(
-        operator,
-        axis,
-        dim,
-        dtype,
-        sweep.fixed,
-        None if header is None else header.gpu,
-        None if header is None else header.compute_capability,
-        inspection.latency_ns,
-        inspection.runs,
-        inspection.collapse,
-        tuple(findings),
-        inspection.summary,
-    )
+        empty = np.array([])
+        sweep = Sweep(operator, dtype, "cold", axis, tuple((fixed or {}).items()), empty.astype(int), empty, empty, ())
+    header = None if profile is None else profile.header
+    inspection = _Inspection(sweep, dim, header)
+    gpu, capability = (None, None) if header is None else (header.gpu, header.compute_capability)
+    state = inspection.latency_ns, inspection.runs, inspection.collapse, tuple(inspection.findings)
+    return Explanation(operator, axis, dim, dtype, sweep.fixed, gpu, capability, *state, inspection.summary)
 
 
 def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | None, dtype: str) -> None:
@@ -182,7 +160,7 @@ def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | N
 def _sweep(
     profile: Profile, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
 ) -> Sweep | None:
-    """The sweep with these other axes; by default the one with most dims, preferably with this dim."""
+    """Return the sweep with these other axes; by default the one with most dims, preferably with this dim."""
     if fixed is None:
         counts: Counter[tuple[tuple[str, int], ...]] = Counter()
         with_dim = set()
@@ -200,36 +178,20 @@ def _sweep(
     return sweep if len(sweep) else None
 
 
-@dataclass(frozen=True)
 class _Inspection:
     """One dim, which the sweep need not have, under the rules that apply to the sweep's axis."""
 
-    header: Header | None
-    sweep: Sweep
-    dim: int
-
-    @cached_property
-    def setting(self) -> Setting:
-        sweep, header = self.sweep, self.header
+    def __init__(self, sweep: Sweep, dim: int, header: Header | None) -> None:
+        self.sweep, self.dim, self.header = sweep, dim, header
         gpu = () if header is None else (header.compute_capability, header.shared_memory_bytes)
-        return replace(Setting(sweep.operator, sweep.axis, sweep.dtype, *gpu), fixed=sweep.fixed)
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        return rules_for(self.setting)
-
-    @cached_property
-    def launches(self) -> dict[int, tuple[Launch, ...]]:
-        return dict(zip(self.sweep.dims.tolist(), self.sweep.launches, strict=True))
+        self.setting = replace(Setting(sweep.operator, sweep.axis, sweep.dtype, *gpu), fixed=sweep.fixed)
+        self.rules = rules_for(self.setting)
+        self.launches: dict[int, tuple[Launch, ...]] = dict(zip(sweep.dims.tolist(), sweep.launches, strict=True))
+        self.latency_ns: float | None = dict(zip(sweep.dims.tolist(), sweep.ns.tolist(), strict=True)).get(dim)
 
     @cached_property
     def cliffs(self) -> Cliffs:
         return find_cliffs(self.sweep)
-
-    @property
-    def latency_ns(self) -> float | None:
-        latencies = self.sweep.ns[self.sweep.dims == self.dim]
-        return float(latencies[0]) if len(latencies) else None
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -258,7 +220,7 @@ class _Inspection:
         return rule.check.holds(dim, self.setting_at(dim))
 
     def is_sound(self, rules: Sequence[Rule], dim: int) -> bool:
-        """True where a dim keeps the rules; an unknown rule passes with a record, or where it is unknown here too."""
+        """Return True if a dim keeps the rules; an unknown one passes with a record, or if it is unknown here too."""
         recorded = bool(self.launches.get(dim))
         return all(
             holds is True or (holds is None and (recorded or self.holds(rule, self.dim) is None))
@@ -266,7 +228,7 @@ class _Inspection:
         )
 
     def nearest(self, rules: Sequence[Rule]) -> tuple[int | None, int | None]:
-        """The nearest dims below and above that keep these rules, within reach."""
+        """Return the nearest dims below and above that keep these rules, within reach."""
         below, above = range(self.dim - 1, max(0, self.dim - REACH), -1), range(self.dim + 1, self.dim + REACH)
         lower, higher = (next((dim for dim in dims if self.is_sound(rules, dim)), None) for dims in (below, above))
         return lower, higher
@@ -291,16 +253,15 @@ class _Inspection:
         return Cost("alignment class", words, float(median))
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        return tuple(map(self._finding, self.rules))
+    def findings(self) -> list[Finding]:
+        order = (False, None, True)
+        return sorted(map(self._finding, self.rules), key=lambda finding: order.index(finding.holds))
 
     def _finding(self, rule: Rule) -> Finding:
         setting, collapse = self.setting_at(self.dim), self.collapse
         holds, detail = rule.check.holds(self.dim, setting), rule.check.detail(self.dim, setting)
         if holds is False:
-            published = rule.published
-            figure = Cost("published", f"{published.cost} ({published.setting}; {published.source})")
-            return Finding(rule, holds, detail, *self.nearest([rule]), self.cost or figure)
+            return Finding(rule, holds, detail, *self.nearest([rule]), self.cost or Cost("published", rule.published))
         if rule.name == "cuBLAS heuristic" and collapse and collapse.cause and collapse.cause.kind == "kernel switch":
             words = f"{collapse.slowdown:.2f}x the latency of {collapse.rescue}"
             cost = Cost("measured", words, collapse.slowdown, collapse.rescue)
@@ -327,10 +288,8 @@ class _Inspection:
 
     def _rules_clause(self) -> str:
         broken = [finding.rule.name for finding in self.findings if finding.holds is False]
-        if not self.findings:
-            return "is under no rule"
         if not broken:
-            return "breaks no rule"
+            return "breaks no rule" if self.findings else "is under no rule"
         sound = " and ".join(str(dim) for dim in self.nearest(self.rules) if dim is not None)
         remedy = f"; the nearest that break none: {sound}" if sound else ""
         return f"breaks {len(broken)} of {len(self.findings)} rules ({', '.join(broken)}){remedy}"

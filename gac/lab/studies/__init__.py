@@ -2,12 +2,8 @@
 
 from gac.core.errors import GacError, ProfileError
 from gac.core.registry import Registry
-from gac.lab.studies.attention import fa_templates, sdpa_backends, sdpa_bandwidth
-from gac.lab.studies.hardware import kernel_tiers, l2_sector, tensor_core, vector_width
-from gac.lab.studies.heads import head_dim_132, heterogeneous_heads, int4_regimes
-from gac.lab.studies.misalignment import gemm_k, gemm_n, gemv, padding_rescue, round_to_aligned, sdpa_dense
-from gac.lab.studies.records import Cell, Column, Find, Study, StudyResult, Verdict
-from gac.lab.studies.switches import gemm_m
+from gac.lab.studies import attention, hardware, heads, misalignment, switches
+from gac.lab.studies.records import TEXTS, Cell, Column, Find, Study, StudyResult, Verdict
 
 __all__ = ["STUDIES", "Cell", "Column", "Find", "Study", "StudyResult", "Verdict"]
 
@@ -19,8 +15,7 @@ def _check(study: object) -> None:
 
 STUDIES: Registry[Study] = Registry("study", {}, _check, ProfileError)
 
-for _study in (
-    *(sdpa_dense, sdpa_backends, gemm_k, gemm_n, gemm_m, gemv, padding_rescue, round_to_aligned, heterogeneous_heads),
-    *(tensor_core, vector_width, l2_sector, sdpa_bandwidth, kernel_tiers, fa_templates, int4_regimes, head_dim_132),
-):
+_modules = (attention, hardware, heads, misalignment, switches)
+_every = [value for module in _modules for value in vars(module).values() if isinstance(value, Study)]
+for _study in sorted(_every, key=lambda study: list(TEXTS).index(study.name)):
     STUDIES.register(_study)

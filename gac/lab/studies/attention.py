@@ -4,22 +4,16 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from gac.lab.mechanisms.checks import template_for
+from gac.lab.mechanisms.rules import template_for
 from gac.lab.studies import published
 from gac.lab.studies.misalignment import head_dim_groups
 from gac.lab.studies.points import sdpa
-from gac.lab.studies.readings import Readings, kernels_note, known, quotient
+from gac.lab.studies.readings import Readings, close, kernels_note, known, percent, quotient, times
 from gac.lab.studies.records import Band, Cell, Finding, study
-from gac.lab.studies.words import close, percent, times
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Point
 
 BACKENDS = ("auto", "flash", "mem_efficient", "math", "cudnn")
-
-SAME_BACKEND = 0.10  # within this, PyTorch's choice is as fast as a backend: it chose that backend
-
-MATH_SLOWER = 5.0
-"""The math backend takes at least this many times longer than the automatic choice (published: 13x to 22x)."""
 
 
 def _backend_point(d: int, backend: str) -> Point:
@@ -35,7 +29,8 @@ def _backend_dims() -> list[int]:
 
 
 @study("sdpa-backends", lambda: [_backend_point(d, backend) for d in _backend_dims() for backend in BACKENDS])
-def sdpa_backends(readings: Readings) -> Finding:
+def sdpa_backends(readings: Readings, same: float, slower: float) -> Finding:
+    """Judge by latency which backend PyTorch chose: one that is as fast as the automatic choice."""
     figures, dims = _backend_figures(), _backend_dims()
     rows: list[tuple[Cell, ...]] = []
     for d in dims:
@@ -44,64 +39,63 @@ def sdpa_backends(readings: Readings) -> Finding:
             theirs = "refused" if figure is None and backend != "cudnn" else figure
             rows.append((d, backend, "refused" if measured is None else measured, theirs))
     over_flash = {d: readings.ratio(sdpa(d), sdpa(d, "flash")) for d in dims}
-    flash = all(map(_is_same, over_flash.values()))
+    flash = all(_is_same(ratio, same) for ratio in over_flash.values())
     refused = readings.ns(sdpa(107, "efficient")) is None
     math = readings.median([readings.ratio(sdpa(d, "math"), sdpa(d)) for d in dims], "how slow the math backend is")
-    math_is_slow = math >= MATH_SLOWER
+    math_is_slow = math >= slower
     theirs = median(known(quotient(figures[d, "math"], figures[d, "auto"]) for d in dims))
     near_edges = [
         note
         for d, ratio in over_flash.items()
         if ratio is not None
-        for note in close(f"automatic over flash at {d}", ratio, 1 - SAME_BACKEND, 1 + SAME_BACKEND)
+        for note in close(f"automatic over flash at {d}", ratio, 1 - same, 1 + same)
     ]
     return Finding(
-        ("head_dim", "<backend", "measured|ms", "A100|ms"),
         rows,
         as_published=flash and refused and math_is_slow,
         absent=not (refused or math_is_slow),
-        sentence=f"the automatic choice {'runs as fast as flash at every head_dim' if flash else _chosen(readings)}, "
-        f"mem-efficient {'refuses' if refused else 'takes'} 107, math takes {math:.0f}x as long as the automatic "
-        f"choice (A100: {theirs:.0f}x)",
-        notes=(*near_edges, *close("math", math, MATH_SLOWER)),
+        values={
+            "chosen": "flash at every head_dim" if flash else _chosen(readings, same),
+            "answer": "refuses" if refused else "takes",
+            "math": math,
+            "theirs": theirs,
+        },
+        notes=(*near_edges, *close("math", math, slower)),
     )
 
 
-def _is_same(ratio: float | None) -> bool:
-    return ratio is not None and abs(ratio - 1) <= SAME_BACKEND
+def _is_same(ratio: float | None, same: float) -> bool:
+    return ratio is not None and abs(ratio - 1) <= same
 
 
-def _chosen(readings: Readings) -> str:
+def _chosen(readings: Readings, same: float) -> str:
     by_backend: dict[str, list[str]] = {}
     for d in _backend_dims():
-        same = [name for name in BACKENDS[1:] if _is_same(readings.ratio(sdpa(d), _backend_point(d, name)))]
-        by_backend.setdefault(" or ".join(same) or "none of them", []).append(str(d))
-    return "runs as fast as " + " and as ".join(f"{name} at {' '.join(dims)}" for name, dims in by_backend.items())
+        ratios = {name: readings.ratio(sdpa(d), _backend_point(d, name)) for name in BACKENDS[1:]}
+        names = [name for name, ratio in ratios.items() if _is_same(ratio, same)]
+        by_backend.setdefault(" or ".join(names) or "none of them", []).append(str(d))
+    return " and as ".join(f"{name} at {' '.join(dims)}" for name, dims in by_backend.items())
 
 
 BANDWIDTH_DIMS = range(64, 129)
 
-LOST_BANDWIDTH = Band(0.20, 0.50, absent=0.05, write=percent)
-"""Published: 26 to 30 % at 113 and 121, summed up as about 40 %."""
-
 
 @study("sdpa-bandwidth", lambda: map(sdpa, BANDWIDTH_DIMS))
-def sdpa_bandwidth(readings: Readings) -> Finding:
+def sdpa_bandwidth(readings: Readings, **band: Any) -> Finding:
     hypothesis = published.rows("a100_hypotheses", hypothesis="H3")
     figures = {row.head_dim: row.gb_s for row in hypothesis if row.head_dim is not None}
     measured = {d: readings.gb_s(sdpa(d)) for d in BANDWIDTH_DIMS}
     theirs = known(_lost_percent(figures, d) for d in figures)
     lost = readings.median([_lost_percent(measured, d) for d in measured], "the bandwidth lost by misaligned head dims")
-    return LOST_BANDWIDTH.finding(
+    return Band(**band, write=percent).finding(
         lost / 100,
-        "misaligned head dims move {} fewer bytes a second than the multiple of 8 below them "
-        f"(A100: {min(theirs):.0f} % and {max(theirs):.0f} %)",
-        ("head_dim", "measured|GB/s", "lost|%", "A100|GB/s", "A100 lost|%"),
         [
             (d, measured[d], _lost_percent(measured, d), figures.get(d), _lost_percent(figures, d))
             for d in sorted({*figures, 64, 96, 104, 107, 128})
         ],
         *kernels_note(readings, head_dim_groups(BANDWIDTH_DIMS)),
+        low=min(theirs),
+        high=max(theirs),
     )
 
 
@@ -111,8 +105,6 @@ def _lost_percent(gb_s: Mapping[int, float | None], d: int) -> float | None:
 
 
 # --- templates of FlashAttention-2 ---
-
-STEP = 1.05  # latency rises at a template's edge by at least this much more than in proportion to head_dim
 
 A100_SHARED = 163 * 1024
 """Bytes of shared memory of a thread block at compute capability 8.0 (CUDA C++ Programming Guide)."""
@@ -127,12 +119,12 @@ def _flash(d: int) -> Point:
 
 
 def shared_bytes(template: int, rows: int, columns: int) -> int:
-    """Bytes of Q, K and V (2 each) in shared memory, for a tile of query rows and key columns."""
+    """Return the bytes of Q, K and V (2 each) in shared memory, for a tile of query rows and key columns."""
     return 2 * template * (rows + 2 * columns)
 
 
 def model_tile(head_dim: int, limit: int = A100_SHARED) -> tuple[int, int]:
-    """The study's tile model: most key columns for which all five operands of a template's step fit in ``limit`` bytes.
+    """Return the study's tile: most key columns for which all five operands of a template's step fit ``limit`` bytes.
 
     The fp32 scores and accumulator are charged to the same budget, though they lie in registers; that reproduces the
     published table (FlashAttention-2, arXiv 2307.08691, section 3.3, tunes block sizes against both limits).
@@ -146,28 +138,25 @@ def model_tile(head_dim: int, limit: int = A100_SHARED) -> tuple[int, int]:
 
 
 @study("fa-templates", lambda: map(_flash, (*_STAIRS, *_MISALIGNED)))
-def fa_templates(readings: Readings) -> Finding:
+def fa_templates(readings: Readings, step: float) -> Finding:
     rises = {}
     for edge in _EDGES:
         ratio = readings.ratio(_flash(edge + 8), _flash(edge))
         if ratio is not None:
             rises[edge] = ratio * edge / (edge + 8)
     readings.median(rises.values(), "the staircase of the flash backend")
-    steps = [edge for edge, rise in rises.items() if rise >= STEP]
+    steps = [edge for edge, rise in rises.items() if rise >= step]
     missing = [str(edge) for edge in rises if edge not in steps]
-    grown = ", ".join(f"{times(rise, STEP)} past {edge}" for edge, rise in rises.items())
-    tiles = ("<templates, tiles that ran", "<tile model of sm_80", "<A100 tile")
+    grown = ", ".join(f"{times(rise, step)} past {edge}" for edge, rise in rises.items())
     return Finding(
-        ("<head_dim", "first|ms", "last|ms", *tiles, "A100|ms"),
         [_template_row(readings, row) for row in published.rows("a100_fa2_templates")],
         as_published=len(steps) == len(_EDGES),
         absent=not steps,
-        sentence=f"over growth in proportion to head_dim, latency is {grown}"
-        + (f": no step past {', '.join(missing)}" if missing else ""),
+        values={"grown": grown, "missing": f": no step past {', '.join(missing)}" if missing else ""},
         notes=(
             *_shared_note(readings),
             _misaligned_note(readings),
-            *(note for edge, rise in rises.items() for note in close(f"past {edge}", rise, STEP)),
+            *(note for edge, rise in rises.items() for note in close(f"past {edge}", rise, step)),
         ),
     )
 
@@ -200,9 +189,8 @@ def _shared_note(readings: Readings) -> tuple[str, ...]:
         f"{template}: {measured / 1024:.0f} ({shared_bytes(template, *tile) / 1024:.0f})"
         for template, (tile, measured) in tiles.items()
     ]
-    return (f"shared memory in KiB by template, in parentheses the model's Q, K and V: {', '.join(texts)}",) * bool(
-        texts
-    )
+    note = f"shared memory in KiB by template, in parentheses the model's Q, K and V: {', '.join(texts)}"
+    return (note,) if texts else ()
 
 
 def _misaligned_note(readings: Readings) -> str:

@@ -2,38 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import gcd
-from types import MappingProxyType
+from typing import Any
 
-from gac.lab.mechanisms.setting import SECTOR, VECTOR, row_alignment
+from gac.lab.mechanisms.rules import SECTOR, VECTOR, row_alignment
 from gac.lab.studies import published
 from gac.lab.studies.misalignment import GEMV_DIMS
 from gac.lab.studies.points import COPY, PointAt, copy_note, gemm, gemm_by_k, gemm_by_n, gemv_by_k
-from gac.lab.studies.readings import Readings, design, kernels_note, kind, most_common_kernel
+from gac.lab.studies.readings import Readings, close, design, kernels_note, kind, most_common_kernel, percent, times
 from gac.lab.studies.records import Band, Cell, Finding, study
-from gac.lab.studies.words import ABSENT, close, percent, times
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 
 DIMS = range(100, 129)  # K of the published classes (105 to 128), and the class members between them
 
-CLASSES: Mapping[str, int] = MappingProxyType(
-    {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
-)
+CLASSES: Mapping[str, int] = {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
 """Alignment classes, by the largest power of two up to 16 that divides K."""
 
 ITEM_BYTES = 2
-
-TILE_LOST = (0.45, 0.75)  # published: odd K lose 56 to 59 % of the throughput, up to 58-70 % in the summary
-EIGHT_LOST = 0.10  # K % 16 == 8 loses at least this much where the tile's 16 matters (published: 16 %)
-
-NO_LOSS = 0.15
-"""Short of this no throughput is lost: a time that does not depend on K at all already loses 12 % at odd K."""
-
-LOAD_LOST = Band(0.35, 0.75, absent=NO_LOSS, write=percent)
-"""Published: throughput falls by about 50 % (39-40 against 73-83 TFLOP/s)."""
-
-MAIN_CAUSE = 1 / 3
-"""Of what misaligned rows cost, breaking the sector rule alone costs less than this where sectors are no main cause."""
 
 
 def _members(step: int, dims: Sequence[int]) -> list[int]:
@@ -60,53 +45,51 @@ def tile_by_k(k: int) -> Point:
 
 
 @study("tensor-core", lambda: map(tile_by_k, DIMS))
-def tensor_core(readings: Readings) -> Finding:
+def tensor_core(readings: Readings, least: float, most: float, eight: float, absent: float) -> Finding:
+    """Judge shares of the throughput; a time that does not depend on K at all already loses 12 % at odd K."""
     classes = ("K % 16 == 0", "K % 16 == 8", "K % 8 == 4", "odd K")  # as the published table lists them
     figures = dict(zip(classes, (row.tflops for row in published.rows("a100_gemm", study="C23")), strict=True))
     ours = _medians(readings, readings.tflops, tile_by_k, DIMS, "the throughput of {}")
     full = ours["K % 16 == 0"]
-    odd, eight = 1 - ours["odd K"] / full, 1 - ours["K % 16 == 8"] / full
+    odd, half = 1 - ours["odd K"] / full, 1 - ours["K % 16 == 8"] / full
     return Finding(
-        ("<class", "measured|TFLOP/s", "lost|%", "A100|TFLOP/s"),
         [(name, value, 100 * (1 - value / full), figures.get(name)) for name, value in ours.items()],
-        as_published=TILE_LOST[0] <= odd <= TILE_LOST[1] and eight >= EIGHT_LOST,
-        absent=odd < NO_LOSS,
-        sentence=f"against {full:.0f} TFLOP/s at K % 16 == 0, odd K reach {ours['odd K']:.0f} "
-        f"({percent(odd, NO_LOSS, *TILE_LOST)} lost, A100: 58 %) and K % 16 == 8 {ours['K % 16 == 8']:.0f} "
-        f"({percent(eight, EIGHT_LOST)} lost, A100: 16 %)",
+        as_published=least <= odd <= most and half >= eight,
+        absent=odd < absent,
+        values={
+            "full": full,
+            "odd": ours["odd K"],
+            "half": ours["K % 16 == 8"],
+            "odd_lost": percent(odd, absent, least, most),
+            "half_lost": percent(half, eight),
+        },
         notes=(
             *_classes_note(readings, tile_by_k, DIMS),
-            *close("odd K lose", odd, NO_LOSS, *TILE_LOST, write=percent),
-            *close("K % 16 == 8 loses", eight, EIGHT_LOST, write=percent),
+            *close("odd K lose", odd, absent, least, most, write=percent),
+            *close("K % 16 == 8 loses", half, eight, write=percent),
         ),
     )
 
 
 @study("vector-width", lambda: [*map(gemm_by_k, DIMS), *map(gemv_by_k, GEMV_DIMS), COPY])
-def vector_width(readings: Readings) -> Finding:
+def vector_width(readings: Readings, **band: Any) -> Finding:
     figures = {row.case: row.tflops for row in published.rows("a100_hypotheses", hypothesis="H4")}
     tflops = _medians(readings, readings.tflops, gemm_by_k, DIMS, "the throughput of {}")
     gemm_gb_s = _medians(readings, readings.gb_s, gemm_by_k, DIMS, "the bandwidth of a class")
     gemv_gb_s = _medians(readings, readings.gb_s, gemv_by_k, GEMV_DIMS, "the bandwidth of a class")
+    measured = (tflops, gemm_gb_s, gemv_gb_s)
     lost, gemv_lost = (1 - rates["odd K"] / rates["K % 16 == 0"] for rates in (tflops, gemv_gb_s))
-    return LOAD_LOST.finding(
+    return Band(**band, write=percent).finding(
         lost,
-        f"odd K (two-byte loads, and {_odd_kernel(readings, gemm_by_k, DIMS)}) lose {{}} of a GEMM's throughput "
-        f"(A100: 50 %) and {percent(gemv_lost)} of a GEMV's bandwidth ({_odd_kernel(readings, gemv_by_k, GEMV_DIMS)})",
-        ("<class", "widest load|bytes", "GEMM|TFLOP/s", "GEMM|GB/s", "GEMV|GB/s", "A100 GEMM|TFLOP/s"),
         [
-            (
-                name,
-                row_alignment(ITEM_BYTES * step, VECTOR),
-                tflops[name],
-                gemm_gb_s[name],
-                gemv_gb_s[name],
-                figures.get(name),
-            )
+            (name, row_alignment(ITEM_BYTES * step, VECTOR), *(rates[name] for rates in measured), figures.get(name))
             for name, step in CLASSES.items()
         ],
         "load: the widest that the alignment of rows allows, not measured; GB/s: the fewest bytes to move, a second",
         *copy_note(readings),
+        gemv_lost=percent(gemv_lost),
+        gemm_kernel=_odd_kernel(readings, gemm_by_k, DIMS),
+        gemv_kernel=_odd_kernel(readings, gemv_by_k, GEMV_DIMS),
     )
 
 
@@ -123,18 +106,17 @@ def _odd_kernel(readings: Readings, point: PointAt, dims: Sequence[int]) -> str:
 
 SECTOR_DIMS = range(96, 161)
 
-_SECTORS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"K % 16 == 0": (16,), "K % 16 == 8": (8,), "K % 8 != 0": (4, 2, 1)}
-)
+_SECTORS: Mapping[str, tuple[int, ...]] = {"K % 16 == 0": (16,), "K % 16 == 8": (8,), "K % 8 != 0": (4, 2, 1)}
 """Rows of whole sectors; rows that break only the sector rule; rows that break the 16-byte rule too."""
 
-_SECTOR_SIZES: Mapping[str, tuple[PointAt, range]] = MappingProxyType(
-    {"GEMM 4096 x 4096 x K": (gemm_by_k, SECTOR_DIMS), "GEMV 1 x 4096 x K": (gemv_by_k, GEMV_DIMS)}
-)
+_SECTOR_SIZES: Mapping[str, tuple[PointAt, range]] = {
+    "GEMM 4096 x 4096 x K": (gemm_by_k, SECTOR_DIMS),
+    "GEMV 1 x 4096 x K": (gemv_by_k, GEMV_DIMS),
+}
 
 
 @study("l2-sector", lambda: [point(k) for point, dims in _SECTOR_SIZES.values() for k in dims])
-def l2_sector(readings: Readings) -> Finding:
+def l2_sector(readings: Readings, share: float, absent: float) -> Finding:
     hypothesis = published.rows("a100_hypotheses", hypothesis="H2")
     figures = {row.case: (row.gb_s, row.wasted_percent) for row in hypothesis}
     rows: list[tuple[Cell, ...]] = []
@@ -149,28 +131,26 @@ def l2_sector(readings: Readings) -> Finding:
             theirs = figures.get(name, (None, None)) if point is gemm_by_k else (None, None)
             rows.append((operator, name, *measured[point, name], wasted, *theirs))
     (_, before), (sector, _), (other, after) = (measured[gemm_by_k, name] for name in _SECTORS)
-    share = (sector - 1) / (other - 1) if other >= ABSENT else None
-    sentence = (
-        f"breaking only the sector rule costs a GEMM {times(sector, ABSENT)}, misaligned K {times(other, ABSENT)}"
-    )
-    if max(sector, other) < ABSENT:
-        sentence = f"misaligned K cost nothing in a GEMM ({times(other, ABSENT)}), so there is no cause to look for"
-    elif share is not None:
+    part = (sector - 1) / (other - 1) if other >= absent else None
+    misaligned = times(other, absent)
+    sentence = f"breaking only the sector rule costs a GEMM {times(sector, absent)}, misaligned K {misaligned}"
+    if max(sector, other) < absent:
+        sentence = f"misaligned K cost nothing in a GEMM ({misaligned}), so there is no cause to look for"
+    elif part is not None:
         sentence += (
-            f": sectors are {percent(share, MAIN_CAUSE)} of the cost; bandwidth goes from {before:,.0f} to "
+            f": sectors are {percent(part, share)} of the cost; bandwidth goes from {before:,.0f} to "
             f"{after:,.0f} GB/s (A100: 209 to 215)"
         )
     return Finding(
-        ("<operator", "<class", "cost|x", "measured|GB/s", "fetched in vain|%", "A100|GB/s", "A100 in vain|%"),
         rows,
-        as_published=sector - 1 <= MAIN_CAUSE * (other - 1),
-        absent=max(sector, other) < ABSENT,
-        sentence=sentence,
+        as_published=sector - 1 <= share * (other - 1),
+        absent=max(sector, other) < absent,
+        values={"text": sentence},
         notes=(
             "fetched in vain: computed from the bytes of a row, not measured",
             *_classes_note(readings, gemm_by_k, SECTOR_DIMS),
-            *close("", max(sector, other), ABSENT),
-            *(() if share is None else close("share of the cost", share, MAIN_CAUSE, write=percent)),
+            *close("", max(sector, other), absent),
+            *(() if part is None else close("share of the cost", part, share, write=percent)),
         ),
     )
 
@@ -193,10 +173,11 @@ def _cost(readings: Readings, point: PointAt, k: int) -> float | None:
 
 # --- cuBLAS's kernels ---
 
-_TIER_AXES: Mapping[str, tuple[PointAt, range]] = MappingProxyType(
-    {"K": (gemm_by_k, range(96, 129)), "N": (gemm_by_n, range(1000, 1033))}
-)
-_A100_KERNELS = MappingProxyType({"align8": (80, 8), "align2": (80, 2), "align1": (75, 1)})
+_TIER_AXES: Mapping[str, tuple[PointAt, range]] = {
+    "K": (gemm_by_k, range(96, 129)),
+    "N": (gemm_by_n, range(1000, 1033)),
+}
+_A100_KERNELS = {"align8": (80, 8), "align2": (80, 2), "align1": (75, 1)}
 """Architecture and alignment of the kernels that serve each tier there."""
 
 
@@ -232,10 +213,9 @@ def kernel_tiers(readings: Readings) -> Finding:
     split = any(kind(kernels[axis, "align8"]) != kind(kernels[axis, "align1"]) for axis in _TIER_AXES)
     examples = ", ".join(dict.fromkeys(kernel.label for kernel in kernels.values()))
     return Finding(
-        ("<axis", "<condition", "<served by", "of its dims|%", "<A100"),
         rows,
         as_published=same and separate,
         absent=not split,
-        sentence="; ".join(f"{' and '.join(names)}: {text}" for text, names in axes.items()),
+        values={"text": "; ".join(f"{' and '.join(names)}: {text}" for text, names in axes.items())},
         notes=("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}"),
     )

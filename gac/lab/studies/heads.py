@@ -6,16 +6,14 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.points import COPY, copy_note, gemm, sdpa
-from gac.lab.studies.readings import Readings, flops, known, quotient
+from gac.lab.studies.readings import Readings, close, flops, known, percent, quotient, times
 from gac.lab.studies.records import Cell, Finding, study
-from gac.lab.studies.words import ABSENT, NOISE, close, percent, times
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
 
 # --- heads of different dims ---
 
 ALIGNED = (128, 120)  # dims of equal heads: a little more work than the published dims, and as much work
-MISALIGNED_SLOWER = 1.25  # misaligned heads are at least this much slower than aligned ones (published: 25 % and more)
 SETTINGS = tuple(product((8, 32), (1, 2048)))  # heads and rows
 
 
@@ -39,7 +37,7 @@ def _heads_points() -> Iterator[Point]:
 
 
 @study("heterogeneous-heads", _heads_points)
-def heterogeneous_heads(readings: Readings) -> Finding:
+def heterogeneous_heads(readings: Readings, slower: float, absent: float) -> Finding:
     costs = {}
     for dim in ALIGNED:
         ratios = [readings.ratio(_mixed("separate", *setting), _equal(dim, *setting)) for setting in SETTINGS]
@@ -47,36 +45,19 @@ def heterogeneous_heads(readings: Readings) -> Finding:
         costs[dim] = known(ratios)
     least, most = (pick(map(pick, costs.values())) for pick in (min, max))
     launching = known(readings.ratio(_equal(ALIGNED[0], *setting), _mixed("padded", *setting)) for setting in SETTINGS)
-    launching_note = (
-        f"what launching heads one by one costs besides: heads all of {ALIGNED[0]} take {_range(launching)} as long as "
-        f"heads padded to {ALIGNED[0]} in one launch"
-        if launching
-        else None
-    )
+    notes = ["no latency of this comparison is published"]
+    if launching:
+        equal = (
+            f"heads all of {ALIGNED[0]} take {_range(launching)} as long as heads padded to {ALIGNED[0]} in one launch"
+        )
+        notes.insert(0, f"what launching heads one by one costs besides: {equal}")
+    texts = (f"{_range(ratios, slower, absent)} as long as heads all of {dim}" for dim, ratios in costs.items())
     return Finding(
-        (
-            "heads",
-            "rows",
-            "<way",
-            "<dims",
-            "measured|us",
-            *(f"over all at {dim}|x" for dim in ALIGNED),
-            "over padded|x",
-        ),
         [row for setting in SETTINGS for row in _heads_rows(readings, *setting)],
-        as_published=least >= MISALIGNED_SLOWER,
-        absent=most < ABSENT,
-        sentence="one by one, heads of 114 to 125 dims take "
-        + " and ".join(
-            f"{_range(ratios, MISALIGNED_SLOWER, ABSENT)} as long as heads all of {dim}"
-            for dim, ratios in costs.items()
-        ),
-        notes=(
-            *filter(None, [launching_note]),
-            "no latency of this comparison is published",
-            *close("the least cost", least, MISALIGNED_SLOWER),
-            *close("the highest cost", most, ABSENT),
-        ),
+        as_published=least >= slower,
+        absent=most < absent,
+        values={"costs": " and ".join(texts)},
+        notes=(*notes, *close("the least cost", least, slower), *close("the highest cost", most, absent)),
     )
 
 
@@ -98,10 +79,6 @@ def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, 
 
 # --- head_dim 132 instead of 128 ---
 
-MUCH_LOWER = 0.75  # 132 has at most this share of the throughput of 128 (published: 0.59)
-
-AS_HIGH = 0.95
-
 
 def _layer(d: int) -> dict[str, Point]:
     """Attention and the four GEMMs of a layer of 32 heads of dim d, 8192 rows (B=4 S=2048), bf16."""
@@ -122,7 +99,7 @@ def _layer_tflops(readings: Readings, d: int) -> float | None:
 
 
 @study("head-dim-132", lambda: [point for d in (128, 132) for point in _layer(d).values()])
-def head_dim_132(readings: Readings) -> Finding:
+def head_dim_132(readings: Readings, lower: float, same: float) -> Finding:
     figures = {row.head_dim: row.tflops for row in published.rows("megatron_head_dim")}
     rows: list[tuple[Any, ...]] = []
     for name in _layer(128):
@@ -132,18 +109,15 @@ def head_dim_132(readings: Readings) -> Finding:
     rows.append(("layer", at_128, at_132, quotient(at_132, at_128), figures[128], figures[132]))
     layer = readings.median([rows[-1][3]], "the throughput of the layer")
     attention = readings.median([rows[0][3]], "the throughput of attention")
-    theirs = (f"H100, train, at {d}|TFLOP/s" for d in (128, 132))
     return Finding(
-        ("<part", "at 128|TFLOP/s", "at 132|TFLOP/s", "132 over 128|x", *theirs),
         rows,
-        as_published=layer <= MUCH_LOWER,
-        absent=min(layer, attention) >= AS_HIGH,
-        sentence=f"at 132 a layer's forward pass reaches {percent(layer, MUCH_LOWER, AS_HIGH)} of the throughput at "
-        f"128 (training, H100: 59 %), its attention {percent(attention, AS_HIGH)}",
+        as_published=layer <= lower,
+        absent=min(layer, attention) >= same,
+        values={"layer": percent(layer, lower, same), "attention": percent(attention, same)},
         notes=(
             "measured: the forward pass of one layer; published: training of a whole model",
-            *close("the layer reaches", layer, MUCH_LOWER, AS_HIGH, write=percent),
-            *close("attention reaches", attention, AS_HIGH, write=percent),
+            *close("the layer reaches", layer, lower, same, write=percent),
+            *close("attention reaches", attention, same, write=percent),
         ),
     )
 
@@ -152,8 +126,6 @@ def head_dim_132(readings: Readings) -> Finding:
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROJECTIONS = {"mlp_gate_up": (8960, 1536), "attn_q_o": (1536, 1536)}  # n and k
-WIN = 1 + NOISE  # the GEMM takes at least this many times longer where the fused kernel beats it
-
 PUBLISHED_LAST = {"mlp_gate_up": 1, "attn_q_o": 0}
 """The last batch at which the fused kernel beat the FP16 GEMM; 0: none."""
 
@@ -169,29 +141,26 @@ _INT4_KINDS = ("int4_linear", "int4_linear_dequantised", "linear")
 
 
 @study("int4-regimes", lambda: [*(_int4(*setting) for setting in product(PROJECTIONS, BATCHES, _INT4_KINDS)), COPY])
-def int4_regimes(readings: Readings) -> Finding:
+def int4_regimes(readings: Readings, win: float) -> Finding:
     for projection in PROJECTIONS:
         readings.median([readings.ns(_int4(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
-    last = {projection: _last_win(readings, projection) for projection in PROJECTIONS}
+    last = {projection: _last_win(readings, projection, win) for projection in PROJECTIONS}
     wins = ", ".join(f"{_won(last[name])} on {name} (RTX 4070: {_won(PUBLISHED_LAST[name])})" for name in PROJECTIONS)
-    measured = ("fused|us", "two-op|us", "GEMM|us", "two-op|x", "GEMM|x", "fused|GB/s")
-    theirs = ("RTX 4070 two-op|x", "RTX 4070 GEMM|x", "RTX 4070 fused|GB/s")
     settings = product(PROJECTIONS, BATCHES)
     rate, projection, batch = max((readings.gb_s(_int4(*setting)) or 0.0, *setting) for setting in settings)
     copied = readings.gb_s(COPY)
     share = "" if copied is None else percent(rate / copied)
     best = f"; the fused kernel at best {rate:,.0f} GB/s ({projection}, batch {batch}: {share})"
     return Finding(
-        ("<projection", "batch", *measured, *theirs),
         [_int4_row(readings, row) for row in published.rows("int4_gemv_regimes")],
         as_published=last == PUBLISHED_LAST,
         absent=not any(last.values()),
-        sentence=f"the fused kernel beats the GEMM {wins}",
+        values={"wins": wins},
         notes=(
             "x: latency over that of the fused kernel; GEMM: of bf16 weights",
             "the RTX 4070's GB/s count the weights once a row of the batch, the measured ones once",
             *copy_note(readings, best),
-            *(note for name in PROJECTIONS for note in _edge_notes(readings, name, last[name])),
+            *(note for name in PROJECTIONS for note in _edge_notes(readings, name, last[name], win)),
         ),
     )
 
@@ -200,18 +169,18 @@ def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
     return readings.ratio(_int4(projection, batch, "linear"), _int4(projection, batch))
 
 
-def _last_win(readings: Readings, projection: str) -> int:
-    """The last batch up to which the fused kernel beats the GEMM, beyond noise, at every batch; 0: not at one row."""
-    wins = takewhile(lambda batch: (_advantage(readings, projection, batch) or 0) >= WIN, BATCHES)
+def _last_win(readings: Readings, projection: str, win: float) -> int:
+    """Return the last batch up to which the fused kernel beats the GEMM at every batch; 0: not at one row."""
+    wins = takewhile(lambda batch: (_advantage(readings, projection, batch) or 0) >= win, BATCHES)
     return max(wins, default=0)
 
 
-def _edge_notes(readings: Readings, projection: str, last: int) -> Iterator[str]:
+def _edge_notes(readings: Readings, projection: str, last: int, win: float) -> Iterator[str]:
     following = [batch for batch in BATCHES if batch > last][:1]
     for batch in (*([last] if last else []), *following):
         advantage = _advantage(readings, projection, batch)
         if advantage is not None:
-            yield from close(f"{projection} at batch {batch}", advantage, WIN)
+            yield from close(f"{projection} at batch {batch}", advantage, win)
 
 
 def _int4_row(readings: Readings, row: Any) -> tuple[Cell, ...]:

@@ -8,38 +8,41 @@ from gac.profiling.records import Point
 
 PointAt = Callable[[int], Point]
 
+COPY = Point(operation("copy", n=1 << 27), "bf16")  # 256 MiB, past any L2: its bandwidth is the device's
+
 
 def gemm(m: int, k: int, n: int, dtype: str = "fp16") -> Point:
-    """One GEMM (GEMV where m = 1)."""
     return Point(operation("linear", m=m, k=k, n=n), dtype)
 
 
 def gemm_by_k(k: int) -> Point:
-    """The published GEMM 4096 x 4096 x K."""
     return gemm(4096, k, 4096)
 
 
 def gemm_by_n(n: int) -> Point:
-    """A GEMM 4096 x N x 4096."""
     return gemm(4096, 4096, n)
 
 
 def gemv_by_k(k: int) -> Point:
-    """A GEMV 1 x 4096 x K."""
     return gemm(1, k, 4096)
 
 
+def gemv_by_n(n: int) -> Point:
+    return gemm(1, 4096, n)
+
+
+def low_rank_by_r(r: int) -> Point:
+    return Point(operation("low_rank", m=4096, k=4096, r=r, n=4096), "fp16")
+
+
 def sdpa(d: int, backend: str = "auto", causal: bool = False, dtype: str = "fp16") -> Point:
-    """The published attention: B=4 S=2048 H=32."""
+    """Return the published attention: B=4 S=2048 H=32."""
     name = "sdpa" + ("" if backend == "auto" else f"_{backend}") + ("_causal" if causal else "")
     return Point(operation(name, b=4, h=32, kv=32, s=2048, t=2048, d=d), dtype)
 
 
-COPY = Point(operation("copy", n=1 << 27), "bf16")  # 256 MiB, past any L2: its bandwidth is the device's
-
-
 def copy_note(readings: Readings, rest: str = "") -> tuple[str, ...]:
-    """The bandwidth that the copy reached; empty where it was refused."""
+    """Note the bandwidth that the copy reached; empty where it was refused."""
     measured = readings.gb_s(COPY)
     return () if measured is None else (f"a copy of 256 MiB reads and writes {measured:,.0f} GB/s{rest}",)
 
@@ -49,17 +52,17 @@ def round_up(dim: int, step: int) -> int:
 
 
 def slowdown(readings: Readings, point: PointAt, dim: int) -> float | None:
-    """Latency at a dim over that at the next multiple of 8; None for a multiple of 8."""
+    """Return the latency at a dim over that at the next multiple of 8; None for a multiple of 8."""
     return readings.ratio(point(dim), point(round_up(dim, 8))) if dim % 8 else None
 
 
 def median_slowdown(readings: Readings, point: PointAt, dims: Iterable[int], name: str) -> float:
-    """Median over the dims that are no multiple of 8; raises RefusedError where all were refused."""
+    """Return the median over dims that are no multiple of 8; RefusedError where all were refused."""
     return readings.median((slowdown(readings, point, dim) for dim in dims), name)
 
 
 def classes_note(readings: Readings, point: PointAt, dims: Iterable[int], axis: str) -> str:
-    """Median slowdown of each alignment class below 8."""
+    """Note the median slowdown of each alignment class below 8."""
     classes = {1: f"odd {axis}", 2: f"{axis} % 4 == 2", 4: f"{axis} % 8 == 4"}
     parts = []
     for step, name in classes.items():

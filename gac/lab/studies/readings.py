@@ -1,4 +1,4 @@
-"""The measurements of a study, looked up by point, and the kernels that served a group of points."""
+"""The measurements of a study by point, figures in words, and the kernels that served a group of points."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from gac.core.errors import ProfileError
-from gac.lab.studies.words import percent
 from gac.profiling.kernel_names import Kernel, describe
-from gac.profiling.operators import OPERATORS
+from gac.profiling.operators import work_of
 from gac.profiling.records import Launch, Measurement, Point
+
+CLOSE = 0.05
+"""A figure this near to its threshold, as a fraction of it, may fall on the other side when it is measured again."""
 
 
 class RefusedError(Exception):
@@ -25,11 +27,7 @@ class Readings:
 
     @classmethod
     def of(cls, study: str, points: Sequence[Point], find: Callable[[Point], Measurement | None]) -> "Readings":
-        """Look every point up.
-
-        Raises:
-            ProfileError: some were not measured.
-        """
+        """Look every point up; ProfileError where some were not measured."""
         rows = {point: row for point in points if (row := find(point)) is not None}
         if missing := len(points) - len(rows):
             raise ProfileError(
@@ -40,7 +38,6 @@ class Readings:
         return cls(study, rows)
 
     def ns(self, point: Point) -> float | None:
-        """Median latency."""
         return self.rows[point].median_ns
 
     def ms(self, point: Point) -> float | None:
@@ -50,27 +47,20 @@ class Readings:
         return quotient(self.ns(point), 1e3)
 
     def tflops(self, point: Point) -> float | None:
-        """Throughput in TFLOP/s."""
         return quotient(quotient(flops(point), self.ns(point)), 1e3)
 
     def gb_s(self, point: Point) -> float | None:
-        """Effective bandwidth in GB/s: the fewest bytes to move over the latency."""
-        operation = point.operation
-        return quotient(OPERATORS.get(operation.operator).bytes(operation.axes, point.dtype), self.ns(point))
+        """Return the effective bandwidth in GB/s: the fewest bytes to move over the latency."""
+        return quotient(work_of(point.operation, point.dtype)[1], self.ns(point))
 
     def ratio(self, slow: Point, fast: Point) -> float | None:
-        """Latency of ``slow`` over that of ``fast``."""
         return quotient(self.ns(slow), self.ns(fast))
 
     def launches(self, point: Point) -> tuple[Launch, ...]:
         return self.rows[point].launches
 
     def require_kernels(self, points: Iterable[Point]) -> None:
-        """Refuse to judge by kernels that were not recorded.
-
-        Raises:
-            ProfileError: a point that was timed has no kernels.
-        """
+        """Raise ProfileError where a point was timed and its kernels were not recorded."""
         unknown = sum(self.ns(point) is not None and not self.launches(point) for point in points)
         if unknown:
             raise ProfileError(
@@ -80,11 +70,7 @@ class Readings:
             )
 
     def median(self, values: Iterable[float | None], name: str) -> float:
-        """The median of the values that were not refused.
-
-        Raises:
-            RefusedError: all were.
-        """
+        """Return the median of the values that were not refused; RefusedError where all were."""
         measured = known(values)
         if not measured:
             reasons = dict.fromkeys(row.error for row in self.rows.values() if row.error is not None)
@@ -105,7 +91,7 @@ class Readings:
 
 
 def flops(point: Point) -> int:
-    return OPERATORS.get(point.operation.operator).flops(point.operation.axes)
+    return work_of(point.operation, point.dtype)[0]
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
@@ -113,32 +99,58 @@ def quotient(numerator: float | None, denominator: float | None) -> float | None
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def label(point: Point) -> str:
     """For example ``linear fp16 m=1 k=4096 n=4096``."""
-    kind = point.dtype if point.cache == "cold" else f"{point.dtype} {point.cache}"
-    return " ".join([point.operation.operator, kind, *(f"{axis}={size}" for axis, size in point.operation.shape)])
+    return str(point) if point.cache == "cold" else str(point).replace(point.dtype, f"{point.dtype} {point.cache}", 1)
+
+
+# --- figures in words ---
+
+
+def times(factor: float, *edges: float) -> str:
+    """Write a factor, ``2.42x``, with enough digits to differ from every edge that it differs from."""
+    return _distinct(factor, edges, lambda value, digits: f"{value:.{2 + digits}f}x")
+
+
+def percent(share: float, *edges: float) -> str:
+    """Write a share, ``58 %``, with enough digits to differ from every edge; never ``-0 %``."""
+    return _distinct(share, edges, lambda value, digits: f"{round(100 * value, digits) + 0.0:.{digits}f} %")
+
+
+def _distinct(value: float, edges: tuple[float, ...], write: Callable[[float, int], str]) -> str:
+    others = [edge for edge in edges if edge != value]
+    enough = (digits for digits in range(4) if write(value, digits) not in {write(edge, digits) for edge in others})
+    return write(value, next(enough, 4))
+
+
+def close(name: str, value: float, *edges: float, write: Callable[..., str] = times) -> tuple[str, ...]:
+    """Note every edge that a deciding figure lies within 5 % of; ``name`` is empty where it is the only one."""
+    return tuple(
+        f"close to the edge: {name}{' ' if name else ''}{write(value, edge)}, edge {write(edge)}"
+        for edge in edges
+        if abs(value - edge) <= CLOSE * edge
+    )
 
 
 # --- kernels ---
 
 
 def main_kernel(launches: Sequence[Launch]) -> Kernel | None:
-    """The kernel that does the arithmetic; the first one where no name tells, None where none was recorded."""
+    """Return the kernel that does the arithmetic; the first one where no name tells, None where none was recorded."""
     kernels = [describe(launch.name) for launch in launches]
     return next((kernel for kernel in kernels if kernel.main), kernels[0] if kernels else None)
 
 
 def kind(kernel: Kernel) -> tuple[str, int | None, int | None]:
-    """The properties that tell kernels of different design apart."""
+    """Return the properties that tell kernels of different design apart."""
     return kernel.family, kernel.architecture, kernel.tier
 
 
 def design(kernel: Kernel) -> str:
-    """Family, architecture and tier, ``cutlass sm75 align1``; a short name where the family is not known."""
+    """Write family, architecture and tier, ``cutlass sm75 align1``; a short name where the family is not known."""
     if kernel.family == "other":
         return kernel.label
     architecture = "" if kernel.architecture is None else f" sm{kernel.architecture}"
@@ -146,7 +158,7 @@ def design(kernel: Kernel) -> str:
 
 
 def most_common_kernel(readings: Readings, points: Iterable[Point]) -> tuple[Kernel, float] | None:
-    """A kernel of the design that serves most of the points, and its share; None where none was recorded."""
+    """Return a kernel of the design that serves most of the points, and its share; None where none was recorded."""
     every = (main_kernel(readings.launches(point)) for point in points)
     kernels = [kernel for kernel in every if kernel is not None]
     if not kernels:
@@ -156,7 +168,7 @@ def most_common_kernel(readings: Readings, points: Iterable[Point]) -> tuple[Ker
 
 
 def kernels_note(readings: Readings, groups: Mapping[str, Iterable[Point]]) -> tuple[str, ...]:
-    """The kernels that served each named group of points; empty where none was recorded."""
+    """Note the kernels that served each named group of points; empty where none was recorded."""
     serving = {name: most_common_kernel(readings, points) for name, points in groups.items()}
     parts = [
         f"{name} by {design(served[0])}" + (f" ({percent(served[1])} of them)" if served[1] < 1 else "")

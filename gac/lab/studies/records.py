@@ -1,32 +1,27 @@
 """A study, its finding and its result: measured figures compared with published ones, and the verdict."""
 
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from gac.lab.studies.readings import Readings, RefusedError, label
-from gac.lab.studies.words import ABSENT, close, times
+from gac.lab.studies.readings import Readings, RefusedError, close, label, percent, times
 from gac.profiling.records import Measurement, Point
 
 Verdict = Literal["held", "did not hold", "other"]
 Cell = str | int | float | None
 Find = Callable[[Point], Measurement | None]
+Assess = Callable[..., "Finding"]
 
-_TEXTS = tomllib.loads(Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
+TEXTS = tomllib.loads(Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
 _OPENINGS: dict[Verdict, str] = {"held": "Holds", "did not hold": "Does not hold", "other": "Differs"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a study's table.
-
-    Attributes:
-        heading: its content; published columns name their GPU.
-        unit: ``ms``, ``us``, ``TFLOP/s``, ``GB/s``, ``x`` (a ratio), ``%``; empty where there is none.
-        side: ``<`` for text, ``>`` for numbers.
-    """
+    """A column of a study's table; ``side`` is ``<`` for text, ``>`` for numbers."""
 
     heading: str
     unit: str = ""
@@ -40,16 +35,15 @@ class Column:
 
 
 class Finding(NamedTuple):
-    """A study's table, whether the effect is as published or absent, and its figures in a sentence.
+    """The rows of a study's table, whether the effect is as published or absent, and the values of its sentence.
 
-    ``headings`` are as ``Column.parse`` takes them; rows have one cell a column, None where there is no figure.
+    A row has one cell a column, None where there is no figure.
     """
 
-    headings: tuple[str, ...]
     rows: Iterable[tuple[Cell, ...]]
     as_published: bool
     absent: bool
-    sentence: str
+    values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
     @property
@@ -62,9 +56,7 @@ class StudyResult:
     """A study's table and verdict on one GPU.
 
     Attributes:
-        study: the study's name.
-        claim: the published sentence or figure.
-        source: who measured it, on which GPU.
+        claim, source: the published sentence or figure, who measured it, on which GPU.
         columns: of the table, measured figures beside published ones.
         rows: one cell a column: text, a number in the column's unit, or None where there is none.
         verdict: ``held``; ``did not hold``: the effect is absent; ``other``: it is there in another form or size, or
@@ -88,11 +80,9 @@ class Study:
     """A published experiment that runs again on the GPU at hand.
 
     Attributes:
-        name: as in ``gac study NAME``.
-        title: a few words.
-        claim: the published sentence or figure.
-        source: who measured it, on which GPU.
-        rule: the thresholds of the verdict.
+        headings: of the table, as ``Column.parse`` takes them.
+        sentence: a template for the figures.
+        rule: the rule and the thresholds of the verdict, in words.
         list_points: lists the points to time.
         assess: makes the table and the verdict from the timings.
     """
@@ -101,39 +91,55 @@ class Study:
     title: str
     claim: str
     source: str
+    headings: Sequence[str]
+    sentence: str
     rule: str
     list_points: Callable[[], Iterable[Point]]
-    assess: Callable[[Readings], Finding]
+    assess: Assess
 
     def points(self) -> tuple[Point, ...]:
-        """The points to time, each once."""
+        """List the points to time, each once."""
         return tuple(dict.fromkeys(self.list_points()))
 
     def judge(self, find: Find) -> StudyResult:
-        """The table and the verdict, from measurements alone.
-
-        Args:
-            find: the measurement of a point; None where it was not measured.
+        """Make the table and the verdict from measurements alone; ``find`` returns None for a missing one.
 
         Raises:
             ProfileError: points were not measured, or a verdict by kernels lacks them.
         """
         readings = Readings.of(self.name, self.points(), find)
         try:
-            finding = self.assess(readings)
-            sentence = f"{_OPENINGS[finding.verdict]} on this GPU: {finding.sentence}."
+            finding, headings = self.assess(readings), self.headings
+            sentence = f"{_OPENINGS[finding.verdict]} on this GPU: {self.sentence.format(**finding.values)}."
         except RefusedError as reason:
             refused = [(label(point), row.error) for point, row in readings.rows.items() if row.error is not None]
-            finding = Finding(("<refused", "<reason"), refused, as_published=False, absent=False, sentence="")
+            finding, headings = Finding(refused, as_published=False, absent=False, values={}), ("<refused", "<reason")
             sentence = f"Cannot be told on this GPU, which refuses {reason}."
-        columns, rows = tuple(map(Column.parse, finding.headings)), tuple(finding.rows)
+        columns, rows = tuple(map(Column.parse, headings)), tuple(finding.rows)
         notes = (self.rule, *finding.notes, *readings.refusals)
         return StudyResult(self.name, self.claim, self.source, columns, rows, finding.verdict, sentence, notes)
 
 
-def study(name: str, list_points: Callable[[], Iterable[Point]]) -> Callable[[Callable[[Readings], Finding]], Study]:
-    """Make a ``Study`` of the decorated function, which assesses its readings; ``studies.toml`` has its texts."""
-    return lambda assess: Study(name=name, **_TEXTS[name], list_points=list_points, assess=assess)
+class Threshold(float):
+    """A threshold, which the text of a rule writes as a factor, a share or an excess."""
+
+    def __format__(self, style: str) -> str:
+        match style:
+            case "times":
+                return times(self)
+            case "percent":
+                return percent(self)
+            case "more":
+                return percent(self - 1)
+        return super().__format__(style)
+
+
+def study(name: str, list_points: Callable[[], Iterable[Point]]) -> Callable[[Assess], Study]:
+    """Make a ``Study`` of the decorated function, which assesses readings by the thresholds of ``studies.toml``."""
+    texts = dict(TEXTS[name])
+    thresholds = {threshold: Threshold(value) for threshold, value in texts.pop("thresholds", {}).items()}
+    texts["rule"] = texts["rule"].format(**thresholds)
+    return lambda assess: Study(name=name, **texts, list_points=list_points, assess=partial(assess, **thresholds))
 
 
 @dataclass(frozen=True)
@@ -145,16 +151,12 @@ class Band:
 
     least: float
     most: float
-    absent: float = ABSENT
+    absent: float
     write: Callable[..., str] = times
 
-    def finding(
-        self, figure: float, sentence: str, headings: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], *notes: str
-    ) -> Finding:
-        """The verdict by one figure, which replaces the braces in ``sentence``, and has a note near an edge."""
+    def finding(self, figure: float, rows: Iterable[tuple[Cell, ...]], *notes: str, **values: Any) -> Finding:
+        """Judge by one figure, which has a note near an edge."""
         edges = (self.absent, self.least, self.most)
-        text = sentence.replace("{}", self.write(figure, *edges), 1)
         as_published, absent = self.least <= figure <= self.most, figure < self.absent
-        return Finding(
-            headings, rows, as_published, absent, text, (*notes, *close("", figure, *edges, write=self.write))
-        )
+        values["figure"] = self.write(figure, *edges)
+        return Finding(rows, as_published, absent, values, (*notes, *close("", figure, *edges, write=self.write)))

@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 from gac.lab.studies import published
 from gac.lab.studies.points import gemm
-from gac.lab.studies.readings import Readings, known, main_kernel
-from gac.lab.studies.records import Cell, Finding, study
-from gac.lab.studies.words import ABSENT, close, times
+from gac.lab.studies.readings import Readings, close, known, main_kernel, times
+from gac.lab.studies.records import Cell, Finding, Threshold, study
 from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 from gac.tokens.defaults import STEP
 
 M_DIMS = tuple(sorted({m for base in range(1024, 2049, 8) for m in (base, base + 1)}))
 
-SWITCH_JUMP = 1.25  # A rise by this much or more is the published cliff (about 30 %)
 WINDOW = 8  # measured M on each side of a switch (32 values of M) whose medians say whether its rise stays
 LEAST = 4  # with fewer M on a side nothing is said to stay
 NAMED = ((1088, 1089), (1152, 1153), (1728, 1729))  # the published switches; the last one raises the latency
@@ -47,31 +45,30 @@ def gemm_by_m(m: int) -> Point:
 
 
 @study("gemm-m", lambda: map(gemm_by_m, M_DIMS))
-def gemm_m(readings: Readings) -> Finding:
+def gemm_m(readings: Readings, jump: Threshold, absent: Threshold) -> Finding:
     readings.require_kernels(map(gemm_by_m, M_DIMS))
     readings.median((readings.ns(gemm_by_m(m)) for m in M_DIMS), "the GEMM by M")
-    switches = _switches(readings)
+    switches = _switches(readings, absent)
     highest = max((switch.rise for switch in switches), default=1.0)
     lasting = [switch for switch in switches if switch.lasting is not None]
     longest = max(lasting, key=lambda switch: switch.lasting or 0.0, default=Switch(0, 0, 1.0, 1.0, False))
     stays = longest.lasting or 1.0
     where = f"at M {longest.low} to {longest.high}"
     return Finding(
-        ("<M", "rise|x", "rise that stays|x", "<from", "<to", "<A100"),
         _rows(readings, switches),
-        as_published=stays >= SWITCH_JUMP,
-        absent=highest <= ABSENT,
-        sentence=_sentence(readings, switches),
+        as_published=stays >= jump,
+        absent=highest <= absent,
+        values={"text": _sentence(readings, switches, jump, absent)},
         notes=(
-            *([f"the largest rise that stays: {times(stays, SWITCH_JUMP)} {where}"] if lasting else ()),
-            *_tokens_note(readings),
-            *close("the largest rise that stays", stays, SWITCH_JUMP),
-            *close("the largest rise", highest, ABSENT),
+            *([f"the largest rise that stays: {times(stays, jump)} {where}"] if lasting else ()),
+            *_tokens_note(readings, absent),
+            *close("the largest rise that stays", stays, jump),
+            *close("the largest rise", highest, absent),
         ),
     )
 
 
-def _switches(readings: Readings) -> list[Switch]:
+def _switches(readings: Readings, absent: Threshold) -> list[Switch]:
     latencies = [readings.ns(gemm_by_m(m)) for m in M_DIMS]
     switches = []
     for index, (low, high) in enumerate(pairwise(M_DIMS), start=1):
@@ -81,7 +78,7 @@ def _switches(readings: Readings) -> list[Switch]:
         before, after = known(latencies[max(0, index - WINDOW) : index]), known(latencies[index : index + WINDOW])
         following = known(latencies[index + 1 : index + WINDOW])
         lasting = min(rise, median(after) / median(before)) if min(len(before), len(after)) >= LEAST else None
-        alone = bool(following) and following[0] < ABSENT * before[-1]
+        alone = bool(following) and following[0] < absent * before[-1]
         switches.append(Switch(low, high, rise, lasting, alone))
     return switches
 
@@ -115,33 +112,33 @@ def _tiled(kernel: Kernel) -> str:
     return kernel.label if kernel.tile is None else f"{kernel.family} {kernel.tile[0]}x{kernel.tile[1]}"
 
 
-def _sentence(readings: Readings, switches: Sequence[Switch]) -> str:
+def _sentence(readings: Readings, switches: Sequence[Switch], jump: Threshold, absent: Threshold) -> str:
     ratio = readings.ratio(*(gemm_by_m(m) for m in reversed(NAMED[-1])))
     here = "" if ratio is None else f"{times(ratio)} here, "
     published_switch = f"M 1728 to 1729: {here}about 1.30x on the A100"
     if not switches:
         return f"no kernel switch between M {M_DIMS[0]} and {M_DIMS[-1]} ({published_switch})"
-    slower = sum(switch.rise > ABSENT for switch in switches)
-    cliffs = sum(switch.rise >= SWITCH_JUMP for switch in switches)
-    stay = sum(lasting >= SWITCH_JUMP for lasting in known(switch.lasting for switch in switches))
+    slower = sum(switch.rise > absent for switch in switches)
+    cliffs = sum(switch.rise >= jump for switch in switches)
+    stay = sum(lasting >= jump for lasting in known(switch.lasting for switch in switches))
     worst = max(switches, key=lambda switch: switch.rise)
-    alone = f", M {worst.high} alone" if worst.alone and worst.rise > ABSENT else ""
+    alone = f", M {worst.high} alone" if worst.alone and worst.rise > absent else ""
     return (
         f"of {len(switches)} kernel switches between M {M_DIMS[0]} and {M_DIMS[-1]}, {slower} raise the latency by "
-        f"more than 5 %, {cliffs} by at least 25 %, {stay} of them for good; the steepest is "
-        f"{times(worst.rise, ABSENT, SWITCH_JUMP)} at M {worst.low} to {worst.high}{alone} ({published_switch})"
+        f"more than {absent:more}, {cliffs} by at least {jump:more}, {stay} of them for good; the steepest is "
+        f"{times(worst.rise, absent, jump)} at M {worst.low} to {worst.high}{alone} ({published_switch})"
     )
 
 
-def _tokens_note(readings: Readings) -> tuple[str, ...]:
+def _tokens_note(readings: Readings, absent: Threshold) -> tuple[str, ...]:
     odd = known(readings.ratio(gemm_by_m(m), gemm_by_m(m + 7)) for m in M_DIMS if m % 8 == 1 and m + 7 in M_DIMS)
     steps = [m for m in M_DIMS if m % STEP == 0]
     grown = known(readings.ratio(gemm_by_m(low), gemm_by_m(high)) for low, high in pairwise(steps))
     if not odd or not grown:
         return ()
-    slower = sum(ratio > ABSENT for ratio in grown)
+    slower = sum(ratio > absent for ratio in grown)
     return (
         "as tokens kept (scores of M cached tokens and 2048 queries, heads of 128): one past a multiple of 8 takes "
-        f"{times(median(odd), ABSENT)} as long as the next multiple; of {len(grown)} steps of {STEP} tokens, {slower} "
-        f"are more than 5 % slower than with {STEP} more",
+        f"{times(median(odd), absent)} as long as the next multiple; of {len(grown)} steps of {STEP} tokens, {slower} "
+        f"are more than {absent:more} slower than with {STEP} more",
     )

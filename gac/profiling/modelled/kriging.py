@@ -57,12 +57,9 @@ class Kriging:
         return result
 
     def left_out(self, blocks: Ints) -> Floats:
-        """Return for each fitted residual the error of its prediction without its block; shape ``(n,)``.
+        """Return for each fitted residual the error of its prediction without its block; both of shape ``(n,)``.
 
         Without fitting again: ``(K^-1)_bb^-1 (K^-1 y)_b`` for block b, equation 5.12 there for more than one point.
-
-        Args:
-            blocks: the block of each fitted shape.
         """
         inverse = np.linalg.inv(_covariance_with_noise(self.sizes, self.classes))
         errors = np.empty(len(blocks))
@@ -74,10 +71,7 @@ class Kriging:
 
 def drawn(count: int) -> Ints:
     """Choose the shapes to fit among ``count``: all up to ``MOST``, else as many at random (fixed seed); sorted."""
-    everything = np.arange(count)
-    if count <= MOST:
-        return everything
-    return np.sort(np.random.default_rng(0).permutation(everything)[:MOST])
+    return np.arange(count) if count <= MOST else np.sort(np.random.default_rng(0).permutation(count)[:MOST])
 
 
 def _coordinates(shapes: Ints) -> tuple[Floats, Floats]:

@@ -84,15 +84,11 @@ class GpuModel:
     _fits: dict[_Group, _Fit | None] = field(default_factory=dict, init=False, repr=False)
 
     def latency(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> Floats:
-        """Return the latency in ns at each of the shapes; NaN where the table has too little near it.
+        """Return the latency in ns at each of the shapes ``(shapes, axes)``; NaN where the table has too little near.
 
         That is: fewer than ``LEAST`` measurements of its group (operator, dtype, rows, alignment, read by a kernel or
         not), or none within a factor of ``REACH`` in every size, or neither side of the weight reaches ``SIDE``, or
         the operator is not modelled, refuses the shape, or failed there when it was measured.
-
-        Args:
-            axes: names of the shapes' axes.
-            shapes: shape ``(shapes, axes)``.
         """
         result = np.full(len(shapes), np.nan)
         sides = shapes[:, [axes.index(axis) for axis in axes if axis in _SIDES]]
@@ -102,14 +98,11 @@ class GpuModel:
                 within = fit.reaches(sizes) & (sides[members] >= SIDE).any(axis=1)
                 result[members] = np.where(within, self._expected(group, fit, sizes), np.nan)
         for index in np.flatnonzero(np.isfinite(result)).tolist():
-            if not self._runs(operator, dtype, axes, tuple(shapes[index].tolist())):
+            known, shape = OPERATORS.get(operator), tuple(shapes[index].tolist())
+            by_axis = dict(zip(axes, shape, strict=True))
+            if known.unmet(by_axis) or known.refusal(by_axis, dtype) or (operator, dtype, shape) in self._failed:
                 result[index] = np.nan
         return result
-
-    def _runs(self, operator: str, dtype: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> bool:
-        known, sizes = OPERATORS.get(operator), dict(zip(axes, shape, strict=True))
-        refused = known.unmet(sizes) or known.refusal(sizes, dtype)
-        return refused is None and (operator, dtype, shape) not in self._failed
 
     @cached_property
     def _failed(self) -> frozenset[tuple[str, str, tuple[int, ...]]]:
@@ -130,7 +123,8 @@ class GpuModel:
         errors: dict[str, Floats] = {}
         for group in self._measured:
             if (group.rows, group.dtype) == (rows, dtype) and (fit := self._fit(group)) is not None:
-                missed = fit.field.left_out(_octaves(fit.shapes[fit.chosen]))
+                octaves = np.rint(np.log2(fit.shapes[fit.chosen].astype(np.float64)))
+                missed = fit.field.left_out(np.unique(octaves, axis=0, return_inverse=True)[1].ravel())
                 known = errors.get(group.operator, np.empty(0))
                 errors[group.operator] = np.concatenate([known, np.abs(np.expm1(-missed))])
         return errors
@@ -146,7 +140,8 @@ class GpuModel:
         return measured
 
     def _groups(self, operator: str, dtype: str, axes: tuple[str, ...], shapes: Ints) -> dict[_Group, Ints]:
-        if not _is_modelled(operator, axes) or not len(shapes):
+        known = OPERATORS.get(operator) if operator in OPERATORS.names else None
+        if known is None or known.axes != axes or not (known.pair_of or known.products == _ONE_GEMM) or not len(shapes):
             return {}
         sized = np.array([name in _SIZES for name in axes])
         classes = np.minimum(alignment_class(shapes[:, sized]), ALIGNED)
@@ -188,8 +183,11 @@ class GpuModel:
         if group.pair_of:
             return np.stack([self._gemm(group, sizes[:, pair]) for pair in ([0, 1], [1, 2])], axis=1)
         k, n = sizes[:, 0], sizes[:, 1]
-        weight_bytes = _weight_bytes(group.dtype, k, n)
-        if group.rows == 1 and group.kernel and _is_weight_only(group.dtype):
+        if numbers_of(group.dtype) == group.dtype:  # 16 bits each, whatever the dtype
+            return gemm_terms(group.rows, k, n, self.gpu, ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n)
+        scheme = stored_as(group.dtype)
+        weight_bytes = np.array([float(scheme.bytes(rows, columns)) for columns, rows in sizes.tolist()])
+        if group.rows == 1 and group.kernel and scheme.input_quantiser is None:
             return row_terms(k, n, self.gpu, weight_bytes)
         return gemm_terms(group.rows, k, n, self.gpu, weight_bytes)
 
@@ -203,24 +201,6 @@ class GpuModel:
         return result
 
 
-def _is_modelled(operator: str, axes: tuple[str, ...]) -> bool:
-    if operator not in OPERATORS.names or OPERATORS.get(operator).axes != axes:
-        return False
-    return bool(OPERATORS.get(operator).pair_of) or OPERATORS.get(operator).products == _ONE_GEMM
-
-
-def _weight_bytes(dtype: str, k: Ints, n: Ints) -> Floats:
-    """Return the bytes of each weight: in the storage of a scheme; in numbers always 16 bits each."""
-    if numbers_of(dtype) == dtype:
-        return ITEM_BYTES[ACTIVATIONS] * k.astype(np.float64) * n
-    scheme = stored_as(dtype)
-    return np.array([scheme.bytes(*size) for size in zip(n.tolist(), k.tolist(), strict=True)], dtype=np.float64)
-
-
-def _is_weight_only(dtype: str) -> bool:
-    return numbers_of(dtype) != dtype and stored_as(dtype).input_quantiser is None
-
-
 def _in_kernels(dtype: str, sizes: Ints) -> Bools:
     """Mark sizes whose weight, or both of a pair, kernels of the dtype read; all where numbers are no scheme's."""
     if numbers_of(dtype) == dtype:
@@ -228,9 +208,3 @@ def _in_kernels(dtype: str, sizes: Ints) -> Bools:
     unread = cache(stored_as(dtype).kernel_unsupported_reason)
     shapes = (zip(size[1:], size, strict=False) for size in sizes.tolist())  # rows and columns of each weight
     return np.array([all(unread(*weight) is None for weight in weights) for weights in shapes], dtype=np.bool_)
-
-
-def _octaves(shapes: Ints) -> Ints:
-    """Return the number of each shape's cell: its sizes rounded to powers of two."""
-    cells = np.rint(np.log2(shapes.astype(np.float64))).astype(np.int64)
-    return np.unique(cells, axis=0, return_inverse=True)[1].ravel()

@@ -1,4 +1,4 @@
-"""The operators that can be timed. Adding one takes a subclass of ``Operator`` in a file here, and a line below.
+"""The operators that can be timed, each module's ``OPERATORS``. A new module is named below.
 
 The contract suites in ``tests/profiling/operators`` then run over its description and its runs.
 """
@@ -8,7 +8,7 @@ from functools import cache
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
-from gac.profiling.operators.attention import BACKENDS, Sdpa
+from gac.profiling.operators import attention, collectives, gemm, int4, latent, memory
 from gac.profiling.operators.base import (
     ACTIVATIONS,
     ITEM_BYTES,
@@ -21,13 +21,6 @@ from gac.profiling.operators.base import (
     relative_error,
     stored_as,
 )
-from gac.profiling.operators.collectives import AllGather, AllReduce, ReduceScatter
-from gac.profiling.operators.gemm import BatchedGemm, Copy, Heads, Linear, LowRank, RowwiseLinear, SharedLowRank
-from gac.profiling.operators.int4 import DequantisedInt4Linear, Int4Linear
-from gac.profiling.operators.latent import LatentAttention
-from gac.profiling.operators.rounding import RoundInputs
-from gac.runtime.limits import LARGEST
-from gac.schemes import SCHEMES
 
 __all__ = [
     "ACTIVATIONS",
@@ -41,9 +34,9 @@ __all__ = [
     "numbers_of",
     "operation",
     "relative_error",
-    "rounded_to",
     "runner_of",
     "stored_as",
+    "work_of",
 ]
 
 
@@ -53,31 +46,9 @@ def _check(operator: object) -> None:
 
 OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
 
-for _operator in (
-    Linear(),
-    RowwiseLinear(),
-    LowRank(),
-    SharedLowRank(),
-    BatchedGemm(),
-    Heads("separate"),
-    Heads("bucketed"),
-    Heads("padded"),
-    Int4Linear(),
-    DequantisedInt4Linear(),
-    *(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True)),
-    LatentAttention(),
-    *map(LatentAttention, LARGEST),
-    *(
-        RoundInputs(scheme.input_quantiser, scheme.input_dtype)
-        for scheme in SCHEMES
-        if scheme.input_quantiser and scheme.input_dtype
-    ),
-    Copy(),
-    AllReduce(),
-    AllGather(),
-    ReduceScatter(),
-):
-    OPERATORS.register(_operator)
+for _module in (gemm, int4, attention, latent, memory, collectives):
+    for _operator in _module.OPERATORS:
+        OPERATORS.register(_operator)
 
 
 def operation(name: str, **axes: int) -> Operation:
@@ -96,17 +67,24 @@ def operation(name: str, **axes: int) -> Operation:
     return Operation(name, tuple((axis, axes[axis]) for axis in operator.axes))
 
 
+def work_of(operation: Operation, dtype: str) -> tuple[int, int]:
+    """Return the FLOPs of an operation, and the fewest bytes that it moves."""
+    operator, axes = OPERATORS.get(operation.operator), operation.axes
+    return operator.flops(axes), operator.bytes(axes, dtype)
+
+
 def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
     """Return what runs an operator: itself in numbers, and a runner for each scheme.
 
     Raises:
         ProfileError: there is no operator of this name, or no such scheme, or its weights are not stored in any.
     """
-    return OPERATORS.get(name) if dtype in ITEM_BYTES else _stored_runner(name, dtype)
+    operator = OPERATORS.get(name)
+    return operator if dtype in ITEM_BYTES else _stored_runner(operator, dtype)
 
 
 @cache
-def _stored_runner(name: str, dtype: str) -> Runner:
+def _stored_runner(operator: Operator, dtype: str) -> Runner:
     from gac.profiling.operators.stored import StoredRunner
 
-    return StoredRunner(OPERATORS.get(name), stored_as(dtype))
+    return StoredRunner(operator, stored_as(dtype))

@@ -31,11 +31,7 @@ class Sdpa(Operator):
     """``softmax(q[b, h, s, d] @ k[b, kv, t, d].T / sqrt(d)) @ v[b, kv, t, d]``; kv divides h (grouped-query attention).
 
     Query i sees keys 0 to i where causal: the mask is aligned to the top left where s and t differ. FLOPs are those of
-    the two GEMMs over the pairs that are seen. The result is always a new tensor.
-
-    Args:
-        backend: whose kernel runs (``auto``: PyTorch chooses).
-        causal: apply the causal mask.
+    the two GEMMs over the pairs that are seen. The result is always a new tensor. PyTorch chooses the backend ``auto``.
     """
 
     axes = ("b", "h", "kv", "s", "t", "d")
@@ -44,22 +40,16 @@ class Sdpa(Operator):
     gemm_sides = {"d": "nk"}  # noqa: RUF012
 
     def __init__(self, backend: Backend, causal: bool) -> None:
-        self.backend = backend
-        self.causal = causal
+        self.backend, self.causal = backend, causal
         self.name = "sdpa" + ("" if backend == "auto" else f"_{backend}") + ("_causal" if causal else "")
         self.general = _sweeps(backend, causal)
-        if backend in ("efficient", "cudnn"):
-            self.devices = ("cuda",)
+        self.cublas = backend == "math"
 
     def flops(self, axes: Axes) -> int:
-        return 4 * axes["b"] * axes["h"] * axes["d"] * self._pairs(axes["s"], axes["t"])
-
-    def _pairs(self, s: int, t: int) -> int:
-        """Count the pairs of a query and a key that it sees: under the mask 1 + 2 + ... up to t, then t a query."""
-        if not self.causal:
-            return s * t
-        rising = min(s, t)
-        return rising * (rising + 1) // 2 + (s - rising) * t
+        s, t = axes["s"], axes["t"]
+        rising = min(s, t) if self.causal else 0  # under the mask queries see 1, 2, ... keys, up to t
+        pairs = rising * (rising + 1) // 2 + (s - rising) * t
+        return 4 * axes["b"] * axes["h"] * axes["d"] * pairs
 
     def unmet(self, axes: Axes) -> str | None:
         return "kv that divides h" if axes["h"] % axes["kv"] else None
@@ -95,23 +85,19 @@ class Sdpa(Operator):
             return [scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=gqa)]
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        import torch
+
         q, k, v = inputs
         rows = edges(q.shape[2], q.device)
         group = q.shape[1] // k.shape[1]
         parts = []
         for batch, head in {(0, 0), (q.shape[0] - 1, q.shape[1] - 1)}:
             key, value = k[batch, head // group], v[batch, head // group]
-            parts.append((result[0][batch, head, rows], self._reference(q[batch, head], key, value, rows)))
+            scores = (q[batch, head, rows].float() @ key.float().t()) / math.sqrt(q.shape[3])
+            if self.causal:
+                scores = scores.masked_fill(torch.arange(len(key), device=q.device) > rows[:, None], -torch.inf)
+            parts.append((result[0][batch, head, rows], scores.softmax(dim=1) @ value.float()))
         return joined(parts)
-
-    def _reference(self, q: "Tensor", k: "Tensor", v: "Tensor", rows: "Tensor") -> "Tensor":
-        import torch
-
-        scores = (q[rows].float() @ k.float().t()) / math.sqrt(q.shape[1])
-        if self.causal:
-            hidden = torch.arange(len(k), device=q.device) > rows[:, None]
-            scores = scores.masked_fill(hidden, -torch.inf)
-        return scores.softmax(dim=1) @ v.float()
 
 
 def _sweeps(backend: Backend, causal: bool) -> tuple[AxisSweep, ...]:
@@ -126,3 +112,6 @@ def _sweeps(backend: Backend, causal: bool) -> tuple[AxisSweep, ...]:
         AxisSweep("t", {*range(64, 2049, 64), *around(1024, 16)}, {"b": 8, "h": 32, "kv": 8, "s": 1, "d": 128}),
     )
     return prefill if causal else prefill + decode
+
+
+OPERATORS = tuple(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True))

@@ -20,20 +20,11 @@ if TYPE_CHECKING:
 
 Axes = Mapping[str, int]
 
-ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
-)
+ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1}
 """Bytes of a number. Every other dtype belongs to a scheme that has a storage for its weights."""
 
-TORCH_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "bf16": "bfloat16",
-        "fp16": "float16",
-        "fp8": "float8_e4m3fn",
-        "fp32": "float32",
-        **{name: name for name in ("int32", "int64", "int8", "uint8")},
-    }
-)
+_FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32"}
+TORCH_NAMES = {name: _FLOATS.get(name, name) for name in ITEM_BYTES}
 """PyTorch's names of these dtypes."""
 
 ACTIVATIONS = scheme_named(DEFAULT_SCHEME).dtype
@@ -46,11 +37,7 @@ _EDGE = 32
 
 
 def stored_as(dtype: str) -> Scheme:
-    """Return the scheme that latency tables call by this dtype.
-
-    Raises:
-        ProfileError: there is none.
-    """
+    """Return the scheme that latency tables call by this dtype; ProfileError where there is none."""
     if (scheme := scheme_timed_as(dtype)) is None:
         raise ProfileError(
             f"dtype {dtype!r}",
@@ -61,11 +48,7 @@ def stored_as(dtype: str) -> Scheme:
 
 
 def name_of(dtype: "torch.dtype") -> str:
-    """Return the name of a dtype of PyTorch.
-
-    Raises:
-        RuntimeError: operands cannot have it.
-    """
+    """Return the name of a dtype of PyTorch; RuntimeError where operands cannot have it."""
     for name, torch_name in TORCH_NAMES.items():
         if str(dtype) == f"torch.{torch_name}":
             return name
@@ -79,11 +62,9 @@ def numbers_of(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Operand:
-    """A contiguous tensor that a launch reads or writes, or a matrix in the storage of a scheme.
+    """A contiguous tensor that a launch reads or writes, or a matrix in the storage of a scheme, columns last.
 
-    Attributes:
-        shape: sizes, slowest axis first; of a matrix in a storage its columns come last.
-        dtype: a name in ``ITEM_BYTES``, or the dtype of a scheme.
+    ``dtype`` is a name in ``ITEM_BYTES``, or the dtype of a scheme.
     """
 
     shape: tuple[int, ...]
@@ -99,11 +80,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class AxisSweep:
-    """Dims to time along one axis of an operator, in any order, to describe a GPU; all other axes are fixed.
+    """Dims to time along one axis of an operator to describe a GPU.
 
-    Attributes:
-        dtype: the dtype to time in; None: the dtype of the profile, and each of its schemes.
-        hot: also time with the operands in L2.
+    ``dtype`` None: the dtype of the profile, and each of its schemes. ``hot``: also with the operands in L2.
     """
 
     axis: str
@@ -118,32 +97,18 @@ def around(centre: int, half: int) -> range:
 
 
 class Runner(ABC):
-    """Run and check an operator with PyTorch; launches can be captured in a CUDA graph.
+    """Run and check an operator with PyTorch; a CUDA graph can capture its launches.
 
-    ``devices`` names the types of device that can run it.
+    Every method raises RuntimeError where PyTorch or a kernel refuses the shape.
     """
-
-    devices: tuple[str, ...] = ("cpu", "cuda")
 
     @abstractmethod
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence[Any]:
-        """Make what ``run`` reads: every input of the description, then what is derived from them before a launch.
-
-        ``cut`` makes the tensor of an operand. Weights in a storage are modules that hold tensors.
-
-        Raises:
-            RuntimeError: the operands do not exist, or a kernel refuses the shape.
-        """
+        """Make what ``run`` reads: every input, cut from memory, then what is derived from them before a launch."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Any], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        """Launch once and return the results.
-
-        They are written to the outputs, except where PyTorch has no ``out=``: then they are new tensors.
-
-        Raises:
-            RuntimeError: PyTorch refuses the shape.
-        """
+        """Launch once and return the results: the outputs, or new tensors where PyTorch has no ``out=``."""
 
     @abstractmethod
     def compare(self, inputs: Sequence[Any], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
@@ -156,8 +121,7 @@ class Runner(ABC):
 class Operator(Runner):
     """One operator over named axes: its description, and how it runs in plain numbers.
 
-    A new operator is a subclass with ``run`` and ``compare``, in ``operators/NAME.py``, listed in
-    ``operators/__init__.py``.
+    A new operator is a subclass in ``operators/NAME.py``, whose instances are in that module's ``OPERATORS``.
 
     Attributes:
         name: the operator's name in profiles.
@@ -171,6 +135,7 @@ class Operator(Runner):
             the order of ``linear`` or ``batched_gemm``.
         smooth: latency follows sizes alone, whatever divides them, so that it is linear between two measured dims.
         compressed_axis: the axis that compression changes.
+        cublas: GEMMs of cuBLAS do its work, so that the rules of cuBLAS bind its dims.
         gemm_sides: for each axis along the rows of a matrix, its sides in the GEMMs: ``k`` (rows of both operands),
             ``n`` (rows of the result), or both.
         pair_of: for an operator of two GEMMs in a row, the operator of each by itself.
@@ -186,6 +151,7 @@ class Operator(Runner):
     products: tuple[str, ...] = ()
     smooth: bool = False
     compressed_axis: str = "k"
+    cublas: bool = True
     gemm_sides: Mapping[str, str] = MappingProxyType({})
     pair_of: str | None = None
     general: tuple[AxisSweep, ...] = ()
@@ -194,12 +160,12 @@ class Operator(Runner):
         return dtype in self.dtypes or (self.stored and dtype not in ITEM_BYTES and bool(scheme_timed_as(dtype)))
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        """List the operands that one launch reads: activations first, then weights, then scales."""
+        """List what one launch reads: activations first, then weights, then scales."""
         activations, *weights = (_sizes(names, axes) for names in self.reads)
         return Operand(activations, numbers_of(dtype)), *(Operand(sizes, dtype) for sizes in weights)
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        """List the operands that one launch writes: intermediates first, results last."""
+        """List what one launch writes: intermediates first, results last."""
         return tuple(Operand(_sizes(names, axes), numbers_of(dtype)) for names in self.writes)
 
     def flops(self, axes: Axes) -> int:
@@ -215,10 +181,7 @@ class Operator(Runner):
         return None
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
-        """Describe the documented rule by which PyTorch, or a scheme, refuses this shape; None where none is known.
-
-        It explains and predicts. Only a run shows what a device does with the shape.
-        """
+        """Describe the documented rule by which PyTorch, or a scheme, refuses this shape; None where none is known."""
         if dtype in ITEM_BYTES:
             return None
         scheme = stored_as(dtype)

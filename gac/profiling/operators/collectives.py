@@ -26,6 +26,9 @@ class Collective(Operator):
     axes = ("gpus", "m", "n")
     smooth = True
     compressed_axis = "n"
+    cublas = False
+    divides = True
+    """The columns are divided over the GPUs."""
 
     @cached_property
     def ranks(self) -> "Ranks":
@@ -33,12 +36,18 @@ class Collective(Operator):
 
         return started()
 
+    def unmet(self, axes: Axes) -> str | None:
+        return "n that is a multiple of gpus" if self.divides and axes["n"] % axes["gpus"] else None
+
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
         (x,) = super().operands(axes, dtype, cut)
         return [x, x + self.ranks.rank]
 
-    def contributions(self, inputs: Sequence["Tensor"]) -> list["Tensor"]:
-        return [(inputs[0] + rank).float() for rank in range(self.ranks.size)]
+    def contributions(self, inputs: Sequence["Tensor"]) -> "Tensor":
+        """Return what every rank contributes, in float32; shape ``(gpus, rows, columns)``."""
+        import torch
+
+        return torch.stack([(inputs[0] + rank).float() for rank in range(self.ranks.size)])
 
 
 class AllReduce(Collective):
@@ -46,24 +55,16 @@ class AllReduce(Collective):
 
     name = "all_reduce"
     reads, writes = ("m n",), ("m n",)
+    divides = False
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         return [self.ranks.summed(inputs[1])]
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        import torch
-
-        return corners(result[0]), corners(torch.stack(self.contributions(inputs)).sum(0))
+        return corners(result[0]), corners(self.contributions(inputs).sum(0))
 
 
-class Divided(Collective):
-    """A collective whose columns are divided over the GPUs."""
-
-    def unmet(self, axes: Axes) -> str | None:
-        return "n that is a multiple of gpus" if axes["n"] % axes["gpus"] else None
-
-
-class AllGather(Divided):
+class AllGather(Collective):
     """``x[m, n / gpus]`` of every GPU becomes ``x[m, n]`` on each: all columns of a colwise split GEMM.
 
     The blocks ``[gpus, m, n / gpus]`` are copied into rows where there are several.
@@ -82,12 +83,10 @@ class AllGather(Divided):
         return [self.ranks.gathered(inputs[1])]
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        import torch
-
-        return corners(result[0]), corners(torch.cat(self.contributions(inputs), -1))
+        return corners(result[0]), corners(self.contributions(inputs).transpose(0, 1).flatten(1))
 
 
-class ReduceScatter(Divided):
+class ReduceScatter(Collective):
     """``x[m, n]`` of every GPU becomes ``[m, n / gpus]`` on each: its own columns of their sum.
 
     Columns are copied into blocks ``[gpus, m, n / gpus]`` first, where there are several rows.
@@ -111,7 +110,8 @@ class ReduceScatter(Divided):
         return [part]
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        import torch
-
-        summed = torch.stack(self.contributions(inputs)).sum(0)
+        summed = self.contributions(inputs).sum(0)
         return corners(result[0]), corners(summed.chunk(self.ranks.size, -1)[self.ranks.rank])
+
+
+OPERATORS = (AllReduce(), AllGather(), ReduceScatter())

@@ -1,16 +1,18 @@
-"""GEMMs: linear layers, low-rank pairs, pairs that share their first GEMM, batches of heads; and a copy.
+"""GEMMs: linear layers, low-rank pairs, pairs that share their first GEMM, batches of heads.
 
 Weights are stored as in ``torch.nn.Linear``: ``(out, in)``.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, around, corners, edges, indivisible, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Way = Literal["separate", "bucketed", "padded"]
 
 _FP8_RULE = "torch._scaled_mm takes k and n that are multiples of 16 only (16-byte rows of fp8)"
 _BUCKET = 8
@@ -206,12 +208,10 @@ class BatchedGemm(Operator):
 class Heads(BatchedGemm):
     """``x[heads, m, k]``, and for head i ``x[i] @ W_i[d_i, k].T`` with d_i evenly from low to high.
 
-    Operands are those that run: one weight ``(heads of the bucket, dim of the bucket, k)`` a bucket, after x. FLOPs and
-    bytes are those of the dims asked for, so the padding of a bucket shows as waste.
-
-    Args:
-        way: ``separate``: one GEMM a head; ``bucketed``: each head rounded up to a multiple of 8, one batched GEMM a
-            distinct rounded dim; ``padded``: one batched GEMM, at the largest rounded up to a multiple of 8.
+    Heads run ``separate``: one GEMM each; ``bucketed``: each rounded up to a multiple of 8, one batched GEMM a distinct
+    rounded dim; ``padded``: one batched GEMM, at the largest rounded up to a multiple of 8. Operands are those that
+    run: one weight ``(heads of the bucket, dim of the bucket, k)`` a bucket, after x. FLOPs and bytes are those of the
+    dims asked for, so the padding of a bucket shows as waste.
     """
 
     stored = False
@@ -220,7 +220,7 @@ class Heads(BatchedGemm):
     compressed_axis = "high"
     general = (AxisSweep("low", range(64, 129, 8), {"m": 512, "k": 512, "heads": 32, "high": 128}),)
 
-    def __init__(self, way: Literal["separate", "bucketed", "padded"]) -> None:
+    def __init__(self, way: Way) -> None:
         self.way = way
         self.name = f"batched_gemm_{way}"
         # Bucketed and padded dims are multiples of 8 when they run, so they do not decide alignment.
@@ -269,30 +269,6 @@ class Heads(BatchedGemm):
         return outputs
 
 
-class Copy(Operator):
-    """Copy n elements, n read and n written: it shows the bandwidth of the device.
-
-    It multiplies by 1: ``Tensor.copy_`` would call the driver's memcpy instead of a kernel.
-    """
-
-    name = "copy"
-    axes = ("n",)
-    reads = writes = ("n",)
-    compressed_axis = "n"
-    # From 2 KiB to 512 MiB: powers of two and the sizes half-way between.
-    general = (AxisSweep("n", [size for power in range(10, 29) for size in (2**power, 3 * 2 ** (power - 1))], {}),)
-
-    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        import torch
-
-        torch.mul(inputs[0], 1.0, out=outputs[0])
-        return outputs
-
-    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        positions = edges(len(inputs[0]), inputs[0].device)
-        return result[0][positions], inputs[0][positions].float()
-
-
 def _rows(operand: "Tensor", rows: "Tensor") -> "Tensor":
     """Return these rows in float32; fp8 is indexed as bytes, since indexing has no fp8 kernel on every device."""
     import torch
@@ -307,3 +283,6 @@ def _batches(inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Iterato
 
     x, *weights = inputs
     yield from zip(torch.split(x, [len(weight) for weight in weights]), weights, outputs, strict=True)
+
+
+OPERATORS = (Linear(), RowwiseLinear(), LowRank(), SharedLowRank(), BatchedGemm(), *map(Heads, get_args(Way)))

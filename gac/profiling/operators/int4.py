@@ -43,7 +43,7 @@ class Int4Linear(Operator):
         AxisSweep("m", _ROWS, {"k": 4096, "n": 4096, "group": 128}, "bf16"),
         AxisSweep("n", range(64, 4097, 64), {"m": 1, "k": 4096, "group": 128}, "bf16"),
     )
-    devices: tuple[str, ...] = ("cuda",)
+    cublas = False
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, n, group = (axes[name] for name in self.axes)
@@ -60,14 +60,16 @@ class Int4Linear(Operator):
         return None
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
-        x, nibbles, scales = self.raw_operands(axes, dtype, cut)
-        return [x, nibbles, scales, pack(nibbles, axes["k"])]
-
-    def raw_operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
-        """Make x, nibbles and scales; a weight with part of a group is refused as PyTorch refuses a shape."""
+        """Make x, nibbles, scales and what ``pack`` makes of them; part of a group is refused as PyTorch refuses it."""
         if reason := partial_group(axes):
             raise RuntimeError(reason)
-        return super().operands(axes, dtype, cut)
+        x, nibbles, scales = super().operands(axes, dtype, cut)
+        return [x, nibbles, scales, *self.pack(nibbles, axes["k"])]
+
+    def pack(self, nibbles: "Tensor", k: int) -> list["Tensor"]:
+        import torch
+
+        return [torch._convert_weight_to_int4pack(nibbles, inner_tiles(k))]
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         import torch
@@ -94,13 +96,13 @@ class DequantisedInt4Linear(Int4Linear):
 
     name = "int4_linear_dequantised"
     writes = ("n k", "m n")
-    devices = ("cpu", "cuda")
+    cublas = True
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
         return partial_group(axes)
 
-    def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
-        return self.raw_operands(axes, dtype, cut)
+    def pack(self, nibbles: "Tensor", k: int) -> list["Tensor"]:
+        return []
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         import torch
@@ -120,7 +122,4 @@ def inner_tiles(k: int) -> int:
     return next((tiles for tiles in _INNER_TILES if k % (tiles * _TILE) == 0), _INNER_TILES[-1])
 
 
-def pack(nibbles: "Tensor", k: int) -> "Tensor":
-    import torch
-
-    return torch._convert_weight_to_int4pack(nibbles, inner_tiles(k))
+OPERATORS = (Int4Linear(), DequantisedInt4Linear())

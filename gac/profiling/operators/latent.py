@@ -22,16 +22,14 @@ class LatentAttention(Operator):
     """Keys are ``latent[k] @ B[group].T`` and rotated; values likewise, of v numbers; kv divides h, and g divides kv.
 
     FLOPs are those of making keys, of the scores, of mixing values as latents, and of making one value of the mixture.
-    It takes two launches and needs a GPU. All sequences have the same positions. The bits of quantised latents and
-    their scales are random; queries are scaled down there, so that no token has all the weight.
-
-    Args:
-        bits: of quantised latents, both of keys and of values; None: they have the numbers of the dtype.
+    It takes two launches and needs a GPU. All sequences have the same positions. Latents have the numbers of the dtype,
+    or so many ``bits``: these and their scales are random, and queries are scaled down, so that no token has all the
+    weight.
     """
 
     axes = tuple(attend_latents(1, 1, 1, 1, 1, 1, 1, 1).axes)
     writes = ("b h d",)
-    devices = ("cuda",)
+    cublas = False
 
     def __init__(self, bits: int | None = None) -> None:
         self.bits = bits
@@ -88,8 +86,7 @@ class LatentAttention(Operator):
             latent if isinstance(latent, Tensor) else latent.values(query.dtype) for latent in self._latents(inputs)
         )
         tensors, scale = (query, keys, values, k_factor, v_factor), self._scale(query)
-        last = len(query) - 1
-        return joined([(result[0][row], _reference(tensors, row, scale)) for row in {0, last}])
+        return joined([(result[0][row], _reference(tensors, row, scale)) for row in {0, len(query) - 1}])
 
     def _latents(self, inputs: Sequence["Tensor"]) -> Iterator["Tensor | QuantisedLatents"]:
         import torch
@@ -97,14 +94,12 @@ class LatentAttention(Operator):
         from gac.runtime.latents.quantise import QuantisedLatents
 
         _, keys, values, *factors = inputs
-        for words, factor in zip((keys, values), factors, strict=True):
-            groups, _, rank = factor.shape
+        for words, (groups, _, rank) in zip((keys, values), (factor.shape for factor in factors), strict=True):
             bits = self.bits
             yield words if bits is None else QuantisedLatents(words.view(torch.int16), groups, rank, bits)
 
     def _scale(self, query: "Tensor") -> float:
-        largest = 1 if self.bits is None else LARGEST[self.bits]
-        return 1 / (sqrt(query.shape[-1]) * largest)
+        return 1 / (sqrt(query.shape[-1]) * (1 if self.bits is None else LARGEST[self.bits]))
 
 
 @cache
@@ -135,3 +130,6 @@ def _reference(inputs: Sequence["Tensor"], row: int, scale: float) -> "Tensor":
     _, rotated = plainly_rotated(keys[None], keys[None], angles.cos()[None], angles.sin()[None])
     scores = query[row, :, 0].view(len(keys), -1, size) @ rotated[0].transpose(1, 2) * scale
     return (scores.softmax(-1) @ values).flatten(0, 1)
+
+
+OPERATORS = (LatentAttention(), *map(LatentAttention, LARGEST))

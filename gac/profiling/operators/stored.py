@@ -17,14 +17,7 @@ class StoredRunner(Runner):
     """Multiply the activations with one weight after the other; every launch reads its own tensors.
 
     A token's blocks of a batched GEMM are adjacent, as in a model: the memory of x ``(b, m, k)`` is read as
-    ``(m, b * k)``, and that of the result likewise.
-
-    Args:
-        operator: one whose weights can be stored.
-        scheme: one that has a storage.
-
-    Raises:
-        ProfileError: the operator's weights cannot be stored.
+    ``(m, b * k)``, and that of the result likewise. ProfileError where the operator's weights cannot be stored.
     """
 
     def __init__(self, operator: Operator, scheme: Scheme) -> None:
@@ -32,8 +25,7 @@ class StoredRunner(Runner):
         from gac.schemes.base import storage_of
 
         if not operator.stored:
-            dtypes = ", ".join(operator.dtypes)
-            problem = f"{operator.name} in scheme {scheme.name}"
+            problem, dtypes = f"{operator.name} in scheme {scheme.name}", ", ".join(operator.dtypes)
             raise ProfileError(problem, f"one of {dtypes}", "Measure it in numbers alone.")
         storage = storage_of(scheme)
         assert storage is not None, f"scheme {scheme.name} has no storage"
@@ -64,9 +56,15 @@ class StoredRunner(Runner):
         return _by_token(result[0])[rows], expected
 
     def _stored(self, shape: tuple[int, ...], cut: Callable[[Operand], "Tensor"]) -> "StoredLinear":
+        from gac.runtime.modules import BlockLinear, empty_linear
         from gac.runtime.storage.modules import StoredLinear
 
-        module = StoredLinear.of(self._storage, _plain(*shape))
+        *blocks, rows, columns = shape
+        if blocks:
+            plain: nn.Module = BlockLinear(blocks[0], columns, rows, bias=False, device="meta")
+        else:
+            plain = empty_linear(columns, rows, bias=False, device="meta")
+        module = StoredLinear.of(self._storage, plain)
         tensors = self._storage.tensors(*module.matrix)
         module.fill({name: cut(Operand(size, name_of(dtype))) for name, (size, dtype) in tensors.items()})
         return module
@@ -81,15 +79,6 @@ class StoredRunner(Runner):
             x = numbers.float() * scale
         values = weight.values(torch.float32)
         return multiply_blocks(x.float(), values.view(-1, *values.shape[-2:]), None)
-
-
-def _plain(*shape: int) -> "nn.Module":
-    from gac.runtime.modules import BlockLinear, empty_linear
-
-    *blocks, rows, columns = shape
-    if blocks:
-        return BlockLinear(blocks[0], columns, rows, bias=False, device="meta")
-    return empty_linear(columns, rows, bias=False, device="meta")
 
 
 def _by_token(x: "Tensor") -> "Tensor":

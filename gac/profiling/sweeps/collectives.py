@@ -36,9 +36,6 @@ def collective_points(gpus: int, workloads: Sequence[Workload] = WORKLOADS, dtyp
     """List all-reduces, all-gathers and reduce-scatters with the rows of each workload.
 
     Columns go from 8 (of each GPU, where they are divided) to 32,768, in steps of a third to a half.
-
-    Raises:
-        ProfileError: the dtype is neither ``bf16`` nor ``fp16``.
     """
     check_dtype(dtype)
     return tuple(
@@ -68,13 +65,11 @@ def estimate_collectives(points: Sequence[Point], path: str | Path | None = None
 def profile_collectives(
     points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES, seconds: float | None = None
 ) -> Path:
-    """Measure collectives of the GPUs of these processes, or go on where an earlier run stopped.
+    """Measure collectives of the GPUs of these processes, or go on where an earlier run stopped, as ``profile_gpu``.
 
     Args:
         points: of ``collective_points`` for as many GPUs as there are processes.
         path: the file, of the first GPU; it may hold other operators. None: that GPU's default place.
-        passes: timings of every point.
-        seconds: stop after about this long; the next call goes on.
 
     Raises:
         ProfileError: there is one process, or they are not on GPUs of one kind and host; or as ``profile_gpu``.
@@ -100,8 +95,7 @@ def time_in_lockstep(
 ) -> None:
     """Sweep over the points on rank 0; the other ranks measure each of them at the same time.
 
-    Raises:
-        ProfileError: a GPU has failed; or, on rank 0, as ``run_sweep``.
+    ProfileError where a GPU has failed; or, on rank 0, as ``run_sweep``.
     """
     if ranks.leads:
         run_sweep(points, path, Lockstep(measurer, ranks), header, passes, seconds)
@@ -111,11 +105,8 @@ def time_in_lockstep(
         try:
             measurer.measure(*broadcast)
         except DeviceLostError as lost:
-            problem, remedy = (
-                f"GPU {ranks.rank} failed at {lost}",
-                "Run the same command again: the file keeps every timing.",
-            )
-            raise ProfileError(problem, "GPUs that work", remedy) from lost
+            remedy = "Run the same command again: the file keeps every timing."
+            raise ProfileError(f"GPU {ranks.rank} failed at {lost}", "GPUs that work", remedy) from lost
 
 
 class Lockstep:
@@ -138,11 +129,7 @@ def _end() -> tuple[Point, bool] | None:
 
 
 def _header(ranks: Ranks) -> Header:
-    """Return the header of all GPUs, with the link between them.
-
-    Raises:
-        ProfileError: there is one, or they are of several hosts or kinds.
-    """
+    """Return the header of all GPUs with their link; ProfileError for one, or for several hosts or kinds."""
     hosts = len({*ranks.gathered(platform.node())})
     if ranks.count == 1 or hosts > 1:
         processes, words = f"process{'es' if ranks.count > 1 else ''}", f"host{'s' if hosts > 1 else ''}"

@@ -1,4 +1,4 @@
-"""The shapes that one model's allocation needs, from its config alone."""
+"""The shapes to measure: those that one model's allocation needs, from its config alone; or a GPU's in general."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,14 +17,17 @@ from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.plan.costs import floored
-from gac.profiling.operators import OPERATORS
-from gac.profiling.operators.rounding import rounded_to
-from gac.profiling.records import Point
+from gac.profiling.operators import OPERATORS, Operator, operation
+from gac.profiling.operators.base import AxisSweep
+from gac.profiling.records import Cache, Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 
 WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")
 
+FP8_SINCE = (8, 9)
+
+_CACHES: tuple[Cache, ...] = ("cold", "hot")
 _AFFORDED = 700
 _PERIOD = 256
 
@@ -46,8 +49,6 @@ def model_points(
     Args:
         model: a name in ``gac.models.shapes.SHAPES``, or a transformers config; of a multimodal one its text part.
         dtype: ``bf16`` or ``fp16``, of weights as they are loaded.
-        forms: forms besides dense.
-        schemes: schemes besides 16 bits.
         gpus: the number of GPUs that weights are split over; every GEMM of a GPU's parts is then measured by itself.
 
     Raises:
@@ -67,8 +68,10 @@ def model_points(
     points += _points(_attentions(sites, candidates, workloads, gpus), dtype)
     for scheme in measured_schemes(schemes):
         points += _points(_operations(sites, candidates, rows, scheme, gpus, few_dims), scheme.dtype)
-        if numbers := rounded_to(scheme):
-            points += _points(_roundings(sites, rows, numbers), dtype)
+        if scheme.input_quantiser and scheme.input_dtype:
+            numbers, weights = scheme.input_dtype, chain.from_iterable(site.weights for site in sites)
+            sizes = sorted({weight.in_features for weight in weights if weight.input_from_norm})
+            points += _points((round_inputs(numbers, count, size) for count in rows for size in sizes), dtype)
     return tuple(dict.fromkeys(points))
 
 
@@ -103,14 +106,7 @@ def token_points(
 ) -> tuple[Point, ...]:
     """List the points that a plan of tokens looks up: attention over a share of the cache of each decode workload.
 
-    Args:
-        model: as for ``model_points``.
-        shares: of the context; the whole context and the sliding window are measured too.
-        step: numbers of tokens are rounded down to a multiple of it.
-
-    Raises:
-        ModelError: as for ``model_points``.
-        ProfileError: no workload decodes, or the dtype is neither ``bf16`` nor ``fp16``.
+    Numbers of tokens are rounded down to a multiple of ``step``. The context and the sliding window are measured too.
     """
     check_dtype(dtype)
     config = text_config(shapes_of(model))
@@ -128,6 +124,44 @@ def token_points(
     return _points(attentions, dtype)
 
 
+def general_points(
+    dtype: str = "bf16", compute_capability: tuple[int, int] = (9, 0), schemes: Sequence[str] = ()
+) -> tuple[Point, ...]:
+    """List about 5,000 points that describe a GPU: every operator along the axes that compression changes.
+
+    Args:
+        dtype: ``bf16`` or ``fp16``, of everything but the INT4 operators (bf16) and the fp8 ones.
+        compute_capability: fp8 is timed from (8, 9) on.
+        schemes: time GEMMs in these too, at the shapes that each runs.
+
+    Raises:
+        PlanError: a scheme is unknown.
+        ProfileError: the dtype is neither, or no operator of a scheme can be timed.
+    """
+    check_dtype(dtype)
+    sweeps = [(operator, sweep) for operator in OPERATORS for sweep in operator.general]
+    points = [
+        Point(shape, sweep.dtype or dtype, cache)
+        for operator, sweep in sweeps
+        if sweep.dtype != "fp8" or compute_capability >= FP8_SINCE
+        for cache in _CACHES[: 1 + sweep.hot]
+        for shape in _swept(operator, sweep)
+    ]
+    points += [
+        Point(shape, scheme.dtype)
+        for scheme in measured_schemes(schemes)
+        for operator, sweep in sweeps
+        if sweep.dtype is None and operator.takes(scheme.dtype)
+        for shape in _swept(operator, sweep)
+        if operator.refusal(shape.axes, scheme.dtype) is None
+    ]
+    return tuple(dict.fromkeys(points))
+
+
+def _swept(operator: Operator, sweep: AxisSweep) -> Iterator[Operation]:
+    yield from (operation(operator.name, **sweep.fixed, **{sweep.axis: dim}) for dim in sorted(sweep.dims))
+
+
 def check_dtype(dtype: str) -> None:
     """Raise ProfileError if the dtype is neither ``bf16`` nor ``fp16``."""
     if dtype not in DTYPES:
@@ -135,12 +169,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def measured_schemes(names: Sequence[str]) -> tuple[Scheme, ...]:
-    """Return these schemes.
-
-    Raises:
-        PlanError: a scheme is unknown.
-        ProfileError: a scheme has neither a storage nor a dtype that GEMMs are timed in.
-    """
+    """Return these schemes; ProfileError where one has neither a storage nor a dtype that GEMMs are timed in."""
     schemes = tuple(map(scheme_named, names))
     for scheme in schemes:
         if not OPERATORS.get("linear").takes(scheme.dtype):
@@ -213,11 +242,6 @@ def _attentions(
             yield from (form.cache.attention(weight, dim, batch, tokens) for dim in sorted(dims))
 
 
-def _roundings(sites: Iterable[Site], rows: Sequence[int], numbers: str) -> Iterator[Operation]:
-    sizes = {weight.in_features for site in sites for weight in site.weights if weight.input_from_norm}
-    yield from (round_inputs(numbers, count, size) for count in rows for size in sorted(sizes))
-
-
 def _shapes(
     weights: Iterable[Weight], forms: Iterable[Form], dims_of: Callable[[int], tuple[int, ...]], gpus: int
 ) -> list[tuple[Form, Weight, int]]:
@@ -272,8 +296,9 @@ def spaced_dims(largest: int) -> tuple[int, ...]:
     - Of each alignment class 8, 16 and 32, dims near enough for ``gac.profiling.table.interpolate``.
     - Misaligned probes: 1, 2 and 4 below powers of two, to find the alignment period.
     """
+    measured = {*range(32, 1024, 32), *range(1024, 4096, 64), *range(4096, largest + 1, 128), largest // 64 * 64}
     ladders = (dim for step in (8, 16, 32) for dim in _ladder(step, largest))
-    return _within({*_measured(largest), *ladders, *_probes(largest)}, largest)
+    return _within({*measured, *ladders, *_probes(largest)}, largest)
 
 
 def few_dims(largest: int) -> tuple[int, ...]:
@@ -288,13 +313,6 @@ def few_dims(largest: int) -> tuple[int, ...]:
         step = COARSEST_CLASS if dim < 1024 else 2 * COARSEST_CLASS
         dim += max(dim // 8 // step, 1) * step
     return _within({*dims, largest // COARSEST_CLASS * COARSEST_CLASS}, largest)
-
-
-def _measured(largest: int) -> Iterator[int]:
-    yield from range(32, min(largest, 1024) + 1, 32)
-    yield from range(1024, min(largest, 4096) + 1, 64)
-    yield from range(4096, largest + 1, 128)
-    yield largest // 64 * 64
 
 
 def _ladder(step: int, largest: int) -> Iterator[int]:

@@ -37,11 +37,8 @@ class Journal:
     """Appends measurements to a profile, line by line; use as a context manager.
 
     A new file gets ``header`` as its first line. An existing one is read back (``rows`` holds its measurements),
-    and a last line that a kill cut short is cut off.
-
-    Raises:
-        ProfileError: the file is malformed, belongs to another machine or other software, is being written by
-            another process, or cannot be written.
+    and a last line that a kill cut short is cut off. ProfileError where the file is malformed, belongs to another
+    machine or other software, is being written by another process, or cannot be written.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -78,7 +75,7 @@ class Journal:
             self._file.close()
 
     def find(self, point: Point) -> Measurement | None:
-        """Return the measurement of this point; None if the file lacks it. Safe while another thread adds a row."""
+        """Return the measurement of this point; safe while another thread adds a row."""
         row = self._row_of.get(point)
         return None if row is None else self.rows[row]
 
@@ -98,7 +95,6 @@ class Journal:
         self._write(SentinelLine(self._row_of[point], median_ns))
 
     def add_failure(self, row: Measurement) -> None:
-        """Record that the GPU failed at a point, even if the file holds numbers of it."""
         number = self._row_of.get(row.point)
         if number is None:
             self.add(row)
@@ -161,11 +157,7 @@ class Journal:
         self.rows += contents.measurements
         self._row_of = {row.point: number for number, row in enumerate(self.rows)}
         self._file.truncate(length)
-        self._update_header(contents.header)
-
-    def _update_header(self, recorded: Header) -> None:
-        """Append who else uses the GPU now, and the other GPUs that measure, where the file does not name them."""
-        here = self._header
+        here, recorded = self._header, contents.header
         if here.shared_with not in ("", recorded.shared_with):
             self._write(SharedLine(here.shared_with))
         link, others = here.link or recorded.link, tuple(sorted({*recorded.others, *here.others}))
@@ -174,11 +166,7 @@ class Journal:
 
 
 def check_same_machine(path: Path, recorded: Header, here: Header) -> None:
-    """Refuse a file that was begun on another machine or with other software.
-
-    Raises:
-        ProfileError: lists the differences.
-    """
+    """Raise ProfileError for a file that was begun on another machine or with other software."""
     fields = ((name, getattr(recorded, name), getattr(here, name)) for name in Header.__struct_fields__)
     different = [
         f"{name} {old!r} where this machine has {new!r}"

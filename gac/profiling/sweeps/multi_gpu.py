@@ -32,20 +32,19 @@ _measurer: list[GpuMeasurer] = []
 
 
 class RemoteMeasurer:
-    """Measure on the CUDA device of this number, in a process of its own.
-
-    Every method raises ProfileError where that process has ended.
-    """
+    """Measure on the CUDA device of this number, in a process of its own; ProfileError where that has ended."""
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
         self.process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (gpu,))
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
-        return self.call(_measure, point, checked)
+        row: Measurement = self.call(_ask, "measure", point, checked)
+        return row
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-        return self.call(_launches, points)
+        launches: Sequence[tuple[Launch, ...]] = self.call(_ask, "launches", points)
+        return launches
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         try:
@@ -62,25 +61,19 @@ def _begin(gpu: int) -> None:
 
 def _prepare(header: Header) -> None:
     _measurer.append(GpuMeasurer(header))
-    _launches(())  # loads the tracer
+    _ask("launches", ())  # loads the tracer
 
 
-def _measure(point: Point, checked: bool) -> Measurement:
-    return _measurer[0].measure(point, checked)
-
-
-def _launches(points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-    return _measurer[0].launches(points)
+def _ask(method: str, *arguments: Any) -> Any:
+    return getattr(_measurer[0], method)(*arguments)
 
 
 @contextmanager
 def measurers_on(gpus: int, points: Sequence[Point]) -> Iterator[tuple[Header, Callable[[], Sequence[Measurer]]]]:
     """Yield the header of the first GPUs of this host, and a function that makes their measurers ready.
 
-    One GPU is measured in this process, several in a process each.
-
-    Raises:
-        ProfileError: there are fewer GPUs, they differ, one failed, or the driver does not answer.
+    One GPU is measured in this process, several in a process each. ProfileError where there are fewer, they differ, one
+    failed, or the driver does not answer.
     """
     if gpus == 1:
         header = fingerprint()
@@ -109,11 +102,7 @@ def measurers_on(gpus: int, points: Sequence[Point]) -> Iterator[tuple[Header, C
 
 
 def common_header(headers: Sequence[Header]) -> Header:
-    """Return the first GPU's header, which names the others and the other users of all of them.
-
-    Raises:
-        ProfileError: a GPU is of another kind, or configured otherwise, than the first.
-    """
+    """Return the first GPU's header, which names the others and the other users of all; ProfileError if they differ."""
     first, *others = headers
     for number, other in enumerate(others, 1):
         for name in sorted({*Header.__struct_fields__} - _MAY_DIFFER):
@@ -130,8 +119,7 @@ def common_header(headers: Sequence[Header]) -> Header:
 def check_agree(points: Sequence[Point], measurers: Sequence[Measurer]) -> None:
     """Time the sentinels of these points on every GPU at once, five times each.
 
-    Raises:
-        ProfileError: a GPU has failed, or its fastest timing is over 3 % slower than the slowest of another.
+    ProfileError where a GPU has failed, or its fastest timing is over 3 % slower than the slowest of another.
     """
     with ThreadPoolExecutor(len(measurers)) as threads:
         for point in sentinels_of(points):

@@ -9,7 +9,7 @@ from pathlib import Path
 from gac.core.errors import ProfileError
 from gac.core.progress import rough_duration
 from gac.profiling.folders import default_path
-from gac.profiling.operators import OPERATORS
+from gac.profiling.operators import work_of
 from gac.profiling.records import Header, Measurement, Point
 from gac.profiling.sweeps.journal import check_same_machine
 from gac.profiling.sweeps.multi_gpu import measurers_on
@@ -50,15 +50,9 @@ def estimate(
     header: Header | None = None,
     gpus: int = 1,
 ) -> Estimate:
-    """Estimate the work of ``profile_gpu`` with the same arguments on this GPU.
+    """Estimate the work of ``profile_gpu`` with the same arguments on this GPU; raises as that.
 
     A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
-
-    Args:
-        header: of the GPU; None: its fingerprint is taken.
-
-    Raises:
-        ProfileError: there is no GPU, ``passes`` is below 1, or the file is malformed or of another machine.
     """
     _check_passes(passes)
     header = header or fingerprint()
@@ -70,8 +64,11 @@ def estimate(
         known = {row.point: row for row in profile.measurements}
     todo = [point for number in range(passes) for point in missing(points, known.get, number)]
     rate = header.sm_count * header.sm_clock_max_mhz * 1e6 * _FLOPS_PER_CYCLE
-    launches = (max(LEAST_NS[point.cache] / 1e9, _launch_seconds(point, rate)) for point in todo)
-    seconds = sum(_OVERHEAD_SECONDS + _REPLAYS * launch for launch in launches)
+    seconds = 0.0
+    for point in todo:
+        flops, moved = work_of(point.operation, point.dtype)
+        launch = max(LEAST_NS[point.cache] / 1e9, flops / rate, moved / _BYTES_PER_SECOND)
+        seconds += _OVERHEAD_SECONDS + _REPLAYS * launch
     return Estimate(target, len(points), len(todo), seconds / gpus, header)
 
 
@@ -129,8 +126,3 @@ def summary(profile: Profile) -> str:
 def _check_passes(passes: int) -> None:
     if passes < 1:
         raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
-
-
-def _launch_seconds(point: Point, rate: float) -> float:
-    operator, axes = OPERATORS.get(point.operation.operator), point.operation.axes
-    return max(operator.flops(axes) / rate, operator.bytes(axes, point.dtype) / _BYTES_PER_SECOND)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gac.core.errors import ProfileError
-from gac.profiling.operators import OPERATORS
+from gac.profiling.operators import work_of
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.sweeps.journal import Journal
 
@@ -28,13 +28,9 @@ class Measurer(Protocol):
     """The device of a sweep; ``gac.profiling.timing.measure.GpuMeasurer`` is the real one."""
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
-        """Time one point; a failing one is a row with an error.
+        """Time one point; a failing one is a row with an error. DeviceLostError: nothing more can be measured.
 
-        Args:
-            checked: its result has been compared before, maybe on another GPU of the run.
-
-        Raises:
-            DeviceLostError: nothing more can be measured.
+        ``checked``: its result has been compared before, maybe on another GPU of the run.
         """
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
@@ -99,12 +95,7 @@ def missing(points: Sequence[Point], find: Callable[[Point], Measurement | None]
 
 def sentinels_of(points: Sequence[Point]) -> list[Point]:
     """Choose three of the points, evenly spread when they are sorted from cheap to expensive."""
-
-    def work(point: Point) -> tuple[int, int]:
-        operator, axes = OPERATORS.get(point.operation.operator), point.operation.axes
-        return operator.flops(axes), operator.bytes(axes, point.dtype)
-
-    ordered = sorted(points, key=work)
+    ordered = sorted(points, key=lambda point: work_of(point.operation, point.dtype))
     chosen = {(2 * number + 1) * len(ordered) // (2 * _SENTINELS) for number in range(_SENTINELS)}
     return [ordered[index] for index in sorted(chosen)] if ordered else []
 

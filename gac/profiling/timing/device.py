@@ -21,19 +21,17 @@ from gac.profiling.timing.sampling import METHOD
 
 _backends: Any = torch.backends  # its functions carry no annotations
 
+_properties: Any = torch.cuda.get_device_properties
 _SAMPLES = 3
 _SAMPLE_SECONDS = 0.3
 _BUSY_PERCENT = 5
+_POLICIES = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 
 
 def fingerprint() -> Header:
-    """Return the header of a profile measured here and now, on the current CUDA device.
-
-    Raises:
-        ProfileError: there is no CUDA device, or the driver does not answer.
-    """
+    """Return the header of a profile measured here and now; ProfileError without a CUDA device that answers."""
     require_gpu()
-    properties: Any = torch.cuda.get_device_properties()
+    properties = _properties()
     return Header(
         schema_version=SCHEMA,
         gpu=properties.name,
@@ -48,7 +46,7 @@ def fingerprint() -> Header:
         cudnn=str(_backends.cudnn.version()),
         torch=str(torch.__version__),
         gac_version=__version__,
-        dtype_policy=_dtype_policy(),
+        dtype_policy=", ".join(f"{name}={getattr(torch.backends.cuda.matmul, name)}" for name in _POLICIES),
         timing=METHOD,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         triton=_triton_version(),
@@ -57,14 +55,7 @@ def fingerprint() -> Header:
 
 
 def require_gpu(otherwise: str | None = None) -> str:
-    """Return the name of the current CUDA device.
-
-    Args:
-        otherwise: the remedy where there is none; None: use a shipped profile.
-
-    Raises:
-        ProfileError: there is none.
-    """
+    """Return the name of the current CUDA device; ProfileError where there is none, with ``otherwise`` as remedy."""
     if not torch.cuda.is_available():
         shipped = ", ".join(path.stem for path in shipped_profiles()) or "(none is shipped)"
         raise ProfileError(
@@ -76,16 +67,11 @@ def require_gpu(otherwise: str | None = None) -> str:
 
 
 def uuid() -> str:
-    properties: Any = torch.cuda.get_device_properties()
-    return str(properties.uuid)
+    return str(_properties().uuid)
 
 
 def link_between(uuids: Sequence[str]) -> str:
-    """Return ``NVLink`` if all these GPUs of the host reach each other so, else ``PCIe``.
-
-    Raises:
-        ProfileError: the driver does not answer.
-    """
+    """Return ``NVLink`` if all these GPUs of the host reach each other so, else ``PCIe``."""
     import pynvml
 
     with _driver("the link between the GPUs"):
@@ -165,8 +151,3 @@ def _triton_version() -> str | None:
         return str(import_module("triton").__version__)
     except ImportError:
         return None
-
-
-def _dtype_policy() -> str:
-    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    return ", ".join(f"{name}={getattr(torch.backends.cuda.matmul, name)}" for name in names)

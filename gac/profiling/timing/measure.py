@@ -15,10 +15,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import UNSAFE, ProfileError
-from gac.profiling.operators import OPERATORS, WORST_ERROR, Runner, relative_error, runner_of
+from gac.profiling.operators import OPERATORS, WORST_ERROR, Runner, relative_error, runner_of, work_of
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.operands import Pools
-from gac.profiling.timing.sampling import Timing
 from gac.profiling.timing.stopwatch import Stopwatch
 
 _cuda: Any = torch.cuda
@@ -27,17 +26,13 @@ _MARK = "gac:"
 _EMPTY_REASONS = ("not used because", "runtime disabled")
 
 
-class _WrongError(RuntimeError):
-    """A result is wrong, on any of the processes."""
+class _WrongError(RuntimeError): ...
 
 
 class GpuMeasurer:
-    """Measure points on the current CUDA device.
+    """Measure points on the current CUDA device; ProfileError where it has no room, or does not run at all.
 
     Collectives are measured by several processes at once, each on its GPU, all with the same points in the same order.
-
-    Raises:
-        ProfileError: the device has no room for the operands, or does not run at all.
     """
 
     def __init__(self, header: Header, ranks: Ranks = ALONE) -> None:
@@ -56,16 +51,17 @@ class GpuMeasurer:
             ) from failure
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
-        """Time one point; one that runs wrong or not at all gets an error and no number.
-
-        Args:
-            checked: its result has been compared with float32 before, maybe on another GPU of the run.
+        """Time one point, as ``Measurer`` says; one that runs wrong or not at all gets an error and no number.
 
         Raises:
             DeviceLostError: the device itself has failed, or one of several processes failed where others did not.
         """
         try:
-            timing = self._time(point, checked)
+            with torch.cuda.stream(self._watch.stream):
+                if not checked:
+                    self._check(point)
+                _, moved = work_of(point.operation, point.dtype)
+                timing = self._watch.time(lambda count: [self._call(point) for _ in range(count)], moved, point.cache)
             ns = round(timing.median_ns), round(timing.iqr_ns)
             return Measurement.of(point, *ns, timing.samples, timing.sm_clock_mhz, timing.converged)
         except RuntimeError as failure:
@@ -79,24 +75,13 @@ class GpuMeasurer:
         return row
 
     def launches(self, points: Sequence[Point]) -> list[tuple[Launch, ...]]:
-        """Return the kernels that each point launches, in order; empty where it fails or they cannot be seen.
-
-        Raises:
-            DeviceLostError: the device itself has failed.
-        """
+        """Return the kernels that each point launches, in order; empty where it fails or they cannot be seen."""
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the measurement reports why a backend refuses a shape
             calls = [partial(self._call, point) for point in points]
             return trace(
                 calls, lambda index, failure: DeviceLostError(Measurement.failed(points[index], _first_line(failure)))
             )
-
-    def _time(self, point: Point, checked: bool) -> Timing:
-        with torch.cuda.stream(self._watch.stream):
-            if not checked:
-                self._check(point)
-            bytes_each = OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
-            return self._watch.time(lambda count: [self._call(point) for _ in range(count)], bytes_each, point.cache)
 
     def _cut(self, point: Point) -> tuple[Runner, list[Any], list[Tensor]]:
         name, axes = point.operation.operator, point.operation.axes
@@ -148,10 +133,7 @@ def trace(
 ) -> list[tuple[Launch, ...]]:
     """Prepare and run each call once, and return the kernels that it launched, in order; empty for one that fails.
 
-    No other work runs on the device during a call.
-
-    Raises:
-        Exception: the device itself has failed; ``lost`` makes it from the number of the call and its exception.
+    Where the device itself fails, ``lost`` makes the exception from the number of the call and its exception.
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
         for number, make in enumerate(prepare):
@@ -177,8 +159,7 @@ def trace(
 def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:
     """Return the kernels that the host launched during each mark, by the mark's number, in the order of their start.
 
-    Args:
-        events: of a Chrome trace as PyTorch writes it; a kernel and its launch share a ``correlation``.
+    Events are those of a Chrome trace as PyTorch writes it; a kernel and its launch share a ``correlation``.
     """
     marks: list[tuple[float, float, int]] = []
     launched: dict[int, float] = {}

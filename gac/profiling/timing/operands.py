@@ -17,10 +17,9 @@ _GIB = 2**30
 
 
 class Pool:
-    """One large buffer of one dtype that operands are cut from.
+    """One large buffer of one dtype. Views that are cut from it follow one another, 256-byte aligned, and wrap around.
 
-    Successive views follow one another, each 256-byte aligned, and wrap around at the end: the next view is the one
-    that has been out of use the longest.
+    So the next view is the one that has been out of use the longest.
     """
 
     def __init__(self, buffer: Tensor) -> None:
@@ -47,11 +46,7 @@ class Pool:
         return cls(buffer)
 
     def cut(self, shape: tuple[int, ...]) -> Tensor:
-        """Return the next contiguous view of this shape.
-
-        Raises:
-            RuntimeError: the pool is smaller.
-        """
+        """Return the next contiguous view of this shape; RuntimeError where the pool is smaller."""
         size, capacity = math.prod(shape), self._buffer.numel()
         if size > capacity:
             needed, available = (count * self._buffer.element_size() / _GIB for count in (size, capacity))
@@ -68,11 +63,7 @@ class Pool:
 class Pools:
     """Operands of any dtype: for each dtype a pool to read from and one to write to, made when needed.
 
-    Integers of all sizes are random bits, cut from one pool of words.
-
-    Args:
-        device: of the pools.
-        limit_bytes: size of each pool.
+    Integers of all sizes are random bits, cut from one pool of words. Every pool has ``limit_bytes``.
     """
 
     def __init__(self, device: str, limit_bytes: int) -> None:
@@ -80,11 +71,7 @@ class Pools:
         self._pools: dict[tuple[str, bool], Pool] = {}
 
     def cut(self, operand: Operand) -> Tensor:
-        """Return the next contiguous view for an operand that is read: random values.
-
-        Raises:
-            RuntimeError: the operand is larger than the limit.
-        """
+        """Return the next view for an operand that is read: random values."""
         dtype = DTYPES[operand.dtype]
         if dtype.is_floating_point:
             return self._pool(operand.dtype, read=True).cut(operand.shape)
@@ -92,20 +79,15 @@ class Pools:
         return words.view(dtype)[: math.prod(operand.shape)].view(operand.shape)
 
     def cut_output(self, operand: Operand) -> Tensor:
-        """Return the next contiguous view for an operand that is written: NaN (or 0), or earlier results.
-
-        Raises:
-            RuntimeError: the operand is larger than the limit.
-        """
+        """Return the next view for an operand that is written: NaN (or 0), or earlier results."""
         return self._pool(operand.dtype, read=False).cut(operand.shape)
 
     def _pool(self, name: str, read: bool) -> Pool:
         if (name, read) not in self._pools:
             dtype = DTYPES[name]
-            elements = self._limit_bytes // dtype.itemsize
+            elements, unwritten = self._limit_bytes // dtype.itemsize, math.nan if dtype.is_floating_point else 0
             if read:
                 self._pools[name, read] = Pool.random(elements, dtype, self._device)
             else:
-                unwritten = math.nan if dtype.is_floating_point else 0
                 self._pools[name, read] = Pool(torch.full((elements,), unwritten, dtype=dtype, device=self._device))
         return self._pools[name, read]

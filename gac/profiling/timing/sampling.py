@@ -97,13 +97,9 @@ def sample_until(
     optimization" (1983)).
 
     After a burst of heavy work the power limit holds the clock down for a while. A batch over 3 % below the usual
-    clock is discarded and taken again after a rest, 16 times at most; after that, and again 16 times at most, only
+    clock is discarded and taken again after a ``rest``, 16 times at most; after that, and again 16 times at most, only
     one below 75 % of the highest clock is. A batch that was queued too late is discarded as well, without a rest. A
     timing with any of them in it counts as unconverged.
-
-    Args:
-        sampler: returns as many new samples as it is asked for.
-        rest: waits; it gets the number of batches discarded before, and waits the longer the more there are.
     """
     batches: list[Sequence[float]] = []
     means = np.empty(0)
@@ -118,7 +114,9 @@ def sample_until(
         batches.append(batch.ns)
         means = np.mean(batches, axis=0)
         lowest_mhz, late = min(lowest_mhz, batch.clock_mhz), late or batch.late
-        if _is_known(means) and _agree(means):
+        ends = len(means) // 10
+        middle = np.ptp(np.sort(means)[ends : len(means) - ends])
+        if _is_known(means) and middle <= AGREEMENT * np.median(means):
             break
     low, median, high = (float(value) for value in np.percentile(means, (25, 50, 75)))
     converged = not late and lowest_mhz >= _least_clock(clocks, discarded=0) and _is_known(means)
@@ -127,11 +125,6 @@ def sample_until(
 
 def _is_known(samples: Floats) -> bool:
     return half_width(samples) <= PRECISION * float(np.median(samples))
-
-
-def _agree(samples: Floats) -> bool:
-    ends = len(samples) // 10
-    return float(np.ptp(np.sort(samples)[ends : len(samples) - ends])) <= AGREEMENT * float(np.median(samples))
 
 
 def _least_clock(clocks: Clocks, discarded: int) -> float:

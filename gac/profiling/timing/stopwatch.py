@@ -53,17 +53,11 @@ class Stopwatch:
 
     Where several processes time a collective, a sample is that of the slowest. All of them decide from the same
     samples, so that they launch the same, and as often.
-
-    Args:
-        max_clock_mhz: the highest SM clock of the device.
-        ranks: the processes that time at once.
     """
 
     def __init__(self, l2_bytes: int, max_clock_mhz: int, ranks: Ranks = ALONE) -> None:
         self.stream = _cuda.Stream()
-        self._l2_bytes = l2_bytes
-        self._max_clock = max_clock_mhz
-        self._ranks = ranks
+        self._l2_bytes, self._max_clock, self._ranks = l2_bytes, max_clock_mhz, ranks
         self._large = torch.ones(ROTATION * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sum = torch.empty((), dtype=torch.float32, device="cuda")
         self._word = ranks.total(torch.zeros((), dtype=torch.int32, device="cuda"))  # connects them
@@ -76,22 +70,27 @@ class Stopwatch:
         self._pool = _cuda.graph_pool_handle()
         with torch.cuda.stream(self.stream):
             self._keeper = self._capture([self._flush])  # while it lives, what graphs allocate is reused, not returned
-            self._warm_up()
+            until = time.monotonic() + _WARM_UP_SECONDS
+            while time.monotonic() < until:
+                for _ in range(_RECENT):
+                    self._flush()
+                self.stream.synchronize()
 
     def time(self, call_on: Callable[[int], Sequence[Call]], bytes_each: int, cache: Cache) -> Timing:
-        """Time one launch.
-
-        Args:
-            call_on: makes as many calls as it is asked for, each on other buffers.
-            bytes_each: bytes that one call reads and writes.
-        """
+        """Time one launch that moves ``bytes_each``; ``call_on`` makes so many calls, each on other buffers."""
         with torch.cuda.stream(self.stream):
             first = self._estimate(call_on(1)[0])
             launches, sets, flush, batch = plan_launches(first, bytes_each, self._l2_bytes, cache)
             calls = call_on(sets)
             graph = self._capture([calls[index % sets] for index in range(launches)])
             clocks = Clocks(float(np.median(self._recent)), self._max_clock)
-            return sample_until(lambda count: self._batch(graph, count, launches, flush), clocks, _rest, batch)
+
+            def sampler(count: int) -> Batch:
+                graph.replay()
+                ns, clock, late = self._queued([graph] * count, flush)
+                return Batch([replay / launches for replay in ns], clock, late)
+
+            return sample_until(sampler, clocks, lambda discarded: time.sleep(_REST_SECONDS * discarded), batch)
 
     def graph_of(self, call: Call) -> torch.cuda.CUDAGraph:
         """Capture one call as a graph, after two runs of it that are not captured."""
@@ -112,28 +111,19 @@ class Stopwatch:
             graphs[-1].replay()
             return self._queued(graphs, flush=False)
 
-    def _warm_up(self) -> None:
-        until = time.monotonic() + _WARM_UP_SECONDS
-        while time.monotonic() < until:
-            for _ in range(_RECENT):
-                self._flush()
-            self.stream.synchronize()
-
-    def _batch(self, graph: torch.cuda.CUDAGraph, count: int, launches: int, flush: bool) -> Batch:
-        graph.replay()
-        ns, clock, late = self._queued([graph] * count, flush)
-        return Batch([replay / launches for replay in ns], clock, late)
-
     def _queued(self, graphs: Sequence[torch.cuda.CUDAGraph], flush: bool) -> Batch:
-        """Time a replay of each, queued while the GPU is held back, so that it never waits for the host."""
+        """Time a replay of each, queued while the GPU is held back, so that it never waits for the host.
+
+        Kernels of known cycles run before and after: cycles over their time is the clock, less 1 % for the launch.
+        """
         timed = list(zip(self._starts, self._ends, graphs, strict=False))
         self._hold_back()
-        late = self._timed(*self._spins[0], self._spin)
+        late = self._timed(*self._spins[0], lambda: _cuda._sleep(_SPIN_CYCLES))
         for start, end, graph in timed:
             if flush:
                 self._flush()
             late |= self._timed(start, end, graph.replay)
-        late |= self._timed(*self._spins[1], self._spin)
+        late |= self._timed(*self._spins[1], lambda: _cuda._sleep(_SPIN_CYCLES))
         self.stream.synchronize()
         clock = round(min(_SPIN_CYCLES / (1e3 * start.elapsed_time(end)) for start, end in self._spins))
         batch = self._slowest([start.elapsed_time(end) for start, end, _ in timed], clock, late)
@@ -156,10 +146,6 @@ class Stopwatch:
         work()
         end.record()
         return bool(start.query())
-
-    def _spin(self) -> None:
-        """A kernel of known cycles: cycles over its time is the clock, less 1 % for the launch."""
-        _cuda._sleep(_SPIN_CYCLES)
 
     def _estimate(self, call: Call, launches: int = 3) -> float:
         call()
@@ -186,7 +172,3 @@ class Stopwatch:
     def _flush(self) -> None:
         """Read what evicts L2. A write would leave dirty lines whose eviction is charged to what is timed next."""
         torch.sum(self._large, dim=0, out=self._sum)
-
-
-def _rest(discarded: int) -> None:
-    time.sleep(_REST_SECONDS * discarded)

@@ -4,8 +4,7 @@ from math import prod
 import msgspec
 import pytest
 
-from gac.core.operations import Operation
-from gac.lab.mechanisms.launches import Gemm, Waves, gemms_of, occupancy, padding, read_kernel, tile_count, waves_of
+from gac.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, tile_count, waves_of
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile
@@ -17,13 +16,6 @@ INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
 
 def ctas(grid: tuple[int, int, int], threads: int = 256, shared: int = 180_000, name: str = CUTLASS.name) -> Launch:
     return Launch(name, grid, (threads, 1, 1), shared)
-
-
-def test_waves_and_padding() -> None:
-    waves = Waves(tiles=265, concurrent=132)
-    assert (waves.count, waves.last) == (3, pytest.approx(1 / 132))
-    assert (Waves(264, 132).count, Waves(264, 132).last) == (2, 1.0)
-    assert [padding(Gemm(m=128, k=64, n=n), (128, 128)) for n in (96, 128)] == [0.25, 0]
 
 
 def test_the_first_side_of_a_tile_is_along_the_features_and_both_fill_the_cluster() -> None:
@@ -81,7 +73,7 @@ def test_grids_of_an_h100_hold_the_tiles() -> None:
     agreed: Counter[tuple[str, bool]] = Counter()
     for row in profile.measurements:
         main = [launch for launch in row.launches if describe(launch.name).main]
-        for launch, gemm in zip(main, gemms_of(row.operation), strict=False):
+        for launch, gemm in zip(main, gemms_of(row.point.operation), strict=False):
             kernel = read_kernel(launch, gemm)
             waves = waves_of(launch, kernel, profile.header, gemm)
             if waves is None or kernel.family not in {"nvjet", "cutlass"} or kernel.tile is None:
@@ -94,11 +86,3 @@ def test_grids_of_an_h100_hold_the_tiles() -> None:
     assert set(agreed) == {("nvjet", True), ("cutlass", True)}
     assert agreed["nvjet", True] > 10_000
     assert agreed["cutlass", True] > 1000
-
-
-def test_gemms_of_an_operation() -> None:
-    shared = Operation("low_rank_shared", (("m", 4), ("k", 8), ("r", 2), ("n", 16), ("pairs", 2)))
-    assert gemms_of(shared) == (Gemm(4, 8, 4), Gemm(4, 2, 16), Gemm(4, 2, 16))
-    batched = Operation("batched_gemm", (("b", 3), ("m", 4), ("k", 8), ("n", 16)))
-    assert gemms_of(batched) == (Gemm(4, 8, 16, batch=3),)
-    assert gemms_of(Operation("copy", (("n", 4),))) == ()

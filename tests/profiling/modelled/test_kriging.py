@@ -28,11 +28,6 @@ def test_stairs_along_one_axis_are_found_at_sizes_of_the_other_that_were_not_mea
     assert np.corrcoef(between, stairs(WIDTHS))[0, 1] > 0.95
 
 
-def test_far_from_all_that_was_measured_nothing_is_known() -> None:
-    field = Kriging.fit(shapes_at(1024), np.ones(len(WIDTHS)))
-    assert field.predict(np.array([[10**9, 10**9]])) == pytest.approx(0, abs=1e-3)
-
-
 def test_what_is_missed_without_a_block_is_what_a_fit_without_it_misses() -> None:
     shapes = np.vstack([shapes_at(1024), shapes_at(2048)])
     residuals = np.random.default_rng(1).normal(size=len(shapes))

@@ -32,14 +32,6 @@ def test_steps_of_one_row_are_whole_behind_the_first_and_waves_always() -> None:
     assert terms[:, 3].tolist() == [0.5, 1, 2, 2, 4]
 
 
-def test_a_wave_takes_as_long_whether_it_fills_the_gpu_or_not() -> None:
-    """8 tiles of 128 x 256 a column of them: 16 columns are 128 CTAs, 17 are 136, which is more than 132 SMs."""
-    widths = np.array([3856, 4096, 4104, 4352])
-    terms = gemm_terms(1024, np.full(4, 4096), widths, GPU, 2.0 * 4096 * widths)
-    waves = terms[:, 6]
-    assert waves.tolist() == [1, 1, 2, 2]
-
-
 def test_the_fit_finds_the_coefficients_of_what_it_is_a_sum_of() -> None:
     widths = np.arange(64, 8192, 64)
     depths = np.resize([512, 1024, 4096], len(widths))

@@ -15,13 +15,12 @@ from gac.models.shapes import SHAPES, Shapes
 from gac.profiling.operators import OPERATORS, operation
 from gac.profiling.records import Point
 from gac.profiling.sweeps.collectives import collective_points
-from gac.profiling.sweeps.coverage import every_dim, few_dims, fused_points, model_points, spaced_dims
-from gac.profiling.sweeps.general import general_points
+from gac.profiling.sweeps.coverage import every_dim, few_dims, fused_points, general_points, model_points, spaced_dims
 from gac.profiling.table import interpolate
 from gac.schemes import SCHEMES
 from gac.schemes.base import Bf16
 from tests.models.small import NEURONS, small_config
-from tests.profiling.examples import COLLECTIVES, ROUNDINGS
+from tests.profiling.examples import COLLECTIVES
 from tests.profiling.synthetic import make_sweep
 
 LLAMA = model_points("llama-3-8b")
@@ -68,13 +67,6 @@ def test_every_multiple_of_8_has_a_latency_and_every_alignment_class_is_compared
         assert np.isin(padded, dims).sum() >= 3, step
 
 
-def test_shorter_values_are_measured_where_they_are_asked_for() -> None:
-    points = model_points("llama-3-8b", forms=("head_dim",))
-    assert {point.operation.operator for point in points} == {"linear"}
-    assert dims_along(points, "linear", "n", m=1, k=4096) == [*range(64, 1024, 64), 1024, 4096, 14336]
-    assert dims_along(points, "linear", "k", m=1024, n=4096) == [*range(256, 4096, 256), 4096, 14336]
-
-
 def test_a_width_counts_twice_where_gate_and_up_are_one_weight() -> None:
     points = model_points(small_config("phi3"), forms=("narrow",))
     narrow = every_dim(NEURONS - 1)
@@ -95,14 +87,14 @@ def test_fused_weights_run_one_gemm_and_second_factors() -> None:
 def test_what_is_fused_is_measured_in_schemes_too() -> None:
     plain, points = fused_points("llama-3-8b"), fused_points("llama-3-8b", schemes=("w4a16", "fp8"))
     dtypes = ("bf16", "w4a16", "fp8_dynamic")
-    bf16, w4a16, fp8 = ([one.operation for one in points if one.dtype == dtype] for dtype in dtypes)
-    assert bf16 == [one.operation for one in plain]
-    assert {one.axes["n"] for one in w4a16} >= {320, 6144, 28672, *few_dims(28672)}
-    assert fp8 == [one for one in w4a16 if all(size % 16 == 0 for axis, size in one.shape if axis != "m")]
+    bf16, w4a16, fp8 = ([point.operation for point in points if point.dtype == dtype] for dtype in dtypes)
+    assert bf16 == [point.operation for point in plain]
+    assert {point.axes["n"] for point in w4a16} >= {320, 6144, 28672, *few_dims(28672)}
+    assert fp8 == [point for point in w4a16 if all(size % 16 == 0 for axis, size in point.shape if axis != "m")]
     assert len(bf16) + len(w4a16) + len(fp8) == len(points)
 
 
-@pytest.mark.parametrize("largest", [64, 143, 287, 819, 1023, 2047, 4095, 14335, 28671, 28672])
+@pytest.mark.parametrize("largest", [64, 287, 1023, 4095, 28672])
 @pytest.mark.parametrize(
     ("dims_of", "step"), [(spaced_dims, 8), (few_dims, 64), (lambda n: [d for d in spaced_dims(n) if d % 16 == 0], 16)]
 )
@@ -114,29 +106,9 @@ def test_chosen_dims_leave_no_multiple_of_the_step_out(dims_of, step: int, large
     assert dims_of is not few_dims or len(dims) <= 71
 
 
-@pytest.mark.parametrize("dims_of", [every_dim, spaced_dims])
-def test_an_axis_too_short_to_measure_has_no_dims(dims_of) -> None:
-    assert dims_of(7) == ()
-    assert dims_of(0) == ()
-
-
-def test_a_small_model_is_measured_at_every_multiple_of_8() -> None:
-    points = model_points("smollm2")
-    ranks = dims_along(points, "low_rank", "r", m=1024, k=576, n=576)
-    assert [rank for rank in ranks if rank % 8 == 0] == list(range(8, 288, 8))
-    assert len(points) < 1400
-
-
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_every_known_model_can_be_afforded(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(SHAPES)[::3])
+def test_known_models_can_be_afforded(name: str) -> None:
     assert len(model_points(name)) < 3000
-
-
-def test_the_rows_are_those_of_the_workloads_each_once() -> None:
-    workloads = [Workload.parse(text) for text in ("decode:8@512", "prefill:2x256", "decode:8@4096")]
-    points = model_points("smollm2", workloads, "fp16")
-    assert {point.operation.axes["m"] for point in points} == {8, 512}
-    assert {(point.dtype, point.cache) for point in points} == {("fp16", "cold")}
 
 
 def test_a_config_will_do_and_of_a_multimodal_one_the_text_part() -> None:
@@ -153,16 +125,6 @@ def test_a_form_that_no_table_holds_is_refused(monkeypatch: pytest.MonkeyPatch) 
         model_points("llama-3-8b", forms=["low_rank", "latent"])
 
 
-def test_a_wrong_dtype_and_no_workload_are_named() -> None:
-    for points_of, message in (
-        (lambda: model_points("smollm2", dtype="int3"), "dtype 'int3'; expected one of bf16, fp16"),
-        (lambda: model_points("smollm2", []), "no workload; expected at least one"),
-        (lambda: general_points("fp8"), "dtype 'fp8'"),
-    ):
-        with pytest.raises(ProfileError, match=message):
-            points_of()
-
-
 # --- a GPU generally ---
 
 
@@ -172,29 +134,17 @@ def test_a_general_sweep_has_about_5000_points(points: tuple[Point, ...]) -> Non
     assert len(set(points)) == len(points)
 
 
-def test_every_general_point_is_a_shape_of_its_operator_in_one_of_its_dtypes() -> None:
-    for point in GENERAL:
-        assert operation(point.operation.operator, **point.operation.axes) == point.operation
-        assert point.dtype in OPERATORS.get(point.operation.operator).dtypes
-
-
 def test_every_operator_but_that_of_a_form_that_is_asked_for_is_in_the_general_sweep() -> None:
-    assert {point.operation.operator for point in GENERAL} == set(OPERATORS.names) - {
-        "latent_attention",
-        "latent_attention_int8",
-        "latent_attention_int4",
-        *ROUNDINGS,
-        *COLLECTIVES,
-    }
+    assert {point.operation.operator for point in GENERAL} == {known.name for known in OPERATORS if known.general}
 
 
 def test_collectives_of_every_width_up_to_the_widest_layers_and_columns_that_all_gpus_share() -> None:
     points = collective_points(4, [Workload.parse("prefill:2x64"), Workload.parse("decode:8@64")])
-    widths = {(one.operation.operator, one.operation.axes["m"]): set() for one in points}
-    for one in points:
-        axes = operation(one.operation.operator, **one.operation.axes).axes
-        assert (axes["gpus"], one.dtype) == (4, "bf16")
-        widths[one.operation.operator, axes["m"]].add(axes["n"])
+    widths = {(point.operation.operator, point.operation.axes["m"]): set() for point in points}
+    for point in points:
+        axes = operation(point.operation.operator, **point.operation.axes).axes
+        assert (axes["gpus"], point.dtype) == (4, "bf16")
+        widths[point.operation.operator, axes["m"]].add(axes["n"])
     assert set(widths) == {(name, m) for name in COLLECTIVES for m in (8, 128)}
     for (name, _), columns in widths.items():
         ordered = sorted(columns)
@@ -202,46 +152,21 @@ def test_collectives_of_every_width_up_to_the_widest_layers_and_columns_that_all
         assert all(1.3 < after / before <= 1.5 for before, after in pairwise(ordered))
 
 
-def test_few_points_are_refused_and_each_on_purpose() -> None:
-    refused = [
-        point for point in GENERAL if OPERATORS.get(point.operation.operator).refusal(point.operation.axes, point.dtype)
-    ]
-    assert len(refused) == 24
-    assert {point.operation.axes["d"] for point in refused if "sdpa" in point.operation.operator} == {107, 129}
-    broken = {8, 520, 1016, 1023}
-    assert all(broken & set(point.operation.axes.values()) for point in refused if point.dtype == "fp8")
-
-
-def test_fp8_is_left_out_where_the_hardware_has_none() -> None:
-    def operators(capability: tuple[int, int]) -> set[str]:
-        return {point.operation.operator for point in general_points(compute_capability=capability)}
-
-    assert operators((8, 9)) - operators((8, 6)) == {"linear_rowwise"}
-    assert not any(point.dtype == "fp8" for point in general_points(compute_capability=(8, 6)))
-
-
-def test_every_hot_point_has_its_cold_twin() -> None:
-    hot = [point for point in GENERAL if point.cache == "hot"]
-    assert len(hot) == 80
-    assert {Point(point.operation) for point in hot} <= set(GENERAL)
-
-
 # --- schemes ---
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama-3-8b"])
-def test_a_model_is_measured_in_each_scheme_beside_its_16_bits(name: str) -> None:
-    plain = model_points(name)
-    points = model_points(name, schemes=("w4a16", "w4a16:64"))
+def test_a_model_is_measured_in_each_scheme_beside_its_16_bits() -> None:
+    plain = LLAMA
+    points = model_points("llama-3-8b", schemes=("w4a16", "w4a16:64"))
     assert points[: len(plain)] == plain
     assert {point.dtype for point in points} == {"bf16", "w4a16", "w4a16:64"}
     w4a16, in_64 = ([point.operation for point in points if point.dtype == dtype] for dtype in ("w4a16", "w4a16:64"))
     assert w4a16 == in_64
-    assert {point.operation for point in model_points(name, forms=())} <= {*w4a16}
+    assert {point.operation for point in model_points("llama-3-8b", forms=())} <= {*w4a16}
     assert len(w4a16) < len(plain)
 
 
-@pytest.mark.parametrize("points_of", [lambda **asked: model_points("llama-3-8b", **asked), general_points])
+@pytest.mark.parametrize("points_of", [lambda **options: model_points("llama-3-8b", **options), general_points])
 def test_only_what_a_scheme_runs_is_measured_in_it(points_of) -> None:
     points = [point for point in points_of(schemes=("fp8",)) if point.dtype == "fp8_dynamic"]
     assert {point.operation.operator for point in points} == {"linear", "low_rank"}
@@ -249,19 +174,6 @@ def test_only_what_a_scheme_runs_is_measured_in_it(points_of) -> None:
         axes = point.operation.axes
         assert not any(axes[name] % 16 for name in "krn" if name in axes)
         assert OPERATORS.get(point.operation.operator).refusal(axes, point.dtype) is None
-
-
-def test_the_general_sweep_has_the_gemms_of_a_scheme_too() -> None:
-    points = general_points(schemes=("w4a16",))
-    assert points[: len(GENERAL)] == GENERAL
-    of_scheme = {point for point in points if point.dtype == "w4a16"}
-    assert {point.operation.operator for point in of_scheme} == {"linear", "low_rank", "batched_gemm"}
-    assert {point.cache for point in of_scheme} == {"cold"}
-
-
-def test_16_bits_are_measured_once() -> None:
-    assert model_points("smollm2", schemes=("bf16",)) == model_points("smollm2")
-    assert general_points(schemes=("bf16",)) == GENERAL
 
 
 class Strange(Bf16):

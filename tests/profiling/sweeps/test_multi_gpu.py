@@ -1,6 +1,5 @@
 """Several GPUs that measure one table: they must be equal, each in a process of its own."""
 
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -54,11 +53,6 @@ def test_a_slower_or_failing_gpu_is_named(gpus, message) -> None:
         check_agree(POINTS, gpus)
 
 
-def test_a_lost_device_can_be_pickled() -> None:
-    row = Measurement.failed(POINTS[0], "lost")
-    assert pickle.loads(pickle.dumps(DeviceLostError(row))).row == row
-
-
 def test_common_header_names_all_gpus_and_their_users(header) -> None:
     others = [replace(header, device="b", date="2027-01-01"), replace(header, device="a", shared_with="1 process")]
     expected = replace(header, others=("a", "b"), shared_with="GPU 2: 1 process")
@@ -67,8 +61,8 @@ def test_common_header_names_all_gpus_and_their_users(header) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("power_limit_w", 350.0), ("gpu", "NVIDIA A100")])
 def test_a_different_gpu_is_refused(header, name, value) -> None:
-    given = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}"
-    with pytest.raises(ProfileError, match=given):
+    message = f"GPU 1 has {name} {value!r}, where GPU 0 has {getattr(header, name)!r}"
+    with pytest.raises(ProfileError, match=message):
         common_header([header, replace(header, **{name: value})])
 
 

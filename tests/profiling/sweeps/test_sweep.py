@@ -1,4 +1,3 @@
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,8 @@ from gac.profiling.cliffs import count_false_alarms
 from gac.profiling.records import DeviceLostError, Launch, Measurement, Point
 from gac.profiling.sweeps import sweep
 from gac.profiling.sweeps.journal import Journal
-from gac.profiling.sweeps.profiler import estimate, profile_gpu, summary
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
-from tests.profiling.synthetic import SyntheticGpu
 
 POINTS = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 31)]
 ODD, EVEN = Launch("gemm_odd", (2, 1, 1), (128, 1, 1), 0), Launch("gemm", (3, 1, 1), (384, 1, 1), 200_000)
@@ -83,13 +80,6 @@ def test_each_pass_has_another_order_which_is_always_the_same(run, tmp_path) -> 
     assert first.unchecked == first.measured[:30]
 
 
-def test_a_wrong_result_in_a_resumed_run_is_checked_again(run) -> None:
-    run(passes=1)
-    again = FakeMeasurer(fails=7)
-    run(measurer=again)
-    assert [rank_of(point) for point in again.unchecked].count(7) >= 2
-
-
 def test_a_sweep_resumes_where_an_interrupt_stopped_it(path, run) -> None:
     for interrupted_after in (12, 30):
         with pytest.raises(KeyboardInterrupt):
@@ -114,17 +104,11 @@ def test_a_partial_last_line_is_cut_off(path, run) -> None:
     assert {row.point for row in Profile.load(path).measurements} == set(POINTS[:20])
 
 
-def test_a_time_limit_stops_the_sweep(path, run) -> None:
-    assert run(seconds=0) == 0
-    assert len(Profile.load(path).measurements) == 0
-
-
 @pytest.mark.parametrize(
     ("changed", "difference"),
     [
         ({"gpu": "NVIDIA A100", "driver": "570.0", "date": "2027-01-01"}, "driver '580.1' where this machine has"),
         ({"device": "fedcba9876543210"}, "device '0123456789abcdef' where"),  # another GPU of the same model
-        ({"triton": "3.7.0"}, "has triton '3.6.0' where this machine has '3.7.0'"),
         ({"triton": None}, "has triton '3.6.0' where this machine has None"),
     ],
 )
@@ -134,20 +118,6 @@ def test_a_file_of_another_machine_is_refused_and_not_changed(path, run, changed
     with pytest.raises(ProfileError, match=difference):
         run(**({"triton": "3.6.0"} | changed))
     assert path.read_bytes() == before
-
-
-def test_an_old_file_without_the_version_of_triton_is_resumed(path, run) -> None:
-    run(POINTS[:3])
-    run(triton="3.6.0")
-    assert len(Profile.load(path).measurements) == len(POINTS)
-
-
-def test_a_malformed_file_is_refused_and_not_changed(path, run) -> None:
-    path.parent.mkdir()
-    path.write_text("not a profile\n")
-    with pytest.raises(ProfileError, match=r"gpu\.jsonl:1: no header"):
-        run()
-    assert path.read_text() == "not a profile\n"
 
 
 def test_one_file_has_one_writer(path, header, run) -> None:
@@ -188,14 +158,6 @@ def test_three_sentinels_are_timed_again_and_again(path, run, monkeypatch) -> No
     assert all(len(row.passes) == 1 for row in profile.measurements)
 
 
-def test_drift_makes_a_profile_doubtful(path, run, monkeypatch) -> None:
-    monkeypatch.setattr(sweep, "SENTINEL_SECONDS", 0.0)
-    run(measurer=SyntheticGpu(lambda point: 1000.0, noise=0.001, drift=10.0), passes=1)
-    profile = Profile.load(path)
-    assert profile.drift > 0.03
-    assert "DOUBTFUL: the sentinels drifted by" in summary(profile)
-
-
 def test_a_device_lost_in_a_later_pass_removes_the_shapes_number(path, run) -> None:
     run(passes=1)
     with pytest.raises(ProfileError, match="the GPU failed at low_rank bf16 m=1 k=64 r=11 n=64: out of memory"):
@@ -204,48 +166,6 @@ def test_a_device_lost_in_a_later_pass_removes_the_shapes_number(path, run) -> N
     profile = Profile.load(path)
     assert [(row.shape["r"], row.error, row.median_ns) for row in profile.failed] == [(11, "out of memory", None)]
     assert {len(row.passes) for row in profile.measurements} == {0, 2}
-
-
-def test_a_device_lost_during_tracing_marks_the_shape(path, run) -> None:
-    class Fragile(FakeMeasurer):
-        def launches(self, points) -> list[tuple[Launch, ...]]:
-            for point in points:
-                if rank_of(point) == 11:
-                    raise DeviceLostError(Measurement.failed(point, "out of memory"))
-            return super().launches(points)
-
-    with pytest.raises(ProfileError, match="the GPU failed at low_rank bf16 m=1 k=64 r=11 n=64: out of memory"):
-        run(measurer=Fragile(), passes=1)
-    assert [row.shape["r"] for row in Profile.load(path).failed] == [11]
-    assert run(measurer=Fragile(), passes=1) == 29
-
-
-def test_a_complete_file_of_another_machine_is_refused(path, header, run, monkeypatch) -> None:
-    run()
-    here = replace(header, driver="600.0")
-    monkeypatch.setattr("gac.profiling.sweeps.multi_gpu.fingerprint", lambda: here)
-    monkeypatch.setattr("gac.profiling.sweeps.profiler.fingerprint", lambda: here)
-    for ask in (profile_gpu, estimate):
-        with pytest.raises(ProfileError, match=r"has driver '580\.1' where this machine has '600\.0'"):
-            ask(POINTS, path)
-
-
-def test_other_users_at_a_resumed_run_are_in_every_summary(path, run) -> None:
-    run(POINTS[:3], passes=1)
-    for _ in range(2):
-        run(POINTS[:6], passes=1, shared_with="2 other processes on it")
-    assert Profile.load(path).header.shared_with == "2 other processes on it"
-    assert summary(Profile.load(path)).endswith("; DOUBTFUL: 2 other processes on it")
-    assert path.read_text().count('"record":"shared"') == 1
-
-
-def test_equal_shapes_seldom_look_like_cliffs(path, run) -> None:
-    points = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 1001)]
-    run(points, SyntheticGpu(lambda point: 5000.0, noise=0.01, throttled=0.05), passes=6)
-    report = count_false_alarms(Profile.load(path))
-    assert report.dims == 1000
-    assert report.false_cliffs <= 1
-    assert report.median_difference < 0.01
 
 
 def test_two_halves_that_differ_are_false_cliffs(profile_file) -> None:
@@ -258,59 +178,6 @@ def test_two_halves_that_differ_are_false_cliffs(profile_file) -> None:
     report = count_false_alarms(Profile.load(profile_file.write()))
     assert (report.dims, report.false_cliffs, report.fraction) == (10, 3, 0.3)  # the three dims below the fast one
     assert "A/A: 3 false cliffs in 10 dims (30.00%); A and B differ by 0.99% in the median, 13.0%" in str(report)
-
-
-def test_a_wrong_number_of_passes_is_named(tmp_path) -> None:
-    with pytest.raises(ProfileError, match=r"0 passes; expected at least 1"):
-        profile_gpu(POINTS, path=tmp_path / "x.jsonl", passes=0)
-
-
-def test_a_summary_shows_the_reliability_of_a_profile(path, run) -> None:
-    run(measurer=FakeMeasurer(fails=7))
-    assert summary(Profile.load(path)) == (
-        "30 shapes of NVIDIA Test GPU, 1 failed; 100.0% converged, passes within 0.0% for 95 %, drift 0.0%"
-    )
-
-
-def test_rows_of_schemes_are_written_and_resumed(path, run) -> None:
-    points = [*POINTS, *(Point(point.operation, "w4a16:64") for point in POINTS)]
-    with pytest.raises(KeyboardInterrupt):
-        run(points, FakeMeasurer(interrupted_after=40), passes=2)
-    assert run(points, passes=2) == 80
-    profile = Profile.load(path)
-    assert {row.point for row in profile.measurements} == set(points)
-    assert all(len(row.passes) == 2 for row in profile.measurements)
-    by_dtype = {sweep.dtype: sweep for sweep in profile.sweeps()}
-    assert by_dtype["w4a16:64"].label == "low_rank w4a16:64 m=1 k=64 n=64, r"
-    assert by_dtype["w4a16:64"].ns.tolist() == by_dtype["bf16"].ns.tolist()
-    assert profile.point(low_rank(1, 64, 8, 64), "w4a16:64") == 800
-    assert profile.point(low_rank(1, 64, 8, 64), "w4a16") is None
-
-
-class Waiting(FakeMeasurer):
-    """Measures once all have begun, so that each has a share."""
-
-    def __init__(self, started: threading.Barrier) -> None:
-        super().__init__(fails=7)
-        self.started, self.waits = started, True
-
-    def measure(self, point: Point, checked: bool = False) -> Measurement:
-        if self.waits:
-            self.waits = False
-            self.started.wait(60)
-        return super().measure(point, checked)
-
-
-def test_several_measurers_share_a_sweep(path, run) -> None:
-    started = threading.Barrier(3)
-    measurers = [Waiting(started) for _ in range(3)]
-    points = [Point(low_rank(1, 64, rank, 64)) for rank in range(1, 400)]
-    assert run(points, measurers, passes=2) == 2 * 399
-    rows = list(Profile.load(path).measurements)
-    assert len(rows) == len({row.point for row in rows}) == 399
-    assert {len(row.passes) for row in rows if not row.error} == {2}
-    assert all(len(measurer.measured) > 3 for measurer in measurers)  # more than the sentinels
-    assert sorted(rank_of(point) for each in measurers for point in each.unchecked) == [*range(1, 400)]
 
 
 def test_a_failure_of_one_measurer_stops_the_others(path, run) -> None:

@@ -15,7 +15,7 @@ from gac.profiling.operators import runner_of
 from gac.profiling.records import Header, Launch, Measurement, Point
 from gac.profiling.sweeps.sweep import run_sweep
 from gac.profiling.table import Profile
-from gac.profiling.timing import device, measure
+from gac.profiling.timing import measure
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.sampling import Batch, Clocks, Timing, sample_until
 
@@ -54,26 +54,26 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    made = Gpu()
+    fake = Gpu()
     runner = runner_of("low_rank")
     run = runner.run
 
     def harmed(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         result = run(inputs, outputs)
         if any(BAD in tensor.shape for tensor in inputs):
-            made.lost = made.kills
-            made.at_bad(result)
+            fake.lost = fake.kills
+            fake.at_bad(result)
         return result
 
     monkeypatch.setattr(runner, "run", harmed)
     monkeypatch.setattr(measure, "Pools", lambda _device, limit: Pools("cpu", limit))
     monkeypatch.setattr(measure, "Stopwatch", Watch)
     monkeypatch.setattr(
-        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (made.free, made.free))
+        measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (fake.free, fake.free))
     )
-    monkeypatch.setattr("torch.cuda.synchronize", made.synchronize)
+    monkeypatch.setattr("torch.cuda.synchronize", fake.synchronize)
     monkeypatch.setattr(measure, "trace", lambda prepare, _lost: [(KERNEL,)] * len(prepare))
-    return made
+    return fake
 
 
 def swept(path: Path, header: Header, gpu: Gpu) -> dict[int, Measurement]:
@@ -135,34 +135,8 @@ def test_a_shape_that_fails_in_a_later_pass_keeps_its_timings_and_is_tried_again
     assert len(swept(path, header, gpu)[BAD].passes) == 3
 
 
-def test_a_throttled_gpu_is_said_with_every_row(gpu: Gpu, header: Header, tmp_path: Path) -> None:
-    measurer = measure.GpuMeasurer(header)
-    watch: Any = measurer._watch
-    watch.clock = 900
-    run_sweep(POINTS, tmp_path / "gpu.jsonl", measurer, header, progress=False)
-    rows = Profile.load(tmp_path / "gpu.jsonl").measurements
-    assert {(row.converged, row.sm_clock_mhz) for row in rows} == {(False, 900)}
-
-
-def test_an_operand_larger_than_the_memory_is_marked(gpu: Gpu, header: Header, tmp_path: Path) -> None:
-    gpu.free = 10_000
-    rows = swept(tmp_path / "gpu.jsonl", header, gpu)
-    assert {row.error for row in rows.values()} == {
-        "an operand of 0.00 GiB does not fit the 0.00 GiB set aside for operands"
-    }
-
-
 def test_a_gpu_without_room_to_begin_with_is_named(gpu, header, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "Stopwatch", lambda *_: raising(torch.OutOfMemoryError("CUDA out of memory."))(None))
     with pytest.raises(ProfileError, match="the GPU cannot be prepared: CUDA out of memory"):
         swept(tmp_path / "gpu.jsonl", header, gpu)
     assert not (tmp_path / "gpu.jsonl").exists()
-
-
-def test_a_driver_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pynvml = pytest.importorskip("pynvml")
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)))
-    with pytest.raises(
-        ProfileError, match="the NVIDIA driver does not answer: Unknown Error; expected the driver's version"
-    ):
-        device._driver_fields("0")

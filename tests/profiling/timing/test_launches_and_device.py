@@ -1,6 +1,4 @@
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -86,10 +84,3 @@ def test_a_gpus_profile_is_the_saved_one_then_the_shipped_one(monkeypatch, tmp_p
     saved.touch()
     assert folders.local_profile("NVIDIA H100 80GB HBM3") == saved == tmp_path / "profiles" / shipped.name
     assert folders.local_profile("NVIDIA GeForce RTX 4090 (Laptop)") is None
-
-
-def test_the_version_of_triton_is_told_where_there_is_one(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0"))
-    assert device._triton_version() == "3.6.0"
-    monkeypatch.setitem(sys.modules, "triton", None)  # so its import fails
-    assert device._triton_version() is None

@@ -1,0 +1,74 @@
+"""Operators that move memory: the quantisation of inputs by itself, where no norm has done it; and a copy."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gac.core.operations import round_inputs
+from gac.profiling.operators.base import Axes, AxisSweep, Operand, Operator, edges
+from gac.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RoundInputs(Operator):
+    """Quantise every row of ``x[m, k]`` to 8 bits with one fp32 scale, in a Triton kernel that allocates its results.
+
+    ``quantiser`` and ``numbers`` are the ``input_quantiser`` and ``input_dtype`` of a scheme.
+    """
+
+    axes = ("m", "k")
+    reads = ("m k",)
+    smooth = True
+    cublas = False
+
+    def __init__(self, quantiser: str, numbers: str) -> None:
+        self.quantiser, self.numbers = quantiser, numbers
+        self.name = round_inputs(numbers, 1, 1).operator
+
+    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        return Operand((axes["m"], axes["k"]), self.numbers), Operand((axes["m"], 1), "fp32")
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        from gac.runtime.kernels.quantise_rows import quantise_rows
+
+        quantised = quantise_rows(inputs[0], outputs[0].dtype)
+        return quantised.numbers, quantised.scale
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        from gac.runtime.storage.eight_bits import READERS
+
+        numbers, scale = result
+        rows = edges(len(scale), scale.device)
+        expected, expected_scale = READERS[self.quantiser](inputs[0][rows])
+        return numbers[rows.tolist()].float() * scale[rows], expected.float() * expected_scale
+
+
+class Copy(Operator):
+    """Copy n elements, n read and n written: it shows the bandwidth of the device.
+
+    It multiplies by 1: ``Tensor.copy_`` would call the driver's memcpy instead of a kernel.
+    """
+
+    name = "copy"
+    axes = ("n",)
+    reads = writes = ("n",)
+    compressed_axis = "n"
+    cublas = False
+    # From 2 KiB to 512 MiB: powers of two and the sizes half-way between.
+    general = (AxisSweep("n", [size for power in range(10, 29) for size in (2**power, 3 * 2 ** (power - 1))], {}),)
+
+    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
+        import torch
+
+        torch.mul(inputs[0], 1.0, out=outputs[0])
+        return outputs
+
+    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
+        positions = edges(len(inputs[0]), inputs[0].device)
+        return result[0][positions], inputs[0][positions].float()
+
+
+_QUANTISING = [scheme for scheme in SCHEMES if scheme.input_quantiser]
+
+OPERATORS = (*(RoundInputs(str(scheme.input_quantiser), str(scheme.input_dtype)) for scheme in _QUANTISING), Copy())
