@@ -168,7 +168,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a KV-cache limit; "),
+        ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a limit of kv_cache; "),
         (
             {"method": "palu", "forms": ("narrow",)},
             "method palu with forms narrow; expected its own, latent. Leave the forms out.",
@@ -176,7 +176,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         (
             {"method": "palu:2", "kv_cache": 0.5},
             "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; expected a budget alone, the kept fraction "
-            "fraction of the KV cache. Drop the KV-cache limit.",
+            "of the KV cache. Drop the KV-cache limit.",
         ),
         (
             {"forms": ("latent:1",), "latency": 0.9},

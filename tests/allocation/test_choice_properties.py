@@ -12,8 +12,6 @@ from gac.core.errors import BudgetError
 from gac.plan.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
-Row = list[float]
-
 LATENCIES = [10, 20, 30, 40, 50, 60]
 # Halves and whole numbers, so that sums of losses are exact in any order.
 ROWS = st.lists(
@@ -83,16 +81,6 @@ def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     assert scaled.prediction.loss == plain.prediction.loss * 2.0**power
 
 
-@given(GROUPS, st.integers(0, 300), st.floats(1e-200, 1e200))
-def test_any_unit_of_loss_gives_a_choice_that_is_as_good(
-    rows: list[list[tuple[int, int]]], room: int, factor: float
-) -> None:
-    limit = cheapest(rows) + room
-    plain, scaled = solved(rows, limit), solved(rows, limit, factor)
-    lost = [sum(items[index][0] for items, index in zip(rows, each.choice, strict=True)) for each in (plain, scaled)]
-    assert lost[0] == lost[1]
-
-
 @given(GROUPS, st.integers(0, 300))
 def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tuple[int, int]]], room: int) -> None:
     limit = cheapest(rows) + room
@@ -119,10 +107,3 @@ def test_a_smaller_one_and_a_larger_one_than_dense_there_is_none(plan: Plan) -> 
         assert smaller.loss > site.loss > larger.loss
     full = decide(asking(problem(TWO_SITES, LATENCIES), 1.0)).plan
     assert all(each.params < site.params for site in full.sites for (each,) in [site.alternatives])
-
-
-def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:
-    (price,) = plan.certificate.multipliers
-    smaller = plan.sites[0].alternatives[0]
-    priced = {rank: loss + price * 24 * rank for rank, loss in enumerate(TWO_SITES[0][:3], start=1)}
-    assert smaller.dims == (min(priced, key=lambda rank: priced[rank]),)
