@@ -9,7 +9,7 @@ import pytest
 
 from gac.allocation import candidates as candidates_module
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates, dense_candidate
+from gac.allocation.candidates import candidates
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import as_knapsack
 from gac.core.errors import ProfileError
@@ -191,12 +191,6 @@ def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) 
         assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
 
 
-def test_an_aligned_mlp_keeps_to_the_period_on_both_sides() -> None:
-    slow = [row("linear", 300.0 if width % 8 else 100.0 + width, m=1024, k=8, n=width) for width in range(1, 129)]
-    result = mlp_candidates(profile(*slow), "narrow", align=True)
-    assert result.dims.tolist() == [[8] * 3, [16] * 3, [8] * 3]
-
-
 # --- weights that share their first GEMM ----------------------------------------------------------------------------
 
 
@@ -300,14 +294,6 @@ def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_ge
     check_latencies(reduced, site, table)
     limits = [int(share * site.params) for share in (0.3, 0.5, 0.8)]
     check_optima(reduced, combinations(site, curves, table), limits, (0.01, 0.1, 0.5))
-
-
-def test_a_shape_that_the_profile_lacks_makes_the_site_unknown() -> None:
-    each = profile(row("linear", 9.0, m=1024, k=8, n=24))
-    assert dense_candidate(MLP, Timing(each, (PREFILL,))).latency.tolist() == [[-1]]
-    site, _ = fused_site(QKV)
-    table = profile(*[row("linear", 9.0, m=1024, k=16, n=n) for n in (8, 12)])
-    assert dense_candidate(site, Timing(table, (PREFILL,))).latency.tolist() == [[-1]]
 
 
 @pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])

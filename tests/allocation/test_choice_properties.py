@@ -7,7 +7,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gac.allocation.decide import decide
-from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.core.errors import BudgetError
 from gac.plan.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
@@ -22,25 +21,10 @@ ROWS = st.lists(
     max_size=6,
 )
 BUDGETS = st.floats(0.2, 1.0)
-GROUPS = st.lists(
-    st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 50)), min_size=1, max_size=6), min_size=1, max_size=6
-)
 
 
 def planned(losses: Sequence[Sequence[float]], budget: float, latency: dict[str, float] | None = None) -> Plan:
     return decide(asking(problem(losses, LATENCIES), budget, latency=latency or {})).plan
-
-
-def solved(rows: Sequence[Sequence[tuple[int, int]]], limit: int, factor: float = 1.0) -> Solution:
-    groups = [
-        Group(f"g{index}", [factor * loss for loss, _ in items], [[cost] for _, cost in items])
-        for index, items in enumerate(rows)
-    ]
-    return knapsack(groups, [limit])
-
-
-def cheapest(rows: Sequence[Sequence[tuple[int, int]]]) -> int:
-    return sum(min(cost for _, cost in items) for items in rows)
 
 
 @given(ROWS, BUDGETS, BUDGETS)
@@ -62,15 +46,6 @@ def test_more_time_never_predicts_more_loss(
     assert planned(losses, 1.0, {workload: more}).prediction.loss <= tight.prediction.loss
 
 
-@given(ROWS.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))), BUDGETS)
-def test_the_order_of_sites_changes_no_optimum(
-    both: tuple[list[list[float]], list[list[float]]], budget: float
-) -> None:
-    each, other = (planned(losses, budget) for losses in both)
-    assert each.prediction.loss == other.prediction.loss
-    assert each.certificate.status == other.certificate.status == "optimal"
-
-
 @given(ROWS, BUDGETS, st.integers(-300, 300))
 def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     losses: list[list[float]], budget: float, power: int
@@ -79,13 +54,6 @@ def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     plain = planned(losses, budget)
     assert [site.weights for site in scaled.sites] == [site.weights for site in plain.sites]
     assert scaled.prediction.loss == plain.prediction.loss * 2.0**power
-
-
-@given(GROUPS, st.integers(0, 300))
-def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tuple[int, int]]], room: int) -> None:
-    limit = cheapest(rows) + room
-    worse = [[*items, (max(loss for loss, _ in items) + 1, max(cost for _, cost in items) + 1)] for items in rows]
-    assert solved(worse, limit).certificate.value == solved(rows, limit).certificate.value
 
 
 # --- what a plan remembers of the candidates that were not chosen ---------------------------------------------------

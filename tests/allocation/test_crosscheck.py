@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from knapsack_instances import curves, random_instance
 
-from gac.allocation import crosscheck as checked
 from gac.allocation import highs
 from gac.allocation.crosscheck import CrossCheck, crosscheck
 from gac.allocation.knapsack import Group, knapsack
@@ -58,11 +57,6 @@ def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
 def test_no_right_choice_is_contradicted(kind: str) -> None:
     groups, most = random_instance(0, kind=kind)
     crosscheck(groups, most, knapsack(groups, most))
-
-
-def test_a_choice_without_loss_is_not_checked_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "minimise", None)
-    assert crosscheck(TWO, [2], knapsack(TWO, [2])).verdict == "a choice that loses nothing needs no second opinion"
 
 
 @pytest.mark.parametrize(

@@ -85,14 +85,6 @@ def test_no_workload_is_slower_than_dense_unless_asked() -> None:
     assert not any(slower[1])
 
 
-def test_a_table_without_latencies_limits_nothing_and_says_so() -> None:
-    unknown = problem([[0.5, 0.3, 0.2, 0.1, 0.0]], [1, 2, 3, 4, 5, 6], workloads=["prefill:1x16"])
-    plan = decide(_open(unknown, 0.8)).plan
-    assert plan.recipe.limits.latency == {}
-    assert plan.speed is None
-    assert "speed        not looked at" in plan.summary()
-
-
 def test_both_proofs_are_checked() -> None:
     decision: Decision = decide(_open(_losing(), 0.8, slack=0.5))
     plan: Plan = verified(decision)

@@ -94,12 +94,6 @@ def test_perplexity_is_the_dense_one_times_the_predicted_change_up_to_e_709() ->
     assert [point.perplexity for point in huge.points] == [exp(709), exp(2)]
 
 
-def test_an_unknown_latency_is_none() -> None:
-    result = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
-    assert result.dense_ns == (1, None)
-    assert {point.latency_ns for point in result.points} == {(1, None)}
-
-
 # --- a plan from a point --------------------------------------------------------------------------------------------
 
 

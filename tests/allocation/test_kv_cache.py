@@ -128,18 +128,10 @@ def test_the_choice_is_the_best_of_all(budget: float, kv_cache: float, fused: bo
 
 def test_a_limit_out_of_reach_says_what_is_in_reach() -> None:
     of = problem(1)
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(BudgetError, match=r"at least 0\.5833, .* add the form latent, which reaches 0\.5417"):
         check_reachable(of.sites, asking(of, 1.0, kv_cache=0.5).recipe, of.profile)
-    assert str(caught.value) == (
-        "a KV-cache limit of 0.5; expected at least 0.5833, the smallest that forms low_rank, head_dim can reach. "
-        "Allow more, or add the form latent, which reaches 0.5417."
-    )
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(BudgetError, match=r"at least 1\.0000, the smallest that forms low_rank can reach"):
         check_reachable(layer(0), asking(of, 1.0, forms=["low_rank"], kv_cache=0.99).recipe, of.profile)
-    assert str(caught.value) == (
-        "a KV-cache limit of 0.99; expected at least 1.0000, the smallest that forms low_rank can reach. "
-        "Allow more, or add the form latent, which reaches 0.5417."
-    )
     check_reachable(of.sites, asking(of, 1.0, kv_cache=0.59).recipe, of.profile)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gac.allocation.latencies import MEASURED, Timing
+from gac.allocation.latencies import Timing
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.planned_sites import fuse_sites
@@ -57,12 +57,6 @@ def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
                 apart = ranks >= apart_from(1024)
                 assert timing.after_fused(LOW_RANK, weight, ranks)[0][:, PREFILL].tolist() == (1 + apart).tolist()
                 assert (timing.after_fused(LOW_RANK, weight, ranks)[0][:, DECODE] == 1).all()
-
-
-def test_what_is_left_of_a_dense_weight_takes_no_time() -> None:
-    weight = first_layer("smollm2")[0].weights[0]
-    latency, how = flat(()).after_fused(form_named("dense"), weight, np.array([576]))
-    assert (latency.tolist(), how.tolist()) == ([[0, 0]], [[MEASURED, MEASURED]])
 
 
 @pytest.mark.parametrize(("rows", "features"), [(1, 4_194_304), (1024, 4096), (3, 1_398_102), (8_388_608, 1)])

@@ -58,13 +58,6 @@ def test_a_plan_says_how_many_are_modelled_and_how_far_they_are_off(tmp_path: Pa
     assert "modelled latencies" not in unknown.summary()
 
 
-def test_what_is_measured_is_not_modelled() -> None:
-    plan = planned("smollm2", "nvidia-h200")
-    assert [each.modelled for each in plan.workloads] == [0, 0]
-    assert plan.measured.profile.error is None
-    assert "modelled" not in plan.summary()
-
-
 def test_rows_that_the_table_lacks_stay_unknown() -> None:
     workloads = [Workload.parse("decode:7@1024")]
     plan = planner_of_shapes(CONFIGS["gemma-3-270m"], workloads, "nvidia-h200", layers=2).plan(0.8)

@@ -69,15 +69,6 @@ class Half(Anything):
         return np.where((ns - dims) % 2 == 0, ns, -1), measured
 
 
-class OnlyDense(Profile):
-    """Knows no latency but that of a GEMM as wide as a weight."""
-
-    def latency(
-        self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
-    ) -> tuple[Ints, NDArray[np.bool_]]:
-        return np.where((operator == "linear") & np.isin(dims, (8, 12)), 5, -1), np.ones(len(dims), dtype=np.bool_)
-
-
 def anything(kind: type[Profile] = Anything) -> Profile:
     table = profile([])
     return kind(table.path, table.header, table.measurements, table.digest, table.sentinels)
@@ -156,10 +147,3 @@ def test_what_needs_an_unknown_latency_is_left_out_and_nothing_else(
         assert not everything.known(needed).all()
         assert_same(known.pick(known.known(needed)), everything.pick(everything.known(needed)))
         assert known.known(needed).sum() >= len(known) - 1, "the dense site stays"
-
-
-def test_where_only_the_dense_site_is_known_it_is_the_only_candidate() -> None:
-    site, timing = one_site(QKV, "apart"), Timing(anything(OnlyDense), WORKLOADS)
-    make = partial(candidates, site, random_curves(site, np.random.default_rng(0)), Space(("low_rank",), align=False))
-    assert make(timing, (PARAMS, *NS), needed=NS).forms.tolist() == [["dense"] * 3]
-    assert len(make(timing, (PARAMS, *NS))) > 1

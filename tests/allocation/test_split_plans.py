@@ -122,13 +122,9 @@ def test_such_a_plan_is_kept_and_read_and_a_false_one_refused(plan: Plan, tmp_pa
 
 def test_a_table_without_collectives_is_refused_with_the_command_that_measures_them(planner: Planner) -> None:
     alone = replace(planner, problem=replace(planner.problem, profile=table(collectives=False)))
-    with pytest.raises(ProfileError) as error:
+    words = r"without all_reduce of 4,096 columns on 4 GPUs .* torchrun --nproc-per-node 4 -m gac profile --collectives"
+    with pytest.raises(ProfileError, match=words):
         alone.plan_by_default(0.7)
-    assert str(error.value) == (
-        "a latency table of NVIDIA Test GPU without all_reduce of 4,096 columns on 4 GPUs for decode:1@1024; expected "
-        "the collectives of a split model. Measure them with torchrun --nproc-per-node 4 -m gac profile --collectives "
-        "--workload decode:1@1024 -o TABLE, or plan without latencies: latency='any' (--latency any)."
-    )
     assert alone.plan(0.7).workloads[0].plan_ns is None
 
 
@@ -150,13 +146,6 @@ def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> 
     with pytest.raises(GacError) as error:
         planner.plan_by_default(0.7, **options)
     assert str(error.value).startswith(message)
-
-
-def test_a_table_has_what_pairs_gather_together(planner: Planner) -> None:
-    known = [item for item in table().measurements if item.operator != "all_gather" or item.shape["n"] <= 4096]
-    narrow = replace(planner, problem=replace(planner.problem, profile=make_profile(known)))
-    with pytest.raises(ProfileError, match=r"without all_gather of 8,192 columns on 4 GPUs"):
-        narrow.plan_by_default(0.7)
 
 
 def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:

@@ -120,15 +120,6 @@ def test_a_layer_is_measured_once(rule: str, tiny_model: LlamaForCausalLM, tmp_p
     assert not np.array_equal(again[NAME], first[NAME])
 
 
-def test_gradients_of_the_callers_own_are_not_counted_and_stay(tiny_model: LlamaForCausalLM) -> None:
-    before = gradients(tiny_model)[NAME]
-    weight = tiny_model.get_parameter(f"{NAME}.weight")
-    weight.grad = gradient = torch.ones_like(weight)
-    assert torch.equal(gradients(tiny_model)[NAME], before)
-    assert weight.grad is gradient
-    assert torch.equal(gradient, torch.ones_like(weight))
-
-
 def test_a_loss_that_overflows_is_named(tiny_model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = copy.deepcopy(tiny_model.state_dict())
     every_rank = measurements.every_rank
