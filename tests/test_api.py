@@ -149,7 +149,7 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a KV-cache limit; "),
+        ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a limit of kv_cache; "),
         ({"method": "palu", "forms": ("narrow",)}, "method palu with forms narrow; expected its own, latent. "),
         ({"method": "palu:2", "kv_cache": 0.5}, "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; "),
         ({"forms": ("latent:1",), "latency": 0.9}, "a limit of latency, or loss for speed, with form latent:1; "),

@@ -328,14 +328,14 @@ def test_plans_that_contradict_themselves(asked: Small) -> None:
     plan = asked.allocate(0.8, head="w8a16")
     head = plan.measured.head
     assert head is not None
-    with pytest.raises(PlanError, match="plan with head w8a16 states one in bf16"):
+    with pytest.raises(PlanError, match=r"measured\.head\.scheme out of range"):
         with_measured(plan, head=None)
-    with pytest.raises(PlanError, match="plan with head bf16 states one in w8a16"):
+    with pytest.raises(PlanError, match=r"measured\.head\.scheme out of range"):
         with_recipe(plan, head="bf16")
     for changed in ({"shapes": ()}, {"shapes": ((10**9, 64),)}, {"shapes": ((0, 64),)}, {"loss": -1.0}):
         with pytest.raises(PlanError, match="out of range"):
             with_measured(plan, head=replace(head, **changed))
-    with pytest.raises(PlanError, match=r"predicts a loss of .* by embedding and head"):
+    with pytest.raises(PlanError, match=r"prediction\.head out of range"):
         replace(plan, prediction=replace(plan.prediction, head=0.0))
 
 

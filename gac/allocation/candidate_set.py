@@ -31,15 +31,11 @@ class CandidateSet:
     """Candidates of a site, or of some of its weights, one a row.
 
     Attributes:
-        site: the site's name.
         columns: the names of the costs, see ``gac.plan.costs``.
-        forms: form name of each weight, shape ``(n, weights)``, dtype str.
-        schemes: scheme name of each weight, likewise.
-        dims: dim of each weight, shape ``(n, weights)``.
+        forms, schemes, dims: of each weight, shape ``(n, weights)``.
         loss: predicted loss increase in nats a token, shape ``(n,)``.
         costs: one column a name, latencies rounded up to ns and -1 where unknown, shape ``(n, columns)``.
-        interpolated: how many of the weights' latencies were interpolated, ``(n, workloads)``.
-        modelled: how many were modelled, likewise.
+        interpolated, modelled: how many of the weights' latencies were, ``(n, workloads)``.
         width: output features of the GEMM that weights share, as long as its latency is not in ``costs``,
             ``(n, workloads)``; over several GPUs followed by the numbers that are gathered after it.
         shared: true where the first GEMMs of its fused weights run as one, shape ``(n,)``.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gac.allocation.candidate_set import CandidateSet, fused_latency, weight_candidates, with_fused_gemm, zip_candidates
 from gac.allocation.dims import allowed_dims, full_dim, runnable_dims
-from gac.allocation.latencies import BF16, UNKNOWN, Timing
+from gac.allocation.latencies import BF16, UNKNOWN, Latencies, Timing
 from gac.allocation.pareto import ParetoSet, nondominated, nondominated_by_kind
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import PlanError, ProfileError
@@ -22,8 +22,8 @@ from gac.plan.recipe import Space
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, scheme_named
 
 Numbers = TypeVar("Numbers", Floats, Ints)
-Gemm = Callable[[Ints], Ints]
-"""Latency of a shared GEMM at each of its widths, both of shape ``(n, workloads)``; -1 where unknown."""
+Gemm = Callable[[Ints], Latencies]
+"""Latencies of a shared GEMM at each of its widths, of shape ``(n, workloads)``."""
 
 _BATCH = 1 << 20
 
@@ -33,20 +33,17 @@ def candidates(
 ) -> CandidateSet:
     """Return the Pareto-optimal forms, schemes and dims of a site, sorted by parameters and then loss.
 
-    Each weight may stay dense or take a form at one of its dims; the weights that a form shortens together
-    (``narrow``, ``head_dim``) may instead take one of its dims, the same for all, and some of them there a form
-    inside it (``narrow_pair``), at one of that form's dims. Where first GEMMs are fused, the
-    latency is that of the one GEMM, at its width, and of the rest of each weight; where fusing is optional, candidates
-    of both kinds compete. Combinations of several weights are reduced to those that no other one dominates or equals in
-    loss and in the limited columns, which loses no optimum as long as nothing else is limited; of two that are equal
-    and run differently, the faster stays. The dense site always stays, where it may be stored as it was loaded.
+    Each weight may stay dense or take a form at one of its dims; weights that a form shortens together (``narrow``,
+    ``head_dim``) may instead take one of its dims, the same for all, and some of them a form inside it
+    (``narrow_pair``). Where first GEMMs are fused, the latency is that of the one GEMM and of the rest of each weight;
+    where fusing is optional, candidates of both kinds compete. Combinations that others dominate or equal in loss and
+    in the limited columns are left out, which loses no optimum as long as nothing else is limited; of two that are
+    equal and run differently, the faster stays. The dense site always stays, where it may be stored as it was loaded.
 
     Args:
         curves: of the model.
-        space: the forms besides dense, and the schemes; weights that share a GEMM have one scheme, and so do those that
-            a form shortens together. ``align`` keeps to dims that the profile shows to be sound for all workloads, and
-            of those to the multiples of the number (all of its multiples where there is no profile). Dims at
-            which a scheme has no operator for a GEMM are left out.
+        space: weights that share a GEMM have one scheme, and so do those that a form shortens together. ``align`` keeps
+            to dims that the profile shows to be sound for all workloads, and of those to multiples of the number.
         timing: source of latencies.
         limited: the cost columns that will be limited or minimised.
         needed: those of them that must be known. Candidates of unknown cost are dropped before they are
@@ -63,10 +60,7 @@ def candidates(
             "Name a profile, a number to align to, or align=False.",
         )
     columns = tuple(column for column in columns_of(timing.workloads) if column in limited)
-    schemes, required = (
-        [scheme_named(name) for name in space.schemes],
-        tuple(name for name in columns if name in needed),
-    )
+    schemes, required = [*map(scheme_named, space.schemes)], tuple(name for name in columns if name in needed)
     builders = [
         CandidateBuilder(layout, curves, space, group, timing, columns, required)
         for layout in site.fused_and_unfused
@@ -106,19 +100,14 @@ def candidate_at(site: Site, forms: Sequence[str], dims: Sequence[int], loss: fl
 
 
 def _nothing_allowed(site: Site, space: Space) -> PlanError:
-    forms = ", ".join(("dense", *space.forms))
     shapes = ", ".join(f"{weight.out_features} x {weight.in_features}" for weight in site.weights)
-    needs = {
-        name: scheme.shape_requirement for name in space.schemes if (scheme := scheme_named(name)).shape_requirement
-    }
-    able = [
-        scheme.name
-        for scheme in SCHEMES
-        if scheme.shape_requirement is None and all(map(scheme.applies_to, site.weights))
-    ]
+    stated = f"no allowed dim of {', '.join(('dense', *space.forms))} for {site.kind} ({shapes})"
+    needs = [f"{shape} for {name}" for name in space.schemes if (shape := scheme_named(name).shape_requirement)]
+    free = [scheme for scheme in SCHEMES if scheme.shape_requirement is None]
+    able = [scheme.name for scheme in free if all(map(scheme.applies_to, site.weights))]
     return PlanError(
-        f"no allowed dim of {forms} for {site.kind} ({shapes}) in schemes {', '.join(space.schemes)}",
-        "; ".join(f"{shape} for {name}" for name, shape in needs.items()) or "schemes that take these weights",
+        f"{stated} in schemes {', '.join(space.schemes)}",
+        "; ".join(needs) or "schemes that take these weights",
         f"Add a scheme that takes any dim, such as {', '.join(able)}.",
     )
 
@@ -194,14 +183,8 @@ class CandidateBuilder:
     ) -> list[CandidateSet]:
         """One dim, below the full one, for all weights that a form shortens, with the other weights' choices."""
         dims, built = self._dims(form, scheme, taken, curve.full - 1), []
-        inside = {
-            position: list(
-                variants_of(
-                    (other for other in self.forms if other.parent_form_name == form.name), self.site.weights[position]
-                )
-            )
-            for position in taken
-        }
+        children = [other for other in self.forms if other.parent_form_name == form.name]
+        inside = {position: [*variants_of(children, self.site.weights[position])] for position in taken}
         if len(taken) == len(separate):  # at dims without a form inside there is nothing to combine
             split = [variant.shortening(1)[1] for variants in inside.values() for variant in variants]
             plain, dims = dims[~np.isin(dims, split)], dims[np.isin(dims, split)]
@@ -232,15 +215,12 @@ class CandidateBuilder:
         if len(options) > 1:
             options = [pareto_optimal(rows, self.limited) for rows in options]
         if count := len(self.site.fused):
-            fused = cross_product_fused(options[:count], self.limited, self._fused_ns)
+            gemm = partial(fused_latency, self.site, scheme=self.schemes[0], timing=self.timing)
+            fused = cross_product_fused(options[:count], self.limited, gemm)
             fused = self._possible(with_fused_gemm(fused, self.site, self.timing))
             options = [pareto_optimal(fused, self.limited), *options[count:]]
         rows = cross_product(options, self.limited, known, extra) if len(options[0]) else None
         return [] if rows is None else [rows]
-
-    def _fused_ns(self, widths: Ints) -> Ints:
-        (scheme,) = self.schemes
-        return fused_latency(self.site, widths, scheme, self.timing)[0]
 
     def _possible(self, rows: CandidateSet) -> CandidateSet:
         return rows.pick(rows.known(self.needed)) if self.needed else rows
@@ -292,8 +272,8 @@ def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm
         if gemm is None:
             mask = _front(criteria, _sums(_widths(part, limited), _widths(right, limited)))
         else:
-            ns = gemm(_sums(part.width, right.width))
-            mask = nondominated(criteria + _ordered(list(_gemm_columns(ns, part, limited)), np.zeros(len(ns))))
+            ns, _ = gemm(_sums(part.width, right.width))
+            mask = nondominated(criteria + _ordered([*_gemm_columns(ns, part, limited)], np.zeros(len(ns))))
         from_left, from_right = np.divmod(np.flatnonzero(mask), len(right))
         parts.append(part.pick(from_left).paired(right.pick(from_right)))
     return parts[0] if len(parts) == 1 else pareto_optimal(CandidateSet.concatenate(parts), limited)

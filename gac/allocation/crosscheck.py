@@ -11,6 +11,7 @@ import numpy as np
 from gac.allocation.decide import Decision
 from gac.allocation.highs import minimise
 from gac.allocation.knapsack import Group, Solution
+from gac.allocation.knapsack.groups import costs_of
 from gac.allocation.problem import Instance
 from gac.core.errors import GacError
 from gac.plan.plan import Certificate, Plan
@@ -81,9 +82,8 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
 
 
 def _sums(groups: Sequence[Group], choice: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
-    chosen = list(zip(groups, choice, strict=True))
-    costs = zip(*(group.costs[item].tolist() for group, item in chosen), strict=True)
-    return tuple(map(sum, costs)), sum((Fraction(group.values[item]) for group, item in chosen), Fraction())
+    losses = (Fraction(group.values[item]) for group, item in zip(groups, choice, strict=True))
+    return costs_of(groups, choice), sum(losses, Fraction())
 
 
 def _within(used: Sequence[int], limits: Sequence[int]) -> bool:
@@ -125,14 +125,12 @@ def verified(decision: Decision) -> Plan:
     Raises:
         GacError: see ``crosscheck``.
     """
-    plan = decision.plan
+    plan, speed = decision.plan, decision.plan.speed
     of_bound = plan.certificate is not decision.solution.certificate
     proof = _checked(plan.certificate, decision.instance, decision.solution, "of its bound " if of_bound else "")
-    if decision.faster is None:
-        return replace(plan, certificate=proof)
-    assert plan.speed is not None
-    quick = _checked(plan.speed.certificate, *decision.faster, "")
-    return replace(plan, certificate=proof, speed=replace(plan.speed, certificate=quick))
+    if speed is not None and decision.faster is not None:
+        speed = replace(speed, certificate=_checked(speed.certificate, *decision.faster, ""))
+    return replace(plan, certificate=proof, speed=speed)
 
 
 def _checked(proof: Certificate, instance: Instance, solution: Solution, subject: str) -> Certificate:

@@ -62,14 +62,8 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
         check_collectives(profile, run, sites)
     latency, slack = limits.latency, recipe.slack
     timing = timing_of(profile, run)
-    known = {
-        name: [
-            workload
-            for workload, ns in zip(run.workloads, _dense_ns(sites, timing, name), strict=True)
-            if ns is not None
-        ]
-        for name in dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
-    }
+    schemes = dict.fromkeys((DEFAULT_SCHEME, *recipe.space.schemes))
+    known = {name: _known_workloads(sites, timing, name) for name in schemes}
     limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (latency or ())]
     for name, in_scheme in known.items():
         if lacking := [workload for workload in limited if workload not in in_scheme]:
@@ -104,14 +98,14 @@ def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) 
     return f"Measure it with gac profile --model NAME --form {name} {decoding}, or leave the form or the limit out."
 
 
-def _dense_ns(sites: Sequence[Site], timing: Timing, scheme: str) -> tuple[int | None, ...]:
+def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list[str]:
     stored, dense = scheme_named(scheme), form_named("dense")
 
     def storable(site: Site) -> bool:
         return all(len(runnable_dims(dense, stored, weight, full_dim(weight), timing.gpus)) for weight in site.weights)
 
     sets = [dense_candidate(site, timing, stored) for site in sites if storable(site)]
-    return tuple(total(sets, ns_of(workload)) for workload in timing.workloads)
+    return [str(workload) for workload in timing.workloads if total(sets, ns_of(workload)) is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +142,8 @@ def decide(problem: Problem) -> Decision:
         quick, unit = fastest(instance.sets, limits, weights, value * (1 + slack), value * slack)
         with suppress(BudgetError):  # the choices of known latency may not keep the limits
             return _faster(problem, instance, solution, quick, unit, start)
-    plan = _plan(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
+    plan = plan_of(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return Decision(plan, instance, solution)
 
 
@@ -169,22 +164,22 @@ def _faster(
     speed = Speed(least.certificate.value, summed_latency(instance.chosen(least)), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
     alternatives = quick.alternatives(solution) if priced else None
-    plan = _plan(problem, quick.chosen(solution), least.certificate, alternatives, speed)
+    plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
+    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
     return Decision(plan, instance, least, (quick, solution))
 
 
-def _plan(
+def plan_of(
     problem: Problem,
     chosen: Sequence[Candidate],
     certificate: Certificate,
-    alternatives: Sequence[tuple[Candidate, ...]] | None,
+    alternatives: Sequence[tuple[Candidate, ...]] | None = None,
     speed: Speed | None = None,
 ) -> Plan:
-    sites, recipe, dense = problem.sites, problem.recipe, (problem.dense_ns, problem.fused_ns)
-    measured, beyond = problem.evidence(chosen), problem.loss_beyond_sum(chosen)
-    plan = assemble(sites, chosen, dense, recipe, measured, certificate, alternatives, speed, beyond)
-    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
-    return plan
+    """Write down one chosen candidate a site of a problem."""
+    dense, measured = (problem.dense_ns, problem.fused_ns), problem.evidence(chosen)
+    beyond = problem.loss_beyond_sum(chosen)
+    return assemble(problem.sites, chosen, dense, problem.recipe, measured, certificate, alternatives, speed, beyond)
 
 
 def assemble(

@@ -35,18 +35,14 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
     dense = [dense_candidate(site, Timing(None, ())) for site in sites]
     fractions = recipe.fractions
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
-    for column, words, option, means, more in (
-        (PARAMS, "parameters", "a budget", "", "forms"),
-        (BYTES, "bytes", "memory", in_schemes, "forms or schemes"),
-    ):
-        if column not in fractions:
-            continue
-        smallest, dense_amount = _smallest(sites, recipe, profile, column), dense_total(dense, column)
-        if smallest > (limit := floored(fractions[column], dense_amount)):
+    for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
+        smallest, dense_amount = _smallest(sites, recipe, profile, cost.name), dense_total(dense, cost.name)
+        words = ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
+        if smallest > (limit := floored(fractions[cost.name], dense_amount)):
             raise BudgetError(
-                f"a limit of {limit:,} of {dense_amount:,} {words} ({limit / dense_amount:.6g})",
-                f"at least {smallest:,}, the smallest that forms {_forms(recipe)} can reach{means}",
-                f"Ask for {option} of {_rounded_up(smallest, dense_amount)} or more, or allow more {more}.",
+                f"a limit of {limit:,} of {dense_amount:,} {cost.unit} ({limit / dense_amount:.6g})",
+                f"at least {smallest:,}, the smallest that forms {_forms(recipe)} can reach{words[1]}",
+                f"Ask for {words[0]} of {_rounded_up(smallest, dense_amount)} or more, or allow more {words[2]}.",
             )
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))
@@ -145,12 +141,12 @@ def check_shrinks_cache(sites: Sequence[Site], recipe: Recipe) -> None:
 def _smallest_cache(sites: Sequence[Site], forms: Sequence[str], recipe: Recipe) -> int:
     """Numbers of a token in the smallest cache that these forms can reach, whatever the profile has of their dims."""
     align, gpus = recipe.space.align, recipe.deployment.tensor_parallel
-    dense, plain, smallest = DENSE, scheme_named(DEFAULT_SCHEME), 0
+    plain, smallest = scheme_named(DEFAULT_SCHEME), 0
     for weight in (weight for site in sites for weight in site.weights):
         variants = variants_of(map(form_named, forms), weight)
         firsts = [(form, first_dim(form, weight, plain, align, gpus)) for form in variants if form.applies_to(weight)]
         cached = (form.cache.numbers(weight, dim) for form, dim in firsts if dim is not None)
-        smallest += min([dense.cache.numbers(weight, 1), *cached])
+        smallest += min([DENSE.cache.numbers(weight, 1), *cached])
     return smallest
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.feasibility import check_shrinks_cache
-from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, sums
+from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
 from gac.allocation.pareto import nondominated
 from gac.allocation.problem import Problem, as_knapsack, dense_total
@@ -19,7 +19,7 @@ from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, GacError
 from gac.core.version import __version__
 from gac.models.sites import Site
-from gac.plan.costs import COSTS, KV_NUMBERS, PARAMS, column_of, floored, ns_of
+from gac.plan.costs import COSTS, KV_NUMBERS, PARAMS, floored, ns_of
 from gac.plan.recipe import Recipe
 from gac.profiling.table import Profile
 
@@ -33,10 +33,9 @@ _COLUMNS = {"budget": PARAMS, **{cost.limit: cost.name for cost in COSTS.values(
 def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Frontier:
     """Find the least loss within each of ``points`` limits, from the smallest that can be met up.
 
-    The steps are even, and end at the smallest limit beyond which nothing is gained (normally everything dense). The
-    candidates are built once, and reduced to the Pareto-optimal ones under this one limit. A limit whose best choice
-    loses no less than that of a smaller limit gets no point. So there may be fewer points
-    than asked for, and the sum of losses falls strictly from point to point.
+    The steps are even, and end at the smallest limit beyond which nothing is gained (normally everything dense). A
+    limit whose best choice loses no less than that of a smaller limit gets no point, so there may be fewer points than
+    asked for, and the sum of losses falls strictly from point to point.
 
     Args:
         points: number of limits, at least 2; each is a whole number of millionths of the dense amount.
@@ -48,7 +47,7 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
         ProfileError: a latency is limited, and the profile lacks it.
     """
     check_frontier_recipe(points, limit, problem.recipe)
-    column = column_of(limit)
+    column = limit if limit in COSTS else ns_of(limit)
     dense = dense_total(problem.dense, column)
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
@@ -63,11 +62,8 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
         chosen = [site.options[option] for site, option in zip(sites, choice, strict=True)]
-        beyond = problem.loss_beyond_sum(chosen)
-        params, loss, latency = sums(chosen, problem.measured, beyond)
-        perplexity = problem.measured.perplexity(loss)
-        proof = solution.certificate
-        frontier_points.append(FrontierPoint(asked, most, params, loss, perplexity, latency, choice, proof, beyond))
+        beyond, proof = problem.loss_beyond_sum(chosen), solution.certificate
+        frontier_points.append(point_of(asked, most, choice, sites, problem.measured, proof, beyond))
     measured = problem.evidence([option for site in sites for option in site.options])
     fused = tuple(problem.fused_ns)
     return Frontier(SCHEMA, __version__, problem.recipe, measured, limit, tuple(sites), tuple(frontier_points), fused)
@@ -82,14 +78,12 @@ def check_frontier_recipe(points: int, limit: str, recipe: Recipe) -> None:
     """
     if isinstance(points, bool) or not isinstance(points, (int, np.integer)) or points < 2:
         raise BudgetError(f"{points!r} points", "a whole number, 2 or more", "Ask for 100 points.")
-    workloads, limits = recipe.deployment.workloads, recipe.limits
+    workloads, limits, known = recipe.deployment.workloads, recipe.limits, _COLUMNS.get(limit)
     if limit not in (*COSTS, *workloads):
         raise BudgetError(
             f"a frontier over {limit!r}",
             f"{', '.join(COSTS)} or one of the workloads ({', '.join(workloads) or 'none'})",
-            f"Did you mean {_COLUMNS[limit]!r}?"
-            if limit in _COLUMNS
-            else "Name one of these, or add it to the workloads.",
+            f"Did you mean {known!r}?" if known else "Name one of these, or add it to the workloads.",
         )
     for name in (*(cost.limit for cost in COSTS.values() if cost.name != PARAMS), "latency"):
         if getattr(limits, name):

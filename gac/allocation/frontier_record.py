@@ -14,7 +14,8 @@ from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import PlanError
 from gac.core.io import Record
 from gac.models.sites import Site
-from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
+from gac.plan.choices import REMEDY
+from gac.plan.costs import BYTES, COSTS, PARAMS, floored
 from gac.plan.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
 from gac.plan.recipe import Limits, Recipe, check_fraction
 from gac.plan.summary import FUSED
@@ -44,13 +45,10 @@ class FrontierPoint:
     Attributes:
         asked: the limit as a fraction of the dense amount; ``gac.allocate`` takes it as it is.
         limit: ``floor(asked * dense amount)``, in parameters, bytes, numbers in the KV cache, or ns.
-        params: parameters of the targeted weights.
-        loss: predicted nats a token more than dense, with what choices lose together.
+        loss: predicted nats a token more than dense, ``together`` included: the part beyond the sum over the sites.
         perplexity: predicted, on the calibration text; e**709 stands for anything larger.
         latency_ns: of the targeted weights, one a workload; None where the profile lacks a shape.
         choice: for each site the index of its option.
-        certificate: the proof for this limit.
-        together: the part of the loss beyond the sum over the sites, as in ``gac.plan.plan.Prediction``.
     """
 
     asked: float
@@ -70,7 +68,6 @@ class Frontier(Shown, Record):
 
     Attributes:
         recipe: what was asked for, as for a plan; its limits are those of no point.
-        measured: as for a plan.
         limit: what is limited: ``params``, ``bytes``, ``kv_numbers``, or the one of the recipe's workloads whose
             latency is.
         sites: in model order.
@@ -104,16 +101,6 @@ class Frontier(Shown, Record):
         """Parameters of the dense targeted weights."""
         return sum(options.site.params for options in self.sites)
 
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the dense targeted weights in 16 bits."""
-        return self.dense_amount(BYTES)
-
-    @property
-    def dense_kv_numbers(self) -> int:
-        """Numbers of 16 bits that the dense model's KV cache keeps of a token."""
-        return self.dense_amount(KV_NUMBERS)
-
     def dense_amount(self, column: str) -> int:
         """The amount of a cost of ``COSTS`` that the dense model takes."""
         return sum(_amounts(site.site, site.dense)[column] for site in self.sites)
@@ -129,10 +116,6 @@ class Frontier(Shown, Record):
     def bytes(self, point: FrontierPoint) -> int:
         """Bytes of the targeted weights as a point chooses, scales and zero points among them."""
         return self.amount(point, BYTES)
-
-    def kv_numbers(self, point: FrontierPoint) -> int:
-        """Numbers of 16 bits that the KV cache keeps of a token as a point chooses."""
-        return self.amount(point, KV_NUMBERS)
 
     def bits(self, point: FrontierPoint) -> float:
         """Bits of the targeted weights for each dense parameter."""
@@ -226,7 +209,9 @@ class Frontier(Shown, Record):
         rows = [_cells(self, points[number], axes) for number in reversed(shown)]
         made, method = self.measured, self.recipe.measure.method
         title = f"frontier of {made.model}, {method}, {made.profile.gpu}"
-        return [Table([(name, ">") for name in rows[0]], [[*row.values()] for row in rows], title, _notes(self))]
+        return [
+            Table([(name, ">") for name in rows[0]], [[*row.values()] for row in rows], title, "\n".join(_notes(self)))
+        ]
 
     def rows(self) -> Sequence[Row]:
         names = [f"latency_ns {name}" for name in self.workloads]
@@ -245,12 +230,20 @@ class Frontier(Shown, Record):
         ]
 
 
-def sums(
-    options: Sequence[Candidate], measured: Measured, beyond_sum: float
-) -> tuple[int, float, tuple[int | None, ...]]:
-    """Parameters, loss with that of embedding and head, and latency for each workload of one candidate a site."""
+def point_of(
+    fraction: float,
+    limit: int,
+    choice: tuple[int, ...],
+    sites: Sequence[SiteOptions],
+    measured: Measured,
+    proof: Certificate,
+    beyond_sum: float,
+) -> FrontierPoint:
+    """Sum up a choice: one of each site's options."""
+    options = [site.options[chosen] for site, chosen in zip(sites, choice, strict=True)]
     loss = fsum([*(option.loss for option in options), measured.lost_by_head, beyond_sum])
-    return sum(option.params for option in options), loss, summed_latency(options)
+    params, perplexity = sum(option.params for option in options), measured.perplexity(loss)
+    return FrontierPoint(fraction, limit, params, loss, perplexity, summed_latency(options), choice, proof, beyond_sum)
 
 
 def _amounts(site: Site, option: Candidate) -> Mapping[str, int]:
@@ -274,11 +267,7 @@ def _cells(frontier: Frontier, point: FrontierPoint, axes: Mapping[str, int]) ->
     return cells
 
 
-def _notes(frontier: Frontier) -> str:
-    return "\n".join(_note_lines(frontier))
-
-
-def _note_lines(frontier: Frontier) -> Iterator[str]:
+def _notes(frontier: Frontier) -> Iterator[str]:
     points, axes = frontier.points, frontier.axes()
     proved = sum(point.certificate.status == "optimal" for point in points)
     yield f"{len(points)} points, {proved} of them proved to lose least for their {frontier.limit_label}"
@@ -308,65 +297,49 @@ def _note_lines(frontier: Frontier) -> Iterator[str]:
 
 def _check(frontier: Frontier) -> None:
     workloads, targeted, fused = frontier.workloads, frontier.dense_params, frontier.fused_ns
-    check(
-        frontier.limit in (*COSTS, *workloads),
-        f"frontier limits {frontier.limit!r}",
-        f"{', '.join(COSTS)} or one of its workloads ({', '.join(workloads) or 'none'})",
-    )
+    known = f"{', '.join(COSTS)} or one of its workloads ({', '.join(workloads) or 'none'})"
+    check(frontier.limit in (*COSTS, *workloads), f"frontier limits {frontier.limit!r}", known)
     check(bool(frontier.points), "frontier has no points", "one at least")
     possible = len(fused) in (0, len(workloads)) and all(ns is None or ns > 0 for ns in fused)
     check(possible, f"frontier states fused_ns {fused}", "none, or a latency a workload")
     for site in frontier.sites:
         for option in (site.dense, *site.options):
             check_candidate(option, site.site.weights, len(workloads), f"an option of site {site.site.name}")
-    check(
-        1 <= targeted <= frontier.measured.params,
-        f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}",
-        "one at least, and no more than the model has",
-    )
-    by_latency = frontier.limit not in COSTS
-    dense = dict(zip(workloads, frontier.dense_ns, strict=True)) if by_latency else {}
-    dense_amount = dense[frontier.limit] if by_latency else frontier.dense_amount(frontier.limit)
-    check(dense_amount is not None, f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known one")
-    assert dense_amount is not None
+    stated = f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}"
+    check(1 <= targeted <= frontier.measured.params, stated, "one at least, and no more than the model has")
+    if frontier.limit in COSTS:
+        dense: int | None = frontier.dense_amount(frontier.limit)
+    else:
+        dense = dict(zip(workloads, frontier.dense_ns, strict=True))[frontier.limit]
+    if dense is None:
+        raise PlanError(f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known one", REMEDY)
     for number, point in enumerate(frontier.points):
-        _check_point(frontier, f"point {number}", point, dense_amount)
-        _check_proof(frontier, f"point {number}", point)
+        _check_point(frontier, f"point {number}", point, dense)
     for before, after in pairwise(frontier.points):
         summed = [point.certificate.value for point in (before, after)]
-        check(
-            before.limit < after.limit and summed[0] > summed[1],
-            f"points at {before.limit:,} and {after.limit:,} lose {summed[0]:g} and {summed[1]:g}",
-            "a larger limit, and a smaller sum of losses, from point to point",
-        )
+        stated = f"points at {before.limit:,} and {after.limit:,} lose {summed[0]:g} and {summed[1]:g}"
+        rising = before.limit < after.limit and summed[0] > summed[1]
+        check(rising, stated, "a larger limit, and a smaller sum of losses, from point to point")
 
 
-def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense_amount: int) -> None:
+def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense: int) -> None:
     indices = [range(len(site.options)) for site in frontier.sites]
     chosen = len(point.choice) == len(indices) and all(map(range.__contains__, indices, point.choice))
     check(chosen, f"{name} chooses options that are not there", "one of each site's options")
-    params, loss, latency = sums(frontier.taken(point), frontier.measured, point.together)
-    check(
-        (point.params, point.loss, point.latency_ns) == (params, loss, latency),
-        f"{name} states {point.params} parameters, loss {point.loss!r} and latencies {point.latency_ns}",
-        f"{params}, {loss!r} and {latency}, the sums of its options",
-    )
     check_fraction("asked", point.asked)
-    limit, by_workload = floored(point.asked, dense_amount), dict(zip(frontier.workloads, latency, strict=True))
+    asked, limit, proof = point.asked, floored(point.asked, dense), point.certificate
+    summed = point_of(asked, limit, point.choice, frontier.sites, frontier.measured, proof, point.together)
+    close = isclose(point.perplexity, summed.perplexity)
+    for field in ("limit", "params", "loss", "latency_ns", *(() if close else ("perplexity",))):
+        stated, counted = getattr(point, field), getattr(summed, field)
+        check(stated == counted, f"{name} states {field} {stated}", f"{counted}, the sum of its options")
+    by_workload = dict(zip(frontier.workloads, point.latency_ns, strict=True))
     used = frontier.amount(point, frontier.limit) if frontier.limit in COSTS else by_workload[frontier.limit]
-    kept = point.limit == limit and used is not None and used <= limit
-    check(kept, f"{name} states limit {point.limit} and uses {used}", f"at most {limit}")
-    perplexity = frontier.measured.perplexity(loss)
-    close = isclose(point.perplexity, perplexity)
-    check(close, f"{name} states perplexity {point.perplexity:g}", f"{perplexity:g}")
-
-
-def _check_proof(frontier: Frontier, name: str, point: FrontierPoint) -> None:
-    """Refuse the proof of another choice, and more parameters than the dense model has."""
-    proof, summed = point.certificate, fsum(option.loss for option in frontier.taken(point))
-    limits = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited beside it
-    proved = isclose(proof.value, summed, rel_tol=1e-12) and len(proof.multipliers) in limits
+    check(used is not None and used <= limit, f"{name} uses {used}", f"at most {limit}")
+    least = fsum(option.loss for option in frontier.taken(point))
+    multipliers = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited beside it
+    proved = isclose(proof.value, least, rel_tol=1e-12) and len(proof.multipliers) in multipliers
     problem = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
-    check(proved, problem, f"{summed!r}, the sum of its options, and one for each limit")
-    fits = point.params <= frontier.dense_params
+    check(proved, problem, f"{least!r}, the sum of its options, and one for each limit")
+    fits = point.params <= frontier.dense_params  # no choice has more than the dense model
     check(fits, f"{name} has {point.params:,} parameters", f"at most {frontier.dense_params:,}")

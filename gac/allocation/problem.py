@@ -71,10 +71,7 @@ def name_of(column: str) -> str:
 class Problem:
     """The sites of a model (in its order), the loss of their dims, and the latencies of a GPU.
 
-    Attributes:
-        recipe: the limits and options.
-        measured: the evidence that plans state.
-        measurements: of the rule, besides the curves, by weight name.
+    ``measured`` is the evidence that plans state; ``measurements`` are the rule's, by weight name.
     """
 
     sites: Sequence[Site]

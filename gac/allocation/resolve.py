@@ -36,7 +36,10 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
         GacError: options that exclude each other, or that do not fit the model; a limit that no choice can meet.
     """
     method = METHODS.get(recipe.measure.method)
-    recipe = _with_fusing(_with_method_forms(recipe, method), method)
+    recipe = _with_method_forms(recipe, method)
+    if recipe.deployment.fuse is None:
+        fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
+        recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
     _check_tensor_parallel(config, recipe.deployment.tensor_parallel)
     family = family_of(config)
@@ -44,34 +47,15 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
     check_forms_fit(targeted, recipe.space.forms, config.model_type)
     check_shots(recipe, method, targeted, config.model_type)
     refit = resolve_refit(recipe, method, targeted, config.model_type)
-    sites, resolved = _with_speed(replace(recipe, refit=refit), targeted, profile)
-    dropped = _dropped_forms(sites, resolved, profile)
-    if dropped:
-        logger.info("dense weights keep every limit: %s need not be measured, and is left out", " and ".join(dropped))
-        forms = tuple(name for name in recipe.space.forms if name not in dropped)
+    sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
+    resolved = speed_defaults(replace(recipe, refit=refit), sites, profile)
+    check_reachable(sites, resolved, profile)
+    by_runs = [name for name in recipe.space.forms if form_named(name).loss.needs_forward_runs]
+    if by_runs and resolved.limits.latency and meets_without_loss(sites, resolved, profile):
+        logger.info("dense weights keep every limit: %s need not be measured, and is left out", " and ".join(by_runs))
+        forms = tuple(name for name in recipe.space.forms if name not in by_runs)
         return resolve(replace(resolved, space=replace(recipe.space, forms=forms)), config, profile, profile_used)
     return ResolvedRecipe(resolved, method, config.model_type, family, targeted, sites, profile_used)
-
-
-def _with_speed(recipe: Recipe, targeted: Sequence[Site], profile: Profile) -> tuple[Sequence[Site], Recipe]:
-    """The planned sites, and the recipe with slack and limits of latency."""
-    sites = as_planned(targeted, recipe.space.forms, recipe.deployment.fuse)
-    recipe = speed_defaults(recipe, sites, profile)
-    check_reachable(sites, recipe, profile)
-    return sites, recipe
-
-
-def _dropped_forms(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> list[str]:
-    """Forms whose loss needs runs of the model, where dense weights meet every limit of latency anyway."""
-    by_runs = [name for name in recipe.space.forms if form_named(name).loss.needs_forward_runs]
-    return by_runs if by_runs and recipe.limits.latency and meets_without_loss(sites, recipe, profile) else []
-
-
-def _with_fusing(recipe: Recipe, method: "Method") -> Recipe:
-    if recipe.deployment.fuse is not None:
-        return recipe
-    fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
-    return replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
 
 
 def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
@@ -108,10 +92,10 @@ def resolve_refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model
     if refit == "update":
         from gac.forms.tensors import tensors_of  # loads torch
 
-    if refit == "update" and not any(refit in tensors_of(form_named(name)).refits for name in forms):
-        problem = f"refit 'update' with forms {', '.join(forms) or 'none'}"
-        fitted = ", ".join(form.name for form in FORMS if refit in tensors_of(form).refits)
-        raise GacError(problem, f"{fitted} among the forms, which it fits", "Use refit='none'.")
+        fitted = [form.name for form in FORMS if refit in tensors_of(form).refits]
+        if not any(refit in tensors_of(form_named(name)).refits for name in forms):
+            problem, expected = f"refit 'update' with forms {', '.join(forms) or 'none'}", ", ".join(fitted)
+            raise GacError(problem, f"{expected} among the forms, which it fits", "Use refit='none'.")
     if refit == "residual" and not adds_to_residual:
         problem = f"refit {refit!r} of model type {model_type}, in which the residual stream itself passes norms"
         raise GacError(problem, "layers that only add to the residual stream", "Use refit='none'.")

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidate_at
-from gac.allocation.decide import Decision, assemble
+from gac.allocation.decide import Decision, plan_of
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
 from gac.allocation.problem import Instance, Problem, allowed, as_knapsack, total
@@ -19,7 +19,7 @@ from gac.core.errors import GacError
 from gac.forms import FORMS, Form, form_named
 from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Site, Weight
-from gac.plan.costs import KV_NUMBERS, PARAMS
+from gac.plan.costs import COSTS, KV_NUMBERS, PARAMS
 from gac.plan.plan import Certificate
 from gac.plan.recipe import Limits, Recipe, Space
 from gac.schemes import DEFAULT_SCHEME
@@ -35,18 +35,9 @@ class Rounding:
     way: str
     step: int
 
-    @classmethod
-    def parse(cls, text: str) -> "Rounding | None":
-        """Read ``down8``; None if it is no rounding."""
-        match = _ROUNDING.fullmatch(text)
-        return cls(match[1], int(match[2])) if match else None
-
     def dim(self, rank: int) -> int:
         added = {"nearest": self.step // 2, "down": 0}.get(self.way, self.step - 1)
         return max(1, (rank + added) // self.step) * self.step
-
-    def __str__(self) -> str:
-        return f"{self.way}{self.step}"
 
 
 _WAYS = ("nearest", "down", "up", "pad")
@@ -110,15 +101,13 @@ class WeightRule(Rule):
             expected = "one form of groups of heads, which is all that the rule gives"
             yield f"{rule} with forms {listed}", expected, "Use the rule loss, or the method palu."
         if space.schemes != (DEFAULT_SCHEME,):
-            stated, remedy = (
-                f"{rule} with schemes {', '.join(space.schemes)}",
-                "Leave the schemes out, or use rule loss.",
-            )
+            stated, remedy = f"{rule} with schemes {', '.join(space.schemes)}", "Leave them out, or use the rule loss."
             yield stated, f"{DEFAULT_SCHEME} alone", remedy
-        others = {"latency": limits.latency, "memory": limits.memory, "KV-cache": None if cached else limits.kv_cache}
-        for name in (name for name, limit in others.items() if limit):
-            remedy = f"Drop the {name} limit, or use the rule loss."
-            yield f"{rule} with a {name} limit", "a budget alone, the only limit of the rule", remedy
+        kept = (PARAMS, KV_NUMBERS) if cached else (PARAMS,)
+        others = ["latency", *(cost.limit for cost in COSTS.values() if cost.name not in kept)]
+        for name in (name for name in others if getattr(limits, name)):
+            remedy = f"Drop the limit {name}, or use the rule loss."
+            yield f"{rule} with a limit of {name}", "a budget alone, the only limit of the rule", remedy
 
     def decide(self, problem: Problem) -> Decision:
         recipe = problem.recipe
@@ -134,11 +123,7 @@ class WeightRule(Rule):
             recipe = replace(recipe, space=replace(recipe.space, align=False))
         proof = _certificate(self.name, sets, solution)
         chosen = [rows.candidate(0) for rows in sets]
-        dense = problem.dense_ns, problem.fused_ns
-        beyond, measured = problem.loss_beyond_sum(chosen), problem.evidence(chosen)
-        return Decision(
-            assemble(problem.sites, chosen, dense, recipe, measured, proof, beyond_sum=beyond), instance, solution
-        )
+        return Decision(plan_of(replace(problem, recipe=recipe), chosen, proof), instance, solution)
 
 
 class RankRule(WeightRule):
@@ -167,12 +152,12 @@ class RankRule(WeightRule):
         Raises:
             GacError: the text is no rounding.
         """
-        rounding = Rounding.parse(text)
-        if rounding is None:
+        match = _ROUNDING.fullmatch(text)
+        if match is None:
             expected = f"a way to round ({', '.join(_WAYS)}) and a number"
             raise GacError(f"rule {self.name}:{text}", expected, f"Write it like {self.name}:down8.")
         rounded = copy(self)
-        rounded.name, rounded.rounding = f"{self.name}:{rounding}", rounding
+        rounded.name, rounded.rounding = f"{self.name}:{text}", Rounding(match[1], int(match[2]))
         return rounded
 
     def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> Mapping[str, Chosen]:
@@ -199,9 +184,8 @@ def at_ranks(
         full, rank = dense.full(weight), max(1, ranks.get(weight.name, 1))
         dim = rounding.dim(rank) if rounding else rank
         smaller = weight.name in ranks and dim <= form.max_useful_dim(weight)
-        chosen[weight.name] = (
-            Chosen(form.name, dim, rank if padded else dim) if smaller else Chosen("dense", full, full)
-        )
+        choice = (form.name, dim, rank if padded else dim) if smaller else ("dense", full, full)
+        chosen[weight.name] = Chosen(*choice)
     return chosen
 
 

@@ -39,27 +39,57 @@ logger = logging.getLogger("gac")
 Layers = Iterator[tuple[int, dict[str, Floats]]]  # yields ``(layer, {weight name: numbers})``
 
 
-# --- first-order changes of the loss ---
-
-
-def stream_changes(run: CalibrationRun, sites: Sequence[Site]) -> Layers:
-    """Yield the changes of ``component_changes``, shape ``(full,)``, for the components of the layers' factors.
+class LossChanges(WeightMeasurement):
+    """Changes of the loss (``component_changes``), shape ``(full,)``, for the components of the layers' factors.
 
     Takes one more backward pass over the windows for each chunk of layers whose gradients fit in ``CHUNK_BYTES``.
-
-    Raises:
-        ModelError: a gradient, the loss or a statistic is not finite.
     """
-    layers = [list(group) for _, group in groupby(sites, key=lambda site: site.layer)]
-    largest = max((4 * sum(site.params for site in layer) for layer in layers), default=1)
-    count = max(1, CHUNK_BYTES // largest)
-    for start in range(0, len(layers), count):
-        chunk = [site for layer in layers[start : start + count] for site in layer]
-        gradients = mean_gradients(run.model, [w for site in chunk for w in site.weights], run.windows, run.progress)
-        for layer, fit in stream_fits(run, chunk):
-            members = [weight for site in chunk if site.layer == layer for weight in site.weights]
-            yield layer, {w.name: component_changes(*every_rank(fit.kept, w), gradients[w.name]) for w in members}
-        del gradients  # before the next chunk's are summed
+
+    name = "zero-sum"
+
+    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Layers:
+        layers = [list(group) for _, group in groupby(sites, key=lambda site: site.layer)]
+        largest = max((4 * sum(site.params for site in layer) for layer in layers), default=1)
+        count = max(1, CHUNK_BYTES // largest)
+        for start in range(0, len(layers), count):
+            chunk = [site for layer in layers[start : start + count] for site in layer]
+            weights = [weight for site in chunk for weight in site.weights]
+            gradients = mean_gradients(run.model, weights, run.windows, run.progress)
+            for layer, fit in stream_fits(run, chunk):
+                members = [weight for site in chunk if site.layer == layer for weight in site.weights]
+                yield layer, {w.name: component_changes(*every_rank(fit.kept, w), gradients[w.name]) for w in members}
+            del gradients  # before the next chunk's are summed
+
+
+class TruncationLosses(WeightMeasurement):
+    """Losses of shape ``(fractions, 2)`` with one weight truncated; logs first how many runs of the model it takes.
+
+    A row has the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss in nats a token of the model
+    in which that weight alone has it.
+    """
+
+    name = "sensitivity"
+
+    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Layers:
+        count = sum(len(site.weights) for site in sites) * len(KEPT_FRACTIONS)
+        if not count:
+            return
+        model, ids = run.model, run.windows[:WINDOWS]
+        logger.info("truncating weights takes %d runs of the model over %d windows of %d tokens", count, *ids.shape)
+        with progress_bar("truncating", "run", count, shown=run.progress) as bar:
+            for layer, fit in stream_fits(run, sites):
+                arrays = {}
+                for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
+                    second, first = every_rank(fit.kept, weight)
+                    losses = []
+                    for fraction in KEPT_FRACTIONS:
+                        rank = max(1, int(weight.params * fraction / (weight.out_features + weight.in_features)))
+                        with _replaced(linear_at(model, weight.name).weight, second[:, :rank] @ first[:rank]):
+                            name = f"a calibration window with {weight.name} at rank {rank}"
+                            losses.append((rank, _mean_loss(model, ids, name)))
+                        bar.update()
+                    arrays[weight.name] = np.array(losses, dtype=np.float64)
+                yield layer, arrays
 
 
 def component_changes(second: Tensor, first: Tensor, gradient: Tensor) -> Floats:
@@ -102,39 +132,6 @@ def mean_gradients(
     return {name: total.T if transposed[name] else total for name, total in sums.items()}
 
 
-# --- losses of truncated weights ---
-
-
-def stream_truncation_losses(run: CalibrationRun, sites: Sequence[Site]) -> Layers:
-    """Yield losses of shape ``(fractions, 2)``; logs first how many runs of the model it takes.
-
-    A row has the rank, ``int(out in kept / (out + in))`` and at least 1, and the mean loss in nats a token of the model
-    in which that weight alone has it.
-
-    Raises:
-        ModelError: a statistic, or the loss with a weight truncated, is not finite.
-    """
-    count = sum(len(site.weights) for site in sites) * len(KEPT_FRACTIONS)
-    if not count:
-        return
-    model, ids = run.model, run.windows[:WINDOWS]
-    logger.info("truncating weights takes %d runs of the model over %d windows of %d tokens", count, *ids.shape)
-    with progress_bar("truncating", "run", count, shown=run.progress) as bar:
-        for layer, fit in stream_fits(run, sites):
-            arrays = {}
-            for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
-                second, first = every_rank(fit.kept, weight)
-                losses = []
-                for fraction in KEPT_FRACTIONS:
-                    rank = max(1, int(weight.params * fraction / (weight.out_features + weight.in_features)))
-                    with _replaced(linear_at(model, weight.name).weight, second[:, :rank] @ first[:rank]):
-                        name = f"a calibration window with {weight.name} at rank {rank}"
-                        losses.append((rank, _mean_loss(model, ids, name)))
-                    bar.update()
-                arrays[weight.name] = np.array(losses, dtype=np.float64)
-            yield layer, arrays
-
-
 @contextmanager
 def _replaced(parameter: Tensor, value: Tensor) -> Iterator[None]:
     with torch.no_grad():
@@ -150,21 +147,3 @@ def _mean_loss(model: nn.Module, ids: Tensor, name: str) -> float:
     with frozen(model), torch.no_grad():
         total = sum(float(window_loss(model, window, name)) for window in ids)
     return total / (ids.numel() - len(ids))
-
-
-class LossChanges(WeightMeasurement):
-    """Predicted changes of the loss, see ``stream_changes``."""
-
-    name = "zero-sum"
-
-    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Layers:
-        return stream_changes(run, sites)
-
-
-class TruncationLosses(WeightMeasurement):
-    """Losses with one weight truncated, see ``stream_truncation_losses``."""
-
-    name = "sensitivity"
-
-    def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Layers:
-        return stream_truncation_losses(run, sites)

@@ -34,11 +34,7 @@ class Asvd(Method):
         self.name = "asvd" if alpha == 0.5 else f"asvd:{alpha!r}"  # every digit: files are called by it
 
     def with_parameter(self, text: str) -> "Asvd":
-        """``asvd:ALPHA``.
-
-        Raises:
-            GacError: alpha is not in (0, 1].
-        """
+        """``asvd:ALPHA``, in (0, 1]."""
         try:
             alpha = float(text)
         except ValueError:
@@ -75,11 +71,7 @@ class Palu(SvdLlm):
         self.forms, self.name = (form.name,), form.name.replace(form.kind, "palu")
 
     def with_parameter(self, text: str) -> "Palu":
-        """``palu:N``: groups of N heads.
-
-        Raises:
-            GacError: N is no positive integer.
-        """
+        """``palu:N``: groups of N heads, 1 or more."""
         if not text.isdecimal() or int(text) < 1:
             expected = "palu:N with a number of heads of 1 or more"
             raise GacError(f"method palu:{text}", expected, "Write it like palu:4.")
@@ -93,8 +85,7 @@ class PaluFold(SvdLlm):
     O_h B_g in place of O_h for every query head h that reads them (arXiv 2407.21118). The directions are those that
     lose least of V, and o_proj is multiplied and not re-solved.
 
-    Groups of several heads would be folded too if attention read one latent for all heads of a group. Here it reads
-    one for each key-value head, so that folding a larger group would cache its latent once for each of its heads.
+    Attention here reads a latent for each key-value head, so folding a larger group would cache its latent once a head.
     """
 
     name = "palu-fold"

@@ -17,18 +17,20 @@ from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")
-
-WINDOW = 64  # largest distance of a candidate from the unaligned rank
+WINDOW = 64
+"""Largest distance of a candidate of ``Importance`` from the unaligned rank."""
+Ranks = dict[str, int]
+"""Ranks by weight name; above ``max_useful_dim`` where a weight stays dense."""
 
 
 def _count(form: Form, weight: Weight, dim: int | None = None) -> int:
-    # without a dim: of the dense weight
+    """The amount of what the form's ranks share out; of the dense weight without a dim."""
     if form.rule_resource == "params":
         return weight.params if dim is None else form.params(weight, dim)
     return weight.cached_numbers if dim is None else form.cache.numbers(weight, dim)
 
 
-def uniform_ranks(weights: Sequence[Weight], budget: float, form: Form = LOW_RANK) -> dict[str, int]:
+def uniform_ranks(weights: Sequence[Weight], budget: float, form: Form = LOW_RANK) -> Ranks:
     """SVD-LLM (arXiv 2403.07378): every weight keeps the fraction ``budget``, ``rank = int(m * n * budget / (m + n))``.
 
     The fraction is of its parameters, or of its KV cache where the form counts that; ranks are not aligned.
@@ -40,15 +42,13 @@ def fisher_score(weight: Weight, curve: LossCurve) -> float:
     """Loss of dropping the weight, in nats a token, over its parameters.
 
     PaLU scores a weight with the mean over its entries of the root of the mean squared gradient (arXiv 2407.21118). The
-    nearest figure of a loss curve is the loss at rank 0, with the curvature of K-FAC ``1/2 tr(G W A W^T)``: squared
-    gradients too, but weighed by the squared weights, and without the root.
+    loss at rank 0, with the curvature of K-FAC ``1/2 tr(G W A W^T)``, has squared gradients too, weighed by the squared
+    weights and without the root.
     """
     return float(curve.loss[0]) / weight.params
 
 
-def fisher_ranks(
-    weights: Sequence[Weight], scores: Mapping[str, float], limit: int, form: Form = LOW_RANK
-) -> dict[str, int]:
+def fisher_ranks(weights: Sequence[Weight], scores: Mapping[str, float], limit: int, form: Form = LOW_RANK) -> Ranks:
     """PaLU (arXiv 2407.21118): ranks in proportion to the scores, rounded down, as many as the limit allows.
 
     PaLU shares out ranks between groups of heads of one shape, ``rank_i = total * F_i / sum(F)``, and caps them. Here
@@ -58,11 +58,8 @@ def fisher_ranks(
     Args:
         scores: by weight name, 0 or more (``fisher_score``).
         limit: parameters of all weights, or their numbers in the KV cache where the form counts those.
-
-    Returns:
-        A rank of 1 or more for every weight; above ``largest_useful`` where it stays dense.
     """
-    ranks: dict[str, int] = {}
+    ranks: Ranks = {}
     available, sharing = limit, list(weights)
     while sharing:
         total = sum(scores[weight.name] * _count(form, weight, 1) for weight in sharing)
@@ -77,35 +74,34 @@ def fisher_ranks(
     return ranks
 
 
-def sensitivity_ranks(weights: Sequence[Weight], losses: Mapping[str, Floats], limit: int) -> dict[str, int]:
+def sensitivity_ranks(weights: Sequence[Weight], losses: Mapping[str, Floats], limit: int) -> Ranks:
     """ASVD (arXiv 2312.05821, section 3.3): every weight takes its smallest rank that loses at most one threshold.
 
-    The threshold is the least one at which the parameters keep the limit. A weight stays dense, at its full rank, where
-    even its largest rank loses more. Where no threshold is high enough, every weight takes its smallest rank, and the
-    limit is exceeded.
+    The threshold is the least one at which the parameters keep the limit. A weight stays dense where even its largest
+    rank loses more. Where no threshold is high enough, every weight takes its smallest rank, and the limit is exceeded.
 
     Args:
         losses: by weight name, ranks and the loss of the model in which that weight alone has each, ``(ranks, 2)``.
         limit: parameters of all weights.
     """
 
-    def ranks_at(threshold: float) -> dict[str, int]:
+    def ranks_at(threshold: float) -> Ranks:
         ranks = {}
         for weight in weights:
             rank, loss = losses[weight.name].T
             ranks[weight.name] = int(rank[loss <= threshold].min(initial=LOW_RANK.full(weight)))
         return ranks
 
-    def used(threshold: float) -> int:
+    def within(threshold: float) -> bool:
         ranks = ranks_at(threshold)
-        return sum(_stored(weight, ranks[weight.name]) for weight in weights)
+        return sum(_stored(weight, ranks[weight.name]) for weight in weights) <= limit
 
     thresholds = [-inf, *sorted({loss for weight in weights for loss in losses[weight.name][:, 1].tolist()})]
-    index = bisect_left(thresholds, True, key=lambda threshold: used(threshold) <= limit)
+    index = bisect_left(thresholds, True, key=within)
     return ranks_at(thresholds[min(index, len(thresholds) - 1)])
 
 
-def zero_sum_ranks(weights: Sequence[Weight], changes: Mapping[str, Floats], limit: int) -> dict[str, int]:
+def zero_sum_ranks(weights: Sequence[Weight], changes: Mapping[str, Floats], limit: int) -> Ranks:
     """ZS-SVD (arXiv 2602.02848): drop singular components one after the other until the limit is kept.
 
     Every weight offers its smallest component. The one with the smallest predicted change is taken among those that
@@ -116,9 +112,6 @@ def zero_sum_ranks(weights: Sequence[Weight], changes: Mapping[str, Floats], lim
         changes: by weight name, the predicted change of the loss by dropping each singular component, the largest
             singular value first; shape ``(full,)``.
         limit: parameters of all weights. Every weight keeps at least one component, even above the limit.
-
-    Returns:
-        A rank for every weight; above ``largest_useful`` where it stays dense.
     """
     ranks = {weight.name: len(changes[weight.name]) for weight in weights}
     used, drift = sum(weight.params for weight in weights), 0.0
@@ -201,9 +194,7 @@ class Uniform(RankRule):
     name = "uniform"
     limits_cache = True
 
-    def ranks(
-        self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
-    ) -> dict[str, int]:
+    def ranks(self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int) -> Ranks:
         return uniform_ranks(weights, fraction, form)
 
 
@@ -213,33 +204,25 @@ class Fisher(RankRule):
     name = "fisher"
     limits_cache = True
 
-    def ranks(
-        self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
-    ) -> dict[str, int]:
+    def ranks(self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int) -> Ranks:
         return fisher_ranks(weights, _scores(problem, weights, form), limit, form)
 
 
 class ZeroSum(RankRule):
     """Components are dropped so that the predicted changes of the loss sum to about zero (ZS-SVD)."""
 
-    name = "zero-sum"
-    needs = "zero-sum"
+    name = needs = "zero-sum"
 
-    def ranks(
-        self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
-    ) -> dict[str, int]:
+    def ranks(self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int) -> Ranks:
         return zero_sum_ranks(weights, problem.measurements, limit)
 
 
 class Sensitivity(RankRule):
     """One threshold on what truncating a weight alone loses (ASVD)."""
 
-    name = "sensitivity"
-    needs = "sensitivity"
+    name = needs = "sensitivity"
 
-    def ranks(
-        self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int
-    ) -> dict[str, int]:
+    def ranks(self, problem: Problem, weights: Sequence[Weight], form: Form, fraction: float, limit: int) -> Ranks:
         return sensitivity_ranks(weights, problem.measurements, limit)
 
 
@@ -250,23 +233,17 @@ class Importance(WeightRule):
     aligned = True
 
     def choose(self, problem: Problem, form: Form, fraction: float, limit: int) -> dict[str, Chosen]:
-        weights = weights_of(problem)
+        weights, align, ranks = weights_of(problem), problem.recipe.space.align, {}
         uniform = at_ranks(weights, uniform_ranks(weights, fraction, form), None, form)
-        return most_important(weights, _scores(problem, weights, form), uniform, _sound_ranks(problem, form), limit)
+        step = step_of(form, align)
+        for site in problem.sites:
+            for index, weight in enumerate(site.weights):
+                dims = np.arange(step, form.max_useful_dim(weight) + 1, step, dtype=np.int64)
+                sound = problem.timing.sound(form, weight, dims, index in site.fused) if align else slice(None)
+                ranks[weight.name] = dims[sound]
+        return most_important(weights, _scores(problem, weights, form), uniform, ranks, limit)
 
 
 def _scores(problem: Problem, weights: Sequence[Weight], form: Form) -> dict[str, float]:
     curves = curves_of(problem, form)
     return {weight.name: fisher_score(weight, curves[weight.name]) for weight in weights}
-
-
-def _sound_ranks(problem: Problem, form: Form) -> dict[str, Ints]:
-    align = problem.recipe.space.align
-    step = step_of(form, align)
-    ranks = {}
-    for site in problem.sites:
-        for index, weight in enumerate(site.weights):
-            dims = np.arange(step, form.max_useful_dim(weight) + 1, step, dtype=np.int64)
-            sound = problem.timing.sound(form, weight, dims, index in site.fused) if align else slice(None)
-            ranks[weight.name] = dims[sound]
-    return ranks

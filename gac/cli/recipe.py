@@ -20,6 +20,7 @@ from gac.cli.options import (
     workloads_option,
 )
 from gac.forms import DEFAULT_FORMS, LATENCY_FORMS
+from gac.plan.costs import COSTS
 from gac.plan.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME
 
@@ -30,7 +31,7 @@ STATISTICS_KEPT = "Progress is saved in GAC_HOME; rerun the command to resume."
 # One row an option; its argument is a keyword of ``Recipe.of``, whose default holds without the option.
 _LIMITS = (
     option("--budget", "Kept fraction of the weights' parameters.", float, show_default="0.8, or 1 with --memory"),
-    option("--memory", "Kept fraction of the targeted weights' bytes.", float, "F"),
+    *(option(f"--{cost.limit.replace('_', '-')}", cost.help, float, "F") for cost in COSTS.values() if cost.help),
     latency_option(
         "Allowed fraction of the dense weights' latency, for every workload or (repeatable) for one. any: no limit. "
         "Default: no workload slower than dense, if the profile has its latency."
@@ -42,7 +43,6 @@ _LIMITS = (
         float,
         "F",
     ),
-    option("--kv-cache", "Allowed fraction of the dense KV cache; needs --form latent or head_dim.", float, "F"),
     option(
         "--rule",
         "Decision rule: loss (exact). For comparison: importance, or a peer's: uniform, fisher, zero-sum, sensitivity; "

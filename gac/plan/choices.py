@@ -165,6 +165,7 @@ def check_site(site: SiteChoice) -> None:
         PlanError: with the first count that is wrong.
     """
     weights = [choice.weight for choice in site.weights]
+    check(bool(weights), f"site {site.site} has no weights", "one at least")
     _check_choices(site.weights, site.params, f"site {site.site}")
     dense = sum(weight.params for weight in weights)
     check(dense == site.dense_params, f"site {site.site} states {site.dense_params} dense parameters", f"{dense}")
@@ -183,17 +184,15 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
         PlanError: with the count or choice that does not fit.
     """
     forms, schemes, dims = len(candidate.forms), len(candidate.schemes), len(candidate.dims)
-    latency, interpolated = candidate.latency_ns, candidate.interpolated
-    modelled = candidate.modelled or (0,) * workloads
+    latency, sources = candidate.latency_ns, (candidate.interpolated, candidate.modelled or (0,) * workloads)
+    lengths = {len(latency), *map(len, sources)}
     check(
-        {forms, schemes, dims} == {len(weights)} and {len(latency), len(interpolated), len(modelled)} == {workloads},
-        f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies, "
-        f"{len(interpolated)} counts of interpolated and {len(modelled)} of modelled ones",
-        f"{len(weights)} of the first three, one a weight, and {workloads} of the others, one a workload",
+        {forms, schemes, dims} == {len(weights)} and lengths == {workloads},
+        f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies",
+        f"{len(weights)} of the first three, one a weight, and {workloads} latencies with their sources",
     )
-    positive = all(ns is None or ns >= 0 for ns in latency) and min((*interpolated, *modelled), default=0) >= 0
-    problem = f"{what} has latencies {latency}, {interpolated} interpolated, {modelled} modelled"
-    check(positive, problem, "positive ns and counts")
+    positive = min((*filter(None, latency), *sources[0], *sources[1]), default=0) >= 0
+    check(positive, f"{what} has latencies {latency}, from {sources}", "positive ns and counts")
     _check_choices(candidate.choices(weights), candidate.params, what)
 
 

@@ -25,6 +25,7 @@ class Cost:
         of_choice: the amount of one weight in a form and a scheme at a dim.
         on_gpu: the amount that one of several GPUs has of a weight; the last argument is their number.
         million, billion: names of large amounts on an axis; empty where amounts are small.
+        help: of the option ``--LIMIT``; empty for parameters, whose option is ``--budget``.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Cost:
     on_gpu: Callable[[Form, Scheme, Weight, int, int], int]
     million: str = ""
     billion: str = ""
+    help: str = ""
 
     @property
     def of_weights(self) -> bool:
@@ -57,7 +59,7 @@ def _bytes(scheme: Scheme, matrices: Iterable[tuple[int, int]]) -> int:
     return sum(scheme.bytes(*shape) for shape in matrices)
 
 
-_RECORDS = (
+_COSTS = (
     Cost(
         "params",
         limit="params",
@@ -75,6 +77,7 @@ _RECORDS = (
         label="bytes",
         million="MB",
         billion="GB",
+        help="Kept fraction of the targeted weights' bytes.",
         of_choice=lambda form, scheme, weight, dim: _bytes(scheme, form.latency.matrices(weight, dim)),
         on_gpu=lambda form, scheme, weight, dim, gpus: _bytes(scheme, split_matrices(form, weight, dim, gpus)),
     ),
@@ -83,20 +86,16 @@ _RECORDS = (
         limit="kv_cache",
         unit="numbers a token",
         label="KV cache",
+        help="Allowed fraction of the dense KV cache; needs --form latent or head_dim.",
         of_choice=lambda form, scheme, weight, dim: form.cache.numbers(weight, dim),
         on_gpu=lambda form, scheme, weight, dim, gpus: form.cache.numbers(weight, dim) // weight.parts(gpus),
     ),
 )
-COSTS: Mapping[str, Cost] = MappingProxyType({cost.name: cost for cost in _RECORDS})
+COSTS: Mapping[str, Cost] = MappingProxyType({cost.name: cost for cost in _COSTS})
 """By column: the parameters of the targeted weights, their bytes, and what the KV cache keeps of a token, in numbers of
 16 bits. A frontier may limit each of them."""
 
 PARAMS, BYTES, KV_NUMBERS = COSTS
-
-
-def column_of(limit: str) -> str:
-    """The column that a frontier limits: one of ``COSTS``, or the latency of a workload."""
-    return limit if limit in COSTS else ns_of(limit)
 
 
 def ns_of(workload: object) -> str:

@@ -70,11 +70,9 @@ UNMEASURED = Calibration("none", 0, 0, "", 0.0)
 
 @dataclass(frozen=True)
 class ProfileUsed:
-    """The latency table behind the plan.
+    """The latency table behind the plan; ``note`` is the reason for it, where it was not the local GPU's.
 
-    Attributes:
-        note: the reason for it, where it was not the local GPU's.
-        error: the median relative error of modelled latencies on shapes left out of the model; None without any.
+    ``error`` is the median relative error of modelled latencies on shapes left out of the model; None without any.
     """
 
     gpu: str
@@ -88,7 +86,6 @@ class RoundedHead:
     """Quantised embedding and LM head.
 
     Attributes:
-        scheme: of both.
         shapes: rows and columns of each stored matrix: of one where the head is tied to the embedding.
         loss: divergence of the dense model's predictions when they alone are quantised, nats a token.
     """
@@ -123,19 +120,15 @@ class Healed:
 
     Attributes:
         texts: names of the training texts; ``self`` was sampled from the dense model.
-        windows: the number of training windows, each of ``window_tokens`` tokens.
         held: the number of held-out windows.
         tokens: tokens trained on, repetitions included.
         learning_rate: relative to the size of each weight.
-        seed: of the order of the text, and of sampled text.
-        before: KL(dense || compressed) on the held-out windows, nats a token.
-        after: the same of the healed model, as it is stored.
+        before, after: KL(dense || compressed) on the held-out windows, nats a token.
         blocks: the share of the work that trained decoder layers one at a time.
         dense: weights that the plan leaves dense were trained too.
         labels: the weight of the text's own next tokens in the loss at the end.
         asked: requested tokens; 0 where a time was requested.
-        documents: the beginning of the SHA-256 of each document given in memory.
-        bos: every window begins with BOS.
+        documents, bos: as in ``Calibration``.
     """
 
     texts: tuple[str, ...]
@@ -174,7 +167,7 @@ class Measured:
     Attributes:
         model: its name or path.
         digest: SHA-256 of the targeted weights.
-        params: parameters of the whole dense model, embeddings and head included.
+        params: of the whole dense model, embeddings and head included.
         family: its ``model_type``.
         factor: the one fitted number between the summed curvature and the measured loss.
         error: expected error of the predicted loss, as a share of it; None where the method's predictions were never

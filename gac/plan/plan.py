@@ -1,13 +1,13 @@
 """The plan: its record, checked when it is made or loaded, shown as tables and set beside another one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gac.core.arguments import checked
 from gac.core.display import Row, Shown, Table, fields
 from gac.core.errors import PlanError
-from gac.plan.choices import REMEDY, Candidate, SiteChoice, WeightChoice, check, check_candidate, check_site, counted
+from gac.plan.choices import Candidate, SiteChoice, WeightChoice, check, check_candidate, check_site, counted
 from gac.plan.evidence import UNMEASURED, Calibration, CalibrationPart, Healed, Measured, ProfileUsed, RoundedHead
 from gac.plan.layers import plan_table, short_names_of
 from gac.plan.record import (
@@ -151,84 +151,55 @@ class PlanComparison:
 
 
 def _check(plan: Plan) -> None:
-    """Refuse a plan that contradicts itself; everything is counted again in exact integers."""
+    """Refuse a plan that contradicts itself; amounts are counted again in exact integers."""
     for name in ("sites", "limits"):
         check(bool(getattr(plan, name)), f"plan has no {name}", "one at least")
-    _check_ranges(plan)
     for site in plan.sites:
         check_site(site)
-    _check_proofs(plan)
-    _check_rounding(plan)
+    for name, holds in _conditions(plan):
+        check(holds, f"plan has {name} out of range", "what its recipe and its choices allow")
     fractions, stated = plan.recipe.fractions, {limit.column: limit.asked for limit in plan.limits}
     check([*stated.items()] == [*fractions.items()], f"plan limits {stated}", f"{fractions}, as its recipe says")
     for limit in plan.limits:
-        _check_limit(plan, limit)
-    _check_split(plan)
-
-
-def _check_ranges(plan: Plan) -> None:
-    """Refuse negative counts, and divisors of 0."""
-    measured, text, head = plan.measured, plan.measured.calibration, plan.measured.head
-    others = measured.params + measured.untied - plan.budget.total - (head.params if head else 0)
-    latencies = {f"{timed.workload}.{name}": getattr(timed, name) for timed in plan.workloads for name in _LATENCIES}
-    in_range = {
-        "weights of a site": all(site.weights for site in plan.sites),
-        "measured.calibration.windows": text.windows > 0 or not measured.predicted,
-        "measured.calibration.window_tokens": text.window_tokens > 0 or not measured.predicted,
-        **{f"limits.{limit.column}": limit.limit >= 0 for limit in plan.limits},
-        "measured.params": measured.params >= plan.budget.total,
-        "measured.rotation.untied": measured.untied >= 0,
-        "measured.profile.error": (measured.profile.error or 0) >= 0,
-        "healed": all(healed.is_valid for healed in plan.healed),
-        "measured.head.shapes": others >= 0 and (head is None or head.is_valid),
-        **{name: ns is None or ns > 0 for name, ns in latencies.items()},
-    }
-    for name, holds in in_range.items():
-        check(holds, f"plan has {name} out of range", "counts that can be")
-
-
-_LATENCIES = ("dense_ns", "plan_ns", "fused_ns")
-
-
-def _check_proofs(plan: Plan) -> None:
-    prices, limits = len(plan.certificate.multipliers), len(plan.limits)
-    priced = prices == limits or not any(site.alternatives for site in plan.sites)
-    check(priced, f"plan has alternatives and {prices} multipliers", f"{limits}, one a limit")
-    if plan.speed is not None:
-        shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
-        problem = f"plan has speed with {shape[0]} latencies and {shape[1]} multipliers"
-        check(shape == (len(plan.workloads), limits + 1), problem, f"{len(plan.workloads)} and {limits + 1}")
-
-
-def _check_rounding(plan: Plan) -> None:
-    """Refuse a rotation, or an embedding and head, other than what the recipe asks for."""
-    space, measured = plan.recipe.space, plan.measured
-    rotated = bool(space.rotate) == (measured.rotation is not None)
-    check(rotated, f"plan with rotate {space.rotate} states {measured.rotation}", "what was rotated")
-    stated = measured.head.scheme if measured.head else DEFAULT_SCHEME
-    check(space.head == stated, f"plan with head {space.head} states one in {stated}", "what was asked for")
-    loss, part = measured.lost_by_head, plan.prediction.head
-    check(loss == part, f"plan predicts a loss of {part:g} by embedding and head", f"{loss:g}, as was measured")
-
-
-def _check_limit(plan: Plan, limit: Limit) -> None:
-    if (counts := amounts(plan.weights, plan.workloads, limit.column)) is None:
-        raise PlanError(f"plan limits {limit.column!r}", "a cost that it has", REMEDY)
-    over = max(0, limit.used - limit.limit)
-    check(
-        (*counts, over) == (limit.used, limit.total, limit.over),
-        f"plan states {limit.used} of {limit.total} {limit.column}, limit {limit.limit}, {limit.over} over it",
-        f"{counts[0]} of {counts[1]}, {over} over the limit",
-    )
-
-
-def _check_split(plan: Plan) -> None:
-    """Refuse weights without equal parts for every GPU, and a comparison with one GPU in a plan for one."""
+        used, total = amounts(plan.weights, plan.workloads, limit.column) or (None, None)
+        over = max(0, limit.used - limit.limit)
+        check(
+            (used, total, over) == (limit.used, limit.total, limit.over),
+            f"plan states {limit.used} of {limit.total} {limit.column}, limit {limit.limit}, {limit.over} over it",
+            f"{used} of {total}, {over} over the limit",
+        )
     for choice in plan.weights if plan.gpus > 1 else ():
         problem = f"plan for {plan.gpus} GPUs has {choice.name} as {choice.form} {choice.dim} in {choice.scheme}"
         check(choice.divides(plan.gpus), problem, "what they divide into equal parts")
-    if (alone := plan.one_gpu) is None:
-        return
-    counts = (*alone.forms.values(), alone.otherwise, alone.uneven, alone.unsound, *filter(None, alone.latency_ns))
-    holds = min(counts) >= 0 and len(alone.latency_ns) == len(plan.workloads) and plan.gpus > 1
-    check(holds, f"plan for {plan.gpus} GPUs states {alone} of one", "counts, and a latency a workload, beside several")
+
+
+def _conditions(plan: Plan) -> Iterator[tuple[str, bool]]:
+    """Names of fields, each with True if its value is possible beside the others."""
+    measured, text, head = plan.measured, plan.measured.calibration, plan.measured.head
+    limits, workloads, space = len(plan.limits), len(plan.workloads), plan.recipe.space
+    yield "measured.calibration.windows", not measured.predicted or text.windows > 0
+    yield "measured.calibration.window_tokens", not measured.predicted or text.window_tokens > 0
+    yield "measured.params", measured.params >= plan.budget.total
+    yield "measured.profile.error", (measured.profile.error or 0) >= 0
+    yield "measured.rotation", bool(space.rotate) == (measured.rotation is not None)
+    yield "measured.rotation.untied", measured.untied >= 0
+    others = measured.params + measured.untied - plan.budget.total - (head.params if head else 0)
+    yield "measured.head.shapes", others >= 0 and (head is None or head.is_valid)
+    yield "measured.head.scheme", space.head == (head.scheme if head else DEFAULT_SCHEME)
+    yield "prediction.head", measured.lost_by_head == plan.prediction.head
+    yield "healed", all(healed.is_valid for healed in plan.healed)
+    yield "limits", all(limit.limit >= 0 for limit in plan.limits)
+    for timed in plan.workloads:
+        for name in ("dense_ns", "plan_ns", "fused_ns"):
+            yield f"{timed.workload}.{name}", (ns := getattr(timed, name)) is None or ns > 0
+    priced = any(site.alternatives for site in plan.sites)
+    yield "certificate.multipliers", not priced or len(plan.certificate.multipliers) == limits
+    if plan.speed is not None:
+        shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
+        yield "speed", shape == (workloads, limits + 1)
+    if (single := plan.one_gpu) is not None:
+        counts = (*single.forms.values(), single.otherwise, single.uneven, single.unsound, *single.latency_ns)
+        yield (
+            "one_gpu",
+            plan.gpus > 1 and len(single.latency_ns) == workloads and min(filter(None, counts), default=0) >= 0,
+        )

@@ -59,11 +59,9 @@ class Measure:
         bos: True starts every calibration window with the tokenizer's BOS, in the place of one token of text. None
             does so where the tokenizer adds BOS by itself (Llama, Gemma, Mistral; not Qwen).
         shots: 2 takes the gradients a second time, from the model compressed to 0.8 by its one-shot plan and fitted
-            again (inputs stay the dense model's), and plans with them: SmolLM2's perplexity is 0.5 % lower for it at
-            0.8 and 1.8 % at 0.6. Calibration takes twice as long (three times where statistics are too large to be
-            stored, see ``gac.measurement.calibration``), and a second copy of the targeted weights needs memory. For
-            the method ``kfac`` and the rule ``loss``, where weights can be fitted again by ``residual``. The statistics
-            are stored apart, and serve every budget.
+            again: SmolLM2's perplexity is 0.5 % lower for it at 0.8 and 1.8 % at 0.6. Calibration takes two or three
+            times as long, and a second copy of the targeted weights needs memory. For the method ``kfac`` and the rule
+            ``loss``, where weights can be fitted again by ``residual``.
     """
 
     method: str = "kfac"
@@ -101,11 +99,10 @@ class Space:
         schemes: number formats of weights; ``bf16`` is 16 bits a number, as loaded.
         align: True allows only dims that the profile shows to be sound; a number allows their multiples of it, False
             every integer. ``profile,group=128``: whole groups of 128, for weights that are quantised later.
-        rotate: rotate the model before it is measured and compressed, so that quantising loses less where features
-            have outliers: gains of RMSNorm are folded, and the residual stream and the values of heads rotated. The
-            function is the same, and nothing is added at run time; but a tied LM head becomes a weight of its own. See
-            ``gac.models.rotation.rotate``. None: where a scheme has at most 4 bits, the model can be rotated, and no
-            tied head has to be split off.
+        rotate: rotate the model before it is measured and compressed (``gac.models.rotation.rotate``), so that
+            quantising loses less where features have outliers. The function is the same, and nothing is added at run
+            time; but a tied LM head becomes a weight of its own. None: where a scheme has at most 4 bits, the model
+            can be rotated, and no tied head has to be split off.
         head: format of the embedding and the LM head: ``bf16``, as loaded, or ``w8a16``. They are not targeted
             weights: no limit counts them, bytes of the whole model do.
     """
@@ -151,10 +148,9 @@ class Deployment:
             GPU's, or the shipped H100's where there is no GPU.
         workloads: what latency is looked up for: ``prefill:BxS`` or ``decode:B@C``.
         fuse: True runs the first GEMMs of weights that read the same input (q/k/v; gate/up) as one, and gives them dims
-            for it; the profile has to hold the shared shapes (``gac profile --fuse``) where latency is limited or
-            predicted. ``"auto"`` does so where the plan is better for it, chosen with the dims; where only parameters
-            are limited, where it is faster; where the profile lacks a shape, nowhere. The dense model of latency
-            fractions then runs unfused. None: ``"auto"`` for the rule ``loss`` and methods for any form, else False.
+            for it; the profile has to hold the shared shapes (``gac profile --fuse``). ``"auto"`` does so where the
+            plan is better or faster for it, and latency fractions are then of the dense model unfused. None:
+            ``"auto"`` for the rule ``loss`` and methods for any form, else False.
         decode_kernel: always ``torch``; a field of stored plans, so that those of earlier versions open.
         tensor_parallel: GPUs of a host over which every weight is split (tensor parallelism). Latencies are then those
             of each GPU's part and of the collectives, which the profile has to hold (``gac profile --collectives``
@@ -207,7 +203,7 @@ class Limits:
     def __post_init__(self) -> None:
         if self.params is None:
             object.__setattr__(self, "params", DEFAULT_BUDGET if self.memory is None else 1.0)
-        for name in ("params", "memory", "kv_cache"):
+        for name in (cost.limit for cost in COSTS.values()):
             if (value := getattr(self, name)) is not None:
                 check_fraction(f"limits.{name}", value)
                 object.__setattr__(self, name, float(value))
@@ -310,12 +306,13 @@ class Recipe(Record):
             raise GacError(f"the option {unknown[0]!r}", f"one of budget, {', '.join(KEYWORDS)}", remedy)
         values = {name: _plain(name, value) for name, value in options.items()}
         deployment = _part(Deployment, values)
-        latency = values.pop("latency", None)
+        latency = values.get("latency")
         if latency == "any":
-            latency = {}
+            values["latency"] = {}
         elif latency is not None and not isinstance(latency, Mapping):
-            latency = dict.fromkeys(deployment.workloads, latency)
-        limits = Limits(budget, values.pop("memory", None), values.pop("kv_cache", None), latency)
+            values["latency"] = dict.fromkeys(deployment.workloads, latency)
+        values["params"] = budget
+        limits = _part(Limits, values)
         faster = any(fraction < 1 for fraction in (limits.latency or {}).values())
         if faster and values.get("method", Measure.method) == Measure.method:
             values.setdefault("forms", LATENCY_FORMS)

@@ -20,10 +20,7 @@ class Limit:
 
     Attributes:
         column: a cost of ``gac.plan.costs.COSTS``, or ``ns:WORKLOAD``.
-        asked: the allowed fraction of the dense model's amount.
-        limit: ``floor(asked * total)``.
-        used: by the chosen candidates.
-        total: by the dense weights.
+        asked: the allowed fraction of the dense model's amount, which is ``total``; ``limit = floor(asked * total)``.
         over: ``max(0, used - limit)``; above 0 only by a rule that keeps no limit.
     """
 
@@ -43,9 +40,7 @@ class Limit:
 class WorkloadLatency:
     """Predicted latency of the targeted weights, with the number of weights by the source of their latency.
 
-    Attributes:
-        dense_ns, plan_ns: None where the profile lacks a shape and a modelled latency would be too uncertain.
-        fused_ns: of the dense model with shared first GEMMs everywhere, which loses nothing; None where unknown.
+    Latencies are None where unknown. ``fused_ns`` is that of the dense model with shared first GEMMs everywhere.
     """
 
     workload: str
@@ -85,11 +80,9 @@ class Certificate:
     """The solver's proof, in the units of the objective (nats a token).
 
     Attributes:
-        status: ``optimal`` when the gap is 0, ``feasible`` otherwise.
+        status: ``optimal`` when ``gap = value - lower_bound`` is 0, ``feasible`` otherwise.
         lower_bound: no choice within the limits loses less.
-        gap: ``value - lower_bound``.
         multipliers: the Lagrange multiplier of each limit (loss per unit) behind the bound.
-        method: of the solution.
     """
 
     status: Literal["optimal", "feasible"]
@@ -105,8 +98,7 @@ class Speed:
     """The choice of least loss, where the plan is the fastest that loses at most the recipe's ``slack`` more.
 
     Attributes:
-        loss: the least within the limits, nats a token; the plan's certificate proves it.
-        latency_ns: of that choice, one a workload; None where unknown.
+        loss, latency_ns: of that choice; the plan's certificate proves the loss.
         certificate: proves that no choice within the limits and the slack is faster. Its value is the sum of the
             latencies, each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
     """
@@ -124,8 +116,7 @@ class SingleGpuComparison:
         loss: predicted for one GPU, nats a token.
         forms: dense parameters of the weights that take each form there.
         otherwise: the number of weights with another choice there.
-        uneven: the number of weights whose dims there do not split into equal parts.
-        unsound: the number of weights whose dims there split into parts that the table shows to be slow.
+        uneven, unsound: the number of weights whose dims there split into unequal parts, or into slow ones.
         latency_ns: of that plan on the GPUs, one a workload, with uneven dims padded; None where unknown.
     """
 
@@ -261,17 +252,16 @@ class PlanRecord(Record):
 
         Of heads and blocks their features count; of split weights the part on each GPU.
         """
-        steps = ("64", "32", "16", "8")
-        dims = [choice.length_on(self.gpus) for choice in self.weights if choice.form != "dense"]
-        kinds = [next((step for step in steps if dim % int(step) == 0), "unaligned") for dim in dims]
-        return {kind: kinds.count(kind) for kind in (*steps, "unaligned")}
+        counts = dict.fromkeys(("64", "32", "16", "8", "unaligned"), 0)
+        for length in (choice.length_on(self.gpus) for choice in self.weights if choice.form != "dense"):
+            counts[next((step for step in ("64", "32", "16", "8") if length % int(step) == 0), "unaligned")] += 1
+        return counts
 
     @property
     def aligned_fraction(self) -> float:
         """Fraction of the chosen dims that are multiples of 8 (1.0 when everything stayed dense)."""
         counts = self.alignment
-        total = sum(counts.values())
-        return 1.0 if total == 0 else 1 - counts["unaligned"] / total
+        return 1 - counts["unaligned"] / (sum(counts.values()) or 1)
 
 
 def amounts(

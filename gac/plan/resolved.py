@@ -20,8 +20,6 @@ class ResolvedRecipe:
     Attributes:
         recipe: with forms, fuse, refit, slack and limits of latency decided. ``space.rotate`` may be None until the
             model is loaded, see ``with_rotation``; a limit that is None limits nothing.
-        method: the metric of errors.
-        model_type, family: of the model.
         targeted: the sites of the family, in model order: all weights that may change.
         sites: the same weights as the plan decides on them, see ``gac.forms.planned_sites.as_planned``.
         profile: the latency table's name and digest.

@@ -16,13 +16,7 @@ FUSED = "dense, fused"
 """Name of the dense model in which all weights that read the same input share their first GEMMs."""
 
 _REFITTED = {"none": "", "residual": "; refitted layer by layer", "update": "; second factors refitted (SVD-LLM)"}
-_OPTIONS = {
-    "budget": "--budget",
-    "text": "--calibration",
-    "forms": "--form",
-    "schemes": "--scheme",
-    "workloads": "--workload",
-}
+_OPTIONS = {"text": "--calibration", "forms": "--form", "schemes": "--scheme", "workloads": "--workload"}
 
 
 def summary(plan: PlanRecord) -> str:
@@ -115,15 +109,12 @@ def _healing(healed: Healed) -> str:
     return f"on {healed}:\n{divergence}, on {number_of(healed.held, 'window')} held out"
 
 
-def _evidence(plan: PlanRecord) -> list[tuple[str, str]]:
+def _evidence(plan: PlanRecord) -> Iterator[tuple[str, str]]:
     proof, measure, text = plan.certificate, plan.recipe.measure, plan.measured.calibration
-    if not plan.measured.predicted:
-        return []
-    gap = f"loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}"
-    return [
-        ("calibration", f"{text}, seed {measure.seed}{', two shots' if measure.shots == 2 else ''}"),
-        ("certificate", f"{proof.status}: {gap}"),
-    ]
+    if plan.measured.predicted:
+        gap = f"loss {proof.value:.6g}, bound {proof.lower_bound:.6g}, gap {proof.gap:.3g}"
+        yield "calibration", f"{text}, seed {measure.seed}{', two shots' if measure.shots == 2 else ''}"
+        yield "certificate", f"{proof.status}: {gap}"
 
 
 def _amount(plan: PlanRecord, cost: Cost) -> str:
@@ -237,8 +228,7 @@ def _latency(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
 
 
 def _ms(ns: int | None) -> str:
-    assert ns is not None, "an unknown latency"
-    return f"{ns / 1e6:.3f} ms"
+    return f"{(ns or 0) / 1e6:.3f} ms"
 
 
 # --- several GPUs ---------------------------------------------------------------------------------------------------
@@ -326,7 +316,7 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
             yield from (word for text in _values(value) for word in (option, text))
 
 
-def _values(value: Any) -> list[str]:
+def _values(value: Any) -> Iterable[str]:
     if isinstance(value, Mapping):
         return [f"{workload}={fraction!r}" for workload, fraction in value.items()]
-    return [*value] if isinstance(value, tuple) else [value if isinstance(value, str) else repr(value)]
+    return value if isinstance(value, tuple) else [value if isinstance(value, str) else repr(value)]

@@ -75,19 +75,19 @@ def cp_sat_finds(groups, limits, answer):
     """CP-SAT, in the integers that the knapsack compares."""
     if not isinstance(answer, Solution):
         items = flatten(groups)
-        status = cp_sat(replace(items, values=items.starts[items.group] * 0, slack=np.array(limits)), Work(20)).status
+        status = cp_sat(replace(items, values=items.starts[items.group] * 0, slack=np.array(limits)), Work(20))[0]
         return {"INFEASIBLE": "", "UNKNOWN": "peer not proved"}.get(status, "feasibility")
     items = reduced_items(flatten(groups), limits).items
     values = to_grains(items.values, answer.grain)
     chosen = np.flatnonzero(np.asarray(answer.choice)[items.group] == items.origin)
     worth = values <= values[chosen].sum()
     dropped = max(0, int(values[worth].sum(dtype=object)).bit_length() - 60)  # CP-SAT's sums have to fit int64
-    result = cp_sat(replace(items, values=values >> dropped).keep(worth), Work(20))
-    if result.status == "INFEASIBLE":
+    status, choice = cp_sat(replace(items, values=values >> dropped).keep(worth), Work(20))
+    if status == "INFEASIBLE":
         return "feasibility"
-    if result.choice is not None and values[worth][result.choice].sum() < values[chosen].sum():
+    if choice is not None and values[worth][choice].sum() < values[chosen].sum():
         return "value"
-    return "" if result.status == "OPTIMAL" else "peer not proved"
+    return "" if status == "OPTIMAL" else "peer not proved"
 
 
 def highs_finds(groups, limits, answer):

@@ -1,25 +1,17 @@
 """Attention in plans by latency, from tables that are made up: what counts of it, and where it is not known."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import numpy as np
 import pytest
-import torch
 
 from gac.allocation.decide import speed_defaults
 from gac.allocation.latencies import UNKNOWN, Timing, attention_latency, has_latencies
 from gac.core.errors import ProfileError
-from gac.core.operations import attend, attend_latents, batched_gemm, linear
+from gac.core.operations import attend, attend_latents
 from gac.core.workloads import Workload
-from gac.evaluation.bench import Bench
-from gac.evaluation.latency import Spread, Timed
-from gac.evaluation.versions import Version
 from gac.forms import form_named
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
-from gac.plan.plan import WeightChoice
 from gac.plan.recipe import Recipe
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import model_points
@@ -47,16 +39,6 @@ def counted(form: str, weight: Weight, *dims: int) -> list[list[int]]:
     return attention_latency(TIMING, form_named(form), weight, np.array(dims))[0].tolist()
 
 
-def test_attention_is_measured_over_the_dense_cache_and_along_both_ranks() -> None:
-    asked = [each.operation.axes for each in POINTS if each.operation.operator == "latent_attention"]
-    assert Point(WHOLE) in POINTS
-    for axis, other in (("k", "v"), ("v", "k")):
-        ranks = [axes[axis] for axes in asked if axes[other] == 64]
-        assert {8, 32, 64, 96, 120} <= set(ranks)
-        assert not [rank for rank in ranks if rank % 8]
-    assert "sdpa" not in {each.operation.operator for each in model_points("llama-3-8b", WORKLOADS)}
-
-
 def test_keys_and_values_each_count_half_where_a_token_is_decoded() -> None:
     assert counted("dense", K, 1024) == counted("dense", V, 1024) == [[0, -(-ns(WHOLE) // 2)]]
     keys, values = (counted("latent:1", weight, 64)[0] for weight in (K, V))
@@ -71,12 +53,6 @@ def test_keys_and_values_each_count_half_where_a_token_is_decoded() -> None:
 @pytest.mark.parametrize(("form", "dim", "kept"), [("heads", 4, 0.5), ("head_dim", 96, 0.75), ("low_rank", 64, 1.0)])
 def test_other_forms_take_their_share_of_the_cache(form: str, dim: int, kept: float) -> None:
     assert counted(form, V, dim) == [[0, np.ceil(kept * ns(WHOLE) / 2)]]
-
-
-def test_its_gemms_are_looked_up_one_by_one() -> None:
-    latency, _ = TIMING.of_weight(LATENT, K, np.array([64]))
-    for column, rows in enumerate((1024, 1)):
-        assert latency[0, column] == ns(linear(rows, 4096, 512)) + ns(batched_gemm(8, rows, 64, 128))
 
 
 def test_a_rank_that_is_slower_than_a_larger_one_is_not_sound() -> None:
@@ -110,28 +86,6 @@ def test_a_plan_keeps_a_limit_that_attention_alone_can_reach(small: Small) -> No
     assert plan.kv_numbers[0] < plan.kv_numbers[1]
 
 
-def test_a_bench_predicts_latents_by_what_they_change_of_attention() -> None:
-    """GEMMs are scaled as the dense model's; attention of the dense one lies in what is timed without GEMMs."""
-    plain = [WeightChoice(weight, "dense", DENSE.full(weight)) for site in SITES for weight in site.weights]
-    latents = [each if each.weight not in (K, V) else WeightChoice(each.weight, LATENT.name, 64) for each in plain]
-    all_of_it = sum(counted("dense", weight, 1024)[0][1] for weight in (K, V)) * 32
-    gemms, fewer = 10**7, 9 * 10**6
-    changed = all_of_it + 2 * (counted("latent:1", K, 64)[0][1] - counted("dense", K, 1024)[0][1])
-    versions = [
-        Version(name, tuple(choices), True, 0.0, {DECODE: table_ns})
-        for name, choices, table_ns in (("dense", plain, gemms + all_of_it), ("ours", latents, fewer + changed))
-    ]
-    dense, rest = Timed("dense", DECODE, Spread(5e7, 0.0, 9), 1.0, 10**9), Spread(3e7, 0.0, 9)
-    bench = Bench(cast(Any, SimpleNamespace(dtype=torch.bfloat16)), SITES, TIMING, (versions[0],) * 3, cast(Any, None))
-    result = [bench._result(each, dense, {True: dense, False: dense}, {None: rest}, {}) for each in versions]
-    assert result[0].predicted_ns == result[0].sum_ns == 5e7
-    assert result[1].predicted_ns == pytest.approx(3e7 + 2e7 * fewer / gemms + changed - all_of_it)
-    assert result[1].sum_ns == 5e7 - (gemms - fewer) + changed - all_of_it
-    weights, cached = (sum(of(latents)) - sum(of(plain)) for of in (_params, _cached))
-    assert result[0].planned_bytes == 10**9
-    assert result[1].planned_bytes == 10**9 + 2 * (weights + cached * 32768)
-
-
 def test_rounded_latents_have_attention_of_their_own() -> None:
     """Tables without it know no latency of the form; keys and values count halves as others do."""
     form, points = form_named("latent:1:int8"), model_points("llama-3-8b", WORKLOADS, forms=("latent:1:int8",))
@@ -144,11 +98,3 @@ def test_rounded_latents_have_attention_of_their_own() -> None:
     keys, values = (attention_latency(timing, form, weight, np.array([64]))[0][0] for weight in (K, V))
     assert abs(int(keys[1] + values[1]) - ns(both)) <= 1
     assert ns(both) < ns(HALF)
-
-
-def _params(choices: list[WeightChoice]) -> list[int]:
-    return [form_named(each.form).params(each.weight, each.dim) for each in choices]
-
-
-def _cached(choices: list[WeightChoice]) -> list[int]:
-    return [form_named(each.form).cache.numbers(each.weight, each.dim) for each in choices if each.weight.cached]

@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import gac
 from gac.allocation.decide import decide
 from gac.allocation.frontier import Frontier, check_limited, frontier
 from gac.allocation.problem import Problem
@@ -18,10 +15,8 @@ from gac.core.operations import batched_gemm
 from gac.forms import form_named
 from gac.forms.loss_curves import LossCurve, WholeModelLoss
 from gac.models.sites import Site, Weight
-from gac.plan.costs import BYTES, KV_NUMBERS, PARAMS
+from gac.plan.costs import KV_NUMBERS
 from gac.plan.recipe import Recipe
-from gac.reporting.frontier import curve, plot_frontier
-from gac.schemes import scheme_named
 from tests.allocation.small_problems import MEASURED, PREFILL, asking, curves_by, measured, profile, rows
 from tests.allocation.test_frontier import bare
 from tests.reporting.rendering import shown
@@ -58,7 +53,7 @@ def test_every_point_is_the_plan_of_its_limit(result: Frontier) -> None:
         assert plan == replace(decided, certificate=plan.certificate)
         assert plan.prediction.loss == pytest.approx(point.loss, rel=1e-14)
         assert plan.prediction.together == point.together
-        assert plan.kv_numbers == (result.kv_numbers(point), LAYERS * 2 * OUT)
+        assert plan.kv_numbers == (result.amount(point, KV_NUMBERS), LAYERS * 2 * OUT)
         assert plan.kv_numbers[0] <= point.limit
         assert len(plan.certificate.multipliers) == len(plan.limits) == 2
 
@@ -70,30 +65,6 @@ def test_no_point_has_more_parameters_than_the_dense_model(result: Frontier) -> 
     assert not form_named("low_rank").can_exceed_dense(of.sites[0].weights[0])
     assert any(option.params > site.site.params for site in result.sites for option in site.options)
     assert max(point.params for point in result.points) <= result.dense_params
-
-
-def test_over_parameters_a_point_says_what_is_lost_together_too() -> None:
-    result = frontier(problem(), points=9)
-    for index, point in enumerate(result.points):
-        plan = decide(asking(problem(), point.asked, latency={})).plan
-        assert plan.prediction == result.plan(index).prediction
-        assert point.loss == pytest.approx(plan.prediction.loss, rel=1e-14)
-    assert any(point.together for point in result.points)
-
-
-def test_candidates_with_more_parameters_are_compared_by_them_where_bytes_are_limited() -> None:
-    of, price = problem(), np.array(0.01)
-    weights = [site.weights[0] for site in of.sites]
-    curves = of.curves.with_scheme(
-        scheme_named("w4a16:8"),
-        weights,
-        [form_named("dense"), form_named("latent")],
-        dict.fromkeys([each.name for each in weights], price),
-    )
-    rounded = replace(asking(of, 1.0, schemes=["bf16", "w4a16:8"]), curves=curves)
-    result, less = (asking(rounded, budget).candidates([PARAMS, BYTES]) for budget in (1.0, 0.99))
-    assert [rows.params.tolist() for rows in result] == [rows.params.tolist() for rows in less]
-    assert any((rows.params > site.params).any() for rows, site in zip(result, of.sites, strict=True))
 
 
 def lines_of(result: Frontier) -> list[str]:
@@ -110,17 +81,6 @@ def test_the_table_says_what_is_left_of_the_cache_and_what_has_no_latency() -> N
     asked = replace(asking(problem(), 1.0, workloads=[PREFILL]), profile=profile(timed))
     lines = lines_of(frontier(asked, limit=KV_NUMBERS))
     assert lines[-1] == "-: the profile has no latent"
-
-
-def test_it_is_drawn_and_told_by_its_cache(result: Frontier) -> None:
-    assert result.axes() == {PARAMS: result.dense_params, KV_NUMBERS: result.dense_kv_numbers}
-    ax = plot_frontier(result, against=KV_NUMBERS)
-    assert ax.get_xlabel() == "KV cache (numbers a token)"
-    drawn = ax.lines[0].get_xdata()
-    assert list(drawn) == [cost for cost, _ in curve(result, KV_NUMBERS)]
-    assert drawn[-1] == result.dense_kv_numbers
-    assert [row["kv_numbers"] for row in result.rows()] == [result.kv_numbers(point) for point in result.points]
-    assert all(one < other for one, other in pairwise(point.limit for point in result.points))
 
 
 def test_what_was_edited_is_refused(result: Frontier, tmp_path: Path) -> None:
@@ -146,48 +106,8 @@ def test_a_limit_of_latency_beside_the_parameters_can_be_met_at_every_point() ->
         assert result.plan(index).certificate.status == "optimal"
 
 
-def test_a_form_with_a_width_is_asked_for_each_of_them() -> None:
-    weights = (
-        Weight("gate", 24, 12, neurons="out", input_group="x"),
-        Weight("up", 24, 12, neurons="out", input_group="x"),
-        Weight("down", 12, 24, neurons="in", to_residual=True),
-    )
-    recipe = Recipe.of(forms=["narrow", "narrow_pair"], memory=0.7, workloads=[], align=False, refit="none", latency={})
-    curves = curves_by(narrow={"down": LossCurve(0.9 ** np.arange(25) * (np.arange(25) < 24))})
-    of = Problem((Site("mlp", 0, "mlp", weights),), curves, profile(rows(8, [10] * 6)), recipe, MEASURED)
-    assert not of.may_outgrow
-    assert decide(of).plan.size.used <= decide(of).plan.size.limit
-    assert frontier(asking(of, 1.0, memory=None), limit=BYTES).points[-1].loss == 0
-
-
 def test_a_cache_that_no_form_makes_smaller() -> None:
     expected = "a frontier over kv_numbers with forms low_rank; expected a form that makes the KV cache smaller"
     of = asking(problem(), 1.0, forms=["low_rank"])
     with pytest.raises(BudgetError, match=expected):
         check_limited(of.sites, of.profile, of.recipe, KV_NUMBERS)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"value": 7.0}, "states a proof of 7.0 with 2 multipliers; expected"),
-        ({"multipliers": [0.0, 0.0, 0.0]}, "with 3 multipliers; expected"),
-    ],
-)
-def test_another_proof_than_of_its_choice_is_refused(
-    changed: dict[str, Any], message: str, result: Frontier, tmp_path: Path
-) -> None:
-    result.save(tmp_path / "edited.json")
-    document = json.loads((tmp_path / "edited.json").read_text())
-    document["points"][0]["certificate"] |= changed
-    (tmp_path / "edited.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match=message):
-        Frontier.load(tmp_path / "edited.json")
-
-
-def test_a_page_says_what_the_dots_are(result: Frontier, tmp_path: Path) -> None:
-    gac.report(result.plan(4), tmp_path / "plan.html", frontier=result)
-    page = (tmp_path / "plan.html").read_text("utf-8")
-    assert "whose sum of losses is least within one limit on the KV cache" in page
-    assert "Perplexity against KV cache" in page
-    assert "KV cache (numbers a token)" in page

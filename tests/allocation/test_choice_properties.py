@@ -7,12 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gac.allocation.decide import decide
-from gac.allocation.knapsack import Group, Solution, knapsack
 from gac.core.errors import BudgetError
 from gac.plan.plan import Plan
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
-
-Row = list[float]
 
 LATENCIES = [10, 20, 30, 40, 50, 60]
 # Halves and whole numbers, so that sums of losses are exact in any order.
@@ -24,25 +21,10 @@ ROWS = st.lists(
     max_size=6,
 )
 BUDGETS = st.floats(0.2, 1.0)
-GROUPS = st.lists(
-    st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 50)), min_size=1, max_size=6), min_size=1, max_size=6
-)
 
 
 def planned(losses: Sequence[Sequence[float]], budget: float, latency: dict[str, float] | None = None) -> Plan:
     return decide(asking(problem(losses, LATENCIES), budget, latency=latency or {})).plan
-
-
-def solved(rows: Sequence[Sequence[tuple[int, int]]], limit: int, factor: float = 1.0) -> Solution:
-    groups = [
-        Group(f"g{index}", [factor * loss for loss, _ in items], [[cost] for _, cost in items])
-        for index, items in enumerate(rows)
-    ]
-    return knapsack(groups, [limit])
-
-
-def cheapest(rows: Sequence[Sequence[tuple[int, int]]]) -> int:
-    return sum(min(cost for _, cost in items) for items in rows)
 
 
 @given(ROWS, BUDGETS, BUDGETS)
@@ -64,15 +46,6 @@ def test_more_time_never_predicts_more_loss(
     assert planned(losses, 1.0, {workload: more}).prediction.loss <= tight.prediction.loss
 
 
-@given(ROWS.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))), BUDGETS)
-def test_the_order_of_sites_changes_no_optimum(
-    both: tuple[list[list[float]], list[list[float]]], budget: float
-) -> None:
-    each, other = (planned(losses, budget) for losses in both)
-    assert each.prediction.loss == other.prediction.loss
-    assert each.certificate.status == other.certificate.status == "optimal"
-
-
 @given(ROWS, BUDGETS, st.integers(-300, 300))
 def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     losses: list[list[float]], budget: float, power: int
@@ -81,23 +54,6 @@ def test_a_unit_of_loss_that_is_a_power_of_two_changes_no_dim(
     plain = planned(losses, budget)
     assert [site.weights for site in scaled.sites] == [site.weights for site in plain.sites]
     assert scaled.prediction.loss == plain.prediction.loss * 2.0**power
-
-
-@given(GROUPS, st.integers(0, 300), st.floats(1e-200, 1e200))
-def test_any_unit_of_loss_gives_a_choice_that_is_as_good(
-    rows: list[list[tuple[int, int]]], room: int, factor: float
-) -> None:
-    limit = cheapest(rows) + room
-    plain, scaled = solved(rows, limit), solved(rows, limit, factor)
-    lost = [sum(items[index][0] for items, index in zip(rows, each.choice, strict=True)) for each in (plain, scaled)]
-    assert lost[0] == lost[1]
-
-
-@given(GROUPS, st.integers(0, 300))
-def test_an_item_that_nothing_speaks_for_changes_no_optimum(rows: list[list[tuple[int, int]]], room: int) -> None:
-    limit = cheapest(rows) + room
-    worse = [[*items, (max(loss for loss, _ in items) + 1, max(cost for _, cost in items) + 1)] for items in rows]
-    assert solved(worse, limit).certificate.value == solved(rows, limit).certificate.value
 
 
 # --- what a plan remembers of the candidates that were not chosen ---------------------------------------------------
@@ -119,10 +75,3 @@ def test_a_smaller_one_and_a_larger_one_than_dense_there_is_none(plan: Plan) -> 
         assert smaller.loss > site.loss > larger.loss
     full = decide(asking(problem(TWO_SITES, LATENCIES), 1.0)).plan
     assert all(each.params < site.params for site in full.sites for (each,) in [site.alternatives])
-
-
-def test_they_are_the_best_at_the_prices_of_the_certificate(plan: Plan) -> None:
-    (price,) = plan.certificate.multipliers
-    smaller = plan.sites[0].alternatives[0]
-    priced = {rank: loss + price * 24 * rank for rank, loss in enumerate(TWO_SITES[0][:3], start=1)}
-    assert smaller.dims == (min(priced, key=lambda rank: priced[rank]),)

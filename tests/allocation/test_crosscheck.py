@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from knapsack_instances import curves, random_instance
 
-from gac.allocation import crosscheck as checked
 from gac.allocation import highs
 from gac.allocation.crosscheck import CrossCheck, crosscheck
 from gac.allocation.knapsack import Group, knapsack
@@ -13,9 +12,8 @@ from gac.core.errors import GacError
 TWO = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
 
 
-@pytest.mark.parametrize("sizes", [{"groups": 50}, {"groups": 50, "limits": 2}])
-def test_highs_agrees_on_curves(sizes: dict[str, int]) -> None:
-    groups, most = curves(**sizes)
+def test_highs_agrees_on_curves() -> None:
+    groups, most = curves(groups=50, limits=2)
     record = crosscheck(groups, most, knapsack(groups, most))
     assert (record.least, record.bound) == (1, pytest.approx(1, abs=2e-6))
     assert record.verdict == "HiGHS agrees: it proved that no choice loses 2e-06 less (limits within 1e-06)"
@@ -35,22 +33,12 @@ def test_the_search_and_its_check_share_no_solver(monkeypatch: pytest.MonkeyPatc
 def test_a_choice_that_is_not_the_best_is_found_out() -> None:
     best = knapsack(TWO, [1])
     proof = replace(best.certificate, value=2.0, lower_bound=2.0)
-    with pytest.raises(GacError) as caught:
+    with pytest.raises(GacError, match="HiGHS found a choice that loses 1; expected 2 or more, as was proved"):
         crosscheck(TWO, [1], replace(best, choice=(0, 1), used=(1,), certificate=proof))
-    assert str(caught.value) == (
-        "HiGHS found a choice that loses 1; expected 2 or more, as was proved. "
-        "Report this as a defect of GAC, with the instance."
-    )
-
-
-def test_a_loss_that_is_not_the_certificates_is_found_out() -> None:
     with pytest.raises(GacError, match="the checked choice loses 2; expected 1, as its certificate says"):
-        crosscheck(TWO, [1], replace(knapsack(TWO, [1]), choice=(0, 1), used=(1,)))
-
-
-def test_a_choice_beyond_the_limit_is_found_out() -> None:
+        crosscheck(TWO, [1], replace(best, choice=(0, 1), used=(1,)))
     with pytest.raises(GacError, match=r"the checked choice uses \(2,\); expected at most \(1,\)"):
-        crosscheck(TWO, [1], replace(knapsack(TWO, [1]), choice=(1, 1), used=(2,)))
+        crosscheck(TWO, [1], replace(best, choice=(1, 1), used=(2,)))
 
 
 def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
@@ -65,20 +53,10 @@ def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["huge costs", "scales", "ties", "zero costs", "several limits", "staircase"])
-@pytest.mark.parametrize("seed", range(3))
-def test_no_right_choice_is_contradicted(kind: str, seed: int) -> None:
-    groups, most = random_instance(seed, kind=kind)
-    try:
-        solution = knapsack(groups, most)
-    except GacError:
-        return
-    crosscheck(groups, most, solution)
-
-
-def test_a_choice_without_loss_is_not_checked_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "minimise", None)
-    assert crosscheck(TWO, [2], knapsack(TWO, [2])).verdict == "a choice that loses nothing needs no second opinion"
+@pytest.mark.parametrize("kind", ["huge costs", "scales", "ties"])
+def test_no_right_choice_is_contradicted(kind: str) -> None:
+    groups, most = random_instance(0, kind=kind)
+    crosscheck(groups, most, knapsack(groups, most))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Beside the dense model GEMM by GEMM stands the one whose weights share GEMMs: what nothing is lost for."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +22,7 @@ from gac.reporting.frontier import plot_frontier
 from gac.reporting.report.charts import charts
 from gac.reporting.report.sources import Sources
 from gac.reporting.report.summary import tiles
-from gac.reporting.tables import comparison_table
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
-from tests.reporting.rendering import shown
 
 SITES = tuple(
     Site(f"site{index}", 0, kind, (Weight(f"site{index}", SIDE, SIDE, input_group="x"),))
@@ -55,12 +52,6 @@ def test_a_plan_says_what_the_dense_model_takes_with_shared_gemms(fuse: Any, den
     assert RULES.get("uniform").decide(_problem(fuse=False, rule="uniform")).plan.workloads[0].fused_ns == TOGETHER
 
 
-def test_a_table_that_lacks_the_shared_gemm_says_nothing_of_it() -> None:
-    plan = decide(replace(_problem(), profile=profile(rows(8, APART)))).plan
-    assert plan.workloads[0].fused_ns is None
-    assert len(latencies(plan)) == 1
-
-
 def test_the_summary_and_the_page_set_a_plan_beside_both() -> None:
     plan = decide(_problem()).plan
     assert plan.workloads[0].plan_ns == 9000
@@ -74,25 +65,6 @@ def test_the_summary_and_the_page_set_a_plan_beside_both() -> None:
     marks = charts(Sources(plan, "plan", {}, None, None, None))[-1].marks
     assert [mark.letter for mark in marks] == ["D", "F", "P"]
     assert marks[1].words.startswith("F, dense, fused: 7, perplexity")
-
-
-def test_a_plan_that_is_fused_itself_has_one_dense_model() -> None:
-    plan = decide(_problem(fuse=True)).plan
-    assert len(latencies(plan)) == 1
-    assert [mark.letter for mark in charts(Sources(plan, "plan", {}, None, None, None))[-1].marks] == ["D", "P"]
-
-
-def _table(plans: Mapping[str, Plan]) -> list[str]:
-    return [line for line in shown(comparison_table(list(plans.items()))) if line.startswith("dense")][:-1]
-
-
-def test_plans_beside_each_other_stand_above_both() -> None:
-    plan = decide(_problem()).plan
-    note = "dense, fused: with shared first GEMMs, which loses nothing"
-    both = ["dense 1.0000 12.0 µs", "dense, fused 1.0000 7.0 µs", note]
-    assert _table({"a": plan, "b": plan}) == both
-    assert _table({"a": plan, "older": _stored(plan, fused_ns=None)}) == both
-    assert _table({"a": plan, "another table": _stored(plan, dense_ns=11000, fused_ns=None)}) == []
 
 
 def test_a_frontier_says_it_and_so_do_its_plans() -> None:

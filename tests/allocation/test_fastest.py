@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from gac.allocation.crosscheck import verified
-from gac.allocation.decide import SLACK, Decision, decide, speed_defaults
+from gac.allocation.decide import Decision, decide, speed_defaults
 from gac.allocation.feasibility import check_reachable
 from gac.allocation.problem import Problem
 from gac.core.errors import BudgetError
 from gac.plan.plan import Plan
-from gac.reporting.report.summary import certificate
 from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
 
 SITES, RANKS = 3, 5
@@ -42,9 +41,8 @@ def _every_choice(of: Problem) -> list[tuple[int, float, tuple[int, ...]]]:
     return result
 
 
-@pytest.mark.parametrize("block", range(3))
-def test_nothing_within_the_limits_and_the_slack_is_faster(block: int) -> None:
-    for seed in range(20 * block, 20 * (block + 1)):
+def test_nothing_within_the_limits_and_the_slack_is_faster() -> None:
+    for seed in range(24):
         of = _random(seed)
         budget, slack = [0.4, 0.6, 0.8][seed % 3], [0.01, 0.1, 0.5, 1.0][seed % 4]
         asked = _open(of, budget, slack=slack, latency="any" if seed % 2 else None)
@@ -85,31 +83,6 @@ def test_no_workload_is_slower_than_dense_unless_asked() -> None:
     slower = [[each.plan_ns > each.dense_ns for each in plan.workloads] for plan in (free, kept)]
     assert any(slower[0])
     assert not any(slower[1])
-
-
-@pytest.mark.parametrize(
-    ("options", "slack"),
-    [({}, SLACK), ({"latency": "any"}, SLACK), ({"latency": 0.9}, 0.0), ({"latency": 0.9, "slack": 0.1}, 0.1)],
-)
-def test_the_slack_where_nothing_is_said(options: dict[str, object], slack: float) -> None:
-    assert _open(_losing(), 1.0, **options).recipe.slack == slack
-
-
-def test_a_table_without_latencies_limits_nothing_and_says_so() -> None:
-    unknown = problem([[0.5, 0.3, 0.2, 0.1, 0.0]], [1, 2, 3, 4, 5, 6], workloads=["prefill:1x16"])
-    plan = decide(_open(unknown, 0.8)).plan
-    assert plan.recipe.limits.latency == {}
-    assert plan.speed is None
-    assert "speed        not looked at" in plan.summary()
-
-
-def test_what_the_slack_bought_is_told() -> None:
-    plan = decide(_open(_losing(), 0.8, slack=0.5)).plan
-    assert plan.speed is not None
-    pairs = dict(certificate(plan))
-    assert pairs["Least loss"] == f"{plan.speed.loss:.6g} nats a token"
-    assert pairs["Fastest within the slack"] == "optimal, gap 0"
-    assert "nats more than the least loss bought it" in plan.summary()
 
 
 def test_both_proofs_are_checked() -> None:

@@ -86,30 +86,12 @@ def test_every_point_is_the_decision_for_its_limit(small: Problem, points: int, 
         assert point.certificate.status == decided.certificate.status == "optimal"
 
 
-@pytest.mark.parametrize(
-    ("losses", "limit", "points"),
-    [
-        ([1.0, 1.0, 1.0, 1.0, 1.0], "params", [(24, 1.0), (144, 0.0)]),
-        ([1.0, 0.0, 0.0, 0.0, 0.0], PREFILL, [(48, 0.0)]),  # of equal losses the fewest parameters are kept
-    ],
-)
-def test_a_limit_at_which_nothing_is_gained_has_no_point(losses: list[float], limit: str, points: list[Any]) -> None:
-    result = frontier(problem([losses], [7] * 6), limit=limit)
-    assert [(point.params, point.loss) for point in result.points] == points
-
-
 def test_perplexity_is_the_dense_one_times_the_predicted_change_up_to_e_709() -> None:
     result = frontier(TWO, points=3)
     assert result.dense_perplexity == result.points[-1].perplexity == exp(2.0)
     assert result.points[0].perplexity == pytest.approx(exp(2.0 + 14.0))
     huge = frontier(problem([[2000.0, 1, 1, 1, 1]], [1] * 6), points=2)
     assert [point.perplexity for point in huge.points] == [exp(709), exp(2)]
-
-
-def test_an_unknown_latency_is_none() -> None:
-    result = frontier(problem([[1.0] * 5], [1] * 6, [PREFILL, "decode:4@8"]))
-    assert result.dense_ns == (1, None)
-    assert {point.latency_ns for point in result.points} == {(1, None)}
 
 
 # --- a plan from a point --------------------------------------------------------------------------------------------
@@ -133,41 +115,24 @@ def test_a_point_makes_the_plan_of_its_limit(limit: str) -> None:
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("points", [1, 0, -3, 2.5, True, "ten"])
-def test_fewer_than_two_points(points: Any) -> None:
-    with pytest.raises(BudgetError) as caught:
-        frontier(TWO, points=points)
-    assert str(caught.value) == f"{points!r} points; expected a whole number, 2 or more. Ask for 100 points."
-
-
-def test_a_limit_that_is_no_workload() -> None:
-    with pytest.raises(BudgetError) as caught:
-        frontier(TWO, limit="decode:8@8")
-    assert str(caught.value) == (
-        "a frontier over 'decode:8@8'; expected params, bytes, kv_numbers or one of the workloads (prefill:1x8, "
-        "decode:1@8). Name one of these, or add it to the workloads."
-    )
-
-
-@pytest.mark.parametrize(("limit", "column"), [("memory", "bytes"), ("budget", "params"), ("kv_cache", "kv_numbers")])
-def test_a_limit_by_the_name_that_plans_have_for_it(limit: str, column: str) -> None:
-    with pytest.raises(BudgetError, match=rf"a frontier over '{limit}'; .* Did you mean '{column}'\?"):
-        frontier(TWO, limit=limit)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *[({"points": points}, f"{points!r} points; expected a whole number") for points in (1, 2.5, True, "ten")],
+        ({"limit": "decode:8@8"}, "a frontier over 'decode:8@8'; expected params, bytes, kv_numbers or one of the"),
+        ({"limit": "memory"}, r"a frontier over 'memory'; .* Did you mean 'bytes'\?"),
+    ],
+)
+def test_what_no_frontier_can_be_made_of(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BudgetError, match=words):
+        frontier(TWO, **options)
 
 
 def test_a_latency_that_the_profile_lacks() -> None:
     lacking = problem([[1.0] * 5], [1] * 6, ["decode:4@8"])
     check_limited(lacking.sites, lacking.profile, lacking.recipe, "params")
-    for refused in (
-        lambda: frontier(lacking, limit="decode:4@8"),
-        lambda: check_limited(lacking.sites, lacking.profile, lacking.recipe, "decode:4@8"),
-    ):
-        with pytest.raises(ProfileError) as caught:
-            refused()
-        assert str(caught.value) == (
-            "the profile lacks the latency of site0 for decode:4@8; expected measured latencies, since latency is "
-            "limited. Profile this model's shapes with gac profile, or plan without a latency limit."
-        )
+    with pytest.raises(ProfileError, match="lacks the latency of site0 for decode:4@8; expected measured latencies"):
+        check_limited(lacking.sites, lacking.profile, lacking.recipe, "decode:4@8")
 
 
 # --- on disk --------------------------------------------------------------------------------------------------------
@@ -185,30 +150,22 @@ def test_a_frontier_is_read_back_equal(limit: str, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
-        (lambda d: d.pop("limit"), "limit: Field required"),
         (lambda d: d["points"][0].update(params="48"), "points.0.params: Input should be a valid integer"),
-        (lambda d: d.update(schema_version=1), "frontier has schema version 1; expected version 2."),
-        (
-            lambda d: d.update(limit="decode:4@8"),
-            "frontier limits 'decode:4@8'; expected params, bytes, kv_numbers or one of its",
-        ),
-        (lambda d: d.update(points=[]), "frontier has no points; expected one at least."),
+        (lambda d: d.update(schema_version=1), "frontier has schema version 1"),
+        (lambda d: d.update(limit="decode:4@8"), "frontier limits 'decode:4@8'"),
+        (lambda d: d.update(points=[]), "frontier has no points"),
         (lambda d: d["sites"][0]["options"][0].update(dims=[2]), "an option of site site0 states 24 parameters"),
-        (
-            lambda d: d["sites"][0]["options"][0].update(dims=[13]),
-            "weight site0 has low_rank dim 13; expected a dim from 1 to 12",
-        ),
         (lambda d: d["sites"][0]["options"][0].update(forms=["magic"]), "form 'magic' is unknown"),
         (lambda d: d["sites"][0]["options"][0].update(forms=[]), "an option of site site0 has 0 forms"),
-        (lambda d: d["sites"][0]["options"][0].update(schemes=["magic"]), "magic"),
-        (lambda d: d["points"][1].update(params=1), "point 1 states 1 parameters"),
-        (lambda d: d["points"][1].update(loss=1.0), "point 1 states 96 parameters, loss 1.0"),
-        (lambda d: d["points"][1].update(latency_ns=[1, 1]), "latencies (1, 1)"),
+        (lambda d: d["points"][1].update(params=1), "point 1 states params 1"),
+        (lambda d: d["points"][1].update(loss=1.0), "point 1 states loss 1.0"),
+        (lambda d: d["points"][1].update(latency_ns=[1, 1]), "point 1 states latency_ns (1, 1)"),
         (lambda d: d["points"][1].update(choice=[9, 0]), "point 1 chooses options that are not there"),
-        (lambda d: d["points"][1].update(limit=95), "point 1 states limit 95 and uses 96; expected at most 108"),
-        (lambda d: d["points"][1].update(asked=0.2), "point 1 states limit 108 and uses 96; expected at most 57"),
-        (lambda d: d["points"][1].update(perplexity=1.0), "point 1 states perplexity 1; expected"),
-        (lambda d: d["points"].reverse(), "points at 288 and 227 lose 0 and 1.25; expected a larger limit"),
+        (lambda d: d["points"][1].update(limit=95), "point 1 states limit 95; expected 108"),
+        (lambda d: d["points"][1].update(asked=0.2), "point 1 states limit 108; expected 57"),
+        (lambda d: d["points"][1].update(perplexity=1.0), "point 1 states perplexity 1.0; expected"),
+        (lambda d: d["points"][1]["certificate"].update(value=9.0), "point 1 states a proof of 9.0"),
+        (lambda d: d["points"].reverse(), "points at 288 and 227 lose 0 and 1.25"),
     ],
 )
 def test_an_edited_frontier_is_refused(saved: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -228,7 +185,7 @@ def test_memory_is_gone_through_with_schemes_and_a_proof_a_point(tmp_path: Path)
     result = frontier(of, points=9, limit="bytes")
     assert {point.certificate.status for point in result.points} == {"optimal"}
     assert [result.bytes(point) <= point.limit for point in result.points] == [True] * len(result.points)
-    assert (result.dense_bytes, result.bytes(result.points[-1]), result.bits(result.points[-1])) == (576, 576, 16.0)
+    assert result.dense_amount("bytes") == result.bytes(result.points[-1]) == 576
     assert {scheme for each in result.sites for option in each.options for scheme in option.schemes} == {
         "bf16",
         "w4a16",

@@ -3,7 +3,6 @@
 import math
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -53,7 +52,7 @@ def instances(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
 ZERO = [Group("a", [0.0, 4.0, 1.0, 0.0], [[1, 1], [0, 1], [0, 0], [0, 0]])], [1, 1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(instances())
 @example(ZERO)
 def test_no_choice_is_better(instance: tuple[list[Group], list[int]]) -> None:
@@ -61,18 +60,14 @@ def test_no_choice_is_better(instance: tuple[list[Group], list[int]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40 * len(KINDS)))
-def test_no_choice_is_better_in_many_instances(seed: int) -> None:
-    assert fault(*random_instance(seed), brute_force_finds) == ""
+def test_no_choice_is_better_in_many_instances() -> None:
+    faulty = [seed for seed in range(40 * len(KINDS)) if fault(*random_instance(seed), brute_force_finds)]
+    assert faulty == []
 
 
-def test_extreme_instances_equal_every_choice() -> None:
-    assert [wrong for _, wrong in faults(seed=0, instances=200) if wrong] == []
-
-
-@pytest.mark.slow
-def test_many_extreme_instances_equal_every_choice() -> None:
-    assert [wrong for _, wrong in faults(seed=1, instances=2000) if wrong] == []
+@pytest.mark.parametrize(("seed", "instances"), [(0, 150), pytest.param(1, 2000, marks=pytest.mark.slow)])
+def test_extreme_instances_equal_every_choice(seed: int, instances: int) -> None:
+    assert [wrong for _, wrong in faults(seed, instances) if wrong] == []
 
 
 def test_the_fuzzer_detects_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +76,12 @@ def test_the_fuzzer_detects_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("not the least" in wrong for _, wrong in faults(seed=0, instances=200))
 
 
-@pytest.mark.parametrize("seed", range(len(KINDS) - 1))
+@pytest.mark.parametrize("seed", range(0, len(KINDS) - 1, 2))
 def test_cp_sat_finds_nothing_better(seed: int) -> None:
     assert fault(*random_instance(seed, groups=30, items=12), cp_sat_finds) == ""
 
 
-def test_cp_sat_loses_no_choice_of_large_costs() -> None:
-    assert fault(*random_instance(4351, groups=30, items=12, kind="huge costs"), cp_sat_finds) == ""
-
-
-@pytest.mark.parametrize("limits", [1, 2, 3, 4])
+@pytest.mark.parametrize("limits", [1, 3])
 def test_highs_finds_nothing_better(limits: int) -> None:
     assert fault(*curves(groups=30, items=16, limits=limits), highs_finds) == ""
 
@@ -111,10 +102,9 @@ def test_the_multipliers_bound_every_choice(limits: int) -> None:
     assert 0.99 * proof.value < bound <= proof.value * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_multipliers_are_positive_where_the_first_columns_break_the_limits(seed: int) -> None:
+def test_multipliers_are_positive_where_the_first_columns_break_the_limits() -> None:
     """Time is minimised; parameters are limited, and loss, in fine units, to 1 % more than the least."""
-    rng, timed, least = np.random.default_rng(seed), [], []
+    rng, timed, least = np.random.default_rng(0), [], []
     for number in range(30):
         params = np.sort(rng.integers(1, 1000, 60)) * 64
         loss = (np.exp(-params / 64000 * rng.uniform(2, 6)) * rng.uniform(0.1, 3) * 1e11).astype(np.int64)
@@ -133,13 +123,6 @@ def test_a_constant_cost_in_every_item_changes_nothing() -> None:
     groups, most = curves()
     shifted = [Group(group.name, group.values, group.costs * 7 + 2**40) for group in groups]
     assert knapsack(shifted, [most[0] * 7 + 6 + 2**40 * len(groups)]).choice == knapsack(groups, most).choice
-
-
-def test_a_loose_limit_takes_the_smallest_losses() -> None:
-    groups, _ = curves()
-    solution = knapsack(groups, [10**12])
-    assert solution.choice == tuple(int(group.values.argmin()) for group in groups)
-    assert solution.certificate.method == "every group at its smallest loss"
 
 
 CLOSE, TINY = np.nextafter(1.0, 2.0), np.nextafter(0.0, 1.0)
@@ -170,25 +153,14 @@ def test_the_last_unit_of_costs_and_losses_counts(
     assert solution.choice == choice if choice else solution.certificate.value == 3999.0
 
 
-def test_losses_of_many_orders_are_compared_as_finely_as_the_optimum_needs() -> None:
-    values = [[9, 1, 7, 8], [1e18, 7, 3], [3, 1e18], [9, 9, 2, 1e18]]
-    costs = [
-        [[7, 8], [3, 3], [0, 4], [0, 8]],
-        [[2, 5], [4, 5], [9, 8]],
-        [[1, 2], [5, 7]],
-        [[9, 3], [0, 6], [4, 0], [7, 9]],
-    ]
-    groups = [Group(str(n), v, c) for n, (v, c) in enumerate(zip(values, costs, strict=True))]
-    solution = knapsack(groups, [12, 19])
-    assert (solution.choice, solution.certificate.value) == ((1, 1, 0, 2), 13.0)
-    assert solution.unit < 1e-9
+def test_a_loss_is_as_fine_as_the_optimum_needs() -> None:
     large = knapsack([Group("a", [1e18], [[0]]), Group("b", [0.0, 3.0, 1.0], [[2], [0], [1]])], [1])
     assert large.unit == 8 * math.ulp(1e18)
     assert large.grain < 1e-12
 
 
-@pytest.mark.parametrize("least", [5e-324, 2.2e-313, 1e-300, 1.0, 1e300, 5e307])
-@pytest.mark.parametrize("limits", [1, 2, 3])
+@pytest.mark.parametrize("least", [5e-324, 2.2e-313, 1.0, 5e307])
+@pytest.mark.parametrize("limits", [1, 3])
 def test_losses_of_any_size(least: float, limits: int) -> None:
     costs = [[[3] * limits, [2] * limits, [0] * limits], [[1] * limits, [0] * limits, [4] * limits]]
     for values, best in (([0.0, 0.0, least], 2 * least), ([least] * 3, 2 * least), ([0.0] * 3, 0.0)):
@@ -212,27 +184,7 @@ def test_costs_whose_sums_exceed_int64() -> None:
         knapsack([Group(name, [0.0], [[2**63 - 1]]) for name in "abcd"], [5])
 
 
-def test_a_choice_may_leave_more_than_half_of_the_largest_integer_unused() -> None:
-    values = [[0, 1727880262], [1053612906, 935681623, 0], [0, 1753090999], [0, 1, 2, 3]]
-    costs = [
-        [[8099504023265682, 0], [0, 1450937988]],
-        [[0, 29375986], [977608156788846075, 0], [7943743032916010, 1224482481]],
-        [[2391037122757936821, 0], [0, 3696156929]],
-        [[0, 12884901888], [0, 8589934592], [0, 4294967296], [0, 0]],
-    ]
-    groups = [Group(str(n), v, c) for n, (v, c) in enumerate(zip(values, costs, strict=True))]
-    assert knapsack(groups, [2391037122757936822, 13023049903]).choice == (0, 2, 1, 2)
-
-
 # --- the search -----------------------------------------------------------------------------------------------------
-
-
-def test_limits_that_cannot_bind_are_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, (most,) = curves(groups=60)
-    loose = [Group(group.name, group.values, np.hstack([group.costs, group.costs // 3])) for group in groups]
-    monkeypatch.setattr(lists, "nondominated", Mock(side_effect=AssertionError))
-    monkeypatch.setattr(lists, "_SIFT_FROM", 1)
-    assert knapsack(loose, [most, most]).choice == knapsack(groups, [most]).choice
 
 
 @pytest.fixture
@@ -245,24 +197,8 @@ def lists_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lists_are_long")
 @pytest.mark.parametrize("kind", ["several limits", "correlated", "staircase", "divisors", "ties"])
-@pytest.mark.parametrize("seed", range(5))
-def test_long_lists_leave_out_nothing_better(kind: str, seed: int) -> None:
-    assert fault(*random_instance(seed, kind=kind), brute_force_finds) == ""
-
-
-@pytest.mark.usefixtures("lists_are_long")
-@pytest.mark.parametrize("limits", [2, 3])
-def test_margins_shrink_where_lists_grow(limits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    shrunk, grown_lists = [], search.grown_lists
-
-    def watched(core: states.Core, work: states.Work) -> lists.Lists:
-        grown = grown_lists(core, work)
-        shrunk.append(grown.room < core.room)
-        return grown
-
-    monkeypatch.setattr(search, "grown_lists", watched)
-    assert fault(*curves(groups=30, items=16, limits=limits), highs_finds) == ""
-    assert any(shrunk)
+def test_long_lists_leave_out_nothing_better(kind: str) -> None:
+    assert not any(fault(*random_instance(seed, kind=kind), brute_force_finds) for seed in range(4))
 
 
 @pytest.mark.parametrize("wide", [1, 2**60])
@@ -291,11 +227,11 @@ def check_bounded(solution: Solution, groups: list[Group], limits: list[int]) ->
     assert 0 < proof.gap == pytest.approx(proof.value - proof.lower_bound)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 100, 1_000, 3_000])
+@pytest.mark.parametrize("steps", [0, 100, 3_000])
 def test_a_search_that_is_cut_short_is_feasible_with_a_bound(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     groups, most = curves(groups=60, limits=3)
     best = knapsack(groups, most).certificate.value
-    monkeypatch.setattr(search, "cp_sat", lambda *_, **__: search.Answer("UNKNOWN", None, 0.0))
+    monkeypatch.setattr(search, "cp_sat", lambda *_, **__: ("UNKNOWN", None))
     early = knapsack(groups, most, work_limit=steps / STEPS)
     check_bounded(early, groups, most)
     assert 0.99 * best < early.certificate.lower_bound <= best <= early.certificate.value < 1.1 * best
@@ -331,7 +267,7 @@ def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.
     check_proved(settled, groups, most)
     assert settled.certificate.value == best
     assert "CP-SAT" in settled.certificate.method
-    monkeypatch.setattr(search, "cp_sat", lambda *args, **hint: replace(exact(*args, **hint), status="FEASIBLE"))
+    monkeypatch.setattr(search, "cp_sat", lambda *args, **hint: ("FEASIBLE", exact(*args, **hint)[1]))
     unproved = knapsack(groups, most)  # its choice is kept
     check_bounded(unproved, groups, most)
     assert unproved.certificate.value < first
@@ -343,14 +279,12 @@ def test_a_search_that_grows_too_large_is_settled_by_cp_sat(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("values", "costs", "words"),
     [
-        ([], np.zeros((0, 1), int), r"values of shape \(0,\) and type float64"),
-        ([True, False], [[1], [2]], r"values of shape \(2,\) and type bool"),
+        ([], np.zeros((0, 1), int), r"values of shape \(0,\)"),
+        ([True, False], [[1], [2]], "type bool"),
         ([0.0, np.nan], [[1], [2]], "value nan at item 1"),
-        ([0.0, np.inf], [[1], [2]], "value inf at item 1"),
         ([-0.5, 1.0], [[1], [2]], "value -0.5 at item 0"),
         ([0.0, 1.0], [[1.5], [2.0]], "costs of type float64"),
         ([0.0, 1.0], [[1], [2**70]], "costs of type object"),
-        ([0.0, 1.0], [1, 2], r"costs of shape \(2,\) for 2 items"),
         ([0.0, 1.0], [[1]], r"costs of shape \(1, 1\) for 2 items"),
         ([0.0, 1.0], [[1], [2, 3]], "their lengths differ"),
         ([0.0, 1.0], [[1], [-2]], "cost -2 at item 1, limit 0"),
@@ -390,33 +324,21 @@ def test_limits_that_cannot_be_met(groups: list[Group], limits: list[int], optio
 ONE = [Group("a", [0.0, 1.0], [[3], [1]])]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"limits": np.array([2])},
-        {"limits": (limit for limit in [2]), "groups": (group for group in ONE)},
-        {"names": iter(["params"]), "work_limit": np.float32(1)},
-        {"work_limit": math.inf},
-    ],
-)
-def test_any_iterable_is_accepted(arguments: dict[str, Any]) -> None:
-    assert knapsack(**{"groups": ONE, "limits": [2]} | arguments).choice == (1,)
+def test_any_iterable_is_accepted() -> None:
+    names, limits = iter(["params"]), (limit for limit in np.array([2]))
+    assert knapsack(iter(ONE), limits, names=names, work_limit=math.inf).choice == (1,)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"groups": []}, "0 groups and 1 limits"),
-        ({"limits": []}, "1 groups and 0 limits"),
         ({"limits": [1, 2]}, "group 'a' has costs under 1 limits"),
         ({"limits": 2}, "limits of 2; expected several"),
-        ({"limits": [1.5]}, r"limits \[1.5\]; expected integers"),
         ({"limits": np.array([2.0])}, "expected integers"),
-        ({"groups": ONE[0]}, "groups of Group"),
         ({"groups": [0]}, "an entry of type int among the groups"),
-        ({"names": 3}, "names of 3; expected several"),
         ({"names": ["a", "b"]}, "2 names for 1 limits"),
-        *[({"work_limit": wrong}, "a work limit of") for wrong in (None, math.nan, -1, "5", True)],
+        *[({"work_limit": wrong}, "a work limit of") for wrong in (math.nan, -1, "5")],
         ({"start": (0, 0)}, "a start of 2 items"),
         ({"start": (0,)}, r"a start that costs \[3\]"),
         ({"groups": [Group(name, [1e308, 0.0], [[0], [1]]) for name in "abc"], "limits": [1]}, "losses of 1e.308"),
@@ -425,9 +347,3 @@ def test_any_iterable_is_accepted(arguments: dict[str, Any]) -> None:
 def test_an_instance_that_is_none_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(GacError, match=words):
         knapsack(**{"groups": ONE, "limits": [2]} | arguments)
-
-
-def test_a_group_has_a_name() -> None:
-    name: Any = 3
-    with pytest.raises(GacError, match="a group named 3; expected a string"):
-        Group(name, [0.0], [[1]])

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import candidates
 from gac.allocation.decide import decide
 from gac.allocation.feasibility import check_reachable
-from gac.allocation.latencies import Timing
 from gac.allocation.problem import Problem
 from gac.core.errors import BudgetError, PlanError
 from gac.core.workloads import Workload
@@ -20,7 +18,7 @@ from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.planned_sites import as_planned
 from gac.models.sites import Site, Weight
 from gac.plan.costs import KV_NUMBERS
-from gac.plan.recipe import Recipe, Space
+from gac.plan.recipe import Recipe
 from tests.allocation.small_problems import MEASURED, asking, curves_by, profile, rows
 
 HIDDEN, HEADS, GROUPS, HEAD_DIM = 12, 4, 2, 6
@@ -101,33 +99,12 @@ def as_rows(result: CandidateSet) -> set[Row]:
     return set(zip(*columns, strict=True))
 
 
-def test_v_and_o_are_one_site_where_the_form_is_allowed() -> None:
-    plain = layer(0)
-    assert as_planned(plain, ("low_rank",), fused=False) == plain
-    joined = as_planned(plain, FORMS, fused=False)
-    assert [(site.name, site.kind, len(site.weights)) for site in joined] == [("0.k", "k", 1), ("0.v+o", "v+o", 2)]
-    (fused,) = as_planned(plain, FORMS, fused=True)
-    assert (fused.kind, fused.fused, fused.joint_weights(form_named("head_dim"))) == ("k+v+o", (0, 1), (1, 2))
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_candidates_are_all_that_no_other_one_beats(fused: bool) -> None:
     of = problem(1, fused)
     for site, result in zip(of.sites, of.candidates(["params", "kv_numbers"]), strict=True):
         assert as_rows(result) == undominated(every_choice(site, of.curves))
         assert (result.forms == "head_dim").any() == (len(site.weights) > 1)
-
-
-def test_a_value_dim_is_a_multiple_of_eight_where_dims_are_aligned() -> None:
-    weights = (Weight("v", 64, 48, values="out", heads=2, cached=True), Weight("o", 48, 128, values="in", heads=4))
-    site = Site("v+o", 0, "v+o", weights)
-    curves = curves_by(head_dim={"o": falling(32, 0)})
-    timing = Timing(profile(rows(8, [10] * 6)), (WORKLOAD,))
-    result = candidates(site, curves, Space(FORMS), timing, ["params", "kv_numbers"])
-    assert result.forms[:, 0].tolist() == ["head_dim"] * 3 + ["dense"]
-    assert result.dims[:3, 0].tolist() == [8, 16, 24]
-    assert result.cost("kv_numbers").tolist() == [16, 32, 48, 64]
-    assert result.params.tolist() == [2 * dim * 48 + 4 * dim * 48 for dim in (8, 16, 24, 32)]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -151,18 +128,10 @@ def test_the_choice_is_the_best_of_all(budget: float, kv_cache: float, fused: bo
 
 def test_a_limit_out_of_reach_says_what_is_in_reach() -> None:
     of = problem(1)
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(BudgetError, match=r"at least 0\.5833, .* add the form latent, which reaches 0\.5417"):
         check_reachable(of.sites, asking(of, 1.0, kv_cache=0.5).recipe, of.profile)
-    assert str(caught.value) == (
-        "a KV-cache limit of 0.5; expected at least 0.5833, the smallest that forms low_rank, head_dim can reach. "
-        "Allow more, or add the form latent, which reaches 0.5417."
-    )
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(BudgetError, match=r"at least 1\.0000, the smallest that forms low_rank can reach"):
         check_reachable(layer(0), asking(of, 1.0, forms=["low_rank"], kv_cache=0.99).recipe, of.profile)
-    assert str(caught.value) == (
-        "a KV-cache limit of 0.99; expected at least 1.0000, the smallest that forms low_rank can reach. "
-        "Allow more, or add the form latent, which reaches 0.5417."
-    )
     check_reachable(of.sites, asking(of, 1.0, kv_cache=0.59).recipe, of.profile)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gac.allocation.latencies import MEASURED, Timing
+from gac.allocation.latencies import Timing
 from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.forms.planned_sites import fuse_sites
@@ -59,39 +59,6 @@ def test_every_rank_has_a_latency_fused_or_not(name: str) -> None:
                 assert (timing.after_fused(LOW_RANK, weight, ranks)[0][:, DECODE] == 1).all()
 
 
-def test_what_is_left_of_a_dense_weight_takes_no_time() -> None:
-    weight = first_layer("smollm2")[0].weights[0]
-    latency, how = flat(()).after_fused(form_named("dense"), weight, np.array([576]))
-    assert (latency.tolist(), how.tolist()) == ([[0, 0]], [[MEASURED, MEASURED]])
-
-
-def test_a_weight_that_fills_the_gpu_runs_apart_and_adds_nothing_to_the_shared_gemm() -> None:
-    timing = flat((*model_points("qwen3-8b"), *fused_points("qwen3-8b")))
-    (gated,) = (site for site in first_layer("qwen3-8b") if site.kind == "mlp")
-    dense, gate = form_named("dense"), gated.weights[0]
-    full = np.array([dense.full(gate)])
-    assert timing.after_fused(dense, gate, full)[0][0, [PREFILL, DECODE]].tolist() == [1, 0]
-    assert timing.shared_width(dense, gate, full)[0, [PREFILL, DECODE]].tolist() == [0, gate.out_features]
-
-
 @pytest.mark.parametrize(("rows", "features"), [(1, 4_194_304), (1024, 4096), (3, 1_398_102), (8_388_608, 1)])
 def test_four_mi_outputs_are_enough_to_run_apart(rows: int, features: int) -> None:
     assert apart_from(rows) == features
-
-
-def test_a_shared_width_is_looked_up_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    timing, asked = flat(fused_points(name)), list[int]()
-    site = next(site for site in first_layer(name) if site.fused)
-    along = Timing._along
-
-    def counted(self: Timing, operation_at, axis, sizes, *rest, **more):
-        asked.extend(sizes[:, 0].tolist())
-        return along(self, operation_at, axis, sizes, *rest, **more)
-
-    monkeypatch.setattr(Timing, "_along", counted)
-    widths = np.array([[8, 0], [64, 8], [8, 64]])
-    first, again = (timing.of_fused(site.weights[0], widths) for _ in range(2))
-    assert sorted(asked) == [0, 8, 64]
-    assert first[0].tolist() == again[0].tolist() == [[1, 0], [1, 1], [1, 1]]
-    assert (first[1] == MEASURED).all()
-    assert timing.of_fused(site.weights[0], widths[:0])[0].shape == (0, 2)

@@ -33,22 +33,15 @@ def front(points: Floats) -> list[bool]:
 @pytest.mark.parametrize("pairwise", [4, 1 << 11])
 def test_the_front_equals_every_pair_compared(columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto, "_PAIRWISE", pairwise)
-    for seed in range(20):
+    for seed in range(10):
         points = points_of(np.random.default_rng(seed), 50, columns)
         assert nondominated(points).tolist() == front(points)
-
-
-def test_a_large_front_equals_that_of_its_parts() -> None:
-    points = np.random.default_rng(0).integers(0, 40, (9000, 4))
-    kept = np.flatnonzero(np.concatenate([front(part) for part in np.split(points, 30)]))
-    expected = kept[front(points[kept])]
-    assert np.flatnonzero(nondominated(points)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 64])
 def test_kinds_are_not_compared(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pareto, "_ROUNDS", rounds)
-    for seed in range(40):
+    for seed in range(15):
         rng = np.random.default_rng(seed)
         points = points_of(rng, 200, 3)
         kinds = rng.integers(0, rng.integers(1, 5), (len(points), 2))
@@ -65,7 +58,7 @@ def test_dominance_queries_equal_every_pair_compared(
     columns: int, pairwise: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pareto, "_PAIRWISE", pairwise)
-    for seed in range(20):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         points, by = points_of(rng, 150, columns), points_of(rng, 150, columns)
         assert dominated(points, by).tolist() == beaten(points, by).tolist()
@@ -82,7 +75,7 @@ def test_pruned_combinations_are_the_dominated_ones(blocks: int, weights: int, m
     """Losses are floats whose sums are rounded, some of them ties; a few latencies are unknown."""
     monkeypatch.setattr(pareto, "_FEW", 0)
     monkeypatch.setattr(pareto, "_BLOCKS", blocks)
-    for seed in range(20):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         columns = int(rng.integers(1, 5))
         options = [rng.integers(0, 9, (rng.integers(1, 16), columns)) * 0.1 for _ in range(weights)]

@@ -75,13 +75,6 @@ def test_latencies_are_modelled_in_a_scheme_where_the_table_has_rows_of_it() -> 
     assert timing.profile.model.error(1, "w4a16:64") is None
 
 
-def test_what_a_scheme_does_not_run_has_no_modelled_latency() -> None:
-    timing = Timing(table(model_points("qwen3-8b", schemes=("fp8",))), WORKLOADS)
-    latency, _ = timing.of_weight(LOW_RANK, Weight("w", 3008, 5008), np.array([240, 248]), FP8)
-    assert (latency[0] > 0).all()
-    assert (latency[1] == UNKNOWN).all()
-
-
 def test_weights_in_one_scheme_share_a_gemm_and_take_what_the_table_has_for_it() -> None:
     schemes = ("w4a16", "fp8")
     points = (*model_points("smollm2", schemes=schemes), *fused_points("smollm2", schemes=schemes))
@@ -123,16 +116,6 @@ def test_what_is_rounded_where_it_is_made_is_not_rounded_again(name: str, dims: 
     assert (other.of_weight(form, weight, dim_array, FP8)[0] == other.of_weight(form, apart, dim_array, FP8)[0]).all()
 
 
-def test_a_shared_gemm_reads_what_was_rounded_once() -> None:
-    profile = table((*model_points("smollm2", schemes=("fp8",)), *fused_points("smollm2", schemes=("fp8",))))
-    timing, width = Timing(profile, WORKLOADS), np.array([[960, 960]])
-    made = Weight("w", 576, 576, input_from_norm=True)
-    saved = timing.of_fused(replace(made, input_from_norm=False), width, FP8)[0] - timing.of_fused(made, width, FP8)[0]
-    assert saved.tolist() == [
-        [int(np.ceil(by_bytes(Point(round_inputs("fp8", each.rows, 576), "bf16")))) for each in WORKLOADS]
-    ]
-
-
 # --- which dims are sound ---------------------------------------------------------------------------------------------
 
 
@@ -151,16 +134,6 @@ def test_dims_are_sound_by_a_schemes_own_rows_and_else_by_those_of_16_bits(schem
     assert ranks[timing.sound(LOW_RANK, weight, ranks, False)].tolist() == list(range(8, 288, 8))
 
 
-def test_dims_are_aligned_for_16_bits_where_a_scheme_does_not_care() -> None:
-    def ns(point: Point) -> float:
-        return by_bytes(point) if point.dtype == "bf16" else 1000.0 + point.operation.axes.get("r", 0)
-
-    timing = Timing(table(model_points("smollm2", schemes=("w4a16",)), ns), WORKLOADS)
-    ranks = np.arange(1, 288)
-    sound = ranks[timing.sound(LOW_RANK, Weight("w", 576, 576), ranks, False, W4A16)]
-    assert sound.tolist() == list(range(8, 288, 8))
-
-
 # --- what is settled and refused --------------------------------------------------------------------------------------
 
 BOTH = {"prefill:1x1024": 1.0, "decode:1@1024": 1.0}
@@ -176,13 +149,8 @@ def test_where_the_table_has_every_scheme_no_workload_gets_slower() -> None:
 
 def test_a_scheme_that_was_not_measured_is_named_with_the_command_that_measures_it() -> None:
     profile, asked = table(model_points("smollm2", schemes=("w4a16",))), ("w4a16", "w8a8")
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(ProfileError, match=r"with scheme w8a8, .* gac profile --model NAME --scheme w8a8"):
         speed_defaults(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
-    assert str(caught.value) == (
-        "a limit of latency for prefill:1x1024 with scheme w8a8, which the profile does not have; expected schemes "
-        "that it was measured in, such as bf16. Measure it with gac profile --model NAME --scheme w8a8, or plan "
-        "without the limit or the scheme."
-    )
 
 
 def test_weights_that_a_scheme_cannot_have_need_no_latency_in_it() -> None:

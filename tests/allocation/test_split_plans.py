@@ -15,7 +15,7 @@ from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes
-from gac.evaluation.versions import DEFAULT, FASTEST, FOR_ONE, UNALIGNED, Planner, fastest_versions, versions_at
+from gac.evaluation.versions import Planner
 from gac.forms import form_named
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
@@ -122,13 +122,9 @@ def test_such_a_plan_is_kept_and_read_and_a_false_one_refused(plan: Plan, tmp_pa
 
 def test_a_table_without_collectives_is_refused_with_the_command_that_measures_them(planner: Planner) -> None:
     alone = replace(planner, problem=replace(planner.problem, profile=table(collectives=False)))
-    with pytest.raises(ProfileError) as error:
+    words = r"without all_reduce of 4,096 columns on 4 GPUs .* torchrun --nproc-per-node 4 -m gac profile --collectives"
+    with pytest.raises(ProfileError, match=words):
         alone.plan_by_default(0.7)
-    assert str(error.value) == (
-        "a latency table of NVIDIA Test GPU without all_reduce of 4,096 columns on 4 GPUs for decode:1@1024; expected "
-        "the collectives of a split model. Measure them with torchrun --nproc-per-node 4 -m gac profile --collectives "
-        "--workload decode:1@1024 -o TABLE, or plan without latencies: latency='any' (--latency any)."
-    )
     assert alone.plan(0.7).workloads[0].plan_ns is None
 
 
@@ -150,37 +146,6 @@ def test_what_cannot_be_split_is_refused(options, message, planner: Planner) -> 
     with pytest.raises(GacError) as error:
         planner.plan_by_default(0.7, **options)
     assert str(error.value).startswith(message)
-
-
-def test_a_table_has_what_pairs_gather_together(planner: Planner) -> None:
-    known = [item for item in table().measurements if item.operator != "all_gather" or item.shape["n"] <= 4096]
-    narrow = replace(planner, problem=replace(planner.problem, profile=make_profile(known)))
-    with pytest.raises(ProfileError, match=r"without all_gather of 8,192 columns on 4 GPUs"):
-        narrow.plan_by_default(0.7)
-
-
-def test_parts_are_as_aligned_as_is_asked_for(planner: Planner) -> None:
-    result = planner.plan_by_default(0.7, align=128, latency="any", slack=0)
-    ranks = {(item.weight.split, item.dim) for item in result.weights if item.form == "low_rank"}
-    widths = {item.dim for item in result.weights if item.form == "narrow"}
-    assert ranks or widths
-    assert all(dim % (512 if side == "out" else 128) == 0 for side, dim in ranks)
-    assert all(width % 512 == 0 for width in widths)
-
-
-def test_a_bench_predicts_what_was_planned_for_its_gpus(planner: Planner) -> None:
-    versions = {item.name: item for item in versions_at(planner, 0.7)}
-    assert {item.gpus for name, item in versions.items() if name in (UNALIGNED, "uniform", DEFAULT + FOR_ONE)} == {1}
-    assert versions[DEFAULT].gpus == versions["pad 64"].gpus == planner.dense(fused=True).gpus == GPUS
-    assert versions[DEFAULT].table_ns[str(DECODE)] < versions["pad 64"].table_ns[str(DECODE)]
-
-
-def test_the_fastest_for_one_gpu_is_beside_the_fastest_split(planner: Planner) -> None:
-    single, alone = fastest_versions(planner, 0.7, DECODE, 0.7)
-    assert (single.name, single.gpus, alone.name, alone.gpus) == (FASTEST, GPUS, FASTEST + FOR_ONE, 1)
-    assert max(single.loss, alone.loss) <= 0.7
-    assert planner.gpus == GPUS
-    assert planner.alone.gpus == 1
 
 
 def test_what_is_gathered_from_a_shared_gemm_is_gathered_at_once(profile: Profile) -> None:

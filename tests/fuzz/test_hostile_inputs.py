@@ -14,13 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gac.core.errors import UNSAFE, GacError, PlanError, ProfileError
+from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.untrusted import UnsafeJsonError, parse_strictly
-from gac.core.workloads import Workload
-from gac.forms import form_named
-from gac.models.sites import Weight, check_weight
 from gac.plan.plan import Plan
-from gac.profiling.reading import parse
 from gac.profiling.table import Profile
 from tests.cli.commands import refused
 from tests.fuzz.hostile import spoiled
@@ -32,7 +28,6 @@ PLAN = (CORPUS / "plan" / "changed").read_bytes()
 PROFILE = (CORPUS / "profile" / "small").read_bytes()
 FIRST = ("plan/changed", "plan/head_dim", "frontier/small", "profile/small", "report/small", "config/small")
 WEIGHT = "sites.0.weights.0.weight"
-TIMED = b'"median_ns": 75550.0, "iqr_ns": 75.55'
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -88,30 +83,24 @@ def rejoined() -> bytes:
 
 SAMPLES = b'"samples": 10'
 AXES = b"".join(b'"a%d": 1, ' % number for number in range(5_000))
-FAILED = b'"median_ns": null, "iqr_ns": null, "error": "\\u001b[2J"'
 WRONG: dict[str, list[tuple[bytes, str]]] = {
     "plan": [
         (PLAN.replace(b'"seed":0', b'"seed":1,"seed":0'), "plan: the key 'seed' is there twice;"),
         (changed("seed", 10**400), "plan: seed: an integer beyond 2**62;"),
         (changed("model", "\u202egpj"), "plan: 'model' holds a control character: '\\u202egpj';"),
         (changed("sites", []), "plan has no sites; "),
-        (changed("measured.params", 0), "plan has measured.params out of range;"),
         (changed("measured.calibration.windows", -1), "plan has measured.calibration.windows out of range;"),
         (changed(f"{WEIGHT}.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
-        (changed(f"{WEIGHT}.blocks", 0), "weight model.layers.0.self_attn.q_proj is 64 x 64 with 0 blocks"),
         (changed("sites.0.weights.0.form", "narrow"), "weight model.layers.0.self_attn.q_proj has the form narrow;"),
         (changed("sites.0.weights.0.form", "latent:" + "9" * 5000), "form latent:999"),
         (b"[" * 100_000, "plan: Invalid JSON: maximum recursion depth exceeded"),
     ],
     "profile": [
         (swapped(SAMPLES, b'"samples": 10, "samples": 11'), "profile:5: the key 'samples' is there twice;"),
-        (swapped(SAMPLES, b'"samples": 11, "samples" : 10'), "profile:5: the key 'samples' is there twice;"),
         (swapped(SAMPLES, b'"samples": 11, "sample\\u0073": 10'), "profile:5: the key 'samples' is there twice;"),
         (swapped(SAMPLES, b'"samples": 1' + b"0" * 30), "profile:5: samples: Expected `int` <= 1125899906842624"),
-        (swapped(SAMPLES, b'"samples": true'), "profile:5: samples: Expected `int`, got `bool`"),
         (swapped(b"[[2, 132, 1, 1]", b"[[2.0, 132, 1, 1]"), "profile:6: launches[0][0]: Expected `int`, got `float`"),
         (swapped(b'"low_rank"', b'"\\u001b[2J"'), "profile:5: 'operator' holds a control character: '\\x1b[2J'"),
-        (swapped(TIMED, FAILED), "profile:5: 'error' holds a control character: "),
         (swapped(b'"launches": [', b'"launches": [' + b"0," * 5_000_000), "profile:5: a line of over 1,048,576 bytes"),
         (swapped(b'"shape": {', b'"shape": {' + AXES), "profile:5: shape: Expected `object` of length <= 16"),
         (swapped(b'"no GPU"', b'"no\n{GPU"'), "profile:12: the line: Invalid JSON"),
@@ -130,18 +119,6 @@ def test_a_file_that_cannot_be_is_refused(target: str, data: bytes, message: str
         TARGETS[target](data)
     assert type(caught.value) is {"plan": PlanError, "profile": ProfileError}[target]
     assert str(caught.value).startswith(message)
-
-
-@pytest.mark.parametrize(("old", "new"), [(b"\n{", b"\n {"), (b"}\n", b"}\r\n"), (b'":', b'" :'), (b"[[", b"[ [")])
-def test_spaces_make_no_difference(old: bytes, new: bytes) -> None:
-    assert list(parse(PROFILE.replace(old, new), "p").measurements) == list(parse(PROFILE, "p").measurements)
-
-
-@pytest.mark.parametrize("text", ["{", "}", "1:2", '\\"a\\": 1', "\\u003a"])
-def test_what_looks_like_json_in_a_string_is_read_as_it_is(text: str) -> None:
-    data = PROFILE.replace(b'"no GPU"', f'"{text}"'.encode())
-    assert survives("profile", data)
-    assert parse(data, "p").measurements[2].error == json.loads(f'"{text}"')
 
 
 @pytest.mark.parametrize(
@@ -173,32 +150,11 @@ def test_a_report_that_cannot_be_is_refused(
     assert message in refused("plot", "prediction", "r.json", "-o", "x.png")
 
 
-@pytest.mark.parametrize("text", ["prefill:" + "9" * 5000 + "x1", "decode:1@\u0661", "prefill:0x1"])
-def test_a_workload_of_no_size_is_refused(text: str) -> None:
-    with pytest.raises(GacError, match="prefill:BxS or decode:B@C with positive integers"):
-        Workload.parse(text)
-
-
-def test_heads_that_cannot_be_are_refused_at_once() -> None:
-    with pytest.raises(PlanError, match="sizes of at least 1 that blocks and heads divide"):
-        check_weight(Weight("k_proj", 2**31, 64, cached=True, heads=2**31 - 1))
-
-
-def test_an_unknown_form_of_thousands_of_letters_is_cut() -> None:
-    with pytest.raises(PlanError) as caught:
-        form_named("\x1b" * 5000)
-    assert len(str(caught.value)) < 10_000
-    assert not UNSAFE.search(str(caught.value))
-
-
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 HUGE: dict[str, Callable[[], bytes]] = {
     "a billion entries": lambda: PLAN.replace(b'"sites":[', b'"sites":[' + b"0," * 20_000_000),
-    "a long string": lambda: PLAN.replace(b'"tiny"', b'"' + b"x" * 40_000_000 + b'"'),
     "many levels": lambda: PLAN.replace(b'"tiny"', b"[" * 20_000_000),
-    "many digits": lambda: PLAN.replace(b'"seed":0', b'"seed":' + b"1" * 20_000_000),
-    "many keys": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + b'"a":1,' * 3_000_000 + b'"b":1'),
     "a late repeated key": lambda: PLAN.replace(b'"latency":{', b'"latency":{' + keys(900_000) + b'"z":1,"z":1'),
     "many entries far down": lambda: PLAN.replace(b'"tiny"', b"[" * 900 + b"0," * 1_900_000 + b"0" + b"]" * 900),
 }
@@ -231,11 +187,6 @@ def test_many_lines_about_few_rows_are_read_in_time(tmp_path: Path) -> None:
         "print(len(found.measurements), len(found.failed), sum(map(len, found.sentinels.values())))"
     )
     assert run_limited(code, tmp_path / "p.jsonl") == (0, "40000 40000 200000\n", "")
-
-
-def test_a_sentinel_of_many_timings_is_read() -> None:
-    timings = b'{"record": "sentinel", "row": 1, "median_ns": 9.5}\n' * 200_000
-    assert len(parse(PROFILE + timings, "p").sentinels[1]) >= 200_000
 
 
 def test_what_never_ends_is_not_read_to_the_end() -> None:
@@ -276,10 +227,8 @@ def test_the_fuzzer_runs(tmp_path: Path) -> None:
         ('{"a": 4611686018427387904, "b": -4611686018427387904}', None),
         ('{"a": 0.00012345678901234567, "b": "12345678901234567890"}', None),
         ('{"a":\n\t4611686018427387905}', "a: an integer beyond 2**62"),
-        ('{"a":[1,[-4611686018427387905]]}', "a: an integer beyond 2**62"),
         ('[{"a": 1, "b": 2, "a": 1}]', "the key 'a' is there twice"),
         ('{"a": "\\u001b"}', "'a' holds a control character: '\\x1b'"),
-        ('{"a": ["\u202e"]}', "'a' holds a control character: '\\u202e'"),
         ('{"a": "' + "x" * 65537 + '"}', "a: a string of 65,537 characters"),
     ],
 )

@@ -1,14 +1,12 @@
 """Groups of items, a choice with its proof, and the checks of what ``knapsack`` is called with."""
 
-import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gac.core.arguments import is_number, is_whole
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import GacError
 from gac.plan.plan import Certificate
@@ -35,11 +33,10 @@ class Group:
     def __init__(
         self, name: str, values: Floats | Sequence[float], costs: Ints | Sequence[Sequence[int]] | Sequence[Ints]
     ) -> None:
-        if not isinstance(name, str):
-            raise GacError(f"a group named {name!r}", "a string", "Give every group a name.")
+        _check(isinstance(name, str), f"a group named {name!r}", "a string", "Give every group a name.")
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "values", _values(name, values))
-        object.__setattr__(self, "costs", _costs(name, costs, len(self.values)))
+        object.__setattr__(self, "values", _values(f"group {name!r} has", values))
+        object.__setattr__(self, "costs", _costs(f"group {name!r} has", costs, len(self.values)))
 
 
 @dataclass(frozen=True)
@@ -58,59 +55,43 @@ class Solution:
     grain: float
 
 
-def _array(name: str, kind: str, raw: Any) -> NDArray[Any]:
+def _check(holds: Any, stated: str, expected: str, remedy: str) -> None:
+    if not holds:
+        raise GacError(stated, expected, remedy)
+
+
+def _array(problem: str, raw: Any) -> Any:
     try:
         return np.asarray(raw)
     except ValueError:
-        raise GacError(
-            f"group {name!r} has {kind} that make no array: their lengths differ",
-            "one entry an item, all of one length",
-            "Give every item one value and one cost under each limit.",
-        ) from None
+        expected, remedy = "one entry an item, all of one length", "Give every item a value, and a cost a limit."
+        raise GacError(f"{problem} that make no array: their lengths differ", expected, remedy) from None
 
 
-def _values(name: str, raw: Any) -> Floats:
-    values = _array(name, "values", raw)
-    if values.size == 0 or values.ndim != 1 or values.dtype.kind not in "iuf":
-        raise GacError(
-            f"group {name!r} has values of shape {values.shape} and type {values.dtype}",
-            "one number an item, and one item at least",
-            "Give every group a one-dimensional array of losses.",
-        )
+def _values(group: str, raw: Any) -> Floats:
+    values = _array(f"{group} values", raw)
+    stated = f"{group} values of shape {values.shape} and type {values.dtype}"
+    numbers = values.size and values.ndim == 1 and values.dtype.kind in "iuf"
+    _check(numbers, stated, "one number an item, and one item at least", "Give a one-dimensional array of losses.")
     values = np.ascontiguousarray(values, dtype=np.float64)
-    wrong = np.flatnonzero(~((values >= 0) & np.isfinite(values)))
-    if len(wrong):
-        raise GacError(
-            f"group {name!r} has value {values[wrong[0]]} at item {wrong[0]}",
-            "finite losses, 0 or more",
-            "Remove the item, or shift the group's losses so that the smallest is 0.",
-        )
+    for item in np.flatnonzero(~((values >= 0) & np.isfinite(values)))[:1]:
+        remedy = "Remove the item, or shift the group's losses so that the smallest is 0."
+        raise GacError(f"{group} value {values[item]} at item {item}", "finite losses, 0 or more", remedy)
     return values
 
 
-def _costs(name: str, raw: Any, items: int) -> Ints:
-    costs = _array(name, "costs", raw)
-    if costs.ndim != 2 or len(costs) != items:
-        raise GacError(
-            f"group {name!r} has costs of shape {costs.shape} for {items} items",
-            f"shape ({items}, limits)",
-            "Give one row an item and one column a limit.",
-        )
-    if costs.dtype.kind not in "iu" or (costs.dtype.kind == "u" and (costs > np.iinfo(np.int64).max).any()):
-        raise GacError(
-            f"group {name!r} has costs of type {costs.dtype}",
-            "integers that fit int64",
-            "Round the costs up to whole units (parameters, ns, bytes) first.",
-        )
+def _costs(group: str, raw: Any, items: int) -> Ints:
+    costs = _array(f"{group} costs", raw)
+    stated = f"{group} costs of shape {costs.shape} for {items} items"
+    rows = costs.ndim == 2 and len(costs) == items
+    _check(rows, stated, f"shape ({items}, limits)", "Give one row an item and one column a limit.")
+    integers = costs.dtype.kind == "i" or (costs.dtype.kind == "u" and (costs <= np.iinfo(np.int64).max).all())
+    remedy = "Round the costs up to whole units (parameters, ns, bytes) first."
+    _check(integers, f"{group} costs of type {costs.dtype}", "integers that fit int64", remedy)
     costs = np.ascontiguousarray(costs, dtype=np.int64)
-    wrong = np.argwhere(costs < 0)
-    if len(wrong):
-        item, limit = wrong[0].tolist()
-        raise GacError(
-            f"group {name!r} has cost {costs[item, limit]} at item {item}, limit {limit}",
-            "costs of 0 or more",
-            "Correct the cost; an unknown cost cannot be limited.",
-        )
+    for item, limit in np.argwhere(costs < 0)[:1].tolist():
+        remedy = "Correct the cost; an unknown cost cannot be limited."
+        raise GacError(f"{group} cost {costs[item, limit]} at item {item}, limit {limit}", "costs of 0 or more", remedy)
     return costs
 
 
@@ -118,61 +99,44 @@ def parse_instance(
     groups: Iterable[Group], limits: Iterable[int], names: Iterable[str] | None, work_limit: float
 ) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...], float]:
     """Return the arguments of ``knapsack`` as tuples, limits as Python integers, and a name for each limit."""
-    listed = _as_tuple("groups", groups, "Pass a list of Group.")
-    for group in listed:
-        if not isinstance(group, Group):
-            kind = type(group).__name__
-            raise GacError(f"an entry of type {kind} among the groups", "Group objects", "Pass a list of Group.")
-    bounds = _limits(listed, _as_tuple("limits", limits, "Pass a list with one integer a limit."))
+    listed, bounds = _as_tuple("groups", groups), _as_tuple("limits", limits)
     several = (names,) if isinstance(names, str) else names
-    labels = () if several is None else _as_tuple("names", several, "Name every limit, or none.")
-    if labels and len(labels) != len(bounds):
-        stated = f"{len(labels)} names for {len(bounds)} limits"
-        raise GacError(stated, "one name a limit", "Name every limit, or none.")
-    if isinstance(work_limit, str | bool) or not _as_number(work_limit) >= 0:
-        remedy = "Give the number of units of work that may be done."
-        raise GacError(f"a work limit of {work_limit!r}", "a number of 0 or more", remedy)
+    labels = () if several is None else _as_tuple("names", several)
+    for wrong in (type(group).__name__ for group in listed if not isinstance(group, Group)):
+        raise GacError(f"an entry of type {wrong} among the groups", "Group objects", "Pass a list of Group.")
+    stated = f"{len(listed)} groups and {len(bounds)} limits"
+    _check(listed and bounds, stated, "one of each at least", "Give a group and a limit.")
+    for group in listed:
+        stated = f"group {group.name!r} has costs under {group.costs.shape[1]} limits"
+        expected, remedy = f"{len(bounds)}, as many as there are limits", "Give one column of costs a limit."
+        _check(group.costs.shape[1] == len(bounds), stated, expected, remedy)
+    remedy = "Round the limits down to whole units (parameters, ns, bytes)."
+    _check(all(map(is_whole, bounds)), f"limits {list(bounds)}", "integers", remedy)
+    stated, remedy = f"{len(labels)} names for {len(bounds)} limits", "Name every limit, or none."
+    _check(len(labels) in (0, len(bounds)), stated, "one name a limit", remedy)
+    remedy = "Give the number of units of work that may be done."
+    positive = is_number(work_limit) and work_limit >= 0
+    _check(positive, f"a work limit of {work_limit!r}", "a number of 0 or more", remedy)
     numbered = tuple(f"limit {number + 1}" for number in range(len(bounds)))
-    return listed, bounds, tuple(map(str, labels)) or numbered, float(work_limit)
+    return listed, tuple(map(int, bounds)), tuple(map(str, labels)) or numbered, float(work_limit)
 
 
 def check_start(groups: tuple[Group, ...], limits: tuple[int, ...], start: Sequence[int]) -> None:
     expected, remedy = f"an item of each of {len(groups)} groups, within {list(limits)}", "Start without one."
-    if len(start) != len(groups):
-        raise GacError(f"a start of {len(start)} items", expected, remedy)
-    chosen = [group.costs[item].tolist() for group, item in zip(groups, start, strict=True)]
-    used = [sum(row) for row in zip(*chosen, strict=True)]
-    if any(cost > limit for cost, limit in zip(used, limits, strict=True)):
-        raise GacError(f"a start that costs {used}", expected, remedy)
+    _check(len(start) == len(groups), f"a start of {len(start)} items", expected, remedy)
+    used = costs_of(groups, start)
+    within = all(cost <= limit for cost, limit in zip(used, limits, strict=True))
+    _check(within, f"a start that costs {list(used)}", expected, remedy)
 
 
-def _as_tuple(name: str, raw: Iterable[Any], remedy: str) -> tuple[Any, ...]:
+def costs_of(groups: Sequence[Group], choice: Sequence[int]) -> tuple[int, ...]:
+    """Sum the costs of a choice under each limit, in Python's integers."""
+    rows = [group.costs[item].tolist() for group, item in zip(groups, choice, strict=True)]
+    return tuple(map(sum, zip(*rows, strict=True)))
+
+
+def _as_tuple(name: str, raw: Iterable[Any]) -> tuple[Any, ...]:
     try:
         return tuple(raw)
     except TypeError:
-        raise GacError(f"{name} of {raw!r}", "several, one after the other", remedy) from None
-
-
-def _as_number(raw: Any) -> float:
-    try:
-        return float(raw)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def _limits(groups: tuple[Group, ...], limits: tuple[Any, ...]) -> tuple[int, ...]:
-    if not groups or not limits:
-        stated = f"{len(groups)} groups and {len(limits)} limits"
-        raise GacError(stated, "one of each at least", "Give a group and a limit.")
-    for group in groups:
-        if group.costs.shape[1] != len(limits):
-            raise GacError(
-                f"group {group.name!r} has costs under {group.costs.shape[1]} limits",
-                f"{len(limits)}, as many as there are limits",
-                "Give one column of costs a limit.",
-            )
-    try:
-        return tuple(operator.index(limit) for limit in limits)
-    except TypeError:
-        remedy = "Round the limits down to whole units (parameters, ns, bytes)."
-        raise GacError(f"limits {list(limits)}", "integers", remedy) from None
+        raise GacError(f"{name} of {raw!r}", "several, one after the other", "Pass a list.") from None

@@ -1,13 +1,23 @@
-"""Two lists of partial choices that hold all groups between them, without dominated and hopeless ones."""
+"""Two lists of partial choices, all groups between them, without dominated and hopeless ones; and their join."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 
 from gac.allocation.knapsack.relaxation import GroupRelaxation, group_relaxation, unused_value
-from gac.allocation.knapsack.states import MOST_STATES, Core, States, Tree, Work, extended
+from gac.allocation.knapsack.states import (
+    MOST_STATES,
+    REDUCED,
+    VALUE,
+    Core,
+    States,
+    Tree,
+    Work,
+    check_length,
+    extended,
+)
 from gac.allocation.pareto import nondominated
 from gac.core.arrays import Ints
 
@@ -16,6 +26,13 @@ _APART = 1 << 12
 _MOST_KINDS = 8
 _BLOCK = 1 << 17
 _LARGEST = 2.0**61
+MOST_PAIRS = 1 << 26
+_BATCH = 1 << 21
+_CLASS = 256
+_UP = 1 + 2.0**-40
+
+Joined = tuple[tuple[int, int] | None, bool, int]
+"""The best pair (positions in left and right, or None), whether the join is complete, and the pairs looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +59,7 @@ def grown_lists(core: Core, work: Work) -> Lists:
     tree, room, longest = Tree(), core.room, 0
     if len(core.free) == 1:
         left, right = _single_limit_lists(core, tree, work)
-        return Lists(left, right, tree, room, max(len(left), len(right)))
+        return Lists(left, right, tree, room, max(left.shape[1], right.shape[1]))
     order = np.lexsort((-core.least, core.divisors)).tolist()
     halves = _Half(core, order, tree), _Half(core, order[::-1], tree)
     for _ in order:
@@ -65,16 +82,16 @@ def _single_limit_lists(core: Core, tree: Tree, work: Work) -> tuple[States, Sta
     wide = (place for place, step in enumerate(gcds[: len(gcds) // 2]) if step * core.multipliers[0] >= 2 * room)
     apart = next(wide, 0)
     step, right_step = gcds[0], 0
-    left, right = _with_waste(tree.root(1), core, 1, step), tree.root(1)
-    spare = room - int(left.reduced.min(initial=room))
+    left, right = _with_waste(core.root, core, 1, step), core.root
+    spare = room - int(left[REDUCED].min(initial=room))
     for place, group in enumerate(order):
         if least[group] >= spare:
             continue
-        if len(left) <= len(right) or (place < apart and len(left) < _APART):
+        if left.shape[1] <= right.shape[1] or (place < apart and left.shape[1] < _APART):
             left, before = _undominated(extended(left, core, group, tree, room, work)), step
             step = gcd(right_step, gcds[place + 1])
             left = _with_waste(left, core, before, step)
-            spare = room - int(left.reduced.min(initial=room))
+            spare = room - int(left[REDUCED].min(initial=room))
         else:
             right = _undominated(extended(right, core, group, tree, spare, work))
             right_step = gcd(right_step, divisors[group])
@@ -85,9 +102,9 @@ def _with_waste(states: States, core: Core, before: int, step: int) -> States:
     """The states within the room once their reduced values have the waste of ``step``, not of the step before."""
     if step in (before, 0):
         return states
-    unused, multiplier, table = core.free[0] - states.costs[0], float(core.multipliers[0]), states.table.copy()
-    table[-2] += least_waste(unused, step, multiplier) - least_waste(unused, before, multiplier)
-    return States(table[:, table[-2] < core.room])
+    unused, multiplier, states = core.free[0] - states[0], float(core.multipliers[0]), states.copy()
+    states[REDUCED] += least_waste(unused, step, multiplier) - least_waste(unused, before, multiplier)
+    return states[:, states[REDUCED] < core.room]
 
 
 def least_waste(unused: Ints, step: int, multiplier: float) -> Ints:
@@ -122,11 +139,11 @@ def divisor_order(divisors: Ints, hardness: Ints) -> tuple[list[int], list[int]]
 
 
 def _undominated(states: States) -> States:
-    order = np.lexsort((states.values, states.costs[0]))
-    values = states.values[order]
+    order = np.lexsort((states[VALUE], states[0]))
+    values = states[VALUE, order]
     fresh = np.ones(len(order), dtype=np.bool_)
     fresh[1:] = values[1:] < np.minimum.accumulate(values)[:-1]
-    return states.pick(order[fresh]).check_length()
+    return check_length(states[:, order[fresh]])
 
 
 class _Half:
@@ -140,39 +157,40 @@ class _Half:
     """
 
     def __init__(self, core: Core, order: Sequence[int], tree: Tree) -> None:
-        self.states = tree.root(len(core.free))
+        self.states = core.root
         self._core, self._tree, self._remaining, self._sift_from = core, tree, list(order), _SIFT_FROM
         coarsest, self._priced = np.array([core.coarsest]), np.flatnonzero(core.multipliers)
         self._relaxations = [self._relaxation(coarsest, core.gcds[coarsest])]
 
     def __len__(self) -> int:
-        return len(self.states)
+        return int(self.states.shape[1])
 
     def take(self, room: int, work: Work) -> int:
         """Extend the list by its next group; return the room, less where the list has more than ``many`` states."""
         core = self._core
         grown = extended(self.states, core, self._remaining.pop(0), self._tree, room, work)
-        grown = grown.pick(self._bound(grown) < room)
-        if len(grown) >= _SIFT_FROM and len(self._relaxations) == 1 < len(self._priced):
+        grown = grown[:, self._bound(grown) < room]
+        if grown.shape[1] >= _SIFT_FROM and len(self._relaxations) == 1 < len(self._priced):
             self._relaxations.append(self._joint_relaxation(room))
-            grown = grown.pick(self._bound(grown) < room)
-        if len(grown) >= min(self._sift_from, MOST_STATES):
+            grown = grown[:, self._bound(grown) < room]
+        if grown.shape[1] >= min(self._sift_from, MOST_STATES):
             grown = self._sifted(grown, work)
-        if len(grown) > core.many and room > core.least_room:
+        if grown.shape[1] > core.many and room > core.least_room:
             bound = self._bound(grown)
             room = max(core.least_room, int(np.partition(bound, core.many)[core.many]))
-            grown = grown.pick(bound < room)
-        self.states = grown.check_length()
+            grown = grown[:, bound < room]
+        self.states = check_length(grown)
         return room
 
     def _bound(self, states: States) -> Ints:
-        bound = states.reduced
+        bound: Ints = states[REDUCED]
         for relaxation in self._relaxations:
-            bound = np.maximum(bound, states.reduced + relaxation.lower_bound(states.costs, len(self._remaining)))
+            added = relaxation.lower_bound(states[:VALUE], len(self._remaining))
+            bound = np.maximum(bound, states[REDUCED] + added)
         return bound
 
     def _sifted(self, states: States, work: Work) -> States:
-        points = np.vstack([states.costs, states.values]).T
+        points = states[:REDUCED].T
         work.steps += points.size
         size = max(_BLOCK >> 2 * (points.shape[1] - 3), _SIFT_FROM)
         mask = np.ones(len(points), dtype=np.bool_)
@@ -180,10 +198,9 @@ class _Half:
             if work.spent:
                 break
             mask[start : start + size] = nondominated(points[start : start + size])
-        rest = states.pick(mask)
-        few = 4 * len(rest) >= 3 * len(states)
-        self._sift_from = max(_SIFT_FROM, 2 * len(rest) if few else len(rest))
-        return rest
+        left = int(mask.sum())
+        self._sift_from = max(_SIFT_FROM, 2 * left if 4 * left >= 3 * len(mask) else left)
+        return states[:, mask]
 
     def _joint_relaxation(self, room: int) -> GroupRelaxation:
         """Of all limits with a multiplier; a cell spans about what the room allows to leave unused."""
@@ -196,3 +213,94 @@ class _Half:
         groups = [slice(*core.starts[group : group + 2].tolist()) for group in self._remaining]
         costs, free, multipliers = core.steps[limits], core.free[limits], core.multipliers[limits]
         return group_relaxation(limits, costs, core.reduced, groups, free, multipliers, widths)
+
+
+# --- the join -------------------------------------------------------------------------------------------------------
+
+
+def join(left: States, right: States, core: Core, work: Work) -> Joined:
+    """Find the pair whose costs sum to at most ``free`` with the smallest sum of values, if that is below ``below``.
+
+    Beyond ``MOST_PAIRS``, or once the work is spent, the join is incomplete.
+    """
+    if not left.shape[1] or not right.shape[1]:
+        return None, True, 0
+    if len(core.free) == 1:
+        return _join_single(left, right, int(core.free[0]), core.below), True, left.shape[1]
+    return _join_several(left, right, core, work)
+
+
+def _join_single(left: States, right: States, free: int, below: int) -> tuple[int, int] | None:
+    order = np.argsort(right[0], kind="stable")
+    values = right[VALUE, order]
+    lowest = np.minimum.accumulate(values)
+    fitting = np.searchsorted(right[0, order], free - left[0], side="right")
+    fits = np.flatnonzero(fitting)
+    if len(fits) == 0:
+        return None
+    total = left[VALUE, fits] + lowest[fitting[fits] - 1]
+    best = int(total.argmin())
+    if total[best] >= below:
+        return None
+    partner = np.flatnonzero(values[: fitting[fits[best]]] == lowest[fitting[fits[best]] - 1])[0]
+    return int(fits[best]), int(order[partner])
+
+
+def _join_several(left: States, right: States, core: Core, work: Work) -> Joined:
+    """Several limits: only the pairs that use nearly all of the limit whose use is tightest.
+
+    A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
+    so u < (reach - R) / multiplier. The right list is cut into classes of similar R, which keeps that window narrow.
+    """
+    best, below, pairs = None, core.below, 0
+    tightest = int(np.argmax(core.multipliers * (np.ptp(left[:VALUE], axis=1) + np.ptp(right[:VALUE], axis=1))))
+    multiplier = float(core.multipliers[tightest])
+    by_reduced = np.argsort(right[REDUCED], kind="stable")
+    for members in np.array_split(by_reduced, max(1, right.shape[1] // _CLASS)):
+        members = members[np.argsort(right[tightest, members], kind="stable")]
+        least = int(right[REDUCED, members].min()) + left[REDUCED]
+        rows = np.flatnonzero(least < core.room)
+        most = core.free[tightest] - left[tightest, rows]
+        first, end = _window(right[tightest, members], most, core.reach - least[rows], multiplier)
+        pairs += int((end - first).sum())
+        work.steps += left.shape[1] + int((end - first).sum())
+        if pairs > MOST_PAIRS or work.spent:
+            return best, False, pairs
+        for a, b in _pairs(rows, first, end):
+            better = _best_of(left, right, a, members[b], core.free, below)
+            if better is not None:
+                best, below = better[:2], better[2]
+    return best, True, pairs
+
+
+def _best_of(left: States, right: States, a: Ints, b: Ints, free: Ints, below: int) -> tuple[int, int, int] | None:
+    total = left[VALUE, a] + right[VALUE, b]
+    fits = np.flatnonzero(total < below)
+    a, b, total = a[fits], b[fits], total[fits]
+    fits = np.flatnonzero((left[:VALUE, a] + right[:VALUE, b] <= free[:, None]).all(axis=0))
+    if len(fits) == 0:
+        return None
+    best = fits[total[fits].argmin()]
+    return int(a[best]), int(b[best]), int(total[best])
+
+
+def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[Ints, Ints]:
+    """Bounds of the rising ``costs`` that are at most ``most``, and leave no more unused than ``spare`` is worth."""
+    end = np.searchsorted(costs, most, side="right")
+    if multiplier == 0.0:
+        return np.zeros_like(end), end
+    unused = spare / multiplier * _UP + 1
+    first = np.searchsorted(costs, most - np.minimum(unused, _LARGEST).astype(np.int64), side="left")
+    return np.where(unused < _LARGEST, first, 0), end
+
+
+def _pairs(rows: Ints, first: Ints, end: Ints) -> Iterator[tuple[Ints, Ints]]:
+    ends = np.cumsum(end - first)
+    start = 0
+    while start < len(rows):
+        done = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, done + _BATCH, side="right")))
+        sizes = (end - first)[start:stop]
+        offsets = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        yield np.repeat(rows[start:stop], sizes), np.repeat(first[start:stop], sizes) + offsets
+        start = stop

@@ -1,21 +1,15 @@
 """The proof: a search of widening margins above the Lagrangian bound, and CP-SAT where that grows too large."""
 
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Thread
-from typing import TypeVar
 
 import numpy as np
 
 from gac.allocation.knapsack.instance import Mask, Ragged
-from gac.allocation.knapsack.join import join
-from gac.allocation.knapsack.lists import grown_lists
+from gac.allocation.knapsack.lists import grown_lists, join
 from gac.allocation.knapsack.relaxation import Bound
-from gac.allocation.knapsack.states import STEPS, Core, GivenUpError, Work
+from gac.allocation.knapsack.states import NODE, STEPS, Core, GivenUpError, Work
 from gac.core.arrays import Ints
-
-T = TypeVar("T")
 
 _FIRST, _FINEST = 24, 16
 _FAST_GROWTH, _GROWTH, _SLOW_GROWTH = 2.0, 1.3, 1.1
@@ -106,13 +100,13 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, wor
         costs=part.costs - part.cheapest[:, part.group],
         slack=part.slack - part.cheapest.sum(axis=1),
     )
-    answer = cp_sat(shifted, work, hint=np.isin(np.flatnonzero(near), choice))
-    if answer.choice is not None:
-        better = np.flatnonzero(near)[answer.choice]
+    status, solution = cp_sat(shifted, work, hint=np.isin(np.flatnonzero(near), choice))
+    if solution is not None:
+        better = np.flatnonzero(near)[solution]
         assert (items.used(better) <= items.slack).all(), "CP-SAT broke a limit"
         if items.value(better) < value:
             choice, value = better, items.value(better)
-    if answer.status in ("OPTIMAL", "INFEASIBLE"):
+    if status in ("OPTIMAL", "INFEASIBLE"):
         lower = value
     return Outcome(choice, value, max(lower, 0), len(part), "CP-SAT")
 
@@ -158,12 +152,12 @@ def search_margin(items: Ragged, bound: Bound, value: int, margin: Margin, work:
     except GivenUpError:
         return Searched(None, 0)
     best, complete, pairs = join(lists.left, lists.right, core.within(lists.room), work)
-    room, looked = lists.room if complete else 0, len(lists.left) + len(lists.right) + pairs
+    room, looked = lists.room if complete else 0, lists.left.shape[1] + lists.right.shape[1] + pairs
     if best is None:
         return Searched(None, room, looked, lists.longest)
     choice = default.copy()
     for states, position in zip((lists.left, lists.right), best, strict=True):
-        deviating = lists.tree.items(int(states.node[position]))
+        deviating = lists.tree.items(int(states[NODE, position]))
         choice[items.group[deviating]] = deviating
     return Searched(choice, room, looked, lists.longest)
 
@@ -183,7 +177,6 @@ def _core(items: Ragged, bound: Bound, default: Ints, value: int, margin: Margin
         alternatives=alternatives,
         starts=np.append(starts, len(group)),
         steps=np.vstack([costs[limits], values, reduced, np.zeros_like(values)]),
-        reduced=reduced,
         free=free[limits],
         below=value - items.value(default),
         room=room,
@@ -205,21 +198,14 @@ def _limits_that_can_bind(costs: Ints, starts: Ints, free: Ints) -> Ints:
 # --- OR-Tools CP-SAT ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """CP-SAT's status by name, its choice (one item position a group) or None, and its bound (a float, not a proof)."""
-
-    status: str
-    choice: Ints | None
-    bound: float
-
-
-def cp_sat(items: Ragged, work: Work, hint: Mask | None = None) -> Answer:
+def cp_sat(items: Ragged, work: Work, hint: Mask | None = None) -> tuple[str, Ints | None]:
     """Minimise the sum of integer values within the slack, starting from the ``hint`` (a mask of the chosen items).
 
     Its presolve is off: with it, version 9.15 was seen to prove a wrong optimum on an instance with huge costs.
 
-    The status is ``MODEL_INVALID`` where the sum of all values, or of all costs under a limit, does not fit int64.
+    Returns:
+        CP-SAT's status by name, ``MODEL_INVALID`` where the sum of all values, or of all costs under a limit, does not
+        fit int64; and a choice (one item position a group), or None.
     """
     from ortools.sat.python import cp_model
 
@@ -237,26 +223,15 @@ def cp_sat(items: Ragged, work: Work, hint: Mask | None = None) -> Answer:
     solver.parameters.num_workers = 1
     solver.parameters.cp_model_presolve = False
     solver.parameters.catch_sigint_signal = False
-    status = _interruptible(lambda: solver.solve(model), solver.stop_search)
+    with ThreadPoolExecutor(1) as thread:  # the main one hears Ctrl-C
+        solving = thread.submit(solver.solve, model)
+        try:
+            status = solving.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
     work.steps += int(solver.response_proto.deterministic_time * STEPS)
     choice = None
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         choice = np.flatnonzero([bool(solver.boolean_value(pick)) for pick in picks])
-    return Answer(solver.status_name(status), choice, solver.best_objective_bound)
-
-
-def _interruptible(call: Callable[[], T], stop: Callable[[], None]) -> T:
-    result = Future[T]()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as failure:  # noqa: BLE001  # it is raised in the calling thread
-            result.set_exception(failure)
-
-    Thread(target=run, daemon=True).start()
-    try:
-        return result.result()
-    except KeyboardInterrupt:
-        stop()
-        raise
+    return solver.status_name(status), choice

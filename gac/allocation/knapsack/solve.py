@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from gac.allocation.knapsack.groups import Group, Solution, check_start, parse_instance
+from gac.allocation.knapsack.groups import Group, Solution, check_start, costs_of, parse_instance
 from gac.allocation.knapsack.instance import (
     FINEST,
     OutOfReachError,
@@ -164,7 +164,6 @@ def _solution(
             "a sum that a float holds, below 1.8e308",
             "Give the losses in a larger unit.",
         ) from None
-    used = zip(*(group.costs[item].tolist() for group, item in chosen), strict=True)
     outcome, unit = refined.outcome, max(math.ldexp(refined.grain, len(groups).bit_length() + 3), 8 * math.ulp(value))
     lower = max(0.0, value - _as_float((outcome.value - outcome.lower) * Fraction(refined.grain)))
     status: Literal["optimal", "feasible"] = "optimal" if lower == value else "feasible"
@@ -173,7 +172,7 @@ def _solution(
         fixed = f"{items:,} items fixed down to {outcome.core:,}"
         method = f"Lagrangian bound, {fixed}, {outcome.search}; proved within {unit:.3g}; {work}"
     certificate = Certificate(status, value, lower, value - lower, tuple(multipliers), method)
-    return Solution(choice, tuple(map(sum, used)), certificate, unit, refined.grain)
+    return Solution(choice, costs_of(groups, choice), certificate, unit, refined.grain)
 
 
 def _as_float(number: Fraction) -> float:
@@ -181,13 +180,6 @@ def _as_float(number: Fraction) -> float:
 
 
 # --- feasibility ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Least:
-    choice: tuple[int, ...]
-    used: int
-    lower: int
 
 
 def feasible_choice(
@@ -201,29 +193,31 @@ def feasible_choice(
     """
     items = flatten(groups)
     for limit, most in enumerate(limits):
-        alone = _cheapest(items, limit)
-        if alone.used > most:
-            raise _infeasible(groups, alone.choice, limit, most, alone.used - most, names[limit], "")
+        choice, used = _cheapest(items, limit)
+        if used > most:
+            raise _infeasible(groups, choice, limit, most, used - most, names[limit], "")
     rows = rows_of(groups, limits)
-    least = _cheapest(rows.items, 0)
+    choice, _ = _cheapest(rows.items, 0)
     for row in range(1, len(rows.limits)):
-        least = _least(rows.items, rows.limits, row, least.choice, work)
-        if least.used > rows.limits[row]:
+        choice, used, lower = _least(rows.items, rows.limits, row, choice, work)
+        if used > rows.limits[row]:
             limit, shift = rows.deciding.index(row), rows.shifts[row]
             earlier = f" beside {' and '.join(names[:limit])}" if limit else ""
             # High costs of h + d or more are costs of more than the limit plus d - 1 times what one of them counts.
-            short = (least.lower - rows.limits[row] - 1 << shift) + 1
-            raise _infeasible(groups, least.choice, limit, limits[limit], short, names[limit], earlier)
-    return least.choice
+            short = (lower - rows.limits[row] - 1 << shift) + 1
+            raise _infeasible(groups, choice, limit, limits[limit], short, names[limit], earlier)
+    return choice
 
 
-def _cheapest(items: Ragged, limit: int) -> _Least:
-    used = sum(items.cheapest[limit].tolist())
-    return _Least(tuple(items.origin[items.first_minimum(items.costs[limit])].tolist()), used, used)
+def _cheapest(items: Ragged, limit: int) -> tuple[tuple[int, ...], int]:
+    choice = items.origin[items.first_minimum(items.costs[limit])]
+    return tuple(choice.tolist()), sum(items.cheapest[limit].tolist())
 
 
-def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, ...], work: Work) -> _Least:
-    """The choice with the lowest cost under a limit within those before it, or one within that limit.
+def _least(
+    items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, ...], work: Work
+) -> tuple[tuple[int, ...], int, int]:
+    """The choice with the lowest cost under a limit within those before it, or one within that limit; cost and bound.
 
     The knapsack itself, with that limit's costs for losses: they are integers already, so nothing is rounded.
     """
@@ -235,7 +229,7 @@ def _least(items: Ragged, limits: Sequence[int], limit: int, known: tuple[int, .
     if other is not None and inside.values[other].sum() < inside.values[start].sum():
         start = other
     outcome = settle(inside, lagrangian(inside, multipliers), start, work, enough=limits[limit] - zero)
-    return _Least(tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower)
+    return tuple(inside.origin[outcome.choice].tolist()), zero + outcome.value, zero + outcome.lower
 
 
 def _infeasible(

@@ -5,7 +5,6 @@ from functools import cached_property
 
 import numpy as np
 
-from gac.allocation.knapsack.instance import Mask
 from gac.core.arrays import Floats, Ints
 
 STEPS = 1 << 21
@@ -14,6 +13,10 @@ REACH = 2
 MOST_STATES = 1 << 18
 MOST_CHILDREN = 1 << 20
 _BATCH = 1 << 21
+
+States = Ints
+"""Partial choices as deviations from the default one, a column each: costs, then the rows VALUE, REDUCED and NODE."""
+VALUE, REDUCED, NODE = -3, -2, -1
 
 
 class GivenUpError(Exception):
@@ -46,8 +49,7 @@ class Core:
     Attributes:
         alternatives: positions of the other items, shape ``(n,)``, group after group.
         starts: position in ``alternatives`` of each group's first, with the end appended; only groups that have one.
-        steps: costs (under the limits that can bind), value, reduced value and a row for the node, ``(limits + 3, n)``.
-        reduced: reduced values, shape ``(n,)``.
+        steps: what each adds to ``States``, costs under the limits that can bind alone, ``(limits + 3, n)``.
         free: what the default choice leaves of each limit that can bind; negative where it breaks one.
         below: the deviation of a choice's value must be smaller.
         room: only choices whose reduced values sum to less are sure to be considered.
@@ -59,8 +61,7 @@ class Core:
 
     alternatives: Ints
     starts: Ints
-    steps: Ints
-    reduced: Ints
+    steps: States
     free: Ints
     below: int
     room: int
@@ -68,6 +69,16 @@ class Core:
     many: int
     reach: int
     multipliers: Floats
+
+    @property
+    def root(self) -> States:
+        """The default choice."""
+        return np.zeros((len(self.free) + 3, 1), dtype=np.int64)
+
+    @property
+    def reduced(self) -> Ints:
+        reduced: Ints = self.steps[REDUCED]
+        return reduced
 
     @cached_property
     def least(self) -> Ints:
@@ -95,54 +106,12 @@ class Core:
         return replace(self, room=room, reach=self.reach - spared, below=self.below - spared)
 
 
-@dataclass(frozen=True, eq=False)
-class States:
-    """Deviations from the default choice, as a table whose rows are costs, value, reduced value and node."""
-
-    table: Ints
-
-    def __len__(self) -> int:
-        return int(self.table.shape[1])
-
-    @property
-    def costs(self) -> Ints:
-        costs: Ints = self.table[:-3]
-        return costs
-
-    @property
-    def values(self) -> Ints:
-        values: Ints = self.table[-3]
-        return values
-
-    @property
-    def reduced(self) -> Ints:
-        reduced: Ints = self.table[-2]
-        return reduced
-
-    @property
-    def node(self) -> Ints:
-        node: Ints = self.table[-1]
-        return node
-
-    def pick(self, index: Ints | Mask) -> "States":
-        return States(self.table[:, index])
-
-    def check_length(self) -> "States":
-        """Return the states; raise ``GivenUpError`` where they are too many."""
-        if len(self) > MOST_STATES:
-            raise GivenUpError
-        return self
-
-
 class Tree:
     """The item that each state added to another one; node 0 is the default choice."""
 
     def __init__(self) -> None:
         self._added = [np.zeros((2, 1), dtype=np.int64)]
         self._count = 1
-
-    def root(self, limits: int) -> States:
-        return States(np.zeros((limits + 3, 1), dtype=np.int64))
 
     def add(self, parents: Ints, items: Ints) -> Ints:
         self._added.append(np.stack([parents, items]))
@@ -158,28 +127,34 @@ class Tree:
         return path
 
 
+def check_length(states: States) -> States:
+    """Return the states; raise ``GivenUpError`` where they are too many."""
+    if states.shape[1] > MOST_STATES:
+        raise GivenUpError
+    return states
+
+
 def extended(states: States, core: Core, group: int, tree: Tree, room: int, work: Work) -> States:
     """Return the states (with the group's default), and each of them with each alternative that leaves room."""
     first, end = core.starts[group : group + 2].tolist()
     if work.spent or _children(states, core.reduced[first:end], room) > MOST_CHILDREN:
         raise GivenUpError
-    parts = [states.table]
-    width = max(1, _BATCH // max(1, len(states)))
+    parts = [states]
+    width = max(1, _BATCH // max(1, states.shape[1]))
     for start in range(first, end, width):
         batch = slice(start, min(end, start + width))
-        which, parent = np.nonzero(states.reduced < room - core.reduced[batch, None])
-        if len(which) == 0:
-            continue
-        item = batch.start + which
-        added = states.table[:, parent] + core.steps[:, item]
-        added[-1] = tree.add(states.node[parent], core.alternatives[item])
-        parts.append(added)
-    grown = States(np.concatenate(parts, axis=1)) if len(parts) > 1 else states
-    work.steps += grown.costs.size
+        which, parent = np.nonzero(states[REDUCED] < room - core.reduced[batch, None])
+        if len(which):
+            item = batch.start + which
+            added = states[:, parent] + core.steps[:, item]
+            added[NODE] = tree.add(states[NODE, parent], core.alternatives[item])
+            parts.append(added)
+    grown = np.concatenate(parts, axis=1) if len(parts) > 1 else states
+    work.steps += grown[:VALUE].size
     return grown
 
 
 def _children(states: States, reduced: Ints, room: int) -> int:
-    if len(reduced) * len(states) <= MOST_CHILDREN:
-        return len(reduced) * len(states)
-    return int(np.searchsorted(np.sort(states.reduced), room - reduced).sum())
+    if (most := len(reduced) * int(states.shape[1])) <= MOST_CHILDREN:
+        return most
+    return int(np.searchsorted(np.sort(states[REDUCED]), room - reduced).sum())
