@@ -26,7 +26,7 @@ from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files
 from gac.models.loading import quiet_transformers, usable_device
-from gac.models.moving import moved
+from gac.models.streaming import moved
 from gac.models.threads import LOADING, one_call_at_a_time
 from gac.runtime.contract import COMPRESSED, DIGESTS
 from gac.runtime.parallel.ranks import SplitError

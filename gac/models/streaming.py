@@ -1,4 +1,4 @@
-"""Models larger than a GPU: their layers are spread over all GPUs, or streamed to one.
+"""Models on their way to GPUs: copied through pinned memory; those that are too large for one are spread or streamed.
 
 Streamed weights stay in host memory, and those of each module are copied to the GPU while it runs. Weights that
 transformers reads from safetensors stay in the mapped file, so that all processes of a host share its pages.
@@ -6,16 +6,16 @@ transformers reads from safetensors stay in the mapped file, so that all process
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gac.core.errors import ModelError
 from gac.models.modules import free_memory
-from gac.models.moving import moved
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,11 @@ SHARE = 0.6
 """Share of a GPU's free memory for weights: moments, hidden states and decompositions need the rest."""
 FULL = 0.9
 """Share above which a model is too large for one GPU."""
+LARGE = 1 << 16
+"""Bytes from which a weight goes through pinned memory."""
+CHUNK = 32 << 20
+"""Bytes of each of two pinned buffers: one is filled while the other is sent."""
+_cuda: Any = torch.cuda  # whose events have no annotations
 
 
 def placed(model: Any, device: torch.device) -> Any:
@@ -114,3 +119,57 @@ def on_its_device(module: nn.Module, without: Iterable[nn.Module] = ()) -> Itera
             if not hook.offload:
                 hook.offload = True
                 hook.post_forward(inner, None)
+
+
+def moved(model: Any, device: torch.device | str) -> Any:
+    """The model on a device, like ``model.to(device)``, which reads a mapped file with one slow thread."""
+    place = torch.device(device)
+    if place.type == "cuda" and (large := _large(model)):
+        for values, copy in zip(large, _sent(large, place), strict=True):
+            values.data = copy
+    return model.to(place)
+
+
+def _large(model: nn.Module) -> list[Tensor]:
+    tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}.values()
+    plain = [tensor for tensor in tensors if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided]
+    return [
+        values for values in plain if values.device.type == "cpu" and values.nbytes >= LARGE and values.is_contiguous()
+    ]
+
+
+def _sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    targets = [torch.empty(source.shape, dtype=source.dtype, device=device) for source in tensors]
+    with torch.cuda.device(device), torch.no_grad():
+        stages = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        done = [_cuda.Event() for _ in stages]
+        for turn, (pieces, places) in enumerate(_batches(zip(tensors, targets, strict=True))):
+            stage, event = stages[turn % 2], done[turn % 2]
+            event.synchronize()
+            sizes = [len(piece) for piece in pieces]
+            staged = torch.split_with_sizes(stage[: sum(sizes)], sizes)
+            torch._foreach_copy_(staged, pieces)
+            torch._foreach_copy_(places, staged, non_blocking=True)
+            event.record()
+        torch.cuda.synchronize()
+    return targets
+
+
+def _batches(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
+    room = CHUNK
+    for source, target in pairs:
+        for piece, place in zip(_pieces(source), _pieces(target), strict=True):
+            if len(piece) > room:
+                yield sources, targets
+                sources, targets, room = [], [], CHUNK
+            sources.append(piece)
+            targets.append(place)
+            room -= len(piece)
+    if sources:
+        yield sources, targets
+
+
+def _pieces(values: Tensor) -> Sequence[Tensor]:
+    return torch.split(values.detach().reshape(-1).view(torch.uint8), CHUNK)

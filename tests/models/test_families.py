@@ -23,6 +23,7 @@ from gac.models.attentions import WITHOUT_HEAD_KEYS
 from gac.models.families import family_of, text_config
 from gac.models.linears import as_linear, check_sizes
 from gac.models.modules import last_norm_of
+from gac.models.shapes import SHAPES
 from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from gac.runtime.finish import Description, finish
@@ -226,3 +227,21 @@ def test_a_weight_of_another_size_than_the_config_says() -> None:
 def test_a_model_without_a_last_norm() -> None:
     assert last_norm_of(small_model(small_config("opt"))) == "model.decoder.final_layer_norm"
     assert last_norm_of(small_model(small_config("opt", do_layer_norm_before=False))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    [
+        ("smollm2", 106_168_320),
+        ("llama-3-8b", 6_979_321_856),
+        ("llama-2-7b", 6_476_005_376),
+        ("mistral-7b", 6_979_321_856),
+        ("qwen3-8b", 6_945_767_424),
+        ("gemma-3-4b", 3_208_642_560),
+        ("llama-3-70b", 68_451_041_280),
+    ],
+)
+def test_the_linear_weights_of_well_known_models_add_up(name: str, linear: int) -> None:
+    """What the model cards give, without embeddings, lm_head and norms."""
+    assert sum(site.params for site in family_of(SHAPES[name]).sites(SHAPES[name])) == linear
+    assert SHAPES[name].num_attention_heads % SHAPES[name].num_key_value_heads == 0

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gac.models import moving
-from gac.models.moving import moved
+from gac.models import streaming
+from gac.models.streaming import moved
 
 
 class Other(nn.Parameter):
@@ -26,8 +26,8 @@ def tied() -> nn.Module:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "LARGE", 1 << 10)
-    monkeypatch.setattr(moving, "CHUNK", 1 << 16)
+    monkeypatch.setattr(streaming, "LARGE", 1 << 10)
+    monkeypatch.setattr(streaming, "CHUNK", 1 << 16)
     model = tied()
     before = {name: values.clone() for name, values in model.state_dict().items()}
     there = moved(model, "cuda")
@@ -48,20 +48,20 @@ def test_a_cpu_keeps_them() -> None:
 
 
 def test_large_numbers_that_lie_one_after_the_other_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "LARGE", 1 << 10)
+    monkeypatch.setattr(streaming, "LARGE", 1 << 10)
     model = tied()
     model.register_buffer("sparse", torch.eye(600).to_sparse())
     model.register_parameter("other_kind", Other(torch.zeros(600, 600)))
     due = [model.one.weight, model.one.bias, model.other.weight, model.other.bias, model.again.bias, model.packed]
-    assert sorted(map(id, moving._large(model))) == sorted(map(id, due))
+    assert sorted(map(id, streaming._large(model))) == sorted(map(id, due))
 
 
 def test_pieces_and_small_tensors_fill_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "CHUNK", 1000)
+    monkeypatch.setattr(streaming, "CHUNK", 1000)
     tensors = [torch.randn(size) for size in (3, 0, 40, 500, 7, 200, 1)]
     copies = [torch.zeros_like(values) for values in tensors]
-    for sources, targets in moving._batches(list(zip(tensors, copies, strict=True))):
+    for sources, targets in streaming._batches(list(zip(tensors, copies, strict=True))):
         assert 0 < sum(map(len, sources)) <= 1000
         torch._foreach_copy_(targets, sources)
     assert all(map(torch.equal, tensors, copies))
-    assert list(moving._batches([])) == []
+    assert list(streaming._batches([])) == []
