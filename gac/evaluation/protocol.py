@@ -48,8 +48,7 @@ class Sample:
         check_positions(model, self.cut.length, "windows")
         if self.documents is not None:
             _check_unseen(self.documents, model)
-        embedding: Any = model.get_input_embeddings()
-        check_vocabulary(self.cut, embedding.num_embeddings)
+        check_vocabulary(self.cut, model)
 
 
 def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None = None) -> Sample:
