@@ -29,9 +29,7 @@ def dispatched(model: LlamaForCausalLM, second_layer: str, folder: Path) -> Llam
 PEERS = {"method": "svd-llm", "rule": "zero-sum", "forms": ("low_rank",)}
 
 
-@pytest.mark.parametrize(
-    ("where", "given"), [("cpu", {}), ("disk", {}), ("cpu", {"shots": 2}), ("cpu", PEERS)], ids=str
-)
+@pytest.mark.parametrize(("where", "given"), [("disk", {}), ("cpu", {"shots": 2}), ("cpu", PEERS)], ids=str)
 def test_the_plan_is_that_of_the_model_in_one_place(
     small: Small, where: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,21 +49,9 @@ def test_a_dispatched_model_is_compressed_where_it_is(small: Small, tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {},
-            "by its device_map; expected every weight in the memory of a device, where its smaller one can take its "
-            'place. Load the model with device_map="cpu" to compress it; a plan can be made as it is.',
-        ),
-        (
-            {"shots": 2},
-            "by its device_map, with shots=2; expected every weight in the memory of a device, where the first shot is "
-            'made of it. Load the model with device_map="cpu", or use shots=1.',
-        ),
-        (
-            PEERS,
-            "by its device_map, under the rule zero-sum; expected every weight in the memory of a device, where its "
-            'gradient or its truncation can be measured. Load the model with device_map="cpu", or take another rule.',
-        ),
+        ({}, "where its smaller one can take its place"),
+        ({"shots": 2}, "with shots=2; .* where the first shot is made of it"),
+        (PEERS, "under the rule zero-sum; .* where its gradient or its truncation can be measured"),
     ],
 )
 def test_offloaded_weights_are_refused_where_others_take_their_place(
@@ -73,9 +59,8 @@ def test_offloaded_weights_are_refused_where_others_take_their_place(
 ) -> None:
     spread = dispatched(small.model, "disk", tmp_path)
     plan = None if given else small.allocate(0.7)
-    with pytest.raises(ModelError) as failure:
+    with pytest.raises(ModelError, match=f"q_proj.weight is offloaded by its device_map.*{message}"):
         small.allocate(0.7, model=spread, **given) if plan is None else small.compress(plan, model=spread)
-    assert str(failure.value) == f"model.layers.1.self_attn.q_proj.weight is offloaded {message}"
 
 
 def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tmp_path: Path) -> None:
@@ -90,12 +75,8 @@ def test_offloaded_weights_that_are_tied_count_once(tiny_config: LlamaConfig, tm
 
 
 def test_weights_without_values_are_refused(small: Small) -> None:
-    with pytest.raises(ModelError) as failure:
+    with pytest.raises(ModelError, match=r"lm_head\.weight is on the meta device"):
         read_parameter(small.model.to("meta"), "lm_head.weight")
-    assert (
-        str(failure.value)
-        == "lm_head.weight is on the meta device; expected weights that have values. Load the model's weights."
-    )
 
 
 def test_offloaded_models_are_evaluated_as_those_in_memory(

@@ -10,17 +10,12 @@ import torch
 
 import gac
 from gac.core.errors import GacError
-from gac.measurement import second_shot
+from gac.measurement import calibration
 from gac.plan.summary import allocate_command
 from tests.changed import with_recipe
 from tests.cli.commands import run
 from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
 
 
 def compressed(small: Small, plan: gac.Plan) -> Any:
@@ -46,9 +41,8 @@ def test_a_second_shot_plans_with_other_gradients(small: Small) -> None:
     assert "--shots" not in allocate_command(one)
 
 
-def test_the_same_call_gives_the_same_plan_from_anywhere_and_touches_no_statistics_of_one_shot(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_call_gives_the_same_plan(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
     before = small.allocate(0.6)
     files = {path: path.read_bytes() for path in (tmp_path / "home").rglob("*.safetensors")}
     first = small.allocate(0.6, shots=2)
@@ -68,7 +62,7 @@ def test_they_serve_every_budget_and_form(small: Small, monkeypatch: pytest.Monk
 def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = small.allocate(0.6, shots=2)
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "other"))
-    stream = second_shot.stream_moments
+    stream = calibration.stream_moments
 
     def cut_short(run: Any, sites: Any) -> Iterator[Any]:
         for layer, moments in stream(run, sites):
@@ -77,7 +71,7 @@ def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkey
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(second_shot, "stream_moments", cut_short)
+        patch.setattr(calibration, "stream_moments", cut_short)
         with pytest.raises(KeyboardInterrupt):
             small.allocate(0.6, shots=2)
     assert len([*(tmp_path / "other").rglob("losses-*")]) == 3  # two layers of one shot, the last of two
@@ -87,7 +81,7 @@ def test_an_interrupted_second_shot_goes_on(small: Small, tmp_path: Path, monkey
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("refit", ["residual", "update", "none"])
+@pytest.mark.parametrize("refit", ["residual", "none"])
 def test_it_is_compressed_saved_and_loaded(small: Small, tmp_path: Path, refit: str) -> None:
     plan = small.allocate(0.6, shots=2, refit=refit)
     small.there_and_back(plan, tmp_path)
@@ -104,14 +98,12 @@ def test_compressing_takes_the_second_shots_factors_or_measures_them_again(
     assert same(model, compressed(small, plan))
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "phi3"])
-def test_other_layouts_have_a_second_shot(model_type: str, small: Small) -> None:
-    dense: Any = small_model(small_config(model_type))
+def test_another_layout_has_a_second_shot(small: Small) -> None:
+    dense: Any = small_model(small_config("phi3"))
     plan = small.allocate(0.6, shots=2, fuse=True, model=dense)
     assert plan.prediction.loss != small.allocate(0.6, fuse=True, model=dense).prediction.loss
-    model = small.compress(plan, model=dense)
     with torch.no_grad():
-        assert torch.isfinite(model(torch.arange(12)[None]).logits).all()
+        assert torch.isfinite(small.compress(plan, model=dense)(torch.arange(12)[None]).logits).all()
 
 
 def test_a_plan_that_no_second_shot_can_have_made_is_not_applied(small: Small) -> None:
@@ -138,10 +130,7 @@ def test_the_command_line_says_what_two_shots_cost(small: Small, tmp_path: Path)
     plan, text = tmp_path / "plan.json", small.options["calibration"]
     result = run("allocate", tmp_path / "model", "--calibration", text, "-o", plan, "--shots", 2)
     assert result.exit_code == 0, result.output
-    assert (
-        "two shots: calibration takes twice as long and twice the disk, and needs memory for a second copy of "
-        "the weights, compressed to 0.8\n"
-    ) in result.stderr
+    assert "two shots: calibration takes twice as long and twice the disk" in result.stderr
     assert gac.Plan.load(plan).recipe.measure.shots == 2
     applied = run("compress", tmp_path / "model", "--plan", plan, "-o", tmp_path / "small")
     assert "or taken again where they are gone (in two shots)" in applied.stderr

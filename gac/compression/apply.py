@@ -22,7 +22,7 @@ from gac.schemes.base import storage_of
 
 
 def empty_module(choice: WeightChoice, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-    """The module of a weight's form at its dim; arguments as for ``TensorForm.empty``."""
+    """The module of a weight's form at its dim, not initialised; arguments as for ``TensorForm.empty``."""
     return tensors_of(form_named(choice.form)).empty(choice.weight, choice.dim, bias, device, dtype)
 
 
@@ -35,8 +35,7 @@ def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, d
 def merged(choice: WeightChoice, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
 
-    Args:
-        own: the parameters of the weight's module, by their names in it, none in a storage.
+    ``parameters`` are those of the weight's module, by their names in it, none in a storage.
     """
     return tensors_of(form_named(choice.form)).merge(choice.weight, choice.dim, parameters)
 
@@ -94,23 +93,12 @@ def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[st
 
 
 def describe(config: Any, sites: Sequence[Site], weights: Sequence[WeightChoice]) -> Description:
-    """Return how a model with these weights runs, for ``finish``.
-
-    Args:
-        sites: from ``planned_sites``, which marks those whose weights share a GEMM.
-    """
+    """Return how a model with these weights runs, for ``finish``; ``planned_sites`` marks sites that share a GEMM."""
     return Description(shared_names(sites), skipped_blocks(config, weights), rounded_inputs(config, weights))
 
 
 def changed_sites(plan: Plan, sites: Sequence[Site]) -> tuple[Site, ...]:
-    """The sites that the plan changes, in model order.
-
-    Args:
-        sites: the model's own, from its family.
-
-    Raises:
-        PlanError: the plan's weights are not the model's.
-    """
+    """The sites of the model that the plan changes, in model order; the plan has to be for its weights."""
     theirs = [(choice.weight.name, choice.weight.out_features, choice.weight.in_features) for choice in plan.weights]
     ours = [(weight.name, weight.out_features, weight.in_features) for site in sites for weight in site.weights]
     if theirs != ours:
@@ -158,19 +146,13 @@ def build_modules(
 
 def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
     """Build the module of a weight, not quantised yet; None where it stays dense."""
-    parameters, linear = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim), work.linear(weight)
-    if parameters is None and scheme_named(choice.scheme).lossy:
+    linear = work.linear(weight)
+    parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)
+    if parameters is None:
+        if not scheme_named(choice.scheme).lossy:
+            return None
         parameters = dict(linear.named_parameters())
-    return None if parameters is None else _filled(linear, choice, parameters)
-
-
-def _filled(linear: nn.Linear, choice: WeightChoice, parameters: dict[str, Tensor]) -> nn.Module:
-    reference = linear.weight
-    module = empty_module(choice, bias=linear.bias is not None, device=reference.device, dtype=reference.dtype)
-    with torch.no_grad():
-        module.load_state_dict({name: _in_dtype(value.detach(), reference.dtype) for name, value in parameters.items()})
-    return module.train(linear.training).requires_grad_(reference.requires_grad)
-
-
-def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
+    dense = linear.weight
+    module = empty_module(choice, bias=linear.bias is not None, device=dense.device, dtype=dense.dtype)
+    module.load_state_dict(parameters)
+    return module.train(linear.training).requires_grad_(dense.requires_grad)

@@ -22,12 +22,8 @@ LEAST, MOST = 0.75, 1.25
 def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> float:
     """The factor of a model's logits at which its KL divergence from another model is least: one Newton step from 1.
 
-    Args:
-        pairs: the other model's logits and its own for the same tokens, ``(tokens, vocabulary)``.
-        ranks: the processes, each of which has pairs of its own.
-
-    Raises:
-        ModelError: a logit is not finite.
+    ``pairs`` are the other model's logits and its own for the same tokens, ``(tokens, vocabulary)``; each process has
+    pairs of its own.
     """
     slope = curvature = 0.0
     for other, logits in pairs:

@@ -1,7 +1,7 @@
 """The model of a first shot, from which gradients are taken again.
 
-That model (see ``gac.measurement.second_shot``) is the dense model compressed to ``FIRST_KEPT`` by its plan of one
-shot, whatever is planned next: so the statistics of the second shot serve every budget, form and profile.
+That model (see ``gac.measurement.calibration.stream_second``) is the dense model compressed to ``FIRST_KEPT`` by its
+plan of one shot, whatever is planned next: so the statistics of the second shot serve every budget, form and profile.
 ``results/curvature.md`` has what it gives.
 """
 
@@ -16,9 +16,8 @@ from gac.allocation.problem import as_knapsack
 from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
 from gac.forms.loss_curves import LossCurves
-from gac.measurement.calibration import CalibrationRun
+from gac.measurement.calibration import FIRST_KEPT, CalibrationRun
 from gac.measurement.curves import measure_curves, stream_fits
-from gac.measurement.second_shot import FIRST_KEPT
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.sites import Site
@@ -35,15 +34,11 @@ def first_shot(run: CalibrationRun) -> nn.Module:
     """The dense model compressed to ``FIRST_KEPT`` and fitted again, with weights of the dense shapes.
 
     It shares with the dense model all that is not compressed; the rest is a second copy on the same devices. The same
-    model and windows give the same first shot.
-
-    Args:
-        run: of one shot; its model is all in memory, and as it was when this returns or raises.
+    model and windows give the same first shot. The dense model is all in memory, and as it was when this returns.
 
     Raises:
         BudgetError: so small a model cannot be compressed so far.
-        ModelError: a statistic is not finite, or a layer does more to the residual stream than to add.
-        StatisticsError: what is kept cannot be written or read.
+        ModelError: a layer does more to the residual stream than to add.
     """
     sites = family_of(run.model.config).sites(run.model.config)
     weights = _chosen(sites, measure_curves(run, sites).curves)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gac.compression.stream import ToStream
 from gac.core.errors import ModelError
-from gac.measurement.calibration import first_half
+from gac.measurement.sums import first_half
 from gac.models.layer_stack import LayerStack, StopLayerError, entering, room, stop_at
 from gac.models.modules import listening, run_on, swapped
 from gac.models.sites import Weight
@@ -93,18 +93,16 @@ class PairedRun:
 
         with self._stack.traced(lowest, seen):
             for ids in self._windows:
-                self._run_model(ids)
+                with suppress(StopLayerError):
+                    run_on(self._model, ids[None])
         self._dense = [torch.cat(losses[part]) for part in self.parts]
         self._ours = self._entered() if self._ends else list(self._dense)
 
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
-        """Take the dense states through a layer.
+        """Take the dense states through a layer, which only adds to the residual stream what its weights write.
 
         Args:
             stages: the layer's weights in the order in which they run, those that read the same input together.
-
-        Raises:
-            ModelError: weights are said to write to the residual stream, but the layer does more than to add that.
         """
         read: Heard = {stage[0].name: [] for stage in stages if not stage[0].to_residual}
         written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.to_residual}
@@ -125,10 +123,7 @@ class PairedRun:
         """Return the inputs of a stage's weights in the compressed model, ``(tokens, in)``, part by part.
 
         With it comes, for weights that write, what the residual stream has lost before them, float32
-        ``(tokens, hidden)``.
-
-        Raises:
-            ModelError: the layer runs its weights in another order.
+        ``(tokens, hidden)``. The layer has to run its weights in this order.
         """
         name = stage[0].name
         before = list(seen.written)[: list(seen.written).index(name)] if stage[0].to_residual else []
@@ -167,13 +162,10 @@ class PairedRun:
         for window in windows:
             part = next(index for index, rows in enumerate(self.parts) if window < rows.stop)
             index = window - self.parts[part].start
-            ids, states = (
-                self._windows[window],
-                (self._dense[part][index : index + 1], self._ours[part][index : index + 1]),
-            )
-            dense = self._stack.logits(ids, states[0].to(device))
+            ids = self._windows[window]
+            dense = self._stack.logits(ids, self._dense[part][index : index + 1].to(device))
             with swapped(self._model, self._ends):
-                ours = self._stack.logits(ids, states[1].to(device))
+                ours = self._stack.logits(ids, self._ours[part][index : index + 1].to(device))
             yield dense, ours
 
     def _entered(self) -> list[Tensor]:
@@ -181,10 +173,6 @@ class PairedRun:
             hidden = entering(self._model, self._layers[0], torch.split(self._windows, 1))
             heard = [self._kept(hidden) for hidden in hidden]
         return [torch.cat(heard[part]) for part in self.parts]
-
-    def _run_model(self, ids: Tensor) -> None:
-        with suppress(StopLayerError):
-            run_on(self._model, ids[None])
 
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
         device = next(self._layers[layer].parameters()).device

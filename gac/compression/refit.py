@@ -35,8 +35,9 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import tensors_of
-from gac.measurement.calibration import TINY, CalibrationRun, decoder_layers, first_half
+from gac.measurement.calibration import CalibrationRun, decoder_layers, weights_by_layer
 from gac.measurement.curves import stream_kept
+from gac.measurement.sums import TINY, first_half
 from gac.models.linears import linear_at
 from gac.models.modules import frozen, last_norm_of, swapped
 from gac.models.sites import Site, Weight
@@ -84,7 +85,7 @@ def refit(
     run: CalibrationRun,
     modules: Mapping[str, nn.Module],
     weights: Sequence[WeightChoice],
-    how: Refit,
+    mode: Refit,
     sites: Sequence[Site],
     artifacts: Mapping[int, LayerArtifacts],
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
@@ -97,18 +98,15 @@ def refit(
         run: of the dense model.
         modules: the new module of every weight that changes, by name; what they hold is changed.
         weights: what every weight becomes.
-        how: ``residual`` or ``update``.
+        mode: ``residual`` or ``update``.
         sites: all of the model's, as planned.
-        kept: by layer, from the first that changes on.
+        artifacts: by layer, from the first that changes on.
         ends: embedding and head of the compressed model, by name, where they are rounded: then every layer makes up
             for that.
-
-    Raises:
-        ModelError: a layer does more than add what its weights write to the residual stream.
     """
     if not modules and not ends:
         return {}
-    layers = {layer: [w for site in group for w in site.weights] for layer, group in groupby(sites, lambda s: s.layer)}
+    layers = weights_by_layer(sites)
     changed = (layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
     lowest = 0 if ends else min(changed)
     model = run.model
@@ -121,12 +119,12 @@ def refit(
         both.start(lowest)
         begun = time.monotonic()
         for layer in progress_bar("refitting", "layer", steps=range(lowest, len(layers)), shown=run.progress):
-            fit = _LayerFit(run, both, ways, layer, layers[layer], choices, artifacts[layer], how)
+            fit = _LayerFit(run, both, ways, layer, layers[layer], choices, artifacts[layer], mode)
             fitted |= fit.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
                 logger.info("refitting %d layers: %s", many, rough_duration(many * (time.monotonic() - begun)))
-        if how == "residual" and (name := last_norm_of(model)) is not None:
+        if mode == "residual" and (name := last_norm_of(model)) is not None:
             scale = fitted_scale(both.logits(_spaced(run)), run.ranks)
             fitted[name] = scaled_norm(model.get_submodule(name), scale)
     for name, module in fitted.items():
@@ -152,8 +150,8 @@ class _LayerFit:
     layer: int
     weights: Sequence[Weight]
     choices: Mapping[str, WeightChoice]
-    kept: LayerArtifacts
-    how: Refit
+    artifacts: LayerArtifacts
+    mode: Refit
 
     @property
     def model(self) -> nn.Module:
@@ -164,7 +162,7 @@ class _LayerFit:
         stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.input_group or weight.name)]
         seen = self.both.dense_pass(self.layer, stages)
         dense = {weight.name: linear_at(self.model, weight.name) for weight in self.weights}
-        refits = {w.name: tensors_of(form_named(self.choices[w.name].form)).refit(self.how, w) for w in self.weights}
+        refits = {w.name: tensors_of(form_named(self.choices[w.name].form)).refit(self.mode, w) for w in self.weights}
         new = {
             name: modules.get(name) or deepcopy(self.model.get_submodule(name))
             for name, fit in refits.items()
@@ -176,11 +174,11 @@ class _LayerFit:
                 sums = self._sums(stage, fitted, seen, dense) if fitted else {}
                 solved: dict[str, nn.Module] = {}
                 for weight in self._solved_here(stage, sums):
-                    name, again = weight.name, refits[weight.name]
-                    if again is not None:
-                        solved[name] = self._solved(weight, new[name], dense[name], again, sums.pop(name).means())
+                    name, fit = weight.name, refits[weight.name]
+                    if fit is not None:
+                        solved[name] = self._solved(weight, new[name], dense[name], fit, sums.pop(name).means())
                     elif name in new:
-                        solved[name] = self._stored(name, new[name])
+                        solved[name] = store(scheme_named(self.choices[name].scheme), new[name])
                 for name, module in self.calibration.ranks.modules(solved).items():
                     new[name] = module
                     self.model.set_submodule(name, module)
@@ -203,19 +201,14 @@ class _LayerFit:
         weight: Weight,
         module: nn.Module,
         linear: nn.Linear,
-        again: Callable[[WeightRefit, nn.Module], None],
+        fit: Callable[[WeightRefit, nn.Module], None],
         means: CompressedMeans,
     ) -> nn.Module:
-        choice, artifacts, method = self.choices[weight.name], self.kept, self.calibration.method
-        form = form_named(choice.form)
-        again(WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, artifacts, means, method), module)
-        rows = artifacts.gradients(weight) if weight.scores and scheme_named(choice.scheme).lossy else None
-        return self._stored(weight.name, module, means.square, rows)
-
-    def _stored(
-        self, name: str, module: nn.Module, inputs: Tensor | None = None, rows: Tensor | None = None
-    ) -> nn.Module:
-        return store(scheme_named(self.choices[name].scheme), module, inputs, rows)
+        choice, artifacts, method = self.choices[weight.name], self.artifacts, self.calibration.method
+        form, scheme = form_named(choice.form), scheme_named(choice.scheme)
+        fit(WeightRefit(weight, form, choice.dim, linear.weight, linear.bias, artifacts, means, method), module)
+        rows = artifacts.gradients(weight) if weight.scores and scheme.lossy else None
+        return store(scheme, module, means.square, rows)
 
     def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]
@@ -223,7 +216,7 @@ class _LayerFit:
         """The sums to fit weights that read one input, from a run of the compressed layer up to these weights."""
         sums: dict[str, _Sums] = {}
         rows, half_at = self.calibration.rows, first_half(len(self.calibration.windows))
-        counts = {weight.name: self.kept.tokens(weight)[rows].sqrt() for weight in fitted}
+        counts = {weight.name: self.artifacts.tokens(weight)[rows].sqrt() for weight in fitted}
         for index, (x, lost) in enumerate(self.both.inputs_of(self.layer, stage, seen)):
             part = self.both.parts[index]
             for weight in fitted:

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from gac.core.errors import PlanError
 from gac.core.linalg import cholesky, damped
 from gac.forms.artifacts import LayerArtifacts
-from gac.forms.curvature.methods import Method
 from gac.forms.decomposition import with_rotated_latents
 from gac.measurement.calibration import CalibrationRun
-from gac.models.sites import Site, Weight
+from gac.models.sites import Site
 from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage.modules import StoredLinear, is_matrix, plain_state
@@ -36,27 +35,20 @@ def store_all(
 
     Args:
         weights: what every weight becomes.
-        sites: those of the modules among them.
         stream: what calibration has kept, layer by layer, the inputs of all weights too.
-
-    Raises:
-        PlanError: as for ``store``.
-        StatisticsError: what is kept cannot be read.
     """
     schemes = {choice.name: scheme_named(choice.scheme) for choice in weights if choice.name in modules}
-    rounds = {name: scheme for name, scheme in schemes.items() if scheme.lossy}
+    lossy = {name: scheme for name, scheme in schemes.items() if scheme.lossy}
     quantised: dict[str, nn.Module] = {}
-    for turn, (layer, artifacts) in enumerate(stream) if rounds else ():
+    for turn, (layer, artifacts) in enumerate(stream) if lossy else ():
         if not run.ranks.owns(turn):
             continue
-        for weight in (each for site in sites if site.layer == layer for each in site.weights if each.name in rounds):
-            quantised[weight.name] = _rounded(run.method, rounds[weight.name], modules[weight.name], weight, artifacts)
+        for weight in (each for site in sites if site.layer == layer for each in site.weights if each.name in lossy):
+            moments = artifacts.moments(weight) if weight.scores else artifacts.inputs(weight)
+            gradients = run.method.gradients(moments) if weight.scores else None
+            module = store(lossy[weight.name], modules[weight.name], run.method.inputs(moments), gradients)
+            quantised[weight.name] = module
     return {**modules, **run.ranks.modules(quantised)}
-
-
-def _rounded(method: Method, scheme: Scheme, module: nn.Module, weight: Weight, artifacts: LayerArtifacts) -> nn.Module:
-    moments = artifacts.moments(weight) if weight.scores else artifacts.inputs(weight)
-    return store(scheme, module, method.inputs(moments), method.gradients(moments) if weight.scores else None)
 
 
 @torch.no_grad()
@@ -116,7 +108,13 @@ def _stored(
         matrix: what is rounded instead of the module's weight.
     """
     if not is_matrix(module):
-        _check_no_matrix(scheme, module)
+        for name, values in module.named_parameters(recurse=False):
+            if values.dim() > 1:
+                raise PlanError(
+                    f"{name} of a {type(module).__name__} in {scheme.name}",
+                    "matrices in nn.Linear, ValueLinear or BlockLinear, which a scheme can store",
+                    "Put the matrix into one of these, or plan without the scheme.",
+                )
         for name, child in module.named_children():
             setattr(module, name, _stored(scheme, child))
         return module
@@ -130,13 +128,3 @@ def _stored(
     tensors, stored = scheme.stored(matrix, reads, rows), StoredLinear.of(storage, module)
     stored.fill(tensors)
     return stored
-
-
-def _check_no_matrix(scheme: Scheme, module: nn.Module) -> None:
-    for name, values in module.named_parameters(recurse=False):
-        if values.dim() > 1:
-            raise PlanError(
-                f"{name} of a {type(module).__name__} in {scheme.name}",
-                "matrices in nn.Linear, ValueLinear or BlockLinear, which a scheme can store",
-                "Put the matrix into one of these, or plan without the scheme.",
-            )

@@ -1,40 +1,30 @@
 """Map a correction of the residual stream back to the output of a weight."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from gac.models.families import ResidualPath, family_of
+from gac.models.families import family_of
 from gac.models.sites import Weight
 
 RIDGE = 1e-2
 """Gains of a norm below the root of this times their mean square ask for no more of the weight than larger ones."""
+_TINY = torch.finfo(torch.float32).tiny
 
 
-class ToStream(ABC):
-    """The way of outputs y ``(..., out)`` of a weight into the residual stream."""
-
-    @abstractmethod
-    def added(self, outputs: Tensor) -> Tensor:
-        """Contribution to the stream."""
-
-    @abstractmethod
-    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
-        """Return the change of the outputs that adds ``more`` to the stream, float32; both ``(tokens, out)``."""
-
-
-class Factor(ToStream):
-    """Outputs are multiplied by a number, mostly 1."""
+class ToStream:
+    """The way of outputs y ``(..., out)`` of a weight into the residual stream: times a number, mostly 1."""
 
     def __init__(self, factor: float = 1.0) -> None:
         self._factor = factor
 
     def added(self, outputs: Tensor) -> Tensor:
+        """Contribution to the stream."""
         return outputs if self._factor == 1 else outputs * self._factor
 
     def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        """Return the change of the outputs that adds ``more`` to the stream, float32; both ``(tokens, out)``."""
         return more if self._factor == 1 else more / self._factor
 
 
@@ -45,8 +35,10 @@ class Norm(ToStream):
     counting tokens by s, changes nothing that could be measured (results/refit.md).
     """
 
-    def __init__(self, norm: nn.Module, gains: Tensor) -> None:
-        self._norm, self._gains = norm, gains
+    def __init__(self, norm: nn.Module) -> None:
+        self._norm = norm
+        with torch.no_grad():
+            self._gains: Tensor = norm(torch.ones_like(next(norm.parameters()))).float()
 
     def added(self, outputs: Tensor) -> Tensor:
         normed: Tensor = self._norm(outputs)
@@ -60,19 +52,11 @@ class Norm(ToStream):
         return step.where(slope[:, None] > 0, 0.0)  # outputs that are all zero have no direction to keep
 
 
-_TINY = torch.finfo(torch.float32).tiny
-
-
 def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
     """The ways of those weights that write to the residual stream, by name."""
     family = family_of(model.config)
-    return {w.name: _way(model, family.residual_path(model.config, w.name)) for w in weights if w.to_residual}
-
-
-def _way(model: nn.Module, between: ResidualPath) -> ToStream:
-    if between.norm is None:
-        return Factor(between.factor)
-    norm = model.get_submodule(between.norm)
-    like = next(norm.parameters())
-    with torch.no_grad():
-        return Norm(norm, norm(torch.ones_like(like)).float())
+    ways: dict[str, ToStream] = {}
+    for weight in (weight for weight in weights if weight.to_residual):
+        path = family.residual_path(model.config, weight.name)
+        ways[weight.name] = ToStream(path.factor) if path.norm is None else Norm(model.get_submodule(path.norm))
+    return ways

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -48,7 +49,12 @@ def orthogonal(size: int, generator: torch.Generator, device: torch.device | str
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues in descending order, none negative, and their eigenvectors as columns."""
     _check_statistic(matrix)
-    values, vectors = torch.linalg.eigh(matrix)
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # LAPACK's divide and conquer, which torch calls, has failed to converge with several threads. QR does not.
+        solved = scipy.linalg.eigh(matrix.cpu().numpy(), driver="ev")
+        values, vectors = (torch.from_numpy(part).to(matrix.device) for part in solved)
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
 

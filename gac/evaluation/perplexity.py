@@ -71,8 +71,7 @@ class Sample:
                     "text that the model was not calibrated on",
                     "Hold documents back for evaluation.",
                 )
-        embedding: Any = model.get_input_embeddings()
-        check_vocabulary(self.cut, embedding.num_embeddings)
+        check_vocabulary(self.cut, model)
 
 
 def take_sample(tokenizer: Any, text: Text, windows: int | None, length: int | None, bos: bool | None = None) -> Sample:

@@ -84,10 +84,8 @@ def healing_text(
     texts = Texts(tuple(request.part for request in requests))  # checks them before anything is sampled
     bos = plan.measured.calibration.bos if plan.measured.predicted else None
     cut = [request.cut(loaded.tokenizer, bos) for request in requests]
-    embedding: Any = loaded.model.get_input_embeddings()
-    for windows in cut:
-        if windows is not None:
-            check_vocabulary(windows, embedding.num_embeddings)
+    for windows in filter(None, cut):
+        check_vocabulary(windows, loaded.model)
     pairs = zip(cut, requests, strict=True)
     counts = [request.part.windows if windows is None else len(windows) for windows, request in pairs]
     names, length = tuple(request.name for request in requests), requests[0].part.length

@@ -16,13 +16,12 @@ sums over whole sequences so, of any weight; docs/kv-cache.md has what blocks of
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor, nn
 
-from gac.core.distributed.ranks import Ranks
 from gac.core.errors import ModelError
 from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
 from gac.measurement.attention_rows import Blocks, hearing
+from gac.measurement.sums import RunningSums, first_half
 from gac.models.sites import Weight
 
 QUERIES = 32
@@ -48,7 +47,7 @@ def held_out(windows: int, length: int) -> list[int]:
 
 
 def seen_windows(windows: int, half: int, out: Collection[int]) -> list[int]:
-    """Count the windows of each half of the text that are not held out; arguments as for ``AttendedSums``."""
+    """Count the windows of each half of the text that are not held out; ``half`` windows are in the first."""
     halves = [range(half), range(half, windows)]
     return [sum(window not in out for window in part) for part in halves if part]
 
@@ -58,32 +57,33 @@ def cached_weights(weights: Iterable[Weight]) -> list[Weight]:
     return [weight for weight in weights if weight.cached and weight.heads]
 
 
-class AttendedSums:
-    """The running sums of one layer's keys and values, float64 on a CPU and float32 on a GPU.
+class AttendedSums(RunningSums):
+    """The sums of one layer's keys and values, without the windows that are held out.
 
     Args:
         weights: of the layer; others than k_proj and v_proj, where these are apart, are passed over.
-        windows: how many windows the text has.
-        half: how many of them its first half has.
+        shape: windows and tokens of the text.
         first: the number of the first window that this process runs.
-        out: the numbers of the windows that are held out.
     """
 
-    def __init__(
-        self, weights: Sequence[Weight], windows: int, half: int, first: int, out: Collection[int] = ()
-    ) -> None:
-        self._weights = cached_weights(weights)
-        self._half, self._window, self._out = half, first, out
-        self._counts = seen_windows(windows, half, out)
-        self.sums: dict[str, Tensor] = {}
+    def __init__(self, weights: Sequence[Weight], shape: Sequence[int], first: int) -> None:
+        windows, self._length = shape
+        self._weights, self._window, self._half = cached_weights(weights), first, first_half(windows)
+        self._held_out = held_out(windows, self._length)
+        self._counts = seen_windows(windows, self._half, self._held_out)
+        sizes = {"inputs": "in_features", "gradients": "out_features"}
+        super().__init__(
+            {
+                _name(what, half, weight.name): 2 * (getattr(weight, size),)
+                for weight in self._weights
+                for half in range(len(self._counts))
+                for what, size in sizes.items()
+            }
+        )
 
     @contextmanager
     def listening(self, model: nn.Module) -> Iterator[None]:
-        """With what adds each window that runs back through the layer, one at a time.
-
-        Raises:
-            ModelError: no attention was heard, or as ``hearing`` does.
-        """
+        """With what adds each window that runs back through the layer, one at a time; there has to be one."""
         names = [weight.name for weight in self._weights]
         with ExitStack() as stack:
             for attention in {weight.input_group for weight in self._weights if weight.input_group}:
@@ -96,52 +96,23 @@ class AttendedSums:
                 "Leave the form latent out, or use a model class of transformers.",
             )
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Those of all sums, by name."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for weight in self._weights:
-            for half in range(len(self._counts)):
-                shapes[_name("inputs", half, weight.name)] = 2 * (weight.in_features,)
-                shapes[_name("gradients", half, weight.name)] = 2 * (weight.out_features,)
-        return shapes
-
-    def total(self, name: str, device: torch.device) -> Tensor:
-        """A sum; 0 where nothing was added."""
-        if name not in self.sums:
-            wide = torch.float64 if device.type == "cpu" else torch.float32
-            self.sums[name] = torch.zeros(self.shapes()[name], dtype=wide, device=device)
-        return self.sums[name]
-
-    def bring_to(self, owner: int, ranks: Ranks) -> None:
-        """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""
-        devices = [total.device for total in self.sums.values()]
-        for name in self.shapes():
-            ranks.total_at(owner, self.total(name, devices[0]))
-            if not ranks.owns(owner):
-                del self.sums[name]
-
-    def means(self, length: int) -> dict[str, Tensor]:
-        """The float32 moments by name; the sums are gone.
-
-        Args:
-            length: tokens of a window.
-        """
+    def means(self) -> dict[str, Tensor]:
+        """The float32 moments by name; the sums are gone."""
         means: dict[str, Tensor] = {}
         for weight in self._weights:
-            named = [tuple(_name(what, half, weight.name) for what in ("inputs", "gradients")) for half in self._halves]
-            pairs = [[mirrored(self.sums.pop(name)) for name in names] for names in named]
-            squared = sum(float(inputs.trace()) for inputs, _ in pairs) / (length * sum(self._counts))
-            for names, pair, windows in zip(named, pairs, self._counts, strict=True):
-                for name, total, over in zip(names, pair, (1.0, squared or 1.0), strict=True):
-                    means[name] = total.div_(length * windows * over).float()
+            names = [
+                [_name(what, half, weight.name) for what in ("inputs", "gradients")]
+                for half in range(len(self._counts))
+            ]
+            pairs = [[mirrored(self.sums.pop(name)) for name in pair] for pair in names]
+            squared = sum(float(inputs.trace()) for inputs, _ in pairs) / (self._length * sum(self._counts))
+            for pair, sums, windows in zip(names, pairs, self._counts, strict=True):
+                for name, total, over in zip(pair, sums, (1.0, squared or 1.0), strict=True):
+                    means[name] = total.div_(self._length * windows * over).float()
         return means
 
-    @property
-    def _halves(self) -> range:
-        return range(len(self._counts))
-
     def _add(self, blocks: Iterator[Blocks]) -> None:
-        half, excluded = self._window // self._half, self._window in self._out
+        half, excluded = self._window // self._half, self._window in self._held_out
         self._window += 1
         for some in blocks:
             for name, (gradients, inputs) in some.items():

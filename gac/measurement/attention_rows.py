@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,6 @@ def hearing(
     so that those hooks hear no gradient of single blocks.
 
     Args:
-        attention: its name.
         names: those of its k_proj and v_proj.
         size: queries of a block, but for the last one, which may have fewer.
         heard: is given the blocks of a window.
@@ -122,7 +121,7 @@ class _Call:
     key: Tensor
     value: Tensor
     mask: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
 
     @property
     def _scale(self) -> Any:
@@ -143,9 +142,16 @@ class _Call:
         """Repeat keys or values of the tokens up to the last of some queries for each query head, float32."""
         return tensor[:, :, : rows.stop].detach().float().repeat_interleave(self.query.shape[1] // tensor.shape[1], 1)
 
-    def mixed(self, rows: slice) -> Tensor:
-        """Mix the values of the tokens up to the last of some queries, ``(1, queries, heads, length)``, float32."""
-        return (self._shares(rows)[0] @ self._of_queries(self.value, rows)).transpose(1, 2)
+    def _masked(self, scores: Tensor, rows: slice) -> Tensor:
+        if isinstance(self.mask, Tensor) and self.mask.ndim == 4:
+            mask = self.mask[:, :, rows, : rows.stop]
+            return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        late = torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
+        seen = torch.arange(rows.stop, device=scores.device)
+        hidden = seen > late
+        if window := self.options.get("sliding_window"):
+            hidden |= seen <= late - window
+        return scores.masked_fill(hidden, -math.inf)
 
     def through(self, rows: slice, gradients: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """The gradients at keys and values that come through each block of some queries, of all tokens.
@@ -163,32 +169,14 @@ class _Call:
             inner = grad_rows @ self._of_queries(self.value, rows).mT
             scores = shares * (inner - (shares * inner).sum(-1, keepdim=True)) * slope * self._scale
             queries = self.query[:, :, rows].float()
-            return self._by_block(self.key, scores, queries, size), self._by_block(self.value, shares, grad_rows, size)
-
-    def _by_block(self, tensor: Tensor, weights: Tensor, of: Tensor, size: int) -> Tensor:
-        """Sum over the queries of each block, and over those that share a head: ``(blocks, *tensor.shape)``.
-
-        Args:
-            weights: of each token, ``(1, heads, queries, tokens)``.
-            of: what is summed, ``(1, heads, queries, length)``.
-        """
-        count, heads = -(-weights.shape[2] // size), tensor.shape[1]
-        shape, more = (heads, weights.shape[1] // heads, count, size), count * size - weights.shape[2]
-        padded = (pad(operand, (0, 0, 0, more)).view(*shape, -1) for operand in (weights, of))
-        parts, summed = (operand.transpose(1, 2).flatten(2, 3) for operand in padded)  # (heads, blocks, queries, ...)
-        products = (parts.mT @ summed).transpose(0, 1)  # (blocks, heads, tokens, length)
-        return pad(products, (0, 0, 0, tensor.shape[2] - products.shape[2]))[:, None].to(tensor.dtype)
+            return _by_block(self.key, scores, queries, size), _by_block(self.value, shares, grad_rows, size)
 
     def check(self, name: str, output: Tensor) -> None:
-        """Refuse an attention whose last queries mixed something else.
-
-        Raises:
-            ModelError: names it.
-        """
+        """Refuse an attention, called ``name``, whose last queries mixed something else than is computed here."""
         rows = slice(max(0, output.shape[1] - 16), output.shape[1])
         with torch.no_grad():
-            expected = self.mixed(rows)
-        off = float((expected - output[:, rows].float()).norm() / expected.norm().clamp_min(1e-30))
+            mixed = (self._shares(rows)[0] @ self._of_queries(self.value, rows)).transpose(1, 2)
+        off = float((mixed - output[:, rows].float()).norm() / mixed.norm().clamp_min(1e-30))
         if math.isfinite(off) and off > OFF:
             raise ModelError(
                 f"attention {name}, which mixed values {off:.0%} off those that softmax of its scores mixes",
@@ -196,13 +184,17 @@ class _Call:
                 "Leave the form latent out, or load the model with attn_implementation='sdpa' or 'eager'.",
             )
 
-    def _masked(self, scores: Tensor, rows: slice) -> Tensor:
-        if isinstance(self.mask, Tensor) and self.mask.ndim == 4:
-            mask = self.mask[:, :, rows, : rows.stop]
-            return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        late = torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
-        seen = torch.arange(rows.stop, device=scores.device)
-        hidden = seen > late
-        if window := self.options.get("sliding_window"):
-            hidden |= seen <= late - window
-        return scores.masked_fill(hidden, -math.inf)
+
+def _by_block(tensor: Tensor, weights: Tensor, of: Tensor, size: int) -> Tensor:
+    """Sum over the queries of each block, and over those that share a head: ``(blocks, *tensor.shape)``.
+
+    Args:
+        weights: of each token, ``(1, heads, queries, tokens)``.
+        of: what is summed, ``(1, heads, queries, length)``.
+    """
+    count, heads = -(-weights.shape[2] // size), tensor.shape[1]
+    shape, more = (heads, weights.shape[1] // heads, count, size), count * size - weights.shape[2]
+    padded = (pad(operand, (0, 0, 0, more)).view(*shape, -1) for operand in (weights, of))
+    parts, summed = (operand.transpose(1, 2).flatten(2, 3) for operand in padded)  # (heads, blocks, queries, ...)
+    products = (parts.mT @ summed).transpose(0, 1)  # (blocks, heads, tokens, length)
+    return pad(products, (0, 0, 0, tensor.shape[2] - products.shape[2]))[:, None].to(tensor.dtype)

@@ -10,6 +10,8 @@ count as independent. They are not: tokens with huge activations (attention sink
 A and G are its exact partial traces, up to a factor, and A (x) G has its trace. ``results/curvature.md`` has
 what each p measured, and what labels from the text itself (the empirical Fisher) measured.
 
+A second shot keeps the inputs of the dense model and takes the gradients of a compressed one (``stream_second``).
+
 Layers are measured one at a time, the last one first (``gac.measurement.layerwise``): one layer's moments are alive,
 whatever the size of the model. They are summed in float64 on a CPU and in float32 on a GPU, in TF32 products where what
 is multiplied is 16-bit. TF32 holds these exactly at p = 0. At other p an activation is multiplied by sqrt(|g|^p) first,
@@ -19,8 +21,9 @@ a gradient by sqrt(|x|^p), and then cut to TF32's 11 significant bits: by less t
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -28,13 +31,22 @@ from torch import Tensor, nn
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import ModelError
-from gac.core.linalg import add_square, check_measured, fits_tf32, mirrored, tf32_products
+from gac.core.linalg import check_measured
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Halves, Moments
 from gac.measurement.attended import AttendedSums, cached_weights, held_out, seen_windows
 from gac.measurement.layerwise import LayerwiseBackward, Tick
-from gac.measurement.store import StatisticsStore, TensorFile, read_rows, read_tensors, write_tensors
+from gac.measurement.store import (
+    CPU,
+    StatisticsStore,
+    TensorFile,
+    read_rows,
+    read_tensors,
+    temporary_store,
+    write_tensors,
+)
+from gac.measurement.sums import TINY, MomentSums, first_half
 from gac.models.loading import read_parameter
 from gac.models.modules import listening
 from gac.models.sites import Site, Weight
@@ -50,7 +62,6 @@ LAYER_BYTES = 2**29
 ATTENDED = "attended-2"
 """The name of files of moments with attended ones, and of what is measured by them; its number changes with their
 definition."""
-TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +80,7 @@ class LayerMoments:
         return self.tensors[f"tokens/{weight.name}"]
 
     def of(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
-        """The moments of a weight.
-
-        Args:
-            pooled: makes one second moment of those of two halves of the windows.
-        """
+        """The moments of a weight; ``pooled`` makes one second moment of those of two halves of the windows."""
         counted = self.tokens(weight)
         half = first_half(len(counted))
         part = counted[:half].sum(dtype=torch.float64) / counted.sum(dtype=torch.float64).clamp_min(TINY)
@@ -87,7 +94,7 @@ class LayerMoments:
     def attended(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
         """The moments of k_proj or v_proj as attention reads what is cached, see ``gac.measurement.attended``.
 
-        They are there where the run was asked for them. Arguments as for ``of``.
+        They are there where the run was asked for them.
         """
         windows, length = self.tokens(weight).shape
         seen = seen_windows(windows, first_half(windows), held_out(windows, length))
@@ -103,11 +110,6 @@ class LayerMoments:
         return Halves(first, second, share)
 
 
-def first_half(windows: int) -> int:
-    """Count the windows in the first half of the text."""
-    return (windows + 1) // 2
-
-
 @dataclass(frozen=True, eq=False)
 class CalibrationRun:
     """A model that is measured on one text, in the metric of one method.
@@ -115,7 +117,7 @@ class CalibrationRun:
     Attributes:
         model: a causal LM; runs on the devices it is on, its parameters are left alone.
         windows: calibration token ids, int64, shape ``(windows, tokens)``.
-        store: where finished layers are kept and found again; None keeps nothing.
+        store: where finished layers are kept and found again; the default is deleted with the run.
         source: streams the moments of some sites' layers for a run as ``stream_moments`` does; None takes that.
         ranks: the processes that measure together, each with the whole model and text. They share the store.
         attended: whether keys and values are measured as attention reads them too, see ``LayerMoments.attended``.
@@ -124,7 +126,7 @@ class CalibrationRun:
     model: nn.Module
     windows: Tensor
     method: Method
-    store: StatisticsStore | None = None
+    store: StatisticsStore = field(default_factory=temporary_store)
     progress: bool = True
     source: "Source | None" = None
     ranks: Ranks = ALONE
@@ -132,11 +134,7 @@ class CalibrationRun:
 
     @property
     def rows(self) -> slice:
-        """The windows that this process runs.
-
-        Raises:
-            ModelError: there are fewer windows than processes.
-        """
+        """The windows that this process runs; there have to be as many as processes."""
         if len(self.windows) < self.ranks.count:
             problem = f"{len(self.windows)} calibration windows in {self.ranks.count} processes"
             raise ModelError(problem, "a window for each process at least", "Start fewer, or use more windows.")
@@ -151,26 +149,37 @@ class CalibrationRun:
         """The numbers of the windows that moments of keys and values as attention reads them leave out."""
         return held_out(*self.windows.shape)
 
-    def moments_path(self, store: StatisticsStore, layer: int) -> Path:
-        """Path of the moments of a layer."""
-        return store.moments(layer, ATTENDED if self.attended else None)
+    def moments_path(self, layer: int) -> Path:
+        return self.store.path(ATTENDED if self.attended else "layer", layer)
+
+    def stored(self, name: str, measure: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Read tensors of all layers from the store; rank 0 measures and writes them where they are missing."""
+        path = self.store.path(name, 0)
+
+        def read() -> dict[str, Tensor]:
+            if not path.exists():
+                write_tensors(path, measure())
+            return read_tensors(path, CPU)
+
+        return self.ranks.once(read)
 
 
 Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]]
 
 
+def weights_by_layer(sites: Sequence[Site]) -> dict[int, list[Weight]]:
+    """The weights of whole layers of sites, in model order, by layer."""
+    layers = groupby(sites, key=lambda site: site.layer)
+    return {layer: [weight for site in group for weight in site.weights] for layer, group in layers}
+
+
 def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
     """True if the moments of these sites' layers are small enough to be stored; arguments as for ``moment_bytes``."""
-    layers = {site.layer for site in sites}
-    return moment_bytes(sites, attended) <= LAYER_BYTES * len(layers)
+    return moment_bytes(sites, attended) <= LAYER_BYTES * len({site.layer for site in sites})
 
 
 def moment_bytes(sites: Sequence[Site], attended: bool = False) -> int:
-    """Bytes of the float32 moments of these sites, on two halves of the text.
-
-    Args:
-        attended: whether those of keys and values as attention reads them count too.
-    """
+    """Bytes of the float32 moments of these sites, on two halves of the text; ``attended`` ones count if asked for."""
     weights = [weight for site in sites for weight in site.weights]
     weights += cached_weights(weights) if attended else []
     return 8 * sum(weight.in_features**2 + weight.out_features**2 for weight in weights)
@@ -193,105 +202,88 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
         ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
         StatisticsError: what is kept cannot be written or read.
     """
-    weights: dict[int, list[Weight]] = {}
-    for site in sites:
-        weights.setdefault(site.layer, []).extend(site.weights)
-    keeps, ranks = run.store if kept_on_disk(sites, run.attended) else None, run.ranks
-    stored = ranks.once(
-        lambda: {layer for layer in weights if keeps is not None and run.moments_path(keeps, layer).exists()}
-    )
+    weights, kept, ranks = weights_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
+    stored = ranks.once(lambda: {layer for layer in weights if kept and run.moments_path(layer).exists()})
     missing = {layer: of for layer, of in weights.items() if layer not in stored}
-    turns = _turns(weights, ranks.count)
+    descending = sorted(weights, reverse=True)  # each process works on one layer of a turn
+    turns = [descending[start : start + ranks.count] for start in range(0, len(descending), ranks.count)]
     measured = _measure(run, missing, turns) if missing else iter(())
     for turn in turns:
         turn_moments: list[tuple[int, LayerMoments | None]] = []
         for owner, layer in enumerate(turn):
-            if keeps is not None and layer in stored:
-                turn_moments.append((layer, _read(run, keeps, weights[layer][0], layer) if ranks.owns(owner) else None))
+            if layer in stored:
+                turn_moments.append((layer, _read(run, weights[layer][0], layer) if ranks.owns(owner) else None))
                 continue
             turn_moments.append(next(measured))
             moments = turn_moments[-1][1]
-            if keeps is not None and moments is not None:
-                write_tensors(run.moments_path(keeps, layer), moments.tensors)
+            if kept and moments is not None:
+                write_tensors(run.moments_path(layer), moments.tensors)
             del moments
         while turn_moments:
             yield turn_moments.pop(0)  # so that it is let go before the next layer's are summed
     next(measured, None)  # what it does after its last layer
 
 
-def _turns(weights: Mapping[int, Sequence[Weight]], count: int) -> list[list[int]]:
-    """Split the layers into turns, the last layers first: each process works on one layer of a turn."""
-    layers = sorted(weights, reverse=True)
-    return [layers[start : start + count] for start in range(0, len(layers), count)]
-
-
-def _read(run: CalibrationRun, store: StatisticsStore, weight: Weight, layer: int) -> LayerMoments:
+def _read(run: CalibrationRun, weight: Weight, layer: int) -> LayerMoments:
     device = read_parameter(run.model, f"{weight.name}.weight").device
-    return LayerMoments(read_tensors(run.moments_path(store, layer), device))
+    return LayerMoments(read_tensors(run.moments_path(layer), device))
 
 
 def _measure(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], turns: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, LayerMoments | None]]:
     """Measure layers from the last wanted one down to the first; layers between them are only passed through."""
-    model, windows, store, ranks, lowest = run.model, run.windows, run.store, run.ranks, min(weights)
+    model, windows, ranks, lowest = run.model, run.windows, run.ranks, min(weights)
     layers, rows = decoder_layers(model, weights), run.rows
-    rank_windows = windows[rows]
+    count = len(windows[rows])
     owners = {layer: owner for turn in turns for owner, layer in enumerate(turn)}
     ends = {min(measured) for turn in turns if (measured := [layer for layer in turn if layer in weights])}
-    backward = LayerwiseBackward(model, layers, rank_windows, lowest, rows.start)
+    backward = LayerwiseBackward(model, layers, windows[rows], lowest, rows.start)
     with progress_bar("calibrating", "window", 0, shown=run.progress) as bar:
-        bar.reset(len(rank_windows) * (len(layers) + 1))
-        backward.start(_with_eta(bar.update, len(rank_windows), len(layers), lowest) if run.progress else bar.update)
-        loss = ranks.total(backward.loss)
-        loss = loss / (windows.numel() - len(windows))  # the first token of a window is not predicted
+        bar.reset(count * (len(layers) + 1))
+        backward.start(_with_eta(bar.update, count, len(layers), lowest) if run.progress else bar.update)
+        # The first token of a window is not predicted.
+        loss = ranks.total(backward.loss) / (windows.numel() - len(windows))
         last = _restore(run, backward, max(weights))
-        bar.reset(len(rank_windows) * (last - lowest + 1))
+        bar.reset(count * (last - lowest + 1))
         saved, settled = time.monotonic(), True
         for layer in range(last, lowest - 1, -1):
-            out = run.held_out if run.attended else None
-            sums = _Sums(weights.get(layer, ()), run.method.power, len(windows), rows.start, out)
-            with listening(model, sums.hooks), sums.attended.listening(model):
+            sums = MomentSums(weights.get(layer, ()), run.method.power, len(windows), rows.start)
+            attended = AttendedSums(weights.get(layer, ()) if run.attended else (), windows.shape, rows.start)
+            with listening(model, sums.hooks), attended.listening(model):
                 backward.through(layer, bar.update)
             if layer in weights:
-                sums.bring_to(owners[layer], ranks)
-                moments = _moments_of(sums, layer, windows.shape[1], loss) if ranks.owns(owners[layer]) else None
-                del sums
+                for part in (sums, attended):
+                    part.bring_to(owners[layer], ranks)
+                moments = None
+                if ranks.owns(owners[layer]):
+                    moments = _checked(sums.means() | attended.means() | {"loss": loss}, layer)
+                del sums, attended
                 yield layer, moments
                 del moments
                 settled = layer in ends
-            if store is not None and layer > lowest and settled and _is_due(saved, ranks):
-                _save(store, backward, layer, ranks)
+            if layer > lowest and settled and ranks.once(partial(_is_due, saved)):
+                gradients = ranks.collected(backward.gradients)
+                if gradients is not None:
+                    write_tensors(run.store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
                 saved = time.monotonic()
-    if store is not None:
-        ranks.wait()  # others may work on their last layer: if one is lost, the next run begins at the boundary
-        if ranks.leads:
-            store.boundary.unlink(missing_ok=True)
+    ranks.wait()  # others may work on their last layer: if one is lost, the next run begins at the boundary
+    if ranks.leads:
+        run.store.boundary.unlink(missing_ok=True)
 
 
-def _moments_of(sums: "_Sums", layer: int, length: int, loss: Tensor) -> LayerMoments:
-    moments = LayerMoments(sums.means(length) | {"loss": loss})
-    for name, tensor in moments.tensors.items():
+def _is_due(saved: float) -> bool:
+    return time.monotonic() - saved > SNAPSHOT_SECONDS
+
+
+def _checked(tensors: dict[str, Tensor], layer: int) -> LayerMoments:
+    for name, tensor in tensors.items():
         check_measured(tensor, f"statistic {name} of layer {layer} is not finite", "finite activations and gradients")
-    return moments
-
-
-def _is_due(saved: float, ranks: Ranks) -> bool:
-    return ranks.once(lambda: time.monotonic() - saved > SNAPSHOT_SECONDS)
-
-
-def _save(store: StatisticsStore, backward: LayerwiseBackward, layer: int, ranks: Ranks) -> None:
-    gradients = ranks.collected(backward.gradients)
-    if gradients is not None:
-        write_tensors(store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
+    return LayerMoments(tensors)
 
 
 def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
-    """Log the time that calibration will take after layer 2 (layer 1 includes loading).
-
-    Args:
-        lowest: the last layer that is gone back through.
-    """
+    """Log the time that calibration down to layer ``lowest`` will take, after layer 2 (layer 1 includes loading)."""
     times: list[float] = []
 
     def timed() -> None:
@@ -306,11 +298,7 @@ def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:
 
 
 def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) -> Sequence[nn.Module]:
-    """The decoder layers in order: the list that holds every layer's weights under the layer's number.
-
-    Raises:
-        ModelError: there is no such list.
-    """
+    """The decoder layers in order: the one list that holds every layer's weights under the layer's number."""
     names = {weight.name.partition(f".{layer}.")[0] for layer, members in weights.items() for weight in members}
     layers = model.get_submodule(min(names)) if len(names) == 1 else None
     if not isinstance(layers, nn.ModuleList):
@@ -324,127 +312,47 @@ def decoder_layers(model: nn.Module, weights: Mapping[int, Sequence[Weight]]) ->
 
 def _restore(run: CalibrationRun, backward: LayerwiseBackward, last: int) -> int:
     """Return the layer to begin with: below the snapshot of an interrupted run, where no layer above it is wanted."""
-    store = run.store
-    if store is None:
-        return backward.last
-    shape = (len(run.windows), *backward.gradients.shape[1:])
-    layer = run.ranks.once(lambda: _boundary(store, shape))
+    path, shape = run.store.boundary, (len(run.windows), *backward.gradients.shape[1:])
+
+    def snapshot_layer() -> int | None:
+        try:
+            snapshot = TensorFile(path, CPU)
+        except FileNotFoundError:
+            return None
+        return int(snapshot["layer"]) if snapshot.shape("gradients") == shape else None
+
+    layer = run.ranks.once(snapshot_layer)
     if layer is None or layer <= last:
         return backward.last
-    backward.gradients.copy_(read_rows(store.boundary, "gradients", run.rows))
+    backward.gradients.copy_(read_rows(path, "gradients", run.rows))
     return layer - 1
 
 
-def _boundary(store: StatisticsStore, shape: tuple[int, ...]) -> int | None:
-    """Return the layer whose input gradients the snapshot holds, if they have this shape."""
-    try:
-        snapshot = TensorFile(store.boundary, torch.device("cpu"))
-    except FileNotFoundError:
-        return None
-    return int(snapshot["layer"]) if snapshot.shape("gradients") == shape else None
+FIRST_KEPT = 0.8
+"""Kept fraction of the first shot; measured for second shots to 0.8 and to 0.6."""
 
 
-class _Sums:
-    """Running sums of one layer's weights, and the hooks that add each window to them.
+def stream_second(
+    dense: CalibrationRun, first: CalibrationRun, sites: Sequence[Site]
+) -> Iterator[tuple[int, LayerMoments | None]]:
+    """Yield moments as ``stream_moments`` does: inputs of the dense model, gradients of the first shot's.
+
+    The curvature at the dense model says what a small error costs. What is planned is no small error: gradients taken
+    where a first plan has led to are nearer to what its next one meets. Its inputs are of no use, for what was cut away
+    never shows in them, and another plan would cut there at no cost (``results/curvature.md``). This is the
+    re-estimation of the curvature between shots of LLM Surgeon (arXiv 2312.17244), on one of its two sides.
+
+    Both models run over the same windows, a layer of one and then the same layer of the other; labels are drawn from
+    each by itself.
 
     Args:
-        windows: how many windows the text has.
-        first: the number of the first window that this process runs.
-        held_out: the numbers of those that the attended sums leave out; None: there are no attended sums.
+        first: of the first shot's model, with weights of the dense one's shapes; it has to be the same whenever an
+            interrupted run goes on.
     """
-
-    def __init__(
-        self,
-        weights: Sequence[Weight],
-        power: float,
-        windows: int,
-        first: int = 0,
-        held_out: Sequence[int] | None = None,
-    ) -> None:
-        self._weights, self._power, self._windows, self._first = weights, power, windows, first
-        self._half = first_half(windows)
-        self._sums: dict[str, Tensor] = {}
-        self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}
-        self._read: tuple[Tensor, dict[str, Tensor]] | None = None
-        self.hooks = {weight.name: partial(self._listen, weight.name) for weight in weights}
-        attended_weights = () if held_out is None else weights
-        self.attended = AttendedSums(attended_weights, windows, self._half, first, held_out or ())
-
-    def bring_to(self, owner: int, ranks: Ranks) -> None:
-        """Add up the sums of all processes, each of its own windows, at the owner; the others' are gone."""
-        if ranks.count == 1:
-            return
-        for weight in self._weights:
-            token_rows = torch.stack(self._tokens[weight.name])
-            counted = token_rows.new_zeros(self._windows, token_rows.shape[1])
-            counted[self._first : self._first + len(token_rows)] = token_rows
-            self._tokens[weight.name] = list(ranks.total_at(owner, counted))
-            for name, shape in self._shapes(weight).items():
-                ranks.total_at(owner, self._total(name, shape, token_rows.device))
-                if not ranks.owns(owner):
-                    del self._sums[name]
-        self.attended.bring_to(owner, ranks)
-
-    def _shapes(self, weight: Weight) -> dict[str, tuple[int, ...]]:
-        read, wrote, name = (weight.in_features,), (weight.out_features,), weight.name
-        shapes: dict[str, tuple[int, ...]] = {f"both/{name}": (), f"scale/{name}": read}
-        shapes |= {f"{reader}-noise/{name}": read for reader in READERS}
-        for half in range(1 if self._windows == self._half else 2):
-            shapes |= {f"inputs/{half}/{name}": 2 * read, f"gradients/{half}/{name}": 2 * wrote}
-        return shapes
-
-    def means(self, length: int) -> dict[str, Tensor]:
-        """The float32 moments, and what each token counted, ``(windows, tokens)``; the sums are gone.
-
-        Args:
-            length: tokens of a window.
-        """
-        means = {f"tokens/{name}": torch.stack(counted) for name, counted in self._tokens.items()}
-        for name in self._tokens:
-            counted = means[f"tokens/{name}"].sum(1, dtype=torch.float64)
-            both = self._sums.pop(f"both/{name}").clamp_min(TINY)
-            for what in ("scale", *(f"{reader}-noise" for reader in READERS)):
-                means[f"{what}/{name}"] = self._sums.pop(f"{what}/{name}").div_(counted.sum().clamp_min(TINY)).float()
-            for half, part in enumerate((counted[: self._half], counted[self._half :])):
-                alike = len(part) * length * both / counted.sum()
-                for what, count in (("inputs", part.sum().clamp_min(TINY)), ("gradients", alike)):
-                    if len(part):
-                        square = mirrored(self._sums.pop(f"{what}/{half}/{name}"))
-                        means[f"{what}/{half}/{name}"] = square.div_(count).float()
-        return means | self.attended.means(length)
-
-    def _listen(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        output.register_hook(partial(self._add, name, inputs[0].detach()))  # type: ignore[no-untyped-call]
-
-    def _add(self, name: str, activations: Tensor, gradients: Tensor) -> None:
-        x = activations.reshape(-1, activations.shape[-1]).float()
-        g = gradients.detach().reshape(-1, gradients.shape[-1]).float()
-        of_g, of_x = (rows.norm(dim=1) ** self._power for rows in (g, x))
-        half = (self._first + len(self._tokens[name])) // self._half
-        self._tokens[name].append(of_g)
-        self._total(f"both/{name}", (), x.device).add_(of_g @ of_x)
-        self._total(f"scale/{name}", x.shape[1:], x.device).add_(x.abs().T @ of_g)
-        for reader, errors in self._noise_of(activations, x).items():
-            self._total(f"{reader}-noise/{name}", x.shape[1:], x.device).add_(errors.T @ of_g)
-        with tf32_products(fits_tf32(activations)):
-            add_square(self._total(f"inputs/{half}/{name}", 2 * x.shape[1:], x.device), x * of_g.sqrt()[:, None])
-        with tf32_products(fits_tf32(gradients)):
-            add_square(self._total(f"gradients/{half}/{name}", 2 * g.shape[1:], g.device), g * of_x.sqrt()[:, None])
-
-    def _noise_of(self, activations: Tensor, x: Tensor) -> dict[str, Tensor]:
-        """Squared errors ``(tokens, features)`` by reader; computed once for weights that share an input."""
-        seen = None if self._read is None else self._read[0]
-        if seen is None or (seen.data_ptr(), seen.shape) != (activations.data_ptr(), activations.shape):
-            noise = {}
-            for reader, read in READERS.items():
-                numbers, scale = read(x)
-                noise[reader] = numbers.mul_(scale).sub_(x).square_()
-            self._read = activations, noise  # which keeps the input from being let go, and another from its place
-        assert self._read is not None
-        return self._read[1]
-
-    def _total(self, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
-        if name not in self._sums:
-            wide = torch.float64 if device.type == "cpu" else torch.float32
-            self._sums[name] = torch.zeros(tuple(shape), dtype=wide, device=device)
-        return self._sums[name]
+    gradients = stream_moments(first, sites)
+    for (layer, moments), (_, of_first) in zip(stream_moments(dense, sites), gradients, strict=True):
+        if moments is not None and of_first is not None:
+            names = [name for name in of_first.tensors if name.startswith(("gradients/", "tokens/"))]
+            moments.tensors.update((name, of_first.tensors[name]) for name in names)
+            of_first.tensors.clear()  # so that what is not asked for is let go before the layer is decomposed
+        yield layer, moments

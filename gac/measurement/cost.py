@@ -6,10 +6,9 @@ from math import comb
 from gac.core.io import home
 from gac.forms import form_named
 from gac.measurement.attended import held_out
-from gac.measurement.calibration import kept_on_disk, moment_bytes
+from gac.measurement.calibration import FIRST_KEPT, kept_on_disk, moment_bytes
 from gac.measurement.pairs import MOST
 from gac.measurement.runs import TOKENS
-from gac.measurement.second_shot import FIRST_KEPT
 from gac.measurement.texts import Texts
 from gac.plan.resolved import ResolvedRecipe
 from gac.schemes import DEFAULT_SCHEME

@@ -78,9 +78,7 @@ class CurveLibrary:
         )
 
     def curves_of(self, sites: Sequence[Site], schemes: Sequence[str] = ()) -> LossCurves:
-        """Curves for the sites of another model, and of these schemes for its dense weights and standard forms.
-
-        Forms that the library has nothing of have none.
+        """Curves for the sites of another model, in these schemes too; forms that the library has nothing of have none.
 
         Raises:
             ModelError: a weight is called as none in the library, or there is no price of rounding to a scheme.
@@ -88,7 +86,7 @@ class CurveLibrary:
         layers, stored = max(site.layer for site in sites) + 1, {key.rpartition("/")[0] for key in self.curves}
         curves = LossCurves(
             {
-                (form.name, DEFAULT_SCHEME, weight.name): self._of(form, weight, site.layer / max(layers - 1, 1))
+                (form.name, DEFAULT_SCHEME, weight.name): self._curve(form, weight, site.layer / max(layers - 1, 1))
                 for site in sites
                 for form in map(form_named, LIBRARY_FORMS)
                 if form.name in stored
@@ -105,11 +103,7 @@ class CurveLibrary:
         return curves
 
     def head_of(self, shapes: Shapes, scheme: str) -> RoundedHead | None:
-        """Embedding and head of these shapes, apart, in a scheme, and what that loses; None where it does not round.
-
-        Raises:
-            ModelError: the library does not know the price.
-        """
+        """Embedding and head of these shapes, apart, in a scheme, and what that loses; None where it does not round."""
         if not scheme_named(scheme).lossy:
             return None
         if scheme not in self.heads:
@@ -121,14 +115,14 @@ class CurveLibrary:
         prices: dict[str, Floats] = {}
         for weight in weights:
             called = weight.name.rpartition(".")[2]
-            if (dense := self.prices.get(f"{scheme}/{called}")) is None:
+            if f"{scheme}/{called}" not in self.prices:
                 known = sorted({key.partition("/")[0] for key in self.prices})
                 raise ModelError(
                     f"no price of rounding {called} to {scheme} is known",
                     f"one of the schemes {', '.join(known)}",
                     "Leave the scheme out, or give weights instead of shapes.",
                 )
-            prices[weight.name] = _at_depth(dense, depth)[0]
+            prices[weight.name] = _at_depth(self.prices[f"{scheme}/{called}"], depth)[0]
             for form in (form for form in map(form_named, LIBRARY_FORMS) if form.applies_to(weight)):
                 if (by_dim := self.prices.get(f"{scheme}/{form.name}/{called}")) is not None:
                     of_form = _at_depth(by_dim, depth)
@@ -136,8 +130,8 @@ class CurveLibrary:
                     prices[f"{form.name}/{weight.name}"] = np.interp(_kept_fractions(form, weight), fractions, of_form)
         return prices
 
-    def _of(self, form: Form, weight: Weight, depth: float) -> LossCurve:
-        fractions_kept, called = _kept_fractions(form, weight), weight.name.rpartition(".")[2]
+    def _curve(self, form: Form, weight: Weight, depth: float) -> LossCurve:
+        called = weight.name.rpartition(".")[2]
         key = f"{form.name}/{called}"
         if key not in self.curves:
             known = sorted({key.rpartition("/")[2] for key in self.curves})
@@ -149,11 +143,11 @@ class CurveLibrary:
         losses = _at_depth(self.curves[key], depth)
         # A monotone cubic has no corners at the measured dims, which a choice between all integers would fall on.
         fractions = np.linspace(0, self.fractions.get(key, 1.0), len(losses))
-        losses_at = PchipInterpolator(fractions, losses)(np.minimum(fractions_kept, fractions[-1]))
-        losses_at = np.minimum.accumulate(np.maximum(losses_at, 0.0))
+        kept = np.minimum(_kept_fractions(form, weight), fractions[-1])
+        at_dims = np.minimum.accumulate(np.maximum(PchipInterpolator(fractions, losses)(kept), 0.0))
         if form.cache.bits is None:
-            losses_at[-1] = 0.0
-        return LossCurve(losses_at)
+            at_dims[-1] = 0.0
+        return LossCurve(at_dims)
 
 
 def _at_depth(rows: Floats, depth: float) -> Floats:

@@ -3,11 +3,12 @@
 import logging
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -20,11 +21,10 @@ from gac.core.linalg import packed
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
-from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import Moments
 from gac.forms.loss_curves import LossCurve, LossCurves
-from gac.forms.tensors import Fit, RunForm, Statistics, tensors_of
-from gac.measurement.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers
+from gac.forms.tensors import RunForm, Statistics, tensors_of
+from gac.measurement.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers, weights_by_layer
 from gac.measurement.pairs import with_pairs
 from gac.measurement.prices import prices_of
 from gac.measurement.runs import ModelRuns, unseen
@@ -53,6 +53,11 @@ class LayerFit:
     losses: Mapping[str, Floats]
     kept: LayerArtifacts
 
+    @staticmethod
+    def merged(fits: Sequence["LayerFit"]) -> "LayerFit":
+        losses = {name: loss for fit in fits for name, loss in fit.losses.items()}
+        return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
+
 
 @dataclass(frozen=True, eq=False)
 class ModelCurves:
@@ -69,83 +74,18 @@ class _Part:
     name: str
     forms: tuple[Form, ...] = ()
     scheme: Scheme | None = None
-    inputs: bool = False
 
     @property
-    def runs(self) -> bool:
-        """True if the model is run for it."""
-        return any(form.loss.needs_forward_runs for form in self.forms)
-
-    @property
-    def unseen(self) -> bool:
-        """True if runs of the model suffice, and no moments are needed."""
+    def runs_suffice(self) -> bool:
+        """True if the model is run for it, and no moments are needed."""
         return any(isinstance(tensors_of(form), RunForm) for form in self.forms)
 
 
-RunsByPart = Callable[[_Part], ModelRuns | None]
+_INPUTS = _Part("inputs")
+"""The input moments that quantising for the dense model's inputs needs."""
+_Layers = Mapping[int, Sequence[Weight]]
+_RunsByPart = Callable[[_Part], ModelRuns | None]
 """Runs the model for a part; None where the part needs no runs."""
-
-
-def fit_layer(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments, part: _Part) -> LayerFit:
-    """Measure the weights of one layer's sites in the forms of a part.
-
-    Args:
-        statistics: of the layer, with what the parts before this one have kept.
-        moments: on two halves of the text.
-
-    Raises:
-        ModelError: a statistic is not finite.
-    """
-    weights, pooled = _weights_of(sites), statistics.moments
-    losses: dict[str, Floats] = {"loss": np.array(moments.loss)}
-    tensors: dict[str, Tensor] = {}
-    statistics = replace(statistics, kept=_chained(LayerArtifacts(tensors), statistics.kept))
-    for weight in weights:
-        tensors[f"tokens/{weight.name}"] = moments.tokens(weight)
-        if weight.to_residual or weight.scores:
-            tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
-    for form, fit in _fits(statistics, weights, part.forms):
-        losses[f"{form.name}/{fit.weight.name}"] = fit.loss
-        tensors |= _artifacts(form, fit)
-        for weight in (*fit.moments, *fit.inputs):
-            names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
-            tensors |= _packed_moments(weight, pooled(weight), names)
-    return LayerFit(losses, LayerArtifacts(tensors))
-
-
-def keep_inputs(statistics: Statistics, sites: Sequence[Site], moments: LayerMoments) -> LayerFit:
-    """Collect the input moments that quantising for the dense model's inputs needs and that are not stored yet."""
-    tensors: dict[str, Tensor] = {}
-    for weight in _weights_of(sites):
-        if f"inputs/{weight.name}" not in statistics.kept.tensors:
-            tensors |= _packed_moments(weight, statistics.moments(weight), ("inputs",))
-    return LayerFit({"loss": np.array(moments.loss)}, LayerArtifacts(tensors))
-
-
-def run_layer(runs: ModelRuns, method: Method, weights: Sequence[Weight], forms: Sequence[Form]) -> LayerFit:
-    """Measure the weights of one layer in forms for which the model is run.
-
-    Raises:
-        ModelError: a loss is not finite.
-    """
-    fits = list(_fits(Statistics(runs.model, unseen, method, LayerArtifacts({}), runs), weights, forms))
-    losses = {f"{form.name}/{fit.weight.name}": fit.loss for form, fit in fits}
-    return LayerFit(
-        losses, LayerArtifacts({name: tensor for form, fit in fits for name, tensor in _artifacts(form, fit).items()})
-    )
-
-
-def _fits(statistics: Statistics, weights: Sequence[Weight], forms: Sequence[Form]) -> Iterator[tuple[Form, Fit]]:
-    return ((fit.form or form, fit) for form in forms for fit in tensors_of(form).measure(statistics, weights))
-
-
-def _artifacts(form: Form, fit: Fit) -> dict[str, Tensor]:
-    return {f"{form.name}.{name}/{fit.weight.name}": tensor for name, tensor in fit.tensors.items()}
-
-
-def _packed_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> dict[str, Tensor]:
-    tensors = {f"{name}/{weight.name}": packed(getattr(moments, name)) for name in names}
-    return tensors | {f"scale/{weight.name}": moments.scale}
 
 
 def measure_curves(
@@ -156,30 +96,17 @@ def measure_curves(
     schemes: Sequence[str] = (),
     rounding: bool = False,
 ) -> ModelCurves:
-    """Calibrate, and measure every form and scheme; layers that are in the store are read.
-
-    Args:
-        forms, schemes, rounding: as for ``stream_fits``.
-
-    Raises:
-        ModelError: a statistic is not finite.
-        StatisticsError: what is kept cannot be written or read.
-    """
-    layers = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    parts = _parts((*run.method.forms, *forms), schemes, rounding)
+    """Calibrate, and measure every form and scheme; arguments and errors as for ``stream_fits``."""
+    weights, parts = weights_by_layer(sites), _parts((*run.method.forms, *forms), schemes, rounding)
     by_key: dict[tuple[str, str, str], LossCurve] = {}
     dense_loss = 0.0
     for layer, fit in stream_fits(run, sites, forms=forms, schemes=schemes, rounding=rounding):
         dense_loss = float(fit.losses["loss"])
-        by_key |= _curves(layers[layer], fit, parts).by_key
-    curves = LossCurves(by_key)
-    weights = {layer: _weights_of(group) for layer, group in layers.items()}
+        by_key |= _curves(weights[layer], fit, parts).by_key
     measured = [form for part in parts for form in part.forms]
-    curves = with_pairs(run, weights, measured, curves)
-    curves = calibrated_to_whole_model(
-        run, weights, measured, curves, partial(_artifacts_of, replace(run, ranks=ALONE), sites)
-    )
-    return ModelCurves(curves, dense_loss)
+    curves = with_pairs(run, weights, measured, LossCurves(by_key))
+    artifacts_of = partial(_artifacts_of, replace(run, ranks=ALONE), sites)
+    return ModelCurves(calibrated_to_whole_model(run, weights, measured, curves, artifacts_of), dense_loss)
 
 
 def stream_fits(
@@ -190,10 +117,10 @@ def stream_fits(
     schemes: Sequence[str] = (),
     rounding: bool = False,
 ) -> Iterator[tuple[int, LayerFit]]:
-    """Yield ``(layer, what is measured of it)``: the layers in the store, then the others, from the last to the first.
+    """Measure what is not stored yet; then yield ``(layer, what is measured of it)``, read from the store.
 
-    A layer is written while the next one is measured. Several processes yield the same: each measures layers of its
-    own (``gac.measurement.calibration.stream_moments``), and once all are written, they are read from the store.
+    Layers are measured from the last to the first, each written while the next one is measured. Several processes
+    yield the same: each measures layers of its own (``gac.measurement.calibration.stream_moments``).
 
     Args:
         sites: whole layers of them, in model order.
@@ -205,54 +132,23 @@ def stream_fits(
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    every = _parts((*run.method.forms, *forms), schemes, rounding)
-    by_layer = {layer: list(group) for layer, group in groupby(sites, key=lambda site: site.layer)}
-    runs_of = _runs_by_part(run, by_layer)
-    by_runs = _measured_by_runs(run, by_layer, [part for part in every if part.unseen], runs_of)
-    parts = [part for part in every if not part.unseen]
-    missing = _missing(run, parts, by_layer)
-    for layer in [layer for layer, lacking in missing.items() if not lacking]:
-        yield layer, _merged(_read(run, parts, layer, by_layer.pop(layer)) + by_runs[layer])
-    if not by_layer:
-        return
-    wanted = [site for group in by_layer.values() for site in group]
-    if run.store is not None:
+    parts, weights = _parts((*run.method.forms, *forms), schemes, rounding), weights_by_layer(sites)
+    missing = run.ranks.once(
+        lambda: [
+            (index, layer)
+            for index, part in enumerate(parts)
+            for layer in weights
+            if not all(path.exists() for path in _paths(run, part, layer))
+        ]
+    )
+    if missing:
         run.store.check_writable()
-    several = run.ranks.count > 1
-    assert run.store is not None or not several, "processes find in the store what others have measured"
-    lacking = [part for parts in missing.values() for part in parts]
-    stream = replace(run, attended=_attends(run, lacking)).moments(wanted)
-    tell = _log_eta_after_first_layer(run, len(by_layer))
-    with background_writer() as write:
-        for layer, moments in progress_bar("decomposing", "layer", len(by_layer), stream, run.progress):
-            if moments is None:
-                continue
-            begun = time.monotonic()
-            fits = _read(run, [part for part in parts if part not in missing[layer]], layer, by_layer[layer])
-            for part, fit in _fits_of(run, missing[layer], _merged(fits), by_layer[layer], moments, runs_of):
-                fits.append(fit)
-                if run.store is not None:
-                    write(_files(run, part, layer, fit))
-            tell(time.monotonic() - begun)
-            if several:
-                moments.tensors.clear()  # before the next layers are summed
-            else:
-                yield layer, _merged(fits + by_runs[layer])
-    run.ranks.wait()
-    for layer in sorted(by_layer, reverse=True) if several else ():
-        yield layer, _merged(_read(run, parts, layer, by_layer[layer]) + by_runs[layer])
-
-
-def _log_eta_after_first_layer(run: CalibrationRun, layers: int) -> Callable[[float], None]:
-    mine, logged = -(-layers // run.ranks.count), not run.progress
-
-    def tell(seconds: float) -> None:
-        nonlocal logged
-        if not logged:
-            logger.info("decomposing %d layers, in all their forms: %s", layers, rough_duration(mine * seconds))
-        logged = True
-
-    return tell
+        runs_of = _runs_by_part(run, weights)
+        steps = [(parts[index], layer) for index, layer in missing]
+        _measure_by_runs(run, weights, [step for step in steps if step[0].runs_suffice], runs_of)
+        _measure_by_moments(run, sites, parts, [step for step in steps if not step[0].runs_suffice], runs_of)
+    for layer, group in reversed(weights.items()):
+        yield layer, LayerFit.merged([_read(run, part, layer, group) for part in parts])
 
 
 def stream_kept(
@@ -266,142 +162,162 @@ def _artifacts_of(run: CalibrationRun, sites: Sequence[Site], form: Form) -> Lay
     return _chained(*(artifacts for _, artifacts in stream_kept(run, sites, [form.name])))
 
 
-def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:
-    """True if keys and values are measured as attention reads them; the method has to tell gradients apart."""
-    return run.method.two_sided and any(form.loss.uses_attention_curvature for part in parts for form in part.forms)
-
-
-def _missing(run: CalibrationRun, parts: Sequence[_Part], layers: Iterable[int]) -> dict[int, list[_Part]]:
-    """List by layer the parts that are not stored, as rank 0 sees it."""
-
-    def lacking_parts() -> dict[int, list[int]]:
-        return {
-            layer: [index for index, part in enumerate(parts) if not _is_stored(run, part, layer)] for layer in layers
-        }
-
-    return {layer: [parts[index] for index in lacking] for layer, lacking in run.ranks.once(lacking_parts).items()}
-
-
-def _fits_of(
-    run: CalibrationRun,
-    parts: Sequence[_Part],
-    known: LayerFit,
-    sites: Sequence[Site],
-    moments: LayerMoments,
-    runs_of: RunsByPart,
-) -> Iterator[tuple[_Part, LayerFit]]:
-    """Measure parts of one layer: the forms part by part, the inputs, then all schemes at once."""
-    pooled = cache(partial(moments.of, pooled=run.method.pooled))
-    attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
-    for part in (part for part in parts if part.scheme is None):
-        statistics = Statistics(run.model, pooled, run.method, known.kept, runs_of(part), known.losses, attended)
-        fit = keep_inputs(statistics, sites, moments) if part.inputs else fit_layer(statistics, sites, moments, part)
-        known = _merged([known, fit])
-        yield part, fit
-    schemes = {part.scheme.name: part for part in parts if part.scheme is not None}
-    statistics = Statistics(run.model, pooled, run.method, known.kept)
-    prices = prices_of(statistics, _weights_of(sites), [part.scheme for part in schemes.values() if part.scheme])
-    for scheme, price in prices.items():
-        losses = {f"{scheme}/{name}": loss for name, loss in price.items()}
-        yield schemes[scheme], LayerFit({"loss": np.array(moments.loss)} | losses, LayerArtifacts({}))
-
-
-def _measured_by_runs(
-    run: CalibrationRun,
-    by_layer: Mapping[int, Sequence[Site]],
-    parts: Sequence[_Part],
-    runs_of: RunsByPart,
-) -> dict[int, list[LayerFit]]:
-    """Measure the forms that need only runs of the model, by layer; each result is written at once."""
-    missing = _missing(run, parts, by_layer)
-    todo = [(part, layer) for part in parts for layer in by_layer if part in missing[layer]]
-    stored = {layer: [part for part in parts if (part, layer) not in todo] for layer in by_layer}
-    fits = {layer: _read(run, stored[layer], layer, group) for layer, group in by_layer.items()}
-    if not todo:
-        return fits
-    if run.store is not None:
-        run.store.check_writable()
-    mine = [step for turn, step in enumerate(todo) if run.ranks.owns(turn)]
-    _log_runs(mine, by_layer, runs_of)
-    for part, layer in progress_bar("leaving out blocks", "layer", steps=mine, shown=run.progress):
-        runs = runs_of(part)
-        assert runs is not None, f"{part.name} is measured by running the model"
-        fits[layer].append(run_layer(runs, run.method, _weights_of(by_layer[layer]), part.forms))
-        if run.store is not None:
-            for path, tensors in _files(run, part, layer, fits[layer][-1]).items():
-                write_tensors(path, tensors)
-    run.ranks.wait()
-    for part, layer in (step for step in todo if step not in mine):
-        fits[layer] += _read(run, [part], layer, by_layer[layer])
-    return fits
-
-
-def _log_runs(steps: Sequence[tuple[_Part, int]], by_layer: Mapping[int, Sequence[Site]], runs_of: RunsByPart) -> None:
-    if not steps:
-        return
-    begun = time.monotonic()
-    runs_of(steps[0][0])
-    seconds, forms = time.monotonic() - begun, {form.name: form for part, _ in steps for form in part.forms}
-    taken = [(form, weight) for part, layer in steps for form in part.forms for weight in _weights_of(by_layer[layer])]
-    runs = sum(form.full(weight) - form.min_dim for form, weight in taken if form.shortens(weight) == "in")
-    logger.info(
-        "running the model %d times to find what %s loses: %s; other forms= (--form) leave that out",
-        runs,
-        " and ".join(forms),
-        rough_duration(runs * seconds / 2),  # from the layer that changes on: half of the layers on average
-    )
-
-
-def _runs_by_part(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]]) -> RunsByPart:
-    """Return what runs the model for a part, made at the first call; None where the part needs no runs.
-
-    Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
-    """
-    every = cache(partial(_runs_of, run, by_layer, run.windows, False))
-    held_out = cache(partial(_runs_of, run, by_layer, run.windows[run.held_out], True))
-
-    def runs_of(part: _Part) -> ModelRuns | None:
-        if part.runs:
-            return every()
-        anchors = run.method.two_sided and any(form.loss.anchors for form in part.forms)
-        return held_out() if anchors and run.held_out else None
-
-    return runs_of
-
-
-def _runs_of(run: CalibrationRun, by_layer: Mapping[int, Sequence[Site]], windows: Tensor, every: bool) -> ModelRuns:
-    weights = {layer: _weights_of(group) for layer, group in by_layer.items()}
-    return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())], every)
-
-
-def _weights_of(sites: Sequence[Site]) -> list[Weight]:
-    return [weight for site in sites for weight in site.weights]
-
-
 def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_Part]:
     """List the standard forms as one part, then one part for each other form and each lossy scheme; inputs on request.
 
     What a form rests upon comes before it, whether it is asked for or not.
     """
     wanted = {each.name: each for form in map(form_named, forms) for each in (form.base_form, form) if each is not None}
-    others = [form for form in wanted.values() if not form.loss.in_every_calibration and form.name != "dense"]
+    parts = [_Part("standard", tuple(form for form in FORMS if form.loss.in_every_calibration))]
+    for form in wanted.values():
+        if not form.loss.in_every_calibration and form.name != "dense":
+            name = f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name
+            parts.append(_Part(name, (form,)))
     rounding = [scheme for scheme in map(scheme_named, dict.fromkeys(schemes)) if scheme.lossy]
-    return [
-        _Part("standard", tuple(form for form in FORMS if form.loss.in_every_calibration)),
-        *(
-            _Part(f"{ATTENDED}-{form.name}" if form.loss.uses_attention_curvature else form.name, (form,))
-            for form in others
-        ),
-        *([_Part("inputs", inputs=True)] if inputs else []),
-        *(_Part(f"{PRICES}-{scheme.name}", scheme=scheme) for scheme in rounding),
-    ]
+    return [*parts, *([_INPUTS] if inputs else []), *(_Part(f"{PRICES}-{each.name}", scheme=each) for each in rounding)]
+
+
+def _measure_by_runs(
+    run: CalibrationRun, weights: _Layers, steps: Sequence[tuple[_Part, int]], runs_of: _RunsByPart
+) -> None:
+    """Measure the forms that need only runs of the model; each result is written at once."""
+    mine = [step for turn, step in enumerate(steps) if run.ranks.owns(turn)]
+    for part, layer in progress_bar("leaving out blocks", "layer", steps=mine, shown=run.progress):
+        fit = fit_layer(
+            Statistics(run.model, unseen, run.method, LayerArtifacts({}), runs_of(part)), weights[layer], part
+        )
+        for path, tensors in _files(run, part, layer, fit).items():
+            write_tensors(path, tensors)
+    run.ranks.wait()
+
+
+def _measure_by_moments(
+    run: CalibrationRun,
+    sites: Sequence[Site],
+    parts: Sequence[_Part],
+    steps: Sequence[tuple[_Part, int]],
+    runs_of: _RunsByPart,
+) -> None:
+    """Measure parts of layers from their moments; a layer is written while the next one is measured."""
+    missing = {layer: [part for part, other in steps if other == layer] for _, layer in steps}
+    if not missing:
+        return
+    lacking = [site for site in sites if site.layer in missing]
+    weights = weights_by_layer(lacking)
+    stream = replace(run, attended=_attends(run, [part for part, _ in steps])).moments(lacking)
+    logged = not run.progress
+    with background_writer() as write:
+        for layer, moments in progress_bar("decomposing", "layer", len(missing), stream, run.progress):
+            if moments is None:
+                continue
+            begun, group = time.monotonic(), weights[layer]
+            stored = [part for part in parts if part not in missing[layer] and not part.runs_suffice]
+            known = LayerFit.merged([_read(run, part, layer, group) for part in stored])
+            for part, fit in _fits_of(run, missing[layer], known, group, moments, runs_of):
+                write(_files(run, part, layer, fit))
+            if not logged:
+                seconds = -(-len(missing) // run.ranks.count) * (time.monotonic() - begun)
+                logger.info("decomposing %d layers, in all their forms: %s", len(missing), rough_duration(seconds))
+                logged = True
+            moments.tensors.clear()  # before the next layers are summed
+    run.ranks.wait()
+
+
+def _attends(run: CalibrationRun, parts: Sequence[_Part]) -> bool:
+    """True if keys and values are measured as attention reads them; the method has to tell gradients apart."""
+    return run.method.two_sided and any(form.loss.uses_attention_curvature for part in parts for form in part.forms)
+
+
+def _fits_of(
+    run: CalibrationRun,
+    parts: Sequence[_Part],
+    known: LayerFit,
+    weights: Sequence[Weight],
+    moments: LayerMoments,
+    runs_of: _RunsByPart,
+) -> Iterator[tuple[_Part, LayerFit]]:
+    """Measure parts of one layer: the forms part by part, the inputs, then all schemes at once.
+
+    Args:
+        known: what is stored of the layer.
+    """
+    pooled = cache(partial(moments.of, pooled=run.method.pooled))
+    attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
+    loss = {"loss": np.array(moments.loss)}
+    for part in (part for part in parts if part.scheme is None):
+        statistics = Statistics(run.model, pooled, run.method, known.kept, runs_of(part), known.losses, attended)
+        if part is _INPUTS:
+            tensors: dict[str, Tensor] = {}
+            for weight in (weight for weight in weights if f"inputs/{weight.name}" not in known.kept.tensors):
+                tensors |= _packed_moments(weight, pooled(weight), ("inputs",))
+        else:
+            tensors = {f"tokens/{weight.name}": moments.tokens(weight) for weight in weights}
+            for weight in (weight for weight in weights if weight.to_residual or weight.scores):
+                tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
+        fit = fit_layer(statistics, weights, part, tensors)
+        fit = LayerFit({**loss, **fit.losses}, fit.kept)
+        known = LayerFit.merged([known, fit])
+        yield part, fit
+    schemes = {part.scheme: part for part in parts if part.scheme is not None}
+    statistics = Statistics(run.model, pooled, run.method, known.kept)
+    prices = prices_of(statistics, weights, [*schemes])
+    for scheme, part in schemes.items():
+        losses = {f"{scheme.name}/{name}": price for name, price in prices[scheme.name].items()}
+        yield part, LayerFit(loss | losses, LayerArtifacts({}))
+
+
+def fit_layer(
+    statistics: Statistics, weights: Sequence[Weight], part: _Part, tensors: Mapping[str, Tensor] = MappingProxyType({})
+) -> LayerFit:
+    """Measure the weights of one layer in the forms of a part.
+
+    Args:
+        statistics: with what was measured before the part.
+        tensors: what is kept of the layer besides.
+    """
+    losses: dict[str, Floats] = {}
+    kept = dict(tensors)
+    statistics = replace(statistics, kept=_chained(LayerArtifacts(kept), statistics.kept))
+    for form in part.forms:
+        for fit in tensors_of(form).measure(statistics, weights):
+            name = (fit.form or form).name
+            losses[f"{name}/{fit.weight.name}"] = fit.loss
+            kept |= {f"{name}.{key}/{fit.weight.name}": tensor for key, tensor in fit.tensors.items()}
+            for weight in (*fit.moments, *fit.inputs):
+                names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
+                kept |= _packed_moments(weight, statistics.moments(weight), names)
+    return LayerFit(losses, LayerArtifacts(kept))
+
+
+def _packed_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> dict[str, Tensor]:
+    tensors = {f"{name}/{weight.name}": packed(getattr(moments, name)) for name in names}
+    return tensors | {f"scale/{weight.name}": moments.scale}
+
+
+def _runs_by_part(run: CalibrationRun, weights: _Layers) -> _RunsByPart:
+    """Return what runs the model for a part, made at the first call; None where the part needs no runs.
+
+    Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
+    """
+
+    @cache
+    def runs_on(held_out: bool) -> ModelRuns:
+        windows = run.windows[run.held_out] if held_out else run.windows
+        return ModelRuns(run.model, decoder_layers(run.model, weights), windows, [*chain(*weights.values())], held_out)
+
+    def runs_of(part: _Part) -> ModelRuns | None:
+        if any(form.loss.needs_forward_runs for form in part.forms):
+            return runs_on(False)
+        anchors = run.method.two_sided and any(form.loss.anchors for form in part.forms)
+        return runs_on(True) if anchors and run.held_out else None
+
+    return runs_of
 
 
 def _paths(run: CalibrationRun, part: _Part, layer: int) -> tuple[Path, Path]:
     """Paths of the factors and of the losses; losses are written last, so a part that has them is complete."""
-    assert run.store is not None
     name = f"{run.method.name}-{part.name}"
-    return run.store.measured(f"factors-{name}", layer), run.store.measured(f"losses-{name}", layer)
+    return run.store.path(f"factors-{name}", layer), run.store.path(f"losses-{name}", layer)
 
 
 def _files(run: CalibrationRun, part: _Part, layer: int, fit: LayerFit) -> dict[Path, Mapping[str, Tensor]]:
@@ -409,36 +325,24 @@ def _files(run: CalibrationRun, part: _Part, layer: int, fit: LayerFit) -> dict[
     return dict(zip(_paths(run, part, layer), (fit.kept.tensors, losses), strict=True))
 
 
-def _is_stored(run: CalibrationRun, part: _Part, layer: int) -> bool:
-    return run.store is not None and all(path.exists() for path in _paths(run, part, layer))
-
-
-def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, sites: Sequence[Site]) -> list[LayerFit]:
-    files = [_paths(run, part, layer) for part in parts] if run.store else []
-    device = read_parameter(run.model, f"{sites[0].weights[0].name}.weight").device
-    return [LayerFit(read_arrays(losses), LayerArtifacts(TensorFile(factors, device))) for factors, losses in files]
-
-
-def _merged(fits: Sequence[LayerFit]) -> LayerFit:
-    losses = {name: loss for fit in fits for name, loss in fit.losses.items()}
-    return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
+def _read(run: CalibrationRun, part: _Part, layer: int, weights: Sequence[Weight]) -> LayerFit:
+    factors, losses = _paths(run, part, layer)
+    device = read_parameter(run.model, f"{weights[0].name}.weight").device
+    return LayerFit(read_arrays(losses), LayerArtifacts(TensorFile(factors, device)))
 
 
 def _chained(*parts: LayerArtifacts) -> LayerArtifacts:
     return LayerArtifacts(ChainMap(*(cast(dict[str, Tensor], part.tensors) for part in parts)))
 
 
-def _curves(sites: Sequence[Site], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
+def _curves(weights: Sequence[Weight], fit: LayerFit, parts: Sequence[_Part]) -> LossCurves:
     forms = [form for part in parts for form in part.forms]
-    weights = _weights_of(sites)
-    curves = LossCurves(
-        {
-            (form.name, DEFAULT_SCHEME, weight.name): LossCurve(fit.losses[name])
-            for weight in weights
-            for form in variants_of(forms, weight)
-            if (name := f"{form.name}/{weight.name}") in fit.losses
-        }
-    )
+    by_key: dict[tuple[str, str, str], LossCurve] = {}
+    for weight in weights:
+        for form in variants_of(forms, weight):
+            if (name := f"{form.name}/{weight.name}") in fit.losses:
+                by_key[form.name, DEFAULT_SCHEME, weight.name] = LossCurve(fit.losses[name])
+    curves = LossCurves(by_key)
     for scheme in (part.scheme for part in parts if part.scheme is not None):
         start = f"{scheme.name}/"
         price = {name.removeprefix(start): loss for name, loss in fit.losses.items() if name.startswith(start)}

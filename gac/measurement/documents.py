@@ -15,12 +15,7 @@ DEFAULT_LENGTH = 1024
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 _EXPECTED = "an iterable of strings, each a document"
 _MEND = "Replace half characters: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
-_REMEDIES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bytes, "Decode it: document.decode('utf-8')."),
-    (Mapping, "Give its text: [row['text'] for row in documents]."),
-    ((list, tuple), "Give one flat list: [text for texts in documents for text in texts]."),
-    (object, "Leave it out, or give its text."),
-)
+_REMEDY = "Give one flat list of texts: decode bytes, take row['text'] of a row, leave out what is no text."
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,7 @@ class Documents:
         object.__setattr__(self, "texts", texts)
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                remedy = next(remedy for kind, remedy in _REMEDIES if isinstance(text, kind))
-                raise TextError(f"document {index} of type {type(text).__name__}", _EXPECTED, remedy)
+                raise TextError(f"document {index} of type {type(text).__name__}", _EXPECTED, _REMEDY)
             check_characters(text, f"document {index}")
         check_fields(self, TextError)
         check_characters(self.separator, "the separator")
@@ -92,9 +86,9 @@ def ordered(documents: object) -> tuple[Any, ...]:
     kind = f"a {type(documents).__name__}"
     if isinstance(documents, Mapping) or hasattr(documents, "columns"):
         names: Any = getattr(documents, "columns", documents)
-        columns = ", ".join(repr(name) for name in islice(names, 3))
-        problem = f"{kind} of columns ({columns}) as documents"
-        raise TextError(problem, _EXPECTED, "Give the column that has the text, such as documents['text'].")
+        columns = ", ".join(map(repr, islice(names, 3)))
+        remedy = "Give the column that has the text, such as documents['text']."
+        raise TextError(f"{kind} of columns ({columns}) as documents", _EXPECTED, remedy)
     if isinstance(documents, (set, frozenset)):
         problem = f"{kind} of documents, whose order changes from run to run"
         raise TextError(problem, "documents in an order", "Give a list: sorted(documents).")
@@ -109,16 +103,12 @@ def check_characters(text: str, name: str, remedy: str | None = None) -> None:
     Args:
         name: what the error calls the text.
         remedy: what to do about it; None says how to read or mend a document.
-
-    Raises:
-        TextError: with the first such character and its index.
     """
-    if (wrong := _NOT_TEXT.search(text)) is None:
-        return
-    character, mend = f"the lone surrogate {wrong[0]!a}", _MEND
-    if wrong[0] == "\0":
-        character, mend = "NUL", "Read it in its own encoding, which may be UTF-16."
-    raise TextError(f"{name} has {character} at character {wrong.start()}", "text in Unicode", remedy or mend)
+    if wrong := _NOT_TEXT.search(text):
+        character, mend = f"the lone surrogate {wrong[0]!a}", _MEND
+        if wrong[0] == "\0":
+            character, mend = "NUL", "Read it in its own encoding, which may be UTF-16."
+        raise TextError(f"{name} has {character} at character {wrong.start()}", "text in Unicode", remedy or mend)
 
 
 Text = str | Documents | Iterable[str]

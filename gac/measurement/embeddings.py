@@ -1,13 +1,21 @@
-"""Quantise the embedding and the LM head: round to nearest, since no input statistics exist for them."""
+"""The embedding and the LM head quantised, and the loss of that.
 
-from collections.abc import Mapping
+They are rounded to nearest, since no input statistics exist for them. The loss is measured by running the model with
+nothing else changed.
+"""
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError
-from gac.models.modules import swap_in
+from gac.core.linalg import check_measured
+from gac.core.progress import progress_bar
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.runs import diverged, predicted, sampled
+from gac.models.modules import frozen, swap_in, swapped
 from gac.models.plain import check_in_memory
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 from gac.runtime.storage.embeddings import replace_embeddings as stored_embeddings
@@ -20,11 +28,7 @@ ROWS = 2**13
 
 
 def check_embeddings(model: PreTrainedModel) -> None:
-    """Refuse a model whose embedding or LM head cannot be quantised.
-
-    Raises:
-        ModelError: one is offloaded, or is something else than a matrix.
-    """
+    """Refuse a model whose embedding or LM head is offloaded, or is something else than a matrix."""
     check_in_memory(model, ", with head=...", "where embedding and head are rounded", ", or leave head out")
     for name, module in embeddings_of(model).items():
         if said := unusual(module):
@@ -63,6 +67,27 @@ def replace_embeddings(model: PreTrainedModel, modules: Mapping[str, nn.Module])
     if modules:
         swap_in(model, modules)
         model.all_tied_weights_keys.clear()
+
+
+def measure_head(run: CalibrationRun, scheme: str, quantised: Callable[[], Mapping[str, nn.Module]]) -> float:
+    """The mean divergence with embedding and LM head in a scheme, nats a token; read where it is in the store.
+
+    ``quantised`` makes what stands in their place, by module name.
+    """
+    return float(run.stored(f"head-{scheme}", lambda: {"loss": _divergence(run, quantised())})["loss"])
+
+
+def _divergence(run: CalibrationRun, modules: Mapping[str, nn.Module]) -> Tensor:
+    """Run window by window, so that two sets of predictions are alive at most; float64."""
+    windows, losses = sampled(run.windows), []
+    with frozen(run.model), torch.no_grad():
+        for ids in progress_bar("rounding the head", "window", steps=windows, shown=run.progress):
+            dense = predicted(run.model, ids)
+            with swapped(run.model, modules):
+                losses.append(diverged(dense, predicted(run.model, ids)))
+    loss = torch.stack(losses).double().mean().clamp_min(0)
+    check_measured(loss, "the divergence with embedding and head rounded is not finite", "a finite one")
+    return loss
 
 
 def _tied(model: PreTrainedModel) -> bool:

@@ -72,16 +72,13 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     by_runs = {form.name: shares.run[refit] for form in forms if form.loss.needs_forward_runs}
     by_runs |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
     scaled = curves.scaled(share, shares.rounded[refit], by_runs, on_text=share / unfitted)
-    return _beside_rounding(scaled) if any(scheme_named(name).lossy for name in recipe.space.schemes) else scaled
-
-
-def _beside_rounding(curves: LossCurves) -> LossCurves:
-    """Add ``BESIDE`` to every dim but the full one of forms other than dense."""
+    if not any(scheme_named(name).lossy for name in recipe.space.schemes):
+        return scaled
     by_key = {
         key: curve if key[0] == "dense" else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
-        for key, curve in curves.by_key.items()
+        for key, curve in scaled.by_key.items()
     }
-    return replace(curves, by_key=by_key)
+    return replace(scaled, by_key=by_key)
 
 
 def expected_error(method: Method, text: Calibration) -> float | None:

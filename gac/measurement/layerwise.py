@@ -93,21 +93,17 @@ class LayerwiseBackward:
             if index in self._states:
                 self._states[index] = self._states[index].to(hidden.dtype).copy_(hidden)
             with on_its_device(layer):
-                hidden = self._left_by(index, hidden, tick)
+                result = hidden
+                for window in range(len(hidden)):
+                    output = self._stack.run(index, hidden[window : window + 1])[0]
+                    if result.dtype != output.dtype:
+                        result = torch.empty_like(hidden, dtype=output.dtype)
+                    result[window] = output
+                    if hidden.is_cuda and window == len(hidden) - 1:
+                        torch.cuda.synchronize(hidden.device)  # so that ticks tell how long a layer takes
+                    tick()
+            hidden = result
         return hidden
-
-    def _left_by(self, layer: int, hidden: Tensor, tick: Tick) -> Tensor:
-        """Run a layer on all windows, in place where it keeps their dtype."""
-        result = hidden
-        for window in range(len(hidden)):
-            output = self._stack.run(layer, hidden[window : window + 1])[0]
-            if result.dtype != output.dtype:
-                result = torch.empty_like(hidden, dtype=output.dtype)
-            result[window] = output
-            if hidden.is_cuda and window == len(hidden) - 1:
-                torch.cuda.synchronize(hidden.device)  # so that ticks tell how long a layer takes
-            tick()
-        return result
 
     def _allocate(self, hidden: Tensor) -> None:
         """Allocate the inputs of every k-th layer, k as small as fits, in ``ENOUGH`` bytes if possible."""

@@ -11,15 +11,11 @@ from gac.models.modules import run_on
 def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
     """The summed token loss of one window in nats, ids ``(tokens,)``; the first token is not predicted.
 
-    Args:
-        what: what an error calls the window, and the model where it was changed for it.
-
-    Raises:
-        ModelError: it is not finite.
+    An error that it is not finite calls the window ``what``.
     """
     logits = _logits(model, ids)
     loss = cross_entropy(logits, ids[1:].to(logits.device), reduction="sum")
-    _check(loss, what)
+    check_measured(loss, f"the loss of {what} is {loss.item()}", "a finite loss")
     return loss
 
 
@@ -30,17 +26,13 @@ def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Ten
     the text that it is measured on (K-FAC, arXiv 1503.05671, section 5).
 
     Args:
-        ids: shape ``(tokens,)``.
-        what: what an error calls the window.
+        ids, what: as for ``window_loss``.
         seed: of the draw; the same labels every time on the same kind of device.
-
-    Raises:
-        ModelError: the loss is not finite.
     """
     chances = _logits(model, ids).log_softmax(-1)
     fixed = chances.detach()
     observed = nll_loss(fixed, ids[1:].to(fixed.device), reduction="sum")
-    _check(observed, what)
+    check_measured(observed, f"the loss of {what} is {observed.item()}", "a finite loss")
     dice = torch.Generator(fixed.device).manual_seed(seed)
     upto = fixed.exp().cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
     thresholds = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
@@ -52,7 +44,3 @@ def _logits(model: nn.Module, ids: Tensor) -> Tensor:
     """Logits that predict a token of the window, float32, ``(tokens - 1, vocabulary)``."""
     logits: Tensor = run_on(model, ids[None]).logits[0, :-1]
     return logits.float()
-
-
-def _check(loss: Tensor, what: str) -> None:
-    check_measured(loss, f"the loss of {what} is {loss.item()}", "a finite loss")

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 
 import torch
+from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.forms import Form
@@ -13,8 +14,8 @@ from gac.forms.loss_curves import LossCurves
 from gac.forms.tensors import RunForm, joint_weights, tensors_of
 from gac.measurement.calibration import CalibrationRun, decoder_layers
 from gac.measurement.runs import ModelRuns
-from gac.measurement.store import read_tensors, write_tensors
 from gac.models.sites import Weight
+from gac.schemes import DEFAULT_SCHEME
 
 MOST = 8
 """The number of changes that are paired: those that lose least for each parameter that they save."""
@@ -30,55 +31,39 @@ def with_pairs(
     Args:
         weights: of every layer.
         curves: what each change loses by itself.
-
-    Raises:
-        ModelError: a loss is not finite.
-        StatisticsError: what is kept cannot be written or read.
     """
     pairs: dict[frozenset[tuple[str, str]], float] = {}
     on_text: dict[tuple[str, str], float] = {}
     for form in (form for form in forms if form.loss.needs_forward_runs and form.min_dim == 0):
-        lost = run.ranks.once(partial(_stored_or_measured, run, weights, form, curves))
-        pairs |= {frozenset((form.name, name) for name in pair): loss for pair, loss in lost.items() if len(pair) == 2}
-        on_text |= {(form.name, name): loss for pair, loss in lost.items() if len(pair) == 1 for name in pair}
+        measure = partial(_measured, run, weights, form, curves)
+        for joined, loss in run.stored(f"pairs-{run.method.name}-{form.name}", measure).items():
+            changes = [(form.name, name) for name in joined.split(" ")]
+            if len(changes) == 2:
+                pairs[frozenset(changes)] = float(loss)
+            else:
+                on_text[changes[0]] = float(loss)
     return replace(curves, pairs=pairs, on_text=on_text)
-
-
-_CPU = torch.device("cpu")
-
-
-def _stored_or_measured(
-    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
-) -> dict[frozenset[str], float]:
-    path = None if run.store is None else run.store.measured(f"pairs-{run.method.name}-{form.name}", 0)
-    if path is not None and path.exists():
-        return {frozenset(name.split(" ")): float(loss) for name, loss in read_tensors(path, _CPU).items()}
-    lost = _measured(run, weights, form, curves)
-    if path is not None:
-        write_tensors(
-            path, {" ".join(sorted(pair)): torch.tensor(loss, dtype=torch.float32) for pair, loss in lost.items()}
-        )
-    return lost
 
 
 def _measured(
     run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves
-) -> dict[frozenset[str], float]:
-    """Losses by pairs of names; by single names, losses on text."""
+) -> dict[str, Tensor]:
+    """Losses by the names of two weights, joined by a blank; by single names, losses on text."""
     tensors = tensors_of(form)
     assert isinstance(tensors, RunForm), f"{form.name} is marked as measured by runs"
-    taken = [block for of_layer in weights.values() for block in joint_weights(form, of_layer)]
-    alone = {block[-1].name: curves.of(form, block[-1]) for block in taken}
-    losses = {name: float(curve.loss[0]) for name, curve in alone.items() if curve is not None}
-    taken.sort(key=lambda block: losses[block[-1].name] / sum(weight.params for weight in block))
-    runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows, [w for block in taken for w in block])
-    modules = {block[-1].name: tensors.modules(runs, block) for block in taken[:MOST]}
+    groups = [group for of_layer in weights.values() for group in joint_weights(form, of_layer)]
+    names = [group[-1].name for group in groups]
+    losses = {name: float(curves.by_key[form.name, DEFAULT_SCHEME, name].loss[0]) for name in names}
+    groups.sort(key=lambda group: losses[group[-1].name] / sum(weight.params for weight in group))
+    layers = decoder_layers(run.model, weights)
+    runs = ModelRuns(run.model, layers, run.windows, [*chain(*groups)])
+    modules = {group[-1].name: tensors.modules(runs, group) for group in groups[:MOST]}
     steps = [*combinations([*modules][:ON_TEXT], 1), *combinations(modules, 2)]
-    measured: dict[frozenset[str], float] = {}
-    for names in progress_bar("leaving out pairs", "step", steps=steps, shown=run.progress):
-        if len(names) == 1:
-            measured[frozenset(names)] = runs.lost(modules[names[0]])
+    measured: dict[str, Tensor] = {}
+    for step in progress_bar("leaving out pairs", "step", steps=steps, shown=run.progress):
+        if len(step) == 1:
+            loss = runs.lost(modules[step[0]])
         else:
-            both = runs.divergence(modules[names[0]] | modules[names[1]])
-            measured[frozenset(names)] = both - sum(losses[name] for name in names)
+            loss = runs.divergence(modules[step[0]] | modules[step[1]]) - sum(losses[name] for name in step)
+        measured[" ".join(sorted(step))] = torch.tensor(loss, dtype=torch.float32)
     return measured

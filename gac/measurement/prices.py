@@ -18,20 +18,18 @@ def prices_of(
 ) -> dict[str, dict[str, Floats]]:
     """By scheme, nats a token: one number for the dense weight by ``<weight>``, of a form by ``<form>/<weight>``.
 
-    Schemes and forms are told of the same inputs, so what rounding has to find of them is found once for each weight.
-
     Args:
         statistics: with what the standard forms have kept.
     """
     prices: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
     for weight in weights if schemes else ():
-        inputs = Inputs(statistics.metric(weight).inputs, thorough=False)
+        inputs = Inputs(statistics.metric(weight).inputs, thorough=False)  # whose factors all schemes and forms share
+        forms = [form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)]
         for scheme in (scheme for scheme in schemes if scheme.applies_to(weight)):
-            scheme_prices = prices[scheme.name]
-            scheme_prices[weight.name] = np.array(rounding_loss(statistics, weight, scheme, inputs))
-            for form in (form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)):
+            prices[scheme.name][weight.name] = np.array(rounding_loss(statistics, weight, scheme, inputs))
+            for form in forms:
                 if (by_dim := tensors_of(form).rounding(statistics, weight, scheme, inputs)) is not None:
-                    scheme_prices[f"{form.name}/{weight.name}"] = by_dim
+                    prices[scheme.name][f"{form.name}/{weight.name}"] = by_dim
     return prices
 
 
@@ -41,11 +39,7 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs
     Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
     first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
 
-    Args:
-        inputs: A, as the scheme is told of it.
-
-    Raises:
-        ModelError: the weight has numbers that the scheme cannot store.
+    ``inputs`` is A, as the scheme is told of it. The scheme has to be able to store the weight's numbers.
     """
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
     scheme.check_range(matrix, weight.name)

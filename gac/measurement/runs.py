@@ -32,7 +32,7 @@ DIFFERS = 0.5
 
 
 def sampled(windows: Tensor) -> Tensor:
-    """``TOKENS`` of them, in even steps, in whole windows."""
+    """Windows with ``TOKENS`` tokens, in even steps."""
     return windows[:: _step(windows)]
 
 
@@ -40,18 +40,14 @@ def _step(windows: Tensor) -> int:
     return -(-len(windows) * windows.shape[1] // TOKENS)
 
 
-def _parted(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split into the sampled windows and the others, these in an order whose first few are from all over the text."""
-    mixed = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
-    return sampled(windows), windows[mixed[mixed % _step(windows) > 0]]
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return stdev(values) / sqrt(len(values)) if len(values) > 1 else inf
+def predicted(model: nn.Module, ids: Tensor) -> Tensor:
+    """Log-probabilities of every next token, ``(tokens, vocabulary)``, float32."""
+    logits: Tensor = run_on(model, ids[None]).logits[0]
+    return logits.float().log_softmax(-1)
 
 
 def diverged(dense: Tensor, changed: Tensor) -> Tensor:
-    """The mean Kullback-Leibler divergence of one model from another, from logarithms ``(tokens, vocabulary)``."""
+    """The mean Kullback-Leibler divergence of one model from another, from what both predict."""
     mean: Tensor = (dense.exp() * (dense - changed)).sum(-1).mean()
     return mean
 
@@ -73,9 +69,6 @@ class ModelRuns:
             steps; the others are run where those do not tell enough.
         weights: those among them that write from a block have their mean outputs taken.
         every: all windows are kept ready.
-
-    Raises:
-        ModelError: a layer is not called with hidden states first.
     """
 
     def __init__(
@@ -88,16 +81,16 @@ class ModelRuns:
     ) -> None:
         self.model, self._stack = model, LayerStack(model, layers)
         self._layer_of = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
-        self._windows, self._others = (windows, windows[:0]) if every else _parted(windows)
+        self._windows, self._others = windows, windows[:0]
+        if not every:  # the others in an order whose first few are from all over the text
+            mixed = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
+            self._windows, self._others = sampled(windows), windows[mixed[mixed % _step(windows) > 0]]
         self._dense_losses: dict[int, float] = {}
         self._states: list[list[Tensor]] = [[] for _ in layers]
         self._means: dict[str, Tensor] = {}
-        hooks = {weight.name: self._hearing(weight.name) for weight in weights if weight.block == "in"}
-        self._dense = []
+        hooks = {weight.name: self._add_mean(weight.name) for weight in weights if weight.block == "in"}
         with frozen(model), torch.no_grad(), self._stack.traced(0, self._keep), listening(model, hooks):
-            for ids in self._windows:
-                logits = run_on(model, ids[None]).logits[0]
-                self._dense.append(logits.float().log_softmax(-1))
+            self._dense = [predicted(model, ids) for ids in self._windows]
 
     def mean_output(self, weight: Weight) -> Tensor:
         """Of a weight that writes, over all tokens, shape ``(out,)``, in the model's dtype."""
@@ -120,26 +113,19 @@ class ModelRuns:
         return float(self.measured(modules)[:, 0].mean())
 
     def lost(self, modules: Mapping[str, nn.Module]) -> float:
-        """Loss of text with these modules in the model, nats a token.
+        """Loss of text with these modules in the model, nats a token; arguments as for ``divergence``.
 
         It is what the calibration text loses, on as many windows as it takes to be sure, drawn towards the divergence
         where they are too few: the mean of both, each weighted by the inverse of its variance.
-
-        Args:
-            modules: as for ``divergence``.
-
-        Raises:
-            ModelError: it is not finite.
         """
         by_window = self.measured(modules)
-        distance, more = float(by_window[:, 0].mean()), by_window[:, 1].tolist()
-        enough = max(SURE, SURE_SHARE * distance)
+        distance, losses = float(by_window[:, 0].mean()), by_window[:, 1].tolist()
         for window, ids in enumerate(self._others):
-            if _standard_error(more) <= enough:
+            if _standard_error(losses) <= max(SURE, SURE_SHARE * distance):
                 break
-            more.append(self._less_likely(window, ids, modules))
-        bias, noise = (DIFFERS * distance) ** 2, _standard_error(more) ** 2
-        return max(0.0, distance + bias / (bias + noise) * (fmean(more) - distance)) if bias else 0.0
+            losses.append(self._text_loss(window, ids, modules))
+        bias, noise = (DIFFERS * distance) ** 2, _standard_error(losses) ** 2
+        return max(0.0, distance + bias / (bias + noise) * (fmean(losses) - distance)) if bias else 0.0
 
     def measured(self, modules: Mapping[str, nn.Module]) -> Tensor:
         """Of each window that is kept the divergence and by how much its text is less likely, ``(windows, 2)``."""
@@ -159,7 +145,7 @@ class ModelRuns:
         labels = ids[1:, None].to(changed.device)
         return torch.stack([diverged(dense, changed), (dense - changed)[:-1].gather(1, labels).mean()])
 
-    def _less_likely(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
+    def _text_loss(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
         """Loss of text of another window, nats a token."""
         with frozen(self.model), torch.no_grad():
             if window not in self._dense_losses:
@@ -171,9 +157,13 @@ class ModelRuns:
     def _keep(self, layer: int, hidden: Tensor) -> None:
         self._states[layer].append(hidden.detach())
 
-    def _hearing(self, name: str) -> Any:
-        def hear(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def _add_mean(self, name: str) -> Any:
+        def add(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             mean = output.detach().float().flatten(0, -2).mean(0) / len(self._windows)
             self._means[name] = self._means[name] + mean if name in self._means else mean
 
-        return hear
+        return add
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else inf

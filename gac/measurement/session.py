@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,14 +22,12 @@ from gac.core.version import __version__
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.curvature.registry import METHODS
 from gac.forms.loss_curves import LossCurves
-from gac.measurement.calibration import CalibrationRun, LayerMoments
+from gac.measurement.calibration import FIRST_KEPT, CalibrationRun, LayerMoments, stream_second
 from gac.measurement.cost import expected_work
 from gac.measurement.curves import measure_curves
 from gac.measurement.documents import Text
-from gac.measurement.embeddings import check_embeddings, embedding_shapes, quantised_embeddings
+from gac.measurement.embeddings import check_embeddings, embedding_shapes, measure_head, quantised_embeddings
 from gac.measurement.expected import expected_curves, expected_error, expected_share
-from gac.measurement.head import measure_head
-from gac.measurement.second_shot import FIRST_KEPT, stream_second
 from gac.measurement.similarity import compare_texts
 from gac.measurement.store import StatisticsStore
 from gac.measurement.text import TextSpec, Windows, check_positions, check_vocabulary
@@ -162,31 +159,25 @@ def calibration_run(
     The second shot's statistics are stored apart, and its model is made when its moments are first asked for.
 
     Args:
-        loaded: the dense model.
-        digest: of its targeted weights.
-        owned: the model was loaded here, so it need not be restored.
-        keep_rotated: it stays rotated, unless something raises.
-
-    Raises:
-        ModelError: the model cannot be rotated.
+        digest: of the dense model's targeted weights.
+        owned, keep_rotated: as for ``rotated_model``.
     """
     method = METHODS.get(recipe.measure.method)
     # Statistics of a rotated model are others, so they have another key.
     rotated_digest = f"{digest}, rotated" if recipe.space.rotate else digest
     key = f"{rotated_digest} {windows.digest} {method.power}"
     with rotated_model(recipe, loaded, owned=owned, keep=keep_rotated) as rotation:
-        run = CalibrationRun(loaded.model, windows.ids, method, _store(key), progress, ranks=this_run())
-        yield (run if recipe.measure.shots == 1 else _two_shots(run, key, first_shot)), rotation
+        dense = CalibrationRun(loaded.model, windows.ids, method, _store(key), progress, ranks=this_run())
+        if recipe.measure.shots == 1:
+            yield dense, rotation
+            return
+        run = replace(dense, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
 
+        def stream(request: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
+            first = replace(run, model=first_shot(dense))
+            return stream_second(replace(dense, attended=request.attended), first, sites)
 
-def _two_shots(dense: CalibrationRun, key: str, first_shot: FirstShot) -> CalibrationRun:
-    run = replace(dense, store=_store(f"{key}, gradients at {FIRST_KEPT}"))
-
-    def stream(request: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
-        first = replace(run, model=first_shot(dense))
-        return stream_second(replace(dense, attended=request.attended), first, sites)
-
-    return replace(run, source=stream)
+        yield replace(run, source=stream), rotation
 
 
 def _store(key: str) -> StatisticsStore:
@@ -206,14 +197,7 @@ def load_dense_model(
     tokenizer: PreTrainedTokenizerBase | str | Path | None,
     stream: bool = False,
 ) -> Loaded:
-    """Load a model that is not compressed yet; an unknown family is refused before weights are read.
-
-    Args:
-        stream: as for ``load_model``.
-
-    Raises:
-        ModelError: it is compressed, or as ``load_model``.
-    """
+    """Load a model that is not compressed yet; an unknown family is refused before weights are read."""
     if isinstance(model, (str, Path)):
         family_of(load_config(str(model)))
     loaded = load_model(model, tokenizer, stream=stream, dequantise=True)
@@ -233,9 +217,6 @@ def rotated_model(
     Args:
         owned: nobody else has the model, so no second copy of its weights is needed.
         keep: it stays rotated, unless something raises.
-
-    Raises:
-        ModelError: it cannot be rotated.
     """
     if not recipe.space.rotate:
         return nullcontext()
@@ -264,14 +245,7 @@ def _check_ranges(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
 
 
 def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Windows, options: Recipe | Plan) -> None:
-    """Refuse processes that see different files or options, or that share a GPU.
-
-    Args:
-        digest: of the model's weights.
-
-    Raises:
-        GacError: names the first difference.
-    """
+    """Refuse processes that see different files or options, or that share a GPU."""
     name = f"{type(options).__name__.lower()} with digest"
     facts = {"model digest": digest, "calibration text digest": windows.digest}
     ranks.check_alike(facts | {name: hashlib.sha256(to_json(options)).hexdigest()})
@@ -302,22 +276,14 @@ def _calibration(texts: Texts, windows: Windows, loss: float) -> Calibration:
 
 
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
-    """SHA-256 of the weights of the sites.
-
-    Raises:
-        ModelError: a weight has another size than the config gives it.
-    """
+    """SHA-256 of the weights of the sites, which have to be of the sizes that the config gives them."""
     weights = [weight for site in sites for weight in site.weights]
     check_sizes(loaded.model, weights)
     return model_digest(loaded.model, [weight.name for weight in weights])
 
 
 def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
-    """``targeted_digest``, which has to be the plan's.
-
-    Raises:
-        PlanError: the plan was made for another model.
-    """
+    """``targeted_digest``, which has to be the plan's."""
     digest = targeted_digest(loaded, sites)
     if digest != plan.measured.digest:
         raise PlanError(
@@ -361,6 +327,5 @@ def cut_windows(texts: Texts, loaded: Loaded, seed: int, bos: bool | None) -> Wi
     """Cut calibration windows that the model's positions and vocabulary allow."""
     windows = texts.cut(loaded.tokenizer, seed, bos)
     check_positions(loaded.model, windows.length, "calibration windows")
-    embedding: Any = loaded.model.get_input_embeddings()
-    check_vocabulary(windows, embedding.num_embeddings)
+    check_vocabulary(windows, loaded.model)
     return windows

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from gac.core.errors import TextError
 from gac.core.progress import progress_bar
@@ -19,9 +20,6 @@ from gac.measurement.text import Windows, check_vocabulary, evaluation_windows
 from gac.measurement.texts import Texts
 from gac.models.modules import frozen, listening
 from gac.models.sites import Site
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 logger = logging.getLogger("gac")
 
@@ -82,8 +80,7 @@ def compare_texts(
         TextError: the check text is calibrated on, cannot be read or is too short, or there is one calibration window.
         ModelError: a loss is not finite.
     """
-    other = check_windows(model, tokenizer, texts, windows, check)
-    sample = _spaced(windows)
+    other, sample = check_windows(model, tokenizer, texts, windows, check), _spaced(windows)
     names = [weight.name for site in sites for weight in site.weights]
     bar = progress_bar("comparing texts", "window", len(sample) + len(other), shown=progress, leave=False)
     with bar, frozen(model), torch.no_grad():
@@ -104,27 +101,19 @@ def compare_texts(
 
 
 def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windows, check: Text) -> Windows:
-    """Windows of the check text like those of the calibration, spread over all of it.
-
-    Raises:
-        TextError: as ``compare_texts``.
-    """
+    """Windows of the check text like those of the calibration, spread over all of it."""
     text = check if isinstance(check, str) else Documents.of(check)
-    check_text_windows = evaluation_windows(text, tokenizer, length=windows.length, bos=windows.bos == "windows")
+    cut = evaluation_windows(text, tokenizer, length=windows.length, bos=windows.bos == "windows")
     same = isinstance(text, str) and os.path.realpath(text) in {os.path.realpath(part.name) for part in texts.parts}
     known = {row.numpy().tobytes() for row in windows.ids}
-    if same or any(row.numpy().tobytes() in known for row in check_text_windows.ids):
-        raise TextError(
-            f"the check text {check_text_windows.name}, which is calibrated on",
-            "another text, like what the model will serve",
-            "Check with a text that is held back.",
-        )
+    if same or any(row.numpy().tobytes() in known for row in cut.ids):
+        problem = f"the check text {cut.name}, which is calibrated on"
+        raise TextError(problem, "another text, like what the model will serve", "Check with a text that is held back.")
     if len(windows) < 2:
         problem, expected = "a check beside 1 calibration window", "at least 2, each half of which is compared"
         raise TextError(problem, expected, "Calibrate on more windows.")
-    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    check_vocabulary(check_text_windows, embedding.num_embeddings)
-    return _spaced(check_text_windows)
+    check_vocabulary(cut, model)
+    return _spaced(cut)
 
 
 def moment_ratio(half: Tensor, check: Tensor, rest: Tensor) -> float:

@@ -5,8 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from shutil import rmtree
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any
+from weakref import finalize
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +22,9 @@ from gac.core.io import atomic_path
 _safe_open: Any = safe_open  # not annotated
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class StatisticsStore:
     """Finished layers on disk, so that calibration resumes and is not repeated.
@@ -30,40 +35,34 @@ class StatisticsStore:
 
     directory: Path
 
-    def moments(self, layer: int, more: str | None = None) -> Path:
-        """Path of a layer's moments; ``more`` names a file that holds others too."""
-        return self.directory / f"{more or 'layer'}-{layer:04d}.safetensors"
-
-    def measured(self, what: str, layer: int) -> Path:
-        """Path of another result for a layer, named by what it is and the method's metric."""
-        return self.directory / f"{what}-{layer:04d}.safetensors"
-
-    def check_writable(self) -> None:
-        """Refuse a directory that nothing can be written to, before anything is measured.
-
-        Raises:
-            StatisticsError: it is none, or cannot be made.
-        """
-        with _writing(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=self.directory):
-                pass
+    def path(self, name: str, layer: int) -> Path:
+        """Path of a result for a layer, named by what it is and the method's metric."""
+        return self.directory / f"{name}-{layer:04d}.safetensors"
 
     @property
     def boundary(self) -> Path:
         """Path of the snapshot of an interrupted calibration: the gradients between two layers."""
         return self.directory / "boundary.safetensors"
 
+    def check_writable(self) -> None:
+        """Refuse a directory that nothing can be written to, before anything is measured."""
+        with _writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.directory):
+                pass
+
+
+def temporary_store() -> StatisticsStore:
+    """A store whose files are deleted once nobody refers to it."""
+    store = StatisticsStore(Path(mkdtemp(prefix="gac-statistics-")))
+    finalize(store, rmtree, store.directory, ignore_errors=True)
+    return store
+
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file that is whole or absent.
-
-    Raises:
-        StatisticsError: the place is not writable, or full.
-    """
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _writing(path), atomic_path(path) as temporary:
-        save_file(on_cpu, temporary)
+    """Write tensors as one safetensors file that is whole or absent."""
+    with _writing(path), atomic_path(path) as temporary_path:
+        save_file(_on_cpu(tensors), temporary_path)
 
 
 @contextmanager
@@ -79,10 +78,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """Every tensor of a file.
+    """Every tensor of a file; FileNotFoundError where there is none.
 
     Raises:
-        FileNotFoundError: there is none.
         StatisticsError: the file is damaged or cannot be read.
     """
     with _reading(path):
@@ -91,7 +89,7 @@ def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 def read_arrays(path: Path) -> dict[str, Floats]:
     """Every array of a file of them; raises as ``read_tensors`` does."""
-    return {name: tensor.numpy() for name, tensor in read_tensors(path, torch.device("cpu")).items()}
+    return {name: tensor.numpy() for name, tensor in read_tensors(path, CPU).items()}
 
 
 def read_rows(path: Path, name: str, rows: slice) -> Tensor:
@@ -116,11 +114,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file by name, each read when it is asked for.
-
-    Raises:
-        StatisticsError: the file is damaged or cannot be read.
-    """
+    """The tensors of a safetensors file by name, each read when it is asked for; raises as ``read_tensors`` does."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         with _reading(path):
@@ -152,21 +146,23 @@ def background_writer() -> Iterator[Callable[[Mapping[Path, Mapping[str, Tensor]
     what writing the files before raised. All are written on exit.
     """
     with ThreadPoolExecutor(1, "gac-writer") as pool:
-        last: Future[None] = pool.submit(_write_all, {})
+        last: Future[None] | None = None
 
         def write(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
             nonlocal last
-            last.result()
-            on_cpu = {
-                path: {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-                for path, tensors in files.items()
-            }
-            last = pool.submit(_write_all, on_cpu)
+            if last is not None:
+                last.result()
+            last = pool.submit(_write_all, {path: _on_cpu(tensors) for path, tensors in files.items()})
 
         yield write
-        last.result()
+        if last is not None:
+            last.result()
 
 
 def _write_all(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
     for path, tensors in files.items():
         write_tensors(path, tensors)
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

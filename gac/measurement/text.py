@@ -20,7 +20,6 @@ from gac.measurement.wikipedia import wiki_sample
 
 _SIZED = re.compile(r"(.+):([-+.0-9]+)x([-+.0-9]+)", re.DOTALL)
 _WHOLE = re.compile(r"0*[1-9][0-9]{0,8}")
-_WIKI_CALIBRATION_TOKENS = 200 * 1024
 _C4_DOCUMENTS = 2000
 """Documents that are read, from the first on: a shard is 0.8 GB."""
 _NAME = 80
@@ -28,9 +27,7 @@ _NAME = 80
 
 Bos = Literal["none", "text", "windows"]
 """The place of BOS: nowhere, at the head of the text, or at the head of every window."""
-_HEADS: Mapping[Bos, str] = MappingProxyType(
-    {"none": "no BOS", "text": "BOS at the head of the text", "windows": "BOS at the head of every window"}
-)
+_HEADS = {"none": "no BOS", "text": "BOS at the head of the text", "windows": "BOS at the head of every window"}
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,12 @@ class Windows:
 class _Source:
     """Origin of a named text.
 
-    ``reserved`` is how many tokens at the head of the one text are for calibration alone; None where
-    calibration and evaluation are different texts already. ``length`` is that of an evaluation window unless another
-    is asked for. ``headed``: unless a BOS is asked for or refused, the evaluation text is tokenised as the tokenizer
-    does by itself, with a BOS at its head (not at that of every window) where there is one, which is how published
-    perplexities are measured.
+    Attributes:
+        reserved: how many tokens at the head of the one text are for calibration alone; None where calibration and
+            evaluation are different texts already.
+        length: of an evaluation window unless another is asked for.
+        headed: unless a BOS is asked for or refused, the evaluation text is tokenised as the tokenizer does by itself,
+            with a BOS at its head where there is one, which is how published perplexities are measured.
     """
 
     calibration: Callable[[], str]
@@ -146,8 +144,7 @@ def calibration_windows(
         raise TextError(
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
-    source = _source(spec.name if isinstance(spec, TextSpec) else spec)
-    head = bos_of(tokenizer, bos)
+    source, head = _source(spec.name if isinstance(spec, TextSpec) else spec), bos_of(tokenizer, bos)
     ids = _tokens(source.calibration(), tokenizer)[: source.reserved]
     return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed, head=head)
 
@@ -155,27 +152,17 @@ def calibration_windows(
 def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool | None = None) -> Windows:
     """All windows of a source's calibration text, which share no token with those of its evaluation.
 
-    Args:
-        source, tokenizer, bos: as for ``calibration_windows``.
-        length: tokens of a window.
-
-    Raises:
-        TextError: as ``calibration_windows``.
+    Arguments and errors are those of ``calibration_windows``.
     """
-    text = _source(source)
+    text, name = _source(source), source if isinstance(source, str) else source.name
     ids = _tokens(text.calibration(), tokenizer)[: text.reserved]
-    name = source if isinstance(source, str) else source.name
     return _cut(name, ids, None, length, "calibration", head=bos_of(tokenizer, bos))
 
 
 def windows_of(
     name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int, bos: bool | None = None
 ) -> Windows:
-    """So many windows of token ids ``(tokens,)`` that are at hand, in even steps; arguments as for ``every_window``.
-
-    Raises:
-        TextError: there are too few, or no BOS.
-    """
+    """So many windows, in even steps, of token ids ``(tokens,)`` that are at hand."""
     return _cut(name, ids, windows, length, "calibration", head=bos_of(tokenizer, bos))
 
 
@@ -221,14 +208,11 @@ def evaluation_windows(
     Raises:
         TextError: an unknown source, one that cannot be read, too few tokens, or no BOS.
     """
-    text = _source(source)
+    text, name = _source(source), source if isinstance(source, str) else source.name
     published = text.headed and bos is None
-    head = None if published else bos_of(tokenizer, bos)
-    start = text.reserved or 0
-    length = text.length if length is None else length
+    head, start = None if published else bos_of(tokenizer, bos), text.reserved or 0
     ids = _tokens(text.evaluation(), tokenizer, published)[start:]
-    name = source if isinstance(source, str) else source.name
-    cut = _cut(name, ids, windows, length, "evaluation", start=start, head=head)
+    cut = _cut(name, ids, windows, text.length if length is None else length, "evaluation", start, head=head)
     return replace(cut, bos="text") if published and int(cut.ids[0, 0]) == tokenizer.bos_token_id else cut
 
 
@@ -237,13 +221,13 @@ def window_length(text: Text) -> int:
     return _SOURCES[text].length if isinstance(text, str) and text in _SOURCES else DEFAULT_LENGTH
 
 
-def check_vocabulary(windows: Windows, vocabulary: int) -> None:
+def check_vocabulary(windows: Windows, model: Any) -> None:
     """Refuse token ids that a model's embedding does not have, that of BOS among them.
 
     Raises:
         TextError: the tokenizer belongs to another model.
     """
-    largest = int(windows.ids.max())
+    largest, vocabulary = int(windows.ids.max()), model.get_input_embeddings().num_embeddings
     if largest >= vocabulary:
         is_bos = windows.bos != "none" and largest == int(windows.ids[0, 0])
         raise TextError(
@@ -251,11 +235,6 @@ def check_vocabulary(windows: Windows, vocabulary: int) -> None:
             f"ids below the model's vocabulary of {vocabulary}",
             "Use the tokenizer that belongs to the model.",
         )
-
-
-def _check_size(windows: int | None, length: int) -> None:
-    if length < 1 or (windows is not None and windows < 1):
-        raise _bad_size(f"{windows} windows of {length} tokens")
 
 
 def _bad_size(size: str) -> TextError:
@@ -285,22 +264,22 @@ def _cut(
         seed: 0 takes them in even steps through the text, any other draws them.
         head: the token that each begins with, in the place of one token of text.
     """
-    usable = length if head is None else length - 1
-    _check_size(windows, usable)
-    needed = (windows or 1) * usable
+    step = length if head is None else length - 1
+    if step < 1 or (windows is not None and windows < 1):
+        raise _bad_size(f"{windows} windows of {step} tokens")
+    needed, count = (windows or 1) * step, len(ids) // step
     if needed > len(ids):
-        headed = "" if head is None else " with BOS"
+        smaller = f"at most {count} windows of {length}" if count else "shorter windows"
         raise TextError(
             f"{name} has {len(ids):,} tokens for {purpose}",
-            f"at least {needed:,}, for {windows or 1} x {length}{headed}",
-            _shorter(len(ids), usable, length),
+            f"at least {needed:,}, for {windows or 1} x {length}{'' if head is None else ' with BOS'}",
+            f"Ask for {smaller}, or use a longer text.",
         )
-    count = len(ids) // usable
     windows = windows or count
     drawn = np.arange(windows) * count // windows
     if seed:
         drawn = np.sort(np.random.default_rng(seed).choice(count, windows, replace=False))
-    taken = ids[: count * usable].view(-1, usable)[torch.from_numpy(drawn)]
+    taken = ids[: count * step].view(-1, step)[torch.from_numpy(drawn)]
     if head is not None:
         taken = torch.cat([taken.new_full((len(taken), 1), head), taken], dim=1)
     return Windows(name, taken, digest_of(taken), start, "none" if head is None else "windows", windows == count)
@@ -311,39 +290,29 @@ def digest_of(ids: torch.Tensor) -> str:
     return hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest()
 
 
-def _shorter(usable: int, available: int, length: int) -> str:
-    """Suggest another size for a text of so many tokens, where a window takes ``available`` of them."""
-    if usable >= available:
-        return f"Ask for at most {usable // available} windows of {length}, or use a longer text."
-    most = usable + length - available
-    return f"Use a longer text, or windows of at most {most} tokens." if most > 1 else "Use a longer text."
-
-
 def _source(text: str | Documents) -> _Source:
-    if isinstance(text, str):
+    if isinstance(text, Documents):
+        read = partial(getattr, text, "text")
+    else:
         check_text(text)
-        return _SOURCES.get(text) or _Source(partial(_local, text), partial(_local, text))
-    content = text.text
-    return _Source(lambda: content, lambda: content)
+        if text in _SOURCES:
+            return _SOURCES[text]
+        read = partial(_local, text)
+    return _Source(read, read)
 
 
 def check_text(name: str) -> None:
-    """Refuse a text that is neither known nor a file, or whose name no plan can hold.
-
-    Raises:
-        TextError: with the known names; or a file's name is not UTF-8, which no plan can hold.
-    """
+    """Refuse a text that is neither known nor a file, or a name that is not UTF-8, which no plan can hold."""
     check_characters(name, f"the name of text {name[:_NAME]!a}", "Rename the file.")
     if is_text(name):
         if UNSAFE.search(name):
             raise TextError(f"text {name!r}", "a name without control characters", "Rename the file.")
         return
-    known = f"one of {', '.join(_SOURCES)}, or a path"
+    shown, remedy = repr(name), did_you_mean(name, _SOURCES, "Check the name or the path.")
     if len(name) > _NAME:
-        problem = f"text {name[:_NAME]!r} and {len(name) - _NAME:,} characters more is neither known nor a file"
-        raise TextError(problem, known, "Pass documents as gac.Documents([...]).")
-    remedy = did_you_mean(name, _SOURCES, "Check the name or the path.")
-    raise TextError(f"text {name!r} is neither known nor a file", known, remedy)
+        shown = f"{name[:_NAME]!r} and {len(name) - _NAME:,} characters more"
+        remedy = "Pass documents as gac.Documents([...])."
+    raise TextError(f"text {shown} is neither known nor a file", f"one of {', '.join(_SOURCES)}, or a path", remedy)
 
 
 def _local(path: str) -> str:
@@ -378,7 +347,7 @@ _c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)
 
 _SOURCES: Mapping[str, _Source] = MappingProxyType(
     {
-        "wiki-sample": _Source(wiki_sample, wiki_sample, _WIKI_CALIBRATION_TOKENS),
+        "wiki-sample": _Source(wiki_sample, wiki_sample, 200 * 1024),
         "wikitext2": _published(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
         "c4": _published(
             partial(_c4, "train", data_files={"train": "en/c4-train.00000-of-01024.json.gz"}),
@@ -394,14 +363,7 @@ def text_names() -> tuple[str, ...]:
 
 
 def check_positions(model: Any, length: int, what: str) -> None:
-    """Refuse sequences that are longer than the model has positions for.
-
-    Args:
-        what: the name of the sequences in the error.
-
-    Raises:
-        ModelError: they are longer.
-    """
+    """Refuse sequences that are longer than the model has positions for; ``what`` is their name in the error."""
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
         raise ModelError(

@@ -19,11 +19,7 @@ CalibrationText = Text | Part | Iterable[str | Part]
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts to calibrate on, each with its windows; most often there is one.
-
-    Raises:
-        TextError: their windows differ in length, or a text is there twice.
-    """
+    """Texts to calibrate on, each with its windows; all of one length, and none of them twice."""
 
     parts: tuple[Part, ...]
 
@@ -49,23 +45,20 @@ class Texts:
         """
         if isinstance(text, (str, os.PathLike)):
             return cls.named(str(text))
-        if isinstance(text, (TextSpec, Documents)):
+        if isinstance(text, Part):
             return cls((text,))
         if not isinstance(text, Iterable):
             expected = "a name, a path, documents, or a list of these"
             raise TextError(f"a {type(text).__name__} as calibration text", expected, "Name one, such as wiki-sample.")
         items = ordered(text)
-        if not any(map(_is_text, items)):
-            return cls((Documents(items),))
-        return cls(tuple(map(_part, items)))
+        # No document is a known name or a file with its windows.
+        if any(is_sized_text(item) if isinstance(item, str) else isinstance(item, Part) for item in items):
+            return cls(tuple(map(_part, items)))
+        return cls((Documents(items),))
 
     @classmethod
     def named(cls, text: str | Sequence[str]) -> "Texts":
-        """The texts that a recipe names: each is read by ``TextSpec.parse``.
-
-        Raises:
-            TextError: a size below 1, or lengths that differ.
-        """
+        """The texts that a recipe names: each is read by ``TextSpec.parse``."""
         return cls(tuple(map(TextSpec.parse, (text,) if isinstance(text, str) else text)))
 
     @property
@@ -95,11 +88,7 @@ class Texts:
         return tuple(digest for part in self.parts if isinstance(part, Documents) for digest in part.digests)
 
     def check(self) -> None:
-        """Refuse texts that are neither known nor files.
-
-        Raises:
-            TextError: with the known names.
-        """
+        """Refuse texts that are neither known nor files."""
         for part in self.parts:
             if isinstance(part, TextSpec):
                 check_text(part.name)
@@ -110,11 +99,7 @@ class Texts:
         return Texts(tuple(replace(part, windows=count, length=length) for part, count in sized))
 
     def cut(self, tokenizer: Any, seed: int = 0, bos: bool | None = None) -> Windows:
-        """The windows of all of them, in the order of ``interleaved``; arguments as of ``calibration_windows``.
-
-        Raises:
-            TextError: as ``calibration_windows``.
-        """
+        """The windows of all of them, in the order of ``interleaved``; as ``calibration_windows`` otherwise."""
         each = [calibration_windows(part, tokenizer, seed, bos) for part in self.parts]
         if len(each) == 1:
             return each[0]
@@ -134,11 +119,11 @@ def interleaved(counts: Sequence[int]) -> list[int]:
     order = []
     for position in range(total):
         alike = [taken[step, position % step] for step in range(1, _SPLITS + 1)]
-        due = [
-            sum(count * (sum(counter) + 1) - total * counter[part] for counter in alike)
-            for part, count in enumerate(counts)
-        ]
-        chosen = max((part for part, more in enumerate(remaining) if more), key=due.__getitem__)
+
+        def overdue(part: int, alike: Sequence[Sequence[int]] = alike) -> int:
+            return sum(counts[part] * (sum(counter) + 1) - total * counter[part] for counter in alike)
+
+        chosen = max((part for part, more in enumerate(remaining) if more), key=overdue)
         remaining[chosen] -= 1
         for counter in alike:
             counter[chosen] += 1
@@ -146,13 +131,8 @@ def interleaved(counts: Sequence[int]) -> list[int]:
     return order
 
 
-def _is_text(item: object) -> bool:
-    """True if an item of a list can only be a text: no document is a known name or file with its windows."""
-    return is_sized_text(item) if isinstance(item, str) else isinstance(item, (TextSpec, Documents))
-
-
 def _part(item: str | Part) -> Part:
-    if isinstance(item, (TextSpec, Documents)):
+    if isinstance(item, Part):
         return item
     if not isinstance(item, str):
         problem = f"a {type(item).__name__} among calibration texts"

@@ -26,10 +26,6 @@ class WeightMeasurement(ABC):
     def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
         """Yield ``(layer, {weight name: values})`` for whole layers of sites, in any order.
 
-        Args:
-            run: the model, its calibration windows, the metric of errors, and the store of factors.
-            sites: whole layers of them, in model order.
-
         Raises:
             ModelError: a loss or a statistic is not finite.
         """
@@ -46,26 +42,18 @@ MEASUREMENTS: Registry[WeightMeasurement] = Registry(
 
 
 def measure_weights(name: str, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:
-    """Measure all weights, or read what is stored of their layers.
-
-    Args:
-        sites: whole layers of them, in model order.
-
-    Returns:
-        The values by weight name.
+    """Measure all weights of whole layers, or read what is stored of them; values by weight name.
 
     Raises:
         ModelError: a loss or a statistic is not finite, or a weight is offloaded.
-        StatisticsError: a file cannot be written or read.
     """
     use = "where its gradient or its truncation can be measured"
     check_in_memory(run.model, f", under the rule {name}", use, ", or take another rule")
     layers = dict.fromkeys(site.layer for site in sites)
-    paths = {layer: run.store.measured(f"{name}-{run.method.name}", layer) for layer in layers} if run.store else {}
+    paths = {layer: run.store.path(f"{name}-{run.method.name}", layer) for layer in layers}
     values = {layer: read_arrays(path) for layer, path in paths.items() if path.exists()}
     missing = [site for site in sites if site.layer not in values]
     for layer, measured in MEASUREMENTS.get(name).stream(run, missing):
         values[layer] = measured
-        if paths:
-            write_tensors(paths[layer], {weight: torch.from_numpy(array) for weight, array in measured.items()})
+        write_tensors(paths[layer], {weight: torch.from_numpy(array) for weight, array in measured.items()})
     return {weight: array for layer in layers for weight, array in values[layer].items()}

@@ -12,6 +12,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gac.core.progress import progress_bar
 from gac.forms import Form
@@ -21,12 +22,10 @@ from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
 from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import ATTENDED, CalibrationRun, decoder_layers
 from gac.measurement.runs import ModelRuns, unseen
-from gac.measurement.store import read_arrays, write_tensors
 from gac.models.linears import read_weight
 from gac.models.sites import Weight
 
-Chosen = Mapping[Weight, int]
-KeptOf = Callable[[Form], LayerArtifacts]
+ArtifactsOf = Callable[[Form], LayerArtifacts]
 
 
 def calibrated_to_whole_model(
@@ -34,49 +33,25 @@ def calibrated_to_whole_model(
     weights: Mapping[int, Sequence[Weight]],
     forms: Sequence[Form],
     curves: LossCurves,
-    artifacts_of: KeptOf,
+    artifacts_of: ArtifactsOf,
 ) -> LossCurves:
     """The curves with what forms with ``anchors`` lose together; read from the store, or measured.
 
     Args:
         weights: of every layer.
         curves: what each weight loses by itself.
-        kept: what a form has kept of all weights; asked for where the model is run.
-
-    Raises:
-        ModelError: a loss is not finite.
-        StatisticsError: what is kept cannot be written or read.
+        artifacts_of: what a form has kept of all weights; asked for where the model is run.
     """
     wholes: dict[str, WholeModelLoss] = {}
     for form in forms if run.method.two_sided and run.held_out else ():
         if form.loss.anchors:
-            whole_model = run.ranks.once(partial(_stored_or_measured, run, weights, form, curves, artifacts_of))
-            wholes |= (
-                {
-                    form_or_variant.name: whole_model
-                    for form_or_variant in forms
-                    if (form_or_variant.base_form or form_or_variant).name == form.name
-                }
-                if whole_model.summed
-                else {}
-            )
+            measure = partial(_measured, run, weights, form, curves, artifacts_of)
+            stored = run.stored(f"whole-{run.method.name}-{ATTENDED}-{form.name}", measure)
+            whole_model = WholeModelLoss(form.name, tuple(stored["summed"].tolist()), tuple(stored["lost"].tolist()))
+            if whole_model.summed:
+                variants = [each for each in forms if (each.base_form or each).name == form.name]
+                wholes |= {variant.name: whole_model for variant in variants}
     return replace(curves, wholes=wholes)
-
-
-def _stored_or_measured(
-    run: CalibrationRun, weights: Mapping[int, Sequence[Weight]], form: Form, curves: LossCurves, artifacts_of: KeptOf
-) -> WholeModelLoss:
-    path = None
-    if run.store is not None:
-        path = run.store.measured(f"whole-{run.method.name}-{ATTENDED}-{form.name}", 0)
-        if path.exists():
-            stored = read_arrays(path)
-            return WholeModelLoss(form.name, tuple(stored["summed"].tolist()), tuple(stored["lost"].tolist()))
-    whole_model = _measured(run, weights, form, curves, artifacts_of(form))
-    if path is not None:
-        stored = {"summed": np.array(whole_model.summed), "lost": np.array(whole_model.lost)}
-        write_tensors(path, {name: torch.from_numpy(values) for name, values in stored.items()})
-    return whole_model
 
 
 def _measured(
@@ -84,35 +59,31 @@ def _measured(
     weights: Mapping[int, Sequence[Weight]],
     form: Form,
     curves: LossCurves,
-    artifacts: LayerArtifacts,
-) -> WholeModelLoss:
-    taken = {weight: curve for weight in chain(*weights.values()) if (curve := curves.of(form, weight))}
-    work = SiteBuild([*taken], artifacts, Statistics(run.model, unseen, run.method, artifacts))
+    artifacts_of: ArtifactsOf,
+) -> dict[str, Tensor]:
+    """The sums of losses, ascending, and the losses of the model, float64."""
+    curve_of = {weight: curve for weight in chain(*weights.values()) if (curve := curves.of(form, weight))}
+    artifacts = artifacts_of(form)
+    build = SiteBuild([*curve_of], artifacts, Statistics(run.model, unseen, run.method, artifacts))
     runs = ModelRuns(run.model, decoder_layers(run.model, weights), run.windows[run.held_out], [], every=True)
 
-    def lost(ranks: Chosen) -> float:
-        return runs.divergence(
-            {weight.name: tensors_of(form).module(work, weight, rank) for weight, rank in ranks.items()}
-        )
+    def lost(ranks: Mapping[Weight, int]) -> float:
+        tensors = tensors_of(form)
+        return runs.divergence({weight.name: tensors.module(build, weight, rank) for weight, rank in ranks.items()})
 
-    levels = [ranks for level in form.loss.anchors if (ranks := _ranks(taken, level / (2 * runs.layers)))]
-    coarse = any(torch.finfo(read_weight(run.model, weight.name).dtype).bits < 32 for weight in taken)
-    rounding = lost({weight: curve.full for weight, curve in taken.items()}) if levels and coarse else 0.0
+    levels: list[dict[Weight, int]] = []
+    for level in form.loss.anchors:
+        # Weights that never lose so much stay as they are.
+        least = level / (2 * runs.layers)
+        ranks = {weight: rank for weight, curve in curve_of.items() for rank in anchor_ranks(curve.loss, [least])}
+        levels += [ranks] if ranks else []
+    coarse = any(torch.finfo(read_weight(run.model, weight.name).dtype).bits < 32 for weight in curve_of)
+    rounding = lost({weight: curve.full for weight, curve in curve_of.items()}) if levels and coarse else 0.0
     bar = progress_bar("changing all weights", "run", steps=levels, shown=run.progress)
-    measured = [lost(ranks) - rounding for ranks in bar]
-    return _curve_of_sum(form, [_summed(taken, ranks) for ranks in levels], measured)
+    known = dict(sorted((_sum_of(curve_of, ranks), lost(ranks) - rounding) for ranks in bar))
+    summed = np.array([*known])
+    return {"summed": torch.from_numpy(summed), "lost": torch.from_numpy(denoised(np.array([*known.values()]), summed))}
 
 
-def _ranks(curves: Mapping[Weight, LossCurve], least: float) -> Chosen:
-    """Return the largest rank of each weight at which it loses so much; others stay as they are."""
-    return {weight: rank for weight, curve in curves.items() for rank in anchor_ranks(curve.loss, [least])}
-
-
-def _summed(curves: Mapping[Weight, LossCurve], ranks: Chosen) -> float:
+def _sum_of(curves: Mapping[Weight, LossCurve], ranks: Mapping[Weight, int]) -> float:
     return sum(float(curves[weight].loss[rank]) for weight, rank in ranks.items())
-
-
-def _curve_of_sum(form: Form, summed: Sequence[float], measured: Sequence[float]) -> WholeModelLoss:
-    known = dict(sorted(zip(summed, measured, strict=True)))
-    lost = denoised(np.array([*known.values()]), np.array([*known]))
-    return WholeModelLoss(form.name, tuple(known), tuple(lost.tolist()))

@@ -48,16 +48,14 @@ def wiki_sample() -> str:
 
 def _dump() -> Path:
     package = importlib.util.find_spec("gensim")
-    folders = package.submodule_search_locations if package else None
-    paths = [Path(folder) / "test" / "test_data" / _DUMP for folder in folders or ()]
-    dump = next((path for path in paths if path.is_file()), None)
-    if dump is None:
-        raise TextError(
-            "wiki-sample is not installed",
-            f"the package gensim 4.4.0 with its {_DUMP}",
-            "Run pip install --no-deps gensim==4.4.0, or give the path of a text file.",
-        )
-    return dump
+    for folder in (package.submodule_search_locations if package else None) or ():
+        if (path := Path(folder) / "test" / "test_data" / _DUMP).is_file():
+            return path
+    raise TextError(
+        "wiki-sample is not installed",
+        f"the package gensim 4.4.0 with its {_DUMP}",
+        "Run pip install --no-deps gensim==4.4.0, or give the path of a text file.",
+    )
 
 
 def _articles(dump: Path) -> Iterator[str]:
@@ -102,19 +100,13 @@ def _render_node(node: Any) -> str:
         case nodes.Heading() | nodes.ExternalLink():
             return _render(node.title)
         case nodes.Wikilink():
-            return _render_link(node)
+            title = str(node.title)
+            dropped = _DROPPED_LINK.match(title) or (node.text is None and _LANGUAGE_LINK.match(title))
+            return "" if dropped else _render(node.title if node.text is None else node.text)
         case nodes.Tag():
             tag = str(node.tag).strip().lower()
             return "\n" if tag == "br" else "" if tag in _DROPPED_TAGS else _render(node.contents)
     return ""  # templates, their arguments, comments
-
-
-def _render_link(link: Any) -> str:
-    if _DROPPED_LINK.match(str(link.title)):
-        return ""
-    if link.text is not None:
-        return _render(link.text)
-    return "" if _LANGUAGE_LINK.match(str(link.title)) else _render(link.title)
 
 
 def _tidy(text: str) -> str:

@@ -41,7 +41,7 @@ Refit = Literal["none", "residual", "update"]
 """The refit of weights after compression, see ``gac.compression.refit``."""
 
 Shots = Literal[1, 2]
-"""The number of times that gradients are taken, see ``gac.measurement.second_shot``."""
+"""The number of times that gradients are taken, see ``gac.measurement.calibration.stream_second``."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def allocate_tokens(
     timing = AttentionLatency(heads_of(config), table, len(layers), len(uncut), window_of(config))
     times = [TimeLimit.of(timing, run, limits[str(run)], budgets, step) for run in runs if str(run) in limits]
     windows = texts.cut(loaded.tokenizer)
-    check_vocabulary(windows, loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    check_vocabulary(windows, loaded.model)
     digest = targeted_digest(loaded, family_of(loaded.model.config).sites(loaded.model.config))
     key = (VERSION, digest, loaded.model.dtype, windows.digest, following, name, sorted(options.items()), budgets[:-1])
     folder = home() / "tokens" / hashlib.sha256(repr(key).encode()).hexdigest()[:32]

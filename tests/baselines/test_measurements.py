@@ -21,7 +21,7 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import Decomposition, decompose
 from gac.measurement.calibration import CalibrationRun, stream_moments
-from gac.measurement.store import StatisticsStore
+from gac.measurement.store import StatisticsStore, temporary_store
 from gac.measurement.weight_measurements import measure_weights
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
@@ -40,7 +40,7 @@ def sites_of(model: Any) -> tuple[Site, ...]:
 
 
 def run_of(model: Any, store: StatisticsStore | None = None) -> CalibrationRun:
-    return CalibrationRun(model, WINDOWS, METHOD, store, progress=False)
+    return CalibrationRun(model, WINDOWS, METHOD, store or temporary_store(), progress=False)
 
 
 def measured(rule: str, model: Any, store: StatisticsStore | None = None) -> Mapping[str, Floats]:

@@ -38,8 +38,8 @@ from gac.compression import confidence
 from gac.compression.stream import Norm
 from gac.forms import refit
 from gac.forms.curvature.methods import DAMPING, Kfac
-from gac.measurement.calibration import _Sums
 from gac.measurement.losses import window_loss
+from gac.measurement.sums import MomentSums
 from gac.measurement.text import calibration_windows
 from tests.benchmarks.curvature import own_statistics, tuned, uncrossed
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
@@ -126,12 +126,12 @@ def not_scaled() -> AbstractContextManager[Any]:
 @contextmanager
 def without_bos() -> Iterator[None]:
     """The first token of a window is left out of the moments."""
-    add = _Sums._add
+    add = MomentSums._add
 
-    def counted(sums: _Sums, name: str, activations: Tensor, gradients: Tensor) -> None:
+    def counted(sums: MomentSums, name: str, activations: Tensor, gradients: Tensor) -> None:
         add(sums, name, activations, torch.cat([0 * gradients[:, :1], gradients[:, 1:]], dim=1))
 
-    with own_statistics(), mock.patch.object(_Sums, "_add", counted):
+    with own_statistics(), mock.patch.object(MomentSums, "_add", counted):
         yield
 
 

@@ -26,8 +26,7 @@ from gac.forms.loss_curves import LossCurve
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
 from gac.measurement.curves import measure_curves
-from gac.measurement.embeddings import quantised_embeddings
-from gac.measurement.head import measure_head
+from gac.measurement.embeddings import measure_head, quantised_embeddings
 from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.loading import Loaded

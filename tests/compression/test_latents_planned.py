@@ -52,8 +52,7 @@ def cost_of_rounding(case: tuple[Tensor, Metric, Tensor], second: Tensor, first:
     return float((errors @ metric.gradients * errors).sum() / len(tokens))
 
 
-@pytest.mark.parametrize("rank", [8, 32])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("bits", "rank"), [(8, 8), (4, 32)])
 def test_the_price_is_what_rounding_costs(case: tuple[Tensor, Metric, Tensor], bits: int, rank: int) -> None:
     second, first, variances, gains = pair_of(case, rank)
     by = balance_of(variances, gains)[0, :rank]
@@ -92,8 +91,7 @@ def test_the_cache_is_counted_in_whole_words() -> None:
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("align", [False, 8])
-@pytest.mark.parametrize("kv_cache", [0.6, 0.4, 0.25])
+@pytest.mark.parametrize(("kv_cache", "align"), [(0.6, False), (0.25, 8)])
 def test_a_tight_cache_takes_few_bits_and_is_never_over(small: Small, kv_cache: float, align: bool | int) -> None:
     plan = small.allocate(1.0, forms=FORMS, kv_cache=kv_cache, align=align, refit="none")
     used, whole = plan.kv_numbers

@@ -22,7 +22,7 @@ from gac.plan.recipe import Recipe
 from tests.changed import with_recipe
 from tests.compression import applying
 from tests.compression.compressed import WIDTH
-from tests.models.small import every_layout, small_config, small_model, weights_of
+from tests.models.small import small_config, small_model, weights_of
 from tests.small_pipeline import Small
 
 MakePlan = Callable[..., Plan]
@@ -74,7 +74,7 @@ def test_every_form_can_be_refitted() -> None:
     assert all("residual" in tensors_of(form).refits for form in FORMS)
 
 
-@every_layout
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "granite", "olmo2", "phi3"])
 def test_a_refitted_model_is_nearer(model_type: str, make_plan: MakePlan) -> None:
     model = deep(model_type)
     plan, dense = half_of(model, make_plan, "residual"), logits(model)
@@ -91,7 +91,7 @@ def divergence(model: PreTrainedModel, dense: Tensor) -> float:
     return float(torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum"))
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "granite", "olmo2"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "granite"])
 def test_a_layer_that_adds_something_else_than_its_family_says_is_refused(
     model_type: str, monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan
 ) -> None:
@@ -135,7 +135,7 @@ def test_shorter_weights_are_fitted_too(make_plan: MakePlan) -> None:
     assert off(fitted, dense) < 0.99 * off(plain, dense)
 
 
-@pytest.mark.parametrize("pairs", [["gate_proj"], ["down_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)
+@pytest.mark.parametrize("pairs", [["gate_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)
 def test_pairs_inside_a_narrower_mlp_are_fitted_too(pairs: list[str], make_plan: MakePlan) -> None:
     names = [f"model.layers.1.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
     inside = {
@@ -206,35 +206,27 @@ def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule", "method", "model_type", "fitted"),
+    ("refit", "rule", "method", "model_type", "resolved"),
     [
-        (None, "loss", "kfac", "llama", "residual"),
+        (None, "loss", "kfac", "granite", "residual"),
         (None, "uniform", "kfac", "llama", "none"),
         (None, "loss", "svd-llm", "llama", "none"),
-        (None, "loss", "kfac", "gemma2", "residual"),
-        (None, "loss", "kfac", "granite", "residual"),
         ("update", "loss", "kfac", "gemma2", "update"),
     ],
 )
 def test_the_default_is_that_of_the_method_the_rule_and_the_layers(
-    asked: Any, rule: str, method: str, model_type: str, fitted: str
+    refit: Any, rule: str, method: str, model_type: str, resolved: str
 ) -> None:
     sites = family_of(small_config(model_type)).sites(small_config(model_type))
-    assert (
-        resolve_refit(Recipe.of(refit=asked, rule=rule, forms=["low_rank"]), METHODS.get(method), sites, model_type)
-        == fitted
-    )
+    recipe = Recipe.of(refit=refit, rule=rule, forms=["low_rank"])
+    assert resolve_refit(recipe, METHODS.get(method), sites, model_type) == resolved
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:
     config = small_config("opt", do_layer_norm_before=False)
     sites = family_of(config).sites(config)
     for mode, form, message in (
-        (
-            "residual",
-            "low_rank",
-            "refit 'residual' of model type opt, in which the residual stream itself passes norms",
-        ),
+        ("residual", "low_rank", "of model type opt, in which the residual stream itself passes norms"),
         ("update", "narrow", "refit 'update' with forms narrow; expected low_rank, narrow_pair among the forms"),
     ):
         with pytest.raises(GacError, match=message):
@@ -267,12 +259,6 @@ def test_16_bit_models_with_huge_hidden_states_and_weights_of_zeros_are_fitted(m
         model.model.embed_tokens.weight[3, 5] = 9000.0
         model.model.layers[2].mlp.gate_proj.weight.zero_()
     assert torch.isfinite(logits(applied(model, half_of(model, make_plan, "residual")))).all()
-
-
-def test_opt_with_its_norms_behind_is_not_fitted() -> None:
-    for before in (True, False):
-        weights = weights_of(small_config("opt", do_layer_norm_before=before))
-        assert any(weight.to_residual for weight in weights) == before
 
 
 def test_states_that_do_not_fit_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch, make_plan: MakePlan) -> None:

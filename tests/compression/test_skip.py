@@ -90,14 +90,16 @@ def test_leaving_blocks_out_changes_no_output_of_absent_weights(model_type: str,
 
 
 @every_layout
-def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_plan: MakePlan) -> None:
+def test_a_skipped_block_runs_no_weight_and_no_norm_and_generates(model_type: str, make_plan: MakePlan) -> None:
     config = config_of(model_type)
     _, small, plan = of_family(model_type, make_plan)
     ran: set[str] = set()
     for name, module in small.named_modules():
         module.register_forward_hook(lambda *_, name=name: ran.add(name))
     finish(small, Description(skipped=skipped_blocks(small.config, plan.weights)), kernels=False)
-    logits(small)
+    cached = small.generate(IDS, **GENERATE)
+    assert torch.equal(cached, small.generate(IDS, use_cache=False, **GENERATE))
+    assert torch.equal(cached, small.generate(IDS, cache_implementation="static", **GENERATE))
     family = family_of(config)
     for block in blocks_of(config):
         *others, writing = block
@@ -106,15 +108,6 @@ def test_no_weight_and_no_norm_of_a_skipped_block_runs(model_type: str, make_pla
         for norm in family.norms_of(writing.name.rpartition(".")[0]):
             assert isinstance(small.get_submodule(norm), torch.nn.Identity)
             assert norm not in ran
-
-
-@every_layout
-def test_every_architecture_generates_without_blocks(model_type: str, make_plan: MakePlan) -> None:
-    _, small, plan = of_family(model_type, make_plan)
-    finish(small, Description(skipped=skipped_blocks(small.config, plan.weights)), kernels=False)
-    cached = small.generate(IDS, **GENERATE)
-    assert torch.equal(cached, small.generate(IDS, use_cache=False, **GENERATE))
-    assert torch.equal(cached, small.generate(IDS, cache_implementation="static", **GENERATE))
 
 
 @every_layout
@@ -148,7 +141,7 @@ def run_of(model: PreTrainedModel) -> CalibrationRun:
     return CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "phi"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_a_block_costs_what_the_model_diverges_without_it(model_type: str, make_plan: MakePlan) -> None:
     config = config_of(model_type)
     model = small_model(config)
@@ -206,20 +199,19 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture
-def text(text_file: Path) -> str:
-    return f"{text_file}:4x64"
+def options(text_file: Path, tiny_tokenizer: Any) -> dict[str, Any]:
+    return {"calibration": f"{text_file}:4x64", "tokenizer": tiny_tokenizer, "progress": False}
 
 
-def test_allocate_compress_save_and_load(model: Any, text: str, tiny_tokenizer: Any, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
-    plan = gac.allocate(model, budget=0.5, forms=["skip", "low_rank"], **asked)
+def test_allocate_compress_save_and_load(model: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    plan = gac.allocate(model, budget=0.5, forms=["skip", "low_rank"], **options)
     gone = [choice for choice in plan.weights if choice.form == "skip"]
     assert gone
     assert all(choice.params == 0 for choice in gone)
     assert plan.prediction.loss == pytest.approx(sum(site.loss for site in plan.sites) + plan.prediction.together)
     assert f"{plan.prediction.together:+.4f} measured of several together, or on text" in plan.summary()
-    small = gac.compress(model, plan, **asked)
-    gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
+    small = gac.compress(model, plan, **options)
+    gac.save(small, tmp_path / "small", tokenizer=options["tokenizer"])
     again = gac.load(tmp_path / "small", verify=True)
     assert any(isinstance(module, SkippedBlock) for module in again.modules())
     assert torch.equal(logits(again), logits(small))
@@ -227,11 +219,10 @@ def test_allocate_compress_save_and_load(model: Any, text: str, tiny_tokenizer: 
     assert len(described) == sum(isinstance(module, SkippedBlock) for module in small.modules())
 
 
-def test_a_skipped_attention_caches_nothing(model: Any, text: str, tiny_tokenizer: Any) -> None:
-    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
-    plan = gac.allocate(model, budget=0.4, forms=["skip"], **asked)
+def test_a_skipped_attention_caches_nothing(model: Any, options: dict[str, Any], tiny_tokenizer: Any) -> None:
+    plan = gac.allocate(model, budget=0.4, forms=["skip"], **options)
     numbers, dense = plan.kv_numbers
-    small = gac.compress(model, plan, **asked)
+    small = gac.compress(model, plan, **options)
     cache = DynamicCache(config=small.config)
     small(IDS, past_key_values=cache)
     held = sum(
@@ -242,31 +233,29 @@ def test_a_skipped_attention_caches_nothing(model: Any, text: str, tiny_tokenize
     assert numbers == dense * (4 - gone) // 4
 
 
-def test_what_follows_makes_up_for_a_skipped_block(model: Any, text: str, text_file: Path, tiny_tokenizer: Any) -> None:
-    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
-    ids = tiny_tokenizer(text_file.read_text()[:256], return_tensors="pt").input_ids
+def test_what_follows_makes_up_for_a_skipped_block(model: Any, text_file: Path, options: dict[str, Any]) -> None:
+    ids = options["tokenizer"](text_file.read_text()[:256], return_tensors="pt").input_ids
     lost = {}
     with torch.no_grad():
         before = model(ids).logits
         for refit in ("none", "residual"):
-            plan = gac.allocate(model, budget=0.6, forms=["skip"], refit=refit, **asked)
-            small = gac.compress(copy.deepcopy(model), plan, **asked)
+            plan = gac.allocate(model, budget=0.6, forms=["skip"], refit=refit, **options)
+            small = gac.compress(copy.deepcopy(model), plan, **options)
             lost[refit] = divergence(before, small(ids).logits)
     assert lost["residual"] < lost["none"]
 
 
-def test_a_plan_that_skips_all_is_refused_with_the_smallest(model: Any, text: str, tiny_tokenizer: Any) -> None:
+def test_a_plan_that_skips_all_is_refused_with_the_smallest(model: Any, options: dict[str, Any]) -> None:
     with pytest.raises(GacError) as caught:
-        gac.allocate(model, budget=0.2, forms=["skip"], calibration=text, tokenizer=tiny_tokenizer, progress=False)
+        gac.allocate(model, budget=0.2, forms=["skip"], **options)
     first = sum(weight.params for weight in weights_of(model.config)) // 4
     assert f"at least {first:,}, the smallest that forms skip can reach" in str(caught.value)
 
 
 def test_what_a_stock_model_cannot_say_is_not_exported(
-    model: Any, text: str, tiny_tokenizer: Any, tmp_path: Path
+    model: Any, options: dict[str, Any], tiny_tokenizer: Any, tmp_path: Path
 ) -> None:
-    asked: dict[str, Any] = {"calibration": text, "tokenizer": tiny_tokenizer, "progress": False}
-    small = gac.compress(model, gac.allocate(model, budget=0.6, forms=["skip"], **asked), **asked)
+    small = gac.compress(model, gac.allocate(model, budget=0.6, forms=["skip"], **options), **options)
     with pytest.raises(CheckpointError, match="is skip with dim 0, which adds a constant"):
         gac.export(small, tmp_path / "plain", merge=True, tokenizer=tiny_tokenizer)
     assert not (tmp_path / "plain").exists()
@@ -289,18 +278,14 @@ def test_a_merged_model_says_the_same(
     "wrong",
     [
         "model.layers.1.self_attn",
-        {"block": "model.layers.1.self_attn"},
         {"block": "model.layers.0.self_attn", "output": "o_proj", "norms": [], "attention": True},
-        {"block": "model.layers.9.mlp", "output": "down_proj", "norms": [], "attention": False},
         {"block": "model.layers.1.self_attn", "output": "k_norm", "norms": [], "attention": True},
         {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": ["model.nothing"], "attention": True},
-        {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": 3, "attention": True},
         {"block": "model.layers.1.self_attn", "output": "o_proj", "norms": [], "attention": "yes"},
     ],
 )
 def test_a_header_that_skips_what_is_there_is_refused(wrong: Any, make_plan: MakePlan, tmp_path: Path) -> None:
-    config = config_of("llama")
-    _, small, plan = skipped(config, make_plan)
+    _, small, plan = of_family("llama", make_plan)
     finish(small, Description(skipped=skipped_blocks(small.config, plan.weights)), kernels=False)
     attach_plan(small, plan).save_pretrained(tmp_path)
     path = tmp_path / "config.json"

@@ -13,7 +13,7 @@ from gac.forms.curvature.registry import METHODS
 from gac.measurement import calibration
 from gac.measurement.calibration import CalibrationRun, stream_moments
 from gac.measurement.layerwise import LayerwiseBackward
-from gac.measurement.store import StatisticsStore
+from gac.measurement.store import StatisticsStore, temporary_store
 from gac.models.families import family_of
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
@@ -22,7 +22,8 @@ WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed
 def stream(model: LlamaForCausalLM, store: StatisticsStore | None = None, below: int = 99) -> Iterator[Any]:
     """The moments of the layers below one."""
     sites = [site for site in family_of(model.config).sites(model.config) if site.layer < below]
-    return stream_moments(CalibrationRun(model, WINDOWS, METHODS.get("kfac"), store, progress=False), sites)
+    run = CalibrationRun(model, WINDOWS, METHODS.get("kfac"), store or temporary_store(), progress=False)
+    return stream_moments(run, sites)
 
 
 @pytest.fixture

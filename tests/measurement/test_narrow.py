@@ -25,7 +25,7 @@ def loss_at(weight: Tensor, kept: Tensor, metric: Metric) -> float:
     return loss_of(weight, smaller, metric)
 
 
-@pytest.mark.parametrize("width", [69, 50, 37, 5, 1])
+@pytest.mark.parametrize("width", [69, 37, 1])
 def test_the_curve_is_the_loss_of_the_compensated_weight(width: int) -> None:
     weight, metric = problem()
     found = eliminate(weight, metric)

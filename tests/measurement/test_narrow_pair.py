@@ -55,8 +55,7 @@ def built(work: SiteBuild, weight: Weight, form: str, dim: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("method", ["kfac", "svd-llm", "asvd"])
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "gpt2"])
+@pytest.mark.parametrize(("model_type", "method"), [("llama", "kfac"), ("phi3", "svd-llm"), ("gpt2", "asvd")])
 def test_the_curves_are_the_losses_of_what_is_built(model_type: str, method: str) -> None:
     model = small_model(small_config(model_type)).double()
     fit, metrics, work = measured(model, method)
@@ -72,16 +71,10 @@ def test_the_curves_are_the_losses_of_what_is_built(model_type: str, method: str
             beyond = fit.losses[f"narrow/{weight.name}"][width]
             assert loss_of(dense, built(work, weight, "narrow", width), metric) == pytest.approx(beyond, rel=1e-5)
         for rank in (1, 9, 30):
-            rows = narrowed_rows(work, weight, dense)
+            # Nothing is in the rows of neurons that go.
+            rows = dense if weight.neurons == "in" else built(work, weight, "narrow", width)
             lost = loss_of(rows, built(work, weight, name, rank), metric)
             assert lost == pytest.approx(beyond + loss[rank], rel=1e-4, abs=1e-6 * loss[0])
-
-
-def narrowed_rows(work: SiteBuild, weight: Weight, dense: Tensor) -> Tensor:
-    """The dense weight; of one that writes neurons, with nothing in the rows of those that go."""
-    if weight.neurons == "in":
-        return dense
-    return built(work, weight, "narrow", WIDTHS[2])
 
 
 def test_no_pair_of_a_rank_loses_less() -> None:
@@ -89,33 +82,23 @@ def test_no_pair_of_a_rank_loses_less() -> None:
     fit, metrics, work = measured(model, "kfac")
     weight, rank, name = work.weights[0], 9, f"narrow_pair:{WIDTHS[2]}"
     stay = work.kept.of(form_named(name), "stay", weight)
-    matrix, metric = work.statistics.matrix(weight).detach()[stay], metrics[weight.name]
+    dense, metric = work.statistics.matrix(weight).detach()[stay], metrics[weight.name]
     among = Metric(metric.inputs, metric.gradients[stay][:, stay])
-    factors = work_factors(work, weight, name, rank)
+    factors = factors_of(work, weight, name, rank)
     best = fit.losses[f"{name}/{weight.name}"][rank]
-    assert loss_of(matrix, factors[0] @ factors[1], among) == pytest.approx(best, rel=1e-4)
+    assert loss_of(dense, factors[0] @ factors[1], among) == pytest.approx(best, rel=1e-4)
     torch.manual_seed(0)
     for step in (1e-1, 1e-2, 1e-3):
         second, first = (factor + step * factor.std() * torch.randn_like(factor) for factor in factors)
-        assert loss_of(matrix, second @ first, among) > best * (1 - 1e-6)
+        assert loss_of(dense, second @ first, among) > best * (1 - 1e-6)
+    second, first = factors_of(work, weight, "low_rank", rank)  # the rows that stay of a pair of all
+    assert best < loss_of(dense, (second @ first)[stay], among)
 
 
-def work_factors(work: SiteBuild, weight: Weight, name: str, rank: int) -> tuple[Tensor, Tensor]:
-    found = tensors_of(form_named(name)).parameters(work, weight, rank)
-    return found["second.weight"], found["first.weight"]
-
-
-def test_a_pair_of_what_stays_loses_less_than_the_rows_of_a_pair_of_all() -> None:
-    model = small_model(small_config("llama")).double()
-    fit, metrics, work = measured(model, "kfac")
-    weight, rank, name = work.weights[0], 9, f"narrow_pair:{WIDTHS[2]}"
-    stay = work.kept.of(form_named(name), "stay", weight)
-    metric = metrics[weight.name]
-    among = Metric(metric.inputs, metric.gradients[stay][:, stay])
-    whole = tensors_of(form_named("low_rank")).parameters(work, weight, rank)
-    rows = (whole["second.weight"] @ whole["first.weight"])[stay]
-    dense = work.statistics.matrix(weight).detach()[stay]
-    assert fit.losses[f"{name}/{weight.name}"][rank] < loss_of(dense, rows, among)
+def factors_of(work: SiteBuild, weight: Weight, name: str, rank: int) -> tuple[Tensor, Tensor]:
+    parameters = tensors_of(form_named(name)).parameters(work, weight, rank)
+    assert parameters is not None
+    return parameters["second.weight"], parameters["first.weight"]
 
 
 def test_neurons_go_in_the_order_that_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -147,7 +130,7 @@ def test_measured_at_once_or_later_is_the_same(tmp_path: Any) -> None:
     assert all(torch.equal(one.kept.tensors[name], two.kept.tensors[name]) for name in one.kept.tensors)
 
 
-@pytest.mark.parametrize("neurons", [*range(1, 40), 176, 1536, 8192, 11008, 14336, 18944])
+@pytest.mark.parametrize("neurons", [*range(1, 40, 6), 176, 1536, 11008, 18944])
 def test_widths_are_few_and_narrower(neurons: int) -> None:
     found = widths(neurons)
     assert len(found) <= 5
@@ -156,9 +139,7 @@ def test_widths_are_few_and_narrower(neurons: int) -> None:
     assert neurons < 512 or all(width % 64 == 0 for width in found)
 
 
-@pytest.mark.parametrize(
-    "name", ["narrow_pair:", "narrow_pair:0", "narrow_pair:-1", "narrow_pair:x", "narrow_pair:1.5"]
-)
+@pytest.mark.parametrize("name", ["narrow_pair:", "narrow_pair:0", "narrow_pair:1.5"])
 def test_what_is_no_width(name: str) -> None:
     with pytest.raises(PlanError, match=r"form narrow_pair:.*expected narrow_pair:N with a number of neurons"):
         form_named(name)

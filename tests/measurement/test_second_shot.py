@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gac.forms.curvature.registry import METHODS
 from gac.measurement import calibration
-from gac.measurement.calibration import CalibrationRun, LayerMoments, stream_moments
+from gac.measurement.calibration import CalibrationRun, LayerMoments, stream_moments, stream_second
 from gac.measurement.layerwise import LayerwiseBackward
-from gac.measurement.second_shot import stream_second
-from gac.measurement.store import StatisticsStore
+from gac.measurement.store import StatisticsStore, temporary_store
 from gac.models.families import family_of
 
 WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
@@ -35,18 +33,14 @@ class Pair:
         self.sites = family_of(config).sites(config)
         self.stores = StatisticsStore(folder / "one"), StatisticsStore(folder / "two")
 
-    def run(self, model: LlamaForCausalLM, store: StatisticsStore | None = None) -> CalibrationRun:
+    def run(self, model: LlamaForCausalLM, store: StatisticsStore) -> CalibrationRun:
         return CalibrationRun(model, WINDOWS, METHODS.get("kfac"), store, progress=False)
 
     def alone(self, model: LlamaForCausalLM) -> Moments:
-        return dict(stream_moments(self.run(model), self.sites))
+        return dict(stream_moments(self.run(model, temporary_store()), self.sites))
 
     def stream(self):
         return stream_second(*map(self.run, (self.dense, self.first), self.stores), self.sites)
-
-    def expected(self, name: str, layer: int) -> Tensor:
-        of_first = name.startswith(("gradients/", "tokens/"))
-        return self.alone(self.first if of_first else self.dense)[layer].tensors[name]
 
 
 @pytest.fixture
@@ -62,25 +56,22 @@ def same(one: Moments, other: Moments) -> bool:
     )
 
 
-@pytest.mark.parametrize("what", ["inputs/0", "scale", "gradients/1", "tokens"])
-def test_gradients_are_the_first_shots_and_inputs_the_dense_models(pair: Pair, what: str) -> None:
-    found = dict(pair.stream())
-    name = f"{what}/model.layers.2.mlp.up_proj"
-    assert torch.equal(found[2].tensors[name], pair.expected(name, 2))
-    own, other = (pair.alone(model)[2].tensors[name] for model in (pair.dense, pair.first))
-    assert not torch.equal(own, other)
+def test_gradients_are_the_first_shots_and_inputs_the_dense_models(pair: Pair) -> None:
+    both = dict(pair.stream())[2].tensors
+    dense, first = (pair.alone(model)[2].tensors for model in (pair.dense, pair.first))
+    for what in ("inputs/0", "scale", "gradients/1", "tokens"):
+        name = f"{what}/model.layers.2.mlp.up_proj"
+        assert torch.equal(both[name], (first if what in ("gradients/1", "tokens") else dense)[name])
+        assert not torch.equal(first[name], dense[name])
+    assert both["loss"] == dense["loss"]
 
 
-def test_the_loss_is_the_dense_models(pair: Pair) -> None:
-    assert {moments.loss for moments in dict(pair.stream()).values()} == {pair.alone(pair.dense)[0].loss}
-
-
-@pytest.mark.parametrize(("dense", "first"), [((), (1, 3)), ((0, 1, 2, 3), ()), ((2,), (0,)), ((1, 2), (1, 2))])
+@pytest.mark.parametrize(("dense", "first"), [((), (1, 3)), ((2,), (0,))])
 def test_layers_meet_whichever_of_them_are_kept(pair: Pair, dense: tuple[int, ...], first: tuple[int, ...]) -> None:
     whole = dict(pair.stream())
     for store, kept in zip(pair.stores, (dense, first), strict=True):
         for layer in {0, 1, 2, 3} - {*kept}:
-            store.moments(layer).unlink()
+            store.path("layer", layer).unlink()
     again = list(pair.stream())
     assert [layer for layer, _ in again] == [3, 2, 1, 0]
     assert same(dict(again), whole)
@@ -90,7 +81,7 @@ def test_an_interrupted_run_goes_on_in_both_models(pair: Pair, monkeypatch: pyte
     whole = dict(pair.stream())
     for store in pair.stores:
         for layer in range(4):
-            store.moments(layer).unlink()
+            store.path("layer", layer).unlink()
     monkeypatch.setattr(calibration, "SNAPSHOT_SECONDS", -1.0)
     monkeypatch.setattr(calibration, "LAYER_BYTES", 0)
     stream = pair.stream()

@@ -62,13 +62,9 @@ def test_a_moment_is_1_beside_itself_and_grows_with_what_the_half_lacks() -> Non
 def test_the_same_text_is_refused(compare: Any, text_file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.txt"
     copy.write_text(text_file.read_text(), encoding="utf-8")
-    for check, seed in ((text_file, 0), (text_file, 1), (copy, 0), (copy, 1)):
-        with pytest.raises(TextError) as caught:
+    for check, seed in ((text_file, 0), (copy, 1)):
+        with pytest.raises(TextError, match=f"the check text {check}, which is calibrated on"):
             compare(str(check), f"{text_file}:4x64", seed=seed)
-        assert str(caught.value) == (
-            f"the check text {check}, which is calibrated on; expected another text, like what the model will serve. "
-            "Check with a text that is held back."
-        )
 
 
 def test_one_calibration_window_cannot_be_halved(compare: Any, prose: str, text_file: Path) -> None:

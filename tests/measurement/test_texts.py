@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gac.core.errors import TextError
@@ -61,23 +61,16 @@ def test_a_list_of_texts(files: list[str]) -> None:
     ("others", "message"),
     [
         (["nots.txt:3x8"], "text 'nots.txt' is neither known nor a file"),
-        (["some document"], "text 'some document' is neither known nor a file"),
-        (
-            ["a document " * 20],
-            "a document a d' and 140 characters more is neither known nor a file; expected one of wiki",
-        ),
-        (["a document " * 20], "Pass documents as gac.Documents([...])."),
-        (["c4:3x9"], "calibration windows of 8 and 9 tokens; expected one length for all texts. "),
-        (["c4:0x8"], "0 windows of 8 tokens of c4; expected at least 1 window"),
-        (["c4:2.5x8"], "2.5 windows of 8 tokens of c4; expected at least 1 window"),
-        (["c4:3x8", "c4:2x8"], "the calibration text c4 twice; expected each text once. Add up its windows."),
-        ([3], "a int among calibration texts; expected names, paths, gac.Documents. Leave it out."),
+        (["a document " * 20], "Pass documents as gac.Documents"),
+        (["c4:3x9"], "calibration windows of 8 and 9 tokens"),
+        (["c4:2.5x8"], "2.5 windows of 8 tokens of c4"),
+        (["c4:3x8", "c4:2x8"], "the calibration text c4 twice"),
+        ([3], "a int among calibration texts"),
     ],
 )
 def test_what_is_no_list_of_texts(files: list[str], others: list[Any], message: str) -> None:
-    with pytest.raises(TextError) as caught:
+    with pytest.raises(TextError, match=message):
         Texts.of([f"{files[0]}:3x8", *others])
-    assert message in str(caught.value)
 
 
 def test_windows_are_those_of_the_texts_in_their_order(files: list[str]) -> None:
@@ -92,6 +85,7 @@ def test_windows_are_those_of_the_texts_in_their_order(files: list[str]) -> None
     assert (headed.bos, set(headed.ids[:, 0].tolist())) == ("windows", {0})
 
 
+@settings(max_examples=40)
 @given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=4))
 def test_every_split_has_the_texts_in_their_shares(counts: list[int]) -> None:
     order = interleaved(counts)

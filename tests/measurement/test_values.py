@@ -29,7 +29,7 @@ def loss_at(weight: Tensor, metric: Metric, found: ShortenedValues, length: int)
     return loss_of(weight, found.outputs(length, metric) @ torch.block_diag(*of_head), metric)
 
 
-@pytest.mark.parametrize("length", range(1, HEAD_DIM))
+@pytest.mark.parametrize("length", [1, 4, HEAD_DIM - 1])
 def test_the_curve_is_the_loss_of_the_resolved_weight(length: int) -> None:
     weight, metric = problem()
     found = shorten_values(weight, metric, HEADS, GROUPS)
