@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from gac.checkpoint.classes import classes_of
 from gac.checkpoint.files import (
@@ -25,7 +26,7 @@ from gac.checkpoint.verify import verify as verify_checkpoint
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
 from gac.core.untrusted import check_inside, check_model_files
-from gac.models.loading import quiet_transformers, usable_device
+from gac.models.loading import Loaded, is_checkpoint, load_model, quiet_transformers, usable_device
 from gac.models.streaming import moved
 from gac.models.threads import LOADING, one_call_at_a_time
 from gac.runtime.contract import COMPRESSED, DIGESTS
@@ -115,3 +116,12 @@ def _load(source: Path, dtype: torch.dtype | str, device: torch.device, tp_plan:
     if plan is not None:
         model.gac_plan = plan
     return model
+
+
+def open_model(
+    model: PreTrainedModel | str | Path, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Loaded:
+    """Load a dense model, or a compressed one with its plan as ``gac_plan``; a loaded model is not changed."""
+    if isinstance(model, str | Path) and is_checkpoint(model):
+        return Loaded(load(str(model), device, dtype), str(model), str(model))
+    return load_model(model, device=device, dtype=dtype)

@@ -320,7 +320,7 @@ def _open(name: str, ranks: "Ranks | None") -> Any:
     """A dense or a compressed model, in bfloat16 unless it was saved in float16."""
     import torch
 
-    from gac.evaluation.evaluate import open_model
+    from gac.checkpoint.load import open_model
     from gac.evaluation.split import open_split
     from gac.runtime.storage.modules import without_kernels
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gac.checkpoint.load import load
+from gac.checkpoint.load import open_model
 from gac.core.arguments import Count, CountOrZero, checked
 from gac.core.errors import GacError, ModelError
 from gac.evaluation.perplexity import Sample, compare_models, dtype_of, perplexity_on, take_sample
@@ -98,15 +98,6 @@ def _common_dtype(models: Sequence[ModelOrName]) -> torch.dtype | None:
     """float32 if a packaged or loaded model runs in it, so that all models round activations alike."""
     wide = (m.dtype == torch.float32 if isinstance(m, PreTrainedModel) else str(m) in PACKAGED for m in models)
     return torch.float32 if any(wide) else None
-
-
-def open_model(
-    model: ModelOrName, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-) -> Loaded:
-    """Load a dense model, or a compressed one with its plan as ``gac_plan``; a loaded model is not changed."""
-    if isinstance(model, str | Path) and is_checkpoint(model):
-        return Loaded(load(str(model), device, dtype), str(model), str(model))
-    return load_model(model, device=device, dtype=dtype)
 
 
 def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:

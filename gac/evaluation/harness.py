@@ -16,8 +16,8 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from gac.checkpoint.load import open_model
 from gac.core.errors import ModelError
-from gac.evaluation.evaluate import open_model
 from gac.models.loading import load_tokenizer
 
 # Its constructor warns about models that are loaded already; here they always are.

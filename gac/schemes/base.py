@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LARGEST_SCALE = 65280.0
 """The largest number that float16 and bfloat16 both hold."""
+SMALLEST_SCALE = 2.0**-24
+"""The smallest number above 0 in float16."""
 
 
 @dataclass(frozen=True)

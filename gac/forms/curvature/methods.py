@@ -9,7 +9,7 @@ from gac.core.linalg import damped, identity_like
 from gac.forms.curvature.metric import Halves, MeasuredWeight, Metric, Moments
 
 if TYPE_CHECKING:
-    from gac.forms.head_dim.torch import ShortenedValues
+    from gac.forms.head_dim.shortened import ShortenedValues
 
 LARGEST_CROSS_FITTED = 8192
 """Moments of more features are not cross-fitted: their eigenvectors would take most of the calibration's time."""

@@ -5,12 +5,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gac.schemes.base import LARGEST_SCALE
+from gac.schemes.base import LARGEST_SCALE, SMALLEST_SCALE
 
 NARROWED = torch.linspace(1, 0.5, 21, dtype=torch.float64).tolist()[1:]
 """Fractions of a group's range that are tried after all of it."""
-SMALLEST_SCALE = 2.0**-24
-"""The smallest number above 0 in float16."""
 BATCH_NUMBERS = 2**25
 """Numbers of a batch of ranges that are compared."""
 
@@ -33,7 +31,7 @@ def fit_grid(values: Tensor, weights: Tensor, most: int, zero: bool) -> tuple[Te
     if values.is_cuda:
         from gac.schemes.integers.grids_kernel import launch
 
-        return launch(values, weights, most, zero)
+        return launch(values, weights, most, zero, range_fractions(most, zero))
     low, high = values.amin(-1, keepdim=True).clamp_max(0), values.amax(-1, keepdim=True).clamp_min(0)
     if not zero:
         high = torch.maximum(high, -low)
@@ -57,13 +55,13 @@ def in_16_bits(scale: Tensor) -> Tensor:
     return scale.bfloat16().half().to(scale.dtype).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
 
 
-def range_fractions(most: int, zero: bool) -> list[float]:
+def range_fractions(most: int, zero: bool) -> tuple[float, ...]:
     """Fractions of a group's range to try; the first wins where several are as good.
 
     With a zero point a range of one number more is tried too: a scale that was rounded up may leave one number without
     a value. So a quantised matrix is quantised to itself.
     """
-    return [1.0, *([most / (most - 1)] if zero else []), *NARROWED]
+    return (1.0, *([most / (most - 1)] if zero else []), *NARROWED)
 
 
 @cache

@@ -8,8 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from gac.schemes.base import LARGEST_SCALE
-from gac.schemes.integers.grids import SMALLEST_SCALE, range_fractions
+from gac.schemes.base import LARGEST_SCALE, SMALLEST_SCALE
 
 RANGES = 8
 """Ranges that are tried at once."""
@@ -19,10 +18,12 @@ WARP_COLUMNS = 128
 _SMALLEST, _LARGEST = tl.constexpr(SMALLEST_SCALE), tl.constexpr(LARGEST_SCALE)
 
 
-def launch(values: Tensor, weights: Tensor, most: int, zero: bool) -> tuple[Tensor, Tensor]:
+def launch(
+    values: Tensor, weights: Tensor, most: int, zero: bool, fractions: tuple[float, ...]
+) -> tuple[Tensor, Tensor]:
     """The scale and the zero point of ``fit_grid``, for float64 tensors on a GPU."""
     *batch, rows, columns = values.shape
-    values, parts = values.contiguous(), _parts(most, zero, values.device)
+    values, parts = values.contiguous(), _parts(fractions, values.device)
     weights = weights.contiguous().expand(*batch, columns).reshape(-1, columns)
     scale, zeros = (values.new_empty(*batch, rows, 1) for _ in range(2))
     BLOCK_SIZE = min(triton.next_power_of_2(columns), MAX_BLOCK)
@@ -36,8 +37,8 @@ def launch(values: Tensor, weights: Tensor, most: int, zero: bool) -> tuple[Tens
 
 
 @cache
-def _parts(most: int, zero: bool, device: torch.device) -> Tensor:
-    return torch.tensor(range_fractions(most, zero), dtype=torch.float64, device=device)
+def _parts(fractions: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(fractions, dtype=torch.float64, device=device)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gac.schemes.base import SMALLEST_SCALE
 from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.feedback.order import Order
-from gac.schemes.integers.grids import SMALLEST_SCALE, fit_grid, in_16_bits, nearest_numbers
+from gac.schemes.integers.grids import fit_grid, in_16_bits, nearest_numbers
 
 ROUNDS = 3
 """Rounds of numbers and scales."""
