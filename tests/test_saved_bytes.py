@@ -59,7 +59,9 @@ def allocated(asked: Small, options: dict[str, Any]) -> Plan:
     return asked.allocate(options.get("budget"), **{name: one for name, one in options.items() if name != "budget"})
 
 
-@pytest.mark.parametrize(("options", "tied"), zip(ASKED.values(), (True, False, False, True), strict=True), ids=ASKED)
+@pytest.mark.parametrize(
+    ("options", "tied"), [*zip(ASKED.values(), (True, False, False, True), strict=True)], ids=ASKED
+)
 def test_a_packaged_model_is_saved_in_16_bits(
     options: dict[str, Any], tied: bool, small: Small, tmp_path: Path
 ) -> None:

@@ -244,12 +244,6 @@ def test_a_header_with_a_fitting_digest_is_built_as_strictly(saved: Path) -> Non
         gac.load(saved)
 
 
-def test_sizes_that_no_model_has_are_refused_with_a_fitting_digest(saved: Path) -> None:
-    edit(saved / "config.json", lambda config: config.update(num_attention_heads=2**40))
-    with pytest.raises(GacError, match="num_attention_heads"):
-        gac.load(saved)
-
-
 FIRST = f"{Q_PROJ}.first.weight"
 
 
@@ -263,13 +257,6 @@ def test_a_tensor_that_is_unexpected_or_of_other_dims_is_refused(name: str, mess
         gac.load(saved)
     (saved / DIGESTS).unlink()
     with pytest.raises(CheckpointError, match=message):
-        gac.load(saved)
-
-
-@pytest.mark.parametrize("index", ["{}", '{"weight_map": {"a": [1]}}'])
-def test_an_index_that_is_none_is_refused(index: str, saved: Path) -> None:
-    (saved / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(CheckpointError, match="is no index; expected a weight_map"):
         gac.load(saved)
 
 

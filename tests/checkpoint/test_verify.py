@@ -1,8 +1,6 @@
 """Digests of a checkpoint: what they cover, what they name, who writes them, and how they stand beside a signature."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,28 +120,3 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
     (saved / "extra.py").write_text("")
     assert "extra.py was not there when it was saved; expected no other code" in refused("verify", saved)
     assert "has no config.json with a key gac" in refused("verify", tmp_path)
-
-
-def test_a_signature_stands_beside_the_digests(saved: Path, tmp_path: Path) -> None:
-    """As docs/guarantees.md does it, with a key of one's own and no network."""
-    pytest.importorskip("model_signing")
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-
-    key, pem = generate_private_key(SECP256R1()), serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (tmp_path / "key.pem").write_bytes(private)
-    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key.pub").write_bytes(public)
-
-    def signing(verb: str, key: str) -> str:
-        words = [verb, "key", saved, *key.split(), "--signature", saved / "model.sig"]
-        command = [sys.executable, "-m", "model_signing", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False).stdout
-
-    assert "Signing succeeded" in signing("sign", "--private_key key.pem")
-    assert "Verification succeeded" in signing("verify", "--public_key key.pub")
-    assert gac.verify(saved).not_checked == ("model.sig",)
-    gac.load(saved, verify=True)
-    (saved / "plan.json").write_text("{}")
-    assert "Verification succeeded" not in signing("verify", "--public_key key.pub")

@@ -301,17 +301,6 @@ def test_tokens_are_sampled_by_their_probability() -> None:
     assert (sampling.sample_tokens(many, edges[1:]) < 25_000).all()
 
 
-def test_a_batch_of_samples_fits_in_memory(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers, logits = 2 * 2 * 2 * 16 * LENGTH, 3 * 4 * 258  # keys and values of 2 layers and 2 heads; 258 tokens
-    assert sampling.batch_size(tiny_model, LENGTH) == sampling.MAX_BATCH
-    monkeypatch.setattr(sampling, "CPU_BYTES", 5 * (4 * numbers + logits) + 1)
-    assert sampling.batch_size(tiny_model, LENGTH) == 5
-    monkeypatch.setattr(sampling, "input_device", lambda _model: torch.device("cuda"))
-    for free, size in ((1e12, sampling.MAX_BATCH_GPU), (10.1 * (2 * numbers + logits) / sampling.FREE, 10), (0, 1)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (int(free), 0))
-        assert sampling.batch_size(tiny_model, LENGTH) == size
-
-
 def test_documents_of_healing_are_refused_for_evaluation(learned: Trained) -> None:
     document = learned.text.read_text("utf-8")
     healed = learned.heal(learned.compressed(), text=gac.Documents([document], length=LENGTH))
