@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from gac.checkpoint.classes import classes_of
 from gac.checkpoint.header import agreed_plan, contradiction, header_of
 from gac.core.errors import CheckpointError, GacError, first_line
 from gac.core.untrusted import check_safetensors_header, is_plain_name, read_bytes, read_model_json
@@ -19,12 +18,14 @@ from gac.models.families import supported
 from gac.models.loading import UNREADABLE, reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
+from gac.runtime.model import config_class
 from gac.runtime.storage.modules import stored_modules
 
 T = TypeVar("T")
 ATTEMPTS = 5
 _ADAPTER = "adapter_config.json"
 _SHOWN = 80  # letters of a name
+_CLASSES = "gac.checkpoint.classes"  # where pickle finds a config's class
 _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
 
@@ -91,7 +92,7 @@ def described(document: dict[str, Any], source: Path) -> Any:
     with unread(source):
         check_content(document)
         check_generation_config(source, CheckpointError)
-        config = classes_of(dense).config.from_pretrained(source)
+        config = config_class(dense, _CLASSES).from_pretrained(source)
         check_config(config)
     return config
 

@@ -197,9 +197,8 @@ def make_classes(model_type: str, mixin: type, module: str) -> Classes:
         mixin: ``CompressedModel`` or a subclass.
         module: name of the module in which pickle finds them; it has ``class_named`` as its ``__getattr__``.
     """
-    mapping: Any = CONFIG_MAPPING
-    dense = mapping[model_type]
-    config = _subclass(dense, CompressedConfig, module, model_type=COMPRESSED + model_type)
+    config = config_class(model_type, module)
+    dense: Any = CONFIG_MAPPING[model_type]
     base, causal_lm = (
         _subclass(models[dense], mixin, module, config_class=config)
         for models in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
@@ -208,6 +207,12 @@ def make_classes(model_type: str, mixin: type, module: str) -> Classes:
     AutoModel.register(config, base, exist_ok=True)
     AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
     return Classes(config, base, causal_lm)
+
+
+@cache
+def config_class(model_type: str, module: str) -> Any:
+    """Make the config class of an architecture's compressed models; arguments as for ``make_classes``."""
+    return _subclass(CONFIG_MAPPING[model_type], CompressedConfig, module, model_type=COMPRESSED + model_type)
 
 
 def class_named(name: str, mixin: type, module: str) -> Any:
