@@ -25,7 +25,7 @@ from tests.models.small import small_config, small_model
 from tests.small_pipeline import Small
 
 HEAD = 258 * 64
-FEW: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "memory": 0.4, "latency": "any"}
+FEW: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "forms": (), "memory": 0.4, "latency": "any"}
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_few_bits_are_rounded_in_another_basis(small: Small, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("schemes", [("bf16",), ("bf16", "w8a16", "fp8")])
 def test_more_bits_are_rounded_in_the_basis_that_is_there(small: Small, schemes: tuple[str, ...]) -> None:
-    plan = small.allocate(None, **FEW | {"memory": 0.6, "schemes": schemes})
+    plan = small.allocate(None, **FEW | {"forms": ("low_rank",), "memory": 0.6, "schemes": schemes})
     assert plan.recipe.space.rotate is False
     assert plan.measured.rotation is None
     assert "rotate" not in plan.summary() + allocate_command(plan)
