@@ -130,14 +130,6 @@ def err(text: Path, rank: int) -> None:
     gac.allocate(llama(), 0.7, **options(text))
 
 
-def other_version(text: Path, rank: int) -> None:
-    from gac.core.distributed import run
-
-    if launch.rank() == rank:
-        run.__version__ = "0.0.1"
-    gac.allocate(llama(), 0.7, **options(text))
-
-
 def _keep_boundaries_alone() -> None:
     """A snapshot after every turn and no moments, as of a large model that is measured for long."""
     calibration.SNAPSHOT_SECONDS, calibration.LAYER_BYTES = 0.0, 0
