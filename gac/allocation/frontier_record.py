@@ -18,7 +18,7 @@ from gac.plan.choices import REMEDY
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored
 from gac.plan.plan import Candidate, Certificate, Measured, Plan, check, check_candidate, counted
 from gac.plan.recipe import Limits, Recipe, check_fraction
-from gac.plan.summary import FUSED
+from gac.plan.summary import FUSED, profile_command
 from gac.schemes import DEFAULT_SCHEME
 
 SCHEMA = 2
@@ -284,7 +284,8 @@ def _notes(frontier: Frontier) -> Iterator[str]:
         yield f"not shown: {lost} smaller points, beyond {READABLE:g} times the dense perplexity"
     unknown = [name for name, ns in zip(frontier.workloads, frontier.dense_ns, strict=True) if ns is None]
     if unknown:
-        yield f"-: the profile lacks shapes for {' and '.join(unknown)} (gac profile --model ... measures them)"
+        command = profile_command(frontier.measured.model, frontier.recipe, *unknown)
+        yield f"-: the profile lacks shapes for {' and '.join(unknown)}; measure them with {command}"
     elif any(None in point.latency_ns for point in points):
         untimed = [option for site in frontier.sites for option in site.options if None in option.latency_ns]
         schemes = {scheme for option in untimed for scheme in option.schemes} - {DEFAULT_SCHEME}

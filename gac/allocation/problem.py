@@ -45,10 +45,11 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
     """Sum a cost of the dense sites; raise ``ProfileError`` where it is a latency that the profile lacks."""
     if (summed := total(dense, column)) is None:
         site = next(rows.site for rows in dense if rows.cost(column)[0] == UNKNOWN)
+        workload = column.removeprefix("ns:")
         raise ProfileError(
-            f"the profile lacks the latency of {site} for {column.removeprefix('ns:')}",
-            "measured latencies, since latency is limited",
-            "Profile this model's shapes with gac profile, or plan without a latency limit.",
+            f"the profile lacks the latency of {site} for {workload}",
+            "known latencies, since latency is limited",
+            f"Measure this model's shapes with {_PROFILE.format(workload)}, or plan without a latency limit.",
         )
     return summed
 
@@ -56,6 +57,9 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
 def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
     """Return the limit of each limited cost column, in its integers."""
     return {column: floored(fraction, dense_total(dense, column)) for column, fraction in recipe.fractions.items()}
+
+
+_PROFILE = "gac profile --model NAME --workload {}"
 
 
 def name_of(column: str) -> str:
@@ -230,12 +234,12 @@ def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet
     known = rows.known(columns)
     if not known.any():
         column = next((column for column in columns if not rows.known([column]).any()), next(iter(columns)))
-        schemes = ", ".join(np.unique(rows.schemes).tolist())
+        schemes, workload = ", ".join(np.unique(rows.schemes).tolist()), column.removeprefix("ns:")
         raise ProfileError(
-            f"the profile lacks the latency of {rows.site} for {column.removeprefix('ns:')} in every form and scheme "
+            f"the profile lacks the latency of {rows.site} for {workload} in every form and scheme "
             f"that it may have (schemes {schemes})",
             "a form and scheme of known latency, since latency is limited",
-            "Profile this model's shapes with gac profile --model NAME (--scheme NAME), or plan without a limit of "
+            f"Measure this model's shapes with {_PROFILE.format(workload)} (--scheme NAME), or plan without a limit of "
             "latency: latency='any' (--latency any).",
         )
     return rows.pick(known)

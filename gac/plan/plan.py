@@ -193,6 +193,7 @@ def _conditions(plan: Plan) -> Iterator[tuple[str, bool]]:
         for name in ("dense_ns", "plan_ns", "fused_ns"):
             yield f"{timed.workload}.{name}", (ns := getattr(timed, name)) is None or ns > 0
     priced = any(site.alternatives for site in plan.sites)
+    yield "certificate", plan.certificate.is_valid and (plan.speed is None or plan.speed.certificate.is_valid)
     yield "certificate.multipliers", not priced or len(plan.certificate.multipliers) == limits
     if plan.speed is not None:
         shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)

@@ -77,12 +77,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The solver's proof, in the units of the objective (nats a token).
+    """The solver's proof over its candidates and their predicted losses, in the units of the objective (nats a token).
 
     Attributes:
         status: ``optimal`` when ``gap = value - lower_bound`` is 0, ``feasible`` otherwise.
-        lower_bound: no choice within the limits loses less.
-        multipliers: the Lagrange multiplier of each limit (loss per unit) behind the bound.
+        value: of the best choice found, which is the plan's where the plan has no ``speed``.
+        lower_bound: no choice within the limits loses less by half a unit or more (``gac.knapsack`` says what a unit
+            is; ``method`` states it).
+        multipliers: the Lagrange multiplier of each limit, in the order of ``Plan.limits``, in loss per unit. Their
+            bound is a part of the proof; a search of the few candidates that it leaves closes the rest.
+        method: the steps of the proof and the work they took; after a second solution by HiGHS, its verdict too.
     """
 
     status: Literal["optimal", "feasible"]
@@ -92,13 +96,19 @@ class Certificate:
     multipliers: tuple[float, ...]
     method: str
 
+    @property
+    def is_valid(self) -> bool:
+        """True if the numbers agree with each other."""
+        agree = self.gap == self.value - self.lower_bound and self.gap >= 0 and min(self.multipliers, default=0) >= 0
+        return agree and self.status == ("optimal" if self.gap == 0 else "feasible")
+
 
 @dataclass(frozen=True)
 class Speed:
     """The choice of least loss, where the plan is the fastest that loses at most the recipe's ``slack`` more.
 
     Attributes:
-        loss, latency_ns: of that choice; the plan's certificate proves the loss.
+        loss, latency_ns: of that choice; the plan's certificate proves its loss.
         certificate: proves that no choice within the limits and the slack is faster. Its value is the sum of the
             latencies, each as a fraction of the dense model's. It has one multiplier a limit, and last that of a nat.
     """

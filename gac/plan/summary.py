@@ -6,11 +6,14 @@ from shlex import join
 from typing import Any
 
 from gac.core.words import number_of
+from gac.core.workloads import Workload
 from gac.forms import form_named
 from gac.plan.costs import BYTES, COSTS, Cost
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
+from gac.plan.recipe import Recipe
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
+from gac.schemes import scheme_named
 
 FUSED = "dense, fused"
 """Name of the dense model in which all weights that read the same input share their first GEMMs."""
@@ -167,7 +170,7 @@ def latencies(plan: PlanRecord) -> list[str]:
     """A line a workload, planned and dense, and a second one where shared GEMMs change the dense latency."""
     words = []
     for timed in plan.workloads:
-        words.append(f"{timed.workload}: {_latency(timed, lossy_schemes(plan))}")
+        words.append(f"{timed.workload}: {_latency(plan, timed)}")
         if (ratio := over_fused(timed)) is not None:
             words.append(f"{timed.workload}: {_ms(timed.plan_ns)} of {_ms(timed.fused_ns)} {FUSED} ({ratio:.3f}x)")
     return words
@@ -211,18 +214,28 @@ def speed(plan: PlanRecord) -> str:
 
 
 def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
-    """The gap in the profile behind an unknown latency."""
+    """The gap in the profile behind an unknown latency; tables hold a shape for certain numbers of rows."""
     if timed.dense_ns is not None and schemes:
         return f"has no {', '.join(schemes)}"
     if not timed.unknown:
         return "lacks shapes of the dense weights"
-    return f"lacks the shapes of {timed.unknown:,} weight{'' if timed.unknown == 1 else 's'}"
+    rows = Workload.parse(timed.workload).rows
+    weights = f"{timed.unknown:,} weight{'' if timed.unknown == 1 else 's'}"
+    return f"lacks the shapes of {weights} with {rows:,} row{'' if rows == 1 else 's'} of input"
 
 
-def _latency(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
+def profile_command(model: str, recipe: Recipe, *workloads: str) -> str:
+    """The command that measures a model's shapes for workloads; words quoted for a shell."""
+    rows = [word for workload in workloads for word in ("--workload", workload)]
+    schemes = [word for name in recipe.space.schemes if scheme_named(name).lossy for word in ("--scheme", name)]
+    fused = ["--fuse"] if recipe.deployment.fuse else []
+    return f"gac profile {join(['--model', model, *rows, *schemes, *fused, '-o', 'PROFILE.jsonl'])}"
+
+
+def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
     if timed.dense_ns is None or timed.plan_ns is None:
-        option = " --scheme ..." if schemes else ""
-        return f"unknown, the profile {lacking(timed, schemes)} (gac profile --model ...{option} measures them)"
+        command = profile_command(plan.measured.model, plan.recipe, timed.workload)
+        return f"unknown, the profile {lacking(timed, lossy_schemes(plan))}; measure them with {command}"
     ms = f"{_ms(timed.plan_ns)} of {_ms(timed.dense_ns)} dense"
     return f"{ms} ({timed.plan_ns / timed.dense_ns:.3f}x; {how_known(timed)})"
 

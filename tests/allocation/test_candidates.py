@@ -238,7 +238,7 @@ def as_it_runs(site: Site, forms, dims, table: Profile) -> int:
             else form.latency.operation(weight, dim, 1024)
         )
         ns += 0 if left is None else table.point(left)
-        features = form.latency.fused_features(weight, dim) if index in site.fused else 0
+        features = form.latency.gemms(weight, dim, 1)[0].axes["n"] if index in site.fused else 0
         if features >= apart_from(1024):
             ns += table.point(linear(1024, weight.in_features, features))
         else:

@@ -131,7 +131,7 @@ def test_what_no_frontier_can_be_made_of(options: dict[str, Any], words: str) ->
 def test_a_latency_that_the_profile_lacks() -> None:
     lacking = problem([[1.0] * 5], [1] * 6, ["decode:4@8"])
     check_limited(lacking.sites, lacking.profile, lacking.recipe, "params")
-    with pytest.raises(ProfileError, match="lacks the latency of site0 for decode:4@8; expected measured latencies"):
+    with pytest.raises(ProfileError, match="lacks the latency of site0 for decode:4@8; expected known latencies"):
         check_limited(lacking.sites, lacking.profile, lacking.recipe, "decode:4@8")
 
 

@@ -99,7 +99,7 @@ def test_the_package_reads_all_values(make_plan: MakePlan, tmp_path: Path) -> No
         formats.add((group.format, group.weights.num_bits))
         for target in group.targets:
             held = {name: tensors[f"{target}.{name}"] for name in compressor.compression_param_names(group)}
-            assert set(held) == set(modules[target].names)
+            assert set(held) == set(modules[target].tensors)
             for dtype in (torch.float16, torch.bfloat16, torch.float32):
                 found = compressor.decompress(held | {"weight_scale": held["weight_scale"].to(dtype)}, group)
                 assert torch.equal(found["weight"], modules[target].values(dtype).flatten(0, -2)), target

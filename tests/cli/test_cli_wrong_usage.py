@@ -20,7 +20,7 @@ TABLE = [
     # limits that the table cannot serve, and names that are misspelt
     ("allocate MODEL --latency prefil:1x1024=0.9", ERROR, "workload 'prefil:1x1024'; expected prefill:BxS or decode"),
     ("allocate smollm2 --memory 0.3 --scheme w4a16 --latency 0.9", ERROR, "with scheme w4a16, which the profile does"),
-    ("allocate MODEL --scheme w5a16", ERROR, "scheme 'w5a16' is unknown"),
+    ("allocate MODEL --scheme w99a16", ERROR, "scheme 'w99a16' is unknown"),
     ("allocate MODEL --scheme w4a16,w8a16", ERROR, "Give each name by itself."),
     ("allocate MODEL --memory 0", ERROR, "limits.memory=0.0; expected a number above 0 and at most 1"),
     ("allocate MODEL --seed -1", ERROR, "measure.seed=-1; expected a whole number, 0 or more"),

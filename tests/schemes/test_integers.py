@@ -60,7 +60,7 @@ def test_its_own_size_of_groups_is_no_other_scheme() -> None:
     assert Recipe.of(memory=0.3, schemes=("w4a16", "w4a16:128", "w4a16:64")).space.schemes == ("w4a16", "w4a16:64")
 
 
-@pytest.mark.parametrize("wrong", ["w4a16:", "w4a16:0", "w4a16:-1", "w4a16:x", "w5a16"])
+@pytest.mark.parametrize("wrong", ["w4a16:", "w4a16:0", "w4a16:-1", "w4a16:x", "w99a16"])
 def test_other_names_are_refused(wrong: str) -> None:
     with pytest.raises(PlanError, match="scheme"):
         SCHEMES.get(wrong)

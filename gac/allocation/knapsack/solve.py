@@ -58,8 +58,8 @@ def knapsack(
     Costs and limits are exact integers throughout, of any size. A loss is the exact number that its float stands for.
     Each, less its group's smallest, is compared as a whole number of grains (``Solution.grain``, a power of two), and
     is at most one grain off: half of one in float64's subtraction, since it has 52 bits at most, and half in rounding.
-    In these integers the search is exact: where the status is ``optimal``, no choice within the limits has a smaller
-    sum, and multiples of the grain are told apart exactly.
+    In these integers the search is exact, and multiples of the grain are told apart exactly. The status is
+    ``optimal`` where the bound in float64 is ``value``.
 
     So a choice of n groups has a loss of less than ``2 * n`` grains above the least. ``Solution.unit`` is more than
     ``8 * n`` grains, and 8 times the spacing of floats at ``value`` or more. Hence ``value``, if ``optimal``, and

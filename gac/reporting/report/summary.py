@@ -54,7 +54,8 @@ def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
 def certificate(plan: Plan) -> Pairs:
     """Name and value pairs: the proof, each limit with the price of its units, and the proof of speed."""
     proof, rule = plan.certificate, rule_of(plan)
-    limits = zip(plan.limits, proof.multipliers, strict=True)
+    prices = plan.prices if any(site.alternatives for site in plan.sites) else proof.multipliers
+    limits = zip(plan.limits, prices, strict=True)
     share = f" ({proof.gap / proof.value:.1%} of its loss)" if proof.value > 0 else ""
     words = f"at most {nats(proof.gap)} nats a token{share} from the best choice"
     if proof.status == "optimal":

@@ -182,8 +182,8 @@ class Strange(Bf16):
 
 
 def test_a_scheme_that_is_not_known_or_not_timed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlanError, match="scheme 'w5a16' is unknown"):
-        model_points("smollm2", schemes=("w5a16",))
+    with pytest.raises(PlanError, match="scheme 'w99a16' is unknown"):
+        model_points("smollm2", schemes=("w99a16",))
     monkeypatch.setitem(SCHEMES._known, "strange", Strange())
     with pytest.raises(ProfileError, match="scheme strange, whose dtype in tables is 'strange'"):
         general_points(schemes=("strange",))
