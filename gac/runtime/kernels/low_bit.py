@@ -1,4 +1,4 @@
-"""Products with weights of few bits on a GPU, in the kernels that were fastest (``tests/benchmarks/results/kernels.md``).
+"""Products with weights of few bits on a GPU, by the fastest kernels (``tests/benchmarks/results/kernels.md``).
 
 One row is multiplied as the words are read; up to 128 rows in tiles, whose numbers are made in registers and multiplied
 as whole ones, so that scales come after sums in float32; for more rows a kernel writes the weight in 16 bits, and a
