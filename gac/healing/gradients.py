@@ -54,10 +54,13 @@ class Gradients:
         if self._capturing.enabled and shapes not in self._captured:
             self._capture(inputs, shapes)
         captured = self._captured.get(shapes)
-        loss = self._run(*inputs) if captured is None else captured.run(inputs)
-        if last:  # FSDP averages the gradients of sharded parameters by itself
-            replicated = (each.grad for each in self._parameters if not isinstance(each, DTensor))
-            self._ranks.average(gradient for gradient in replicated if gradient is not None)
+        # FSDP averages the gradients of sharded parameters by itself.
+        replicated = [each for each in self._parameters if last and not isinstance(each, DTensor)]
+        if captured is None:
+            with self._ranks.averaging(replicated):
+                return self._run(*inputs)
+        loss = captured.run(inputs)
+        self._ranks.average(parameter.grad for parameter in replicated if parameter.grad is not None)
         return loss
 
     def _capture(self, inputs: Sequence[Tensor], shapes: tuple[torch.Size, ...]) -> None:

@@ -200,27 +200,27 @@ FEW_BITS = [
 ]
 
 
-@pytest.mark.parametrize("case", shapes([*CASES, *FEW_BITS], [2, 10, 12, 15, 21, 23, 24, 30]))
+@pytest.mark.parametrize("case", shapes([*CASES, *FEW_BITS], [2, 10, 15, 21, 22]))
 def test_it_attends_as_over_keys_and_values_that_are_made(case: Case) -> None:
     assert off(case.attention()) < 1e-3
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_of_few_bits_what_is_not_there_may_be_anything(bits: int) -> None:
-    given = Case(tokens=200, batch=2, k_bits=bits, v_bits=bits).attention(length=torch.tensor(70, device=DEVICE))
+    given = Case(heads=1, tokens=130, k_bits=bits, v_bits=bits).attention(length=torch.tensor(70, device=DEVICE))
     for one in (given.keys, given.values, given.k_scales, given.v_scales):
         assert one is not None
         one[:, 70:] = -1 if one.dtype == torch.int8 else torch.nan
     assert off(given) < 1e-3
 
 
-@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]], [4]))
+@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], CASES[10], *FEW_BITS[1:3]], [0]))
 def test_in_bfloat16(case: Case) -> None:
     assert off(case.attention(torch.bfloat16)) < 8e-3
 
 
 @pytest.mark.parametrize(("early", "held"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("case", shapes([CASES[2], CASES[5], CASES[8], *FEW_BITS[1:3]], [0]))
+@pytest.mark.parametrize("case", shapes([Case(heads=1, tokens=20), CASES[2], CASES[5], CASES[8], *FEW_BITS[1:3]], [0]))
 def test_whatever_a_thread_has_registers_for(
     case: Case, early: bool, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ def test_whatever_a_thread_has_registers_for(
 @pytest.mark.parametrize("processors", [1, 32])
 def test_parts_of_other_sizes(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_processors", lambda device: processors)
-    assert off(Case(tokens=300, batch=2).attention()) < 1e-3
+    assert off(Case(heads=1, tokens=300).attention()) < 1e-3
 
 
 @pytest.mark.parametrize("tokens", shapes([1, 5, 64, 100, 200], [0, 3]))
@@ -247,8 +247,8 @@ def test_of_a_static_cache_what_is_there(tokens: int) -> None:
 @pytest.mark.parametrize(("rows", "added"), [(1, True), (3, False)])
 def test_masks(rows: int, added: bool) -> None:
     """The first rows see nothing of the first tile."""
-    case = Case(batch=3, tokens=150)
-    shown = torch.rand(rows, 1, 1, 150, generator=torch.Generator().manual_seed(1)) < 0.5
+    case = Case(heads=1, batch=3, tokens=100)
+    shown = torch.rand(rows, 1, 1, 100, generator=torch.Generator().manual_seed(1)) < 0.5
     shown[:1, ..., :70], shown[..., -1] = False, True
     mask = torch.where(shown, 0.0, torch.finfo(torch.float32).min) if added else shown
     assert off(case.attention(mask=mask.to(DEVICE))) < 1e-3
@@ -260,7 +260,7 @@ def test_masks(rows: int, added: bool) -> None:
     ids=["jumps", "repeats"],
 )
 def test_positions_that_do_not_count_up(positions: list[list[int]]) -> None:
-    case = Case(tokens=70, batch=2, queries=1, size=32)
+    case = Case(heads=1, tokens=70, batch=2, queries=1, size=32)
     assert off(case.attention(positions=with_runs(torch.tensor(positions, device=DEVICE)))) < 1e-3
 
 
@@ -347,10 +347,8 @@ def sdpa_model(config: Any, make_plan: MakePlan, form: str = "latent:1") -> Any:
 @pytest.mark.parametrize(
     ("model_type", "changed", "cache"),
     [
-        ("llama", {"attention_bias": True}, None),
         ("llama", {"attention_bias": True}, "static"),
         ("smollm3", {"no_rope_layers": [1, 0]}, None),
-        ("phi", {}, "static"),
         ("gemma3_text", {"sliding_window": 8}, "static"),
     ],
 )

@@ -4,9 +4,10 @@ Every process runs the same program, so all of them call the same methods in the
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -70,6 +71,26 @@ class Ranks:
         for bucket in _take_tensors(tensors, BUCKET_BYTES):  # type: ignore[no-untyped-call]
             means = self.total(_flatten_dense_tensors(bucket))  # type: ignore[no-untyped-call]
             torch._foreach_copy_(bucket, _unflatten_dense_tensors(means.div_(self.count), bucket))  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def averaging(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Average the gradients of one backward pass, each while those before it in the model are computed."""
+        pending: list[tuple[nn.Parameter, dist.Work]] = []
+
+        def begin(parameter: nn.Parameter) -> None:
+            options = {"group": self._groups[parameter.device.type], "async_op": True}
+            pending.append((parameter, self._call(dist.all_reduce, parameter.grad, **options)))
+
+        watched = parameters if self.count > 1 else ()
+        hooks = [weight.register_post_accumulate_grad_hook(begin) for weight in watched]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for parameter, work in pending:
+            self._call(work.wait)
+            cast(Tensor, parameter.grad).div_(self.count)
 
     def total_at(self, owner: int, tensor: Tensor) -> Tensor:
         """Sum over all processes, in place; the result is valid at the owner alone."""
