@@ -14,6 +14,7 @@ QUICKLY := --quiet --no-compile
 CALIBRATION := $(if $(shell command -v nvidia-smi),wiki-sample:64x1024,wiki-sample:12x1024)
 GPU_TABLE := nvidia-h100-80gb-hbm3
 WORKLOAD := prefill:1x1024
+INSTANCES ?= 10000
 PLANNED := --profile $(GPU_TABLE) --calibration $(CALIBRATION)
 
 # What is compiled at its first import is kept.
@@ -38,7 +39,7 @@ demo: .venv/demo.stamp ## compress SmolLM2 to 0.8 for the H100 and check it; res
 	$(BIN)/gac eval demo/checkpoint --against smollm2 --windows 12 -o demo/report.json
 	@echo 'In demo/: plan.json, its page plan.html, frontier.png (.json, .txt: loss against latency), checkpoint/, report.json.'
 
-test: .venv/tests.stamp ## check style, types and import rules, and run the fast tests (5 minutes on 2 cores)
+test: .venv/tests.stamp ## check style, types and import rules, and run the fast tests (15 minutes on 2 cores, set-up and all)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -46,10 +47,10 @@ test: .venv/tests.stamp ## check style, types and import rules, and run the fast
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not slow'
 
 test-all: .venv/tests.stamp ## run the slow tests: whole processes, every architecture, notebooks, a browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m slow --durations=25
 
-fuzz: .venv/tests.stamp ## try 10,000 extreme instances of the knapsack (2 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seed 0 --instances 10000
+fuzz: .venv/tests.stamp ## try 10,000 extreme instances of the knapsack (2 minutes), or INSTANCES=N
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.knapsack --seed 0 --instances $(INSTANCES)
 
 format: .venv/tests.stamp ## fix style and format the code
 	$(BIN)/ruff check --fix

@@ -113,7 +113,9 @@ def test_as_many_processes_find_the_same_bits_again(both: tuple[Left, Left]) -> 
 
 def test_two_processes_heal_one_model_whole_or_in_parts(text: Path, tmp_path: Path) -> None:
     home, left, well = tmp_path / "home", tmp_path / "left", Ended([0, 0], ["", ""], ["", ""])
-    assert together(2, work.heal, home, text, left).codes == [3, 3]
+    codes = together(2, work.heal, home, text, left).codes
+    assert 3 in codes
+    assert set(codes) <= {1, 3}  # one that sees the other's death first ends with an error
     assert len(list((home / "healing").iterdir())) == 1
     assert together(2, work.go_on_healing, home, text, left) == well
     assert not list((home / "healing").iterdir())
