@@ -136,7 +136,7 @@ def allocate(
         budget: kept fraction of the parameters of the targeted weights, in (0, 1]; 0.8 by default.
         recipe: a recipe, or the path of one, instead of ``budget`` and the options.
         tokenizer: a tokenizer, or where to read it; needed if none can be found for a loaded model.
-        verify: solve the instance a second time, with HiGHS, and raise if the two disagree.
+        verify: solve the instance a second time, with HiGHS, and raise if that finds a better choice.
         check: a text like what the model will serve, a name, a path or documents. Its difference from the calibration
             text is logged first, with a warning if it is large.
         progress: show progress bars.

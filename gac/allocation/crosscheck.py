@@ -1,4 +1,4 @@
-"""Cross-check of a choice with HiGHS, which shares nothing with the search but the groups and limits."""
+"""Cross-check of a choice with HiGHS, which is given the groups and limits alone."""
 
 import logging
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ class CrossCheck:
         if self.nodes is None:
             return "a choice that loses nothing needs no second opinion"
         if self.least is not None and self.least < 1:
-            return f"HiGHS found a choice whose sum is {1 - self.least:.3g} of it smaller, within the stated gap"
+            return f"HiGHS found a choice that is better by {1 - self.least:.3g} of the sum, within the stated gap"
         if self.bound is None:
             return f"HiGHS found nothing better, and proved nothing in {self.nodes:,} nodes"
         if self.bound >= 1 - 2 * _TOLERANCE:
-            return f"HiGHS agrees: it proved that no sum is {2 * _TOLERANCE:g} of it smaller {within}"
-        return f"HiGHS found nothing better, and proved that no sum is {1 - self.bound:.2g} of it smaller {within}"
+            return f"HiGHS agrees: it proved that none is better by {2 * _TOLERANCE:g} of the sum {within}"
+        return f"HiGHS found nothing better, and proved that none is better by {1 - self.bound:.2g} of the sum {within}"
 
 
 def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solution, nodes: int = _NODES) -> CrossCheck:

@@ -143,8 +143,7 @@ def decide(problem: Problem) -> Decision:
         with suppress(BudgetError):  # the choices of known latency may not keep the limits
             return _faster(problem, instance, solution, quick, unit, start)
     plan = plan_of(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
-    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
-    return Decision(plan, instance, solution)
+    return Decision(_within_limits(plan), instance, solution)
 
 
 def _start(instance: Instance, least: Solution, columns: Iterable[str]) -> list[int] | None:
@@ -165,8 +164,12 @@ def _faster(
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
     alternatives = quick.alternatives(solution) if priced else None
     plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
+    return Decision(_within_limits(plan), instance, least, (quick, solution))
+
+
+def _within_limits(plan: Plan) -> Plan:
     assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
-    return Decision(plan, instance, least, (quick, solution))
+    return plan
 
 
 def plan_of(
@@ -176,7 +179,7 @@ def plan_of(
     alternatives: Sequence[tuple[Candidate, ...]] | None = None,
     speed: Speed | None = None,
 ) -> Plan:
-    """Write down one chosen candidate a site of a problem."""
+    """Make the plan of a problem from one candidate for each site."""
     dense, measured = (problem.dense_ns, problem.fused_ns), problem.evidence(chosen)
     beyond = problem.loss_beyond_sum(chosen)
     return assemble(problem.sites, chosen, dense, problem.recipe, measured, certificate, alternatives, speed, beyond)
@@ -193,7 +196,7 @@ def assemble(
     speed: Speed | None = None,
     beyond_sum: float = 0.0,
 ) -> Plan:
-    """Write down one chosen candidate a site.
+    """Make a plan from one candidate for each site.
 
     Args:
         dense: latency of the dense sites, one a workload, GEMM by GEMM and with shared ones; None where unknown.

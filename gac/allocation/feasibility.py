@@ -37,12 +37,14 @@ def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> 
     in_schemes = f" in schemes {', '.join(recipe.space.schemes)}"
     for cost in (COSTS[name] for name in fractions if name in COSTS and COSTS[name].of_weights):
         smallest, dense_amount = _smallest(sites, recipe, profile, cost.name), dense_total(dense, cost.name)
-        words = ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
+        option, means, more = (
+            ("a budget", "", "forms") if cost.name == PARAMS else (cost.limit, in_schemes, "forms or schemes")
+        )
         if smallest > (limit := floored(fractions[cost.name], dense_amount)):
             raise BudgetError(
                 f"a limit of {limit:,} of {dense_amount:,} {cost.unit} ({limit / dense_amount:.6g})",
-                f"at least {smallest:,}, the smallest that forms {_forms(recipe)} can reach{words[1]}",
-                f"Ask for {words[0]} of {_rounded_up(smallest, dense_amount)} or more, or allow more {words[2]}.",
+                f"at least {smallest:,}, the smallest that forms {_forms(recipe)} can reach{means}",
+                f"Ask for {option} of {_rounded_up(smallest, dense_amount)} or more, or allow more {more}.",
             )
     if KV_NUMBERS in fractions:
         _check_cache(sites, recipe, dense_total(dense, KV_NUMBERS))

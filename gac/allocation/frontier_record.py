@@ -332,14 +332,15 @@ def _check_point(frontier: Frontier, name: str, point: FrontierPoint, dense: int
     summed = point_of(asked, limit, point.choice, frontier.sites, frontier.measured, proof, point.together)
     close = isclose(point.perplexity, summed.perplexity)
     for field in ("limit", "params", "loss", "latency_ns", *(() if close else ("perplexity",))):
-        stated, counted = getattr(point, field), getattr(summed, field)
-        check(stated == counted, f"{name} states {field} {stated}", f"{counted}, the sum of its options")
+        stated, expected = getattr(point, field), getattr(summed, field)
+        reason = f"as asked={asked} says" if field == "limit" else "as its options say"
+        check(stated == expected, f"{name} states {field} {stated}", f"{expected}, {reason}")
     by_workload = dict(zip(frontier.workloads, point.latency_ns, strict=True))
     used = frontier.amount(point, frontier.limit) if frontier.limit in COSTS else by_workload[frontier.limit]
     check(used is not None and used <= limit, f"{name} uses {used}", f"at most {limit}")
     least = fsum(option.loss for option in frontier.taken(point))
     multipliers = (1,) if frontier.limit == PARAMS else (1, 2)  # parameters may be limited beside it
-    proved = isclose(proof.value, least, rel_tol=1e-12) and len(proof.multipliers) in multipliers
+    proved = proof.is_valid and isclose(proof.value, least, rel_tol=1e-12) and len(proof.multipliers) in multipliers
     problem = f"{name} states a proof of {proof.value!r} with {len(proof.multipliers)} multipliers"
     check(proved, problem, f"{least!r}, the sum of its options, and one for each limit")
     fits = point.params <= frontier.dense_params  # no choice has more than the dense model

@@ -97,7 +97,8 @@ class Timing:
             gemm = partial(linear, k=first.in_features, n=1)
             return self._along(gemm, _OUT, self._for_all(sizes), scheme, first.input_from_norm)
 
-        return by_width(widths, look_up)
+        known = self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads)))
+        return known.latencies(widths, look_up)
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
         """Return the mask of the dims that the profile shows to be sound for all workloads (one row without any).
@@ -181,12 +182,26 @@ class Timing:
         return np.where(both, np.maximum(latency - rounding, 1), latency)
 
 
-def by_width(widths: Ints, look_up: Callable[[Ints], Latencies]) -> Latencies:
-    """Return the latencies at widths ``(n, workloads)``, each looked up once: combinations share few widths."""
-    sizes, which = np.unique(widths, return_inverse=True)
-    latency, source = look_up(sizes)
-    rows, columns = which.reshape(widths.shape), np.arange(widths.shape[1])
-    return latency[rows, columns], source[rows, columns]
+class ByWidth:
+    """Latencies of an operation at each of its widths, each looked up once: combinations share few widths."""
+
+    def __init__(self, workloads: int) -> None:
+        self._looked_up = np.zeros(0, dtype=np.bool_)
+        self._known = np.zeros((2, 0, workloads), dtype=np.int64)
+
+    def latencies(self, widths: Ints, look_up: Callable[[Ints], Latencies]) -> Latencies:
+        """Return the latencies at the widths ``(n, workloads)``; ``look_up`` takes some widths, for all workloads."""
+        if (more := int(widths.max(initial=-1)) + 1 - len(self._looked_up)) > 0:
+            self._looked_up = np.pad(self._looked_up, (0, more))
+            self._known = np.pad(self._known, ((0, 0), (0, more), (0, 0)))
+        wanted = np.zeros_like(self._looked_up)
+        wanted[widths] = True
+        lacking = np.flatnonzero(wanted & ~self._looked_up)
+        if len(lacking):
+            self._known[:, lacking] = look_up(lacking)
+            self._looked_up[lacking] = True
+        latency, source = self._known[:, widths, np.arange(widths.shape[1])]
+        return latency, source
 
 
 @lru_cache(maxsize=4096)

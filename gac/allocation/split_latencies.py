@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import BF16, DTYPE, Latencies, Timing, add, by_width, look_up
+from gac.allocation.latencies import BF16, DTYPE, ByWidth, Latencies, Timing, add, look_up
 from gac.core.arrays import Ints
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation, all_gather
@@ -86,7 +86,8 @@ class SplitTiming(Timing):
         return self._gemm_and_gather(first, features, numbers, scheme)
 
     def _gemm_and_gather(self, first: Weight, features: Ints, numbers: Ints, scheme: Scheme) -> Latencies:
-        return add(self.of_fused(first, features, scheme), by_width(numbers, self._of_gathers))
+        known = self.once("gathers", first, lambda: ByWidth(len(self.workloads)))
+        return add(self.of_fused(first, features, scheme), known.latencies(numbers, self._of_gathers))
 
     def _of_gathers(self, numbers: Ints) -> Latencies:
         latency, source = self.unknown(len(numbers))

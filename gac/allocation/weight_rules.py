@@ -119,11 +119,10 @@ class WeightRule(Rule):
         sets = [_row(site, choices, curves, problem.timing) for site in problem.sites]
         instance = _bounding(problem, sets, limits)
         solution = instance.solve()
+        plan = plan_of(problem, [rows.candidate(0) for rows in sets], _certificate(self.name, sets, solution))
         if not self.aligned:
-            recipe = replace(recipe, space=replace(recipe.space, align=False))
-        proof = _certificate(self.name, sets, solution)
-        chosen = [rows.candidate(0) for rows in sets]
-        return Decision(plan_of(replace(problem, recipe=recipe), chosen, proof), instance, solution)
+            plan = replace(plan, recipe=replace(recipe, space=replace(recipe.space, align=False)))
+        return Decision(plan, instance, solution)
 
 
 class RankRule(WeightRule):

@@ -37,7 +37,7 @@ _FRONTIER = Target(PlanError, early=False)
 @click.command(cls=Command, resume=STATISTICS_KEPT)
 @click.argument("model")
 @recipe_options(limits=True)
-@flag("--verify", "Solve the knapsack again with HiGHS; fail if the two disagree.")
+@flag("--verify", "Solve the knapsack again with HiGHS; fail if it finds a better choice.")
 @option("--check", "A text like those that the model will read: warn if the calibration text differs.", None, "FILE")
 @option("-o --output", "The plan to write; an existing file is replaced.", Target(PlanError), default="plan.json")
 def allocate(model: str, output: Path, verify: bool, check: str | None, **options: Any) -> Answer:

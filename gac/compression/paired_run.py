@@ -67,7 +67,7 @@ class PairedRun:
         windows: Tensor,
         ways: Mapping[str, ToStream],
         ends: Mapping[str, nn.Module],
-        cut: int = 0,
+        cut: int,
     ) -> None:
         self._model, self._layers, self._windows, self._ways, self._ends = model, layers, windows, ways, ends
         self._stack = LayerStack(model, layers)

@@ -16,7 +16,7 @@ _TINY = torch.finfo(torch.float32).tiny
 class ToStream:
     """The way of outputs y ``(..., out)`` of a weight into the residual stream: times a number, mostly 1."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor: float) -> None:
         self._factor = factor
 
     def added(self, outputs: Tensor) -> Tensor:

@@ -85,8 +85,8 @@ class Latency:
 
     def axis(self, weight: Weight) -> str | None:
         """The axis of the operation that the dim sets; None: nothing to choose."""
-        moved = zip("kn", self.form.sides(weight, 1), self.form.sides(weight, 2), strict=True)
-        return next((axis for axis, size, larger in moved if size != larger), None)
+        small, large = (self.operation(weight, dim, 1).axes for dim in (1, 2))
+        return next((axis for axis, size in small.items() if size != large[axis]), None)
 
     def operation(self, weight: Weight, dim: int, rows: int) -> Operation:
         """The GEMMs as one operation for ``rows`` tokens."""
@@ -156,7 +156,7 @@ class Form(ABC):
         parent_form_name: the form that shortens its weights and those that they meet before it, so that it replaces
             them in a site which that form takes together; its curves are the loss beyond that form's.
         removes: parts of a model that it makes fewer, beside the GEMMs.
-        tensor_form: its ``TensorForm``, ``module:class``; by default in ``torch.py`` of a package.
+        tensor_form: its ``TensorForm``, ``module:class``; by default ``<class>Tensors`` in its ``torch.py``.
     """
 
     name: str
@@ -263,6 +263,9 @@ def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
 
 class Shorter(Form):
     """The same GEMM, shorter on one side, as is the side of another weight that it meets there."""
+
+    @abstractmethod
+    def shortens(self, weight: Weight) -> Side | None: ...
 
     def copies(self, weight: Weight) -> int:
         """Number of consecutive vectors of the dim on that side."""

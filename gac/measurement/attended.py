@@ -83,7 +83,7 @@ class AttendedSums(RunningSums):
 
     @contextmanager
     def listening(self, model: nn.Module) -> Iterator[None]:
-        """With what adds each window that runs back through the layer, one at a time; there has to be one."""
+        """Add each window that runs back through the layer inside the block; ModelError if none does."""
         names = [weight.name for weight in self._weights]
         with ExitStack() as stack:
             for attention in {weight.input_group for weight in self._weights if weight.input_group}:

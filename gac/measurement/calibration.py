@@ -156,12 +156,12 @@ class CalibrationRun:
         """Read tensors of all layers from the store; rank 0 measures and writes them where they are missing."""
         path = self.store.path(name, 0)
 
-        def read() -> dict[str, Tensor]:
+        def read_or_measure() -> dict[str, Tensor]:
             if not path.exists():
                 write_tensors(path, measure())
             return read_tensors(path, CPU)
 
-        return self.ranks.once(read)
+        return self.ranks.once(read_or_measure)
 
 
 Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]]
@@ -179,7 +179,7 @@ def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
 
 
 def moment_bytes(sites: Sequence[Site], attended: bool = False) -> int:
-    """Bytes of the float32 moments of these sites, on two halves of the text; ``attended`` ones count if asked for."""
+    """Bytes of the float32 moments of these sites, on two halves of the text; ``attended`` adds those of attention."""
     weights = [weight for site in sites for weight in site.weights]
     weights += cached_weights(weights) if attended else []
     return 8 * sum(weight.in_features**2 + weight.out_features**2 for weight in weights)
@@ -202,8 +202,8 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
         ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
         StatisticsError: what is kept cannot be written or read.
     """
-    weights, kept, ranks = weights_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
-    stored = ranks.once(lambda: {layer for layer in weights if kept and run.moments_path(layer).exists()})
+    weights, on_disk, ranks = weights_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
+    stored = ranks.once(lambda: {layer for layer in weights if on_disk and run.moments_path(layer).exists()})
     missing = {layer: of for layer, of in weights.items() if layer not in stored}
     descending = sorted(weights, reverse=True)  # each process works on one layer of a turn
     turns = [descending[start : start + ranks.count] for start in range(0, len(descending), ranks.count)]
@@ -216,7 +216,7 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
                 continue
             turn_moments.append(next(measured))
             moments = turn_moments[-1][1]
-            if kept and moments is not None:
+            if on_disk and moments is not None:
                 write_tensors(run.moments_path(layer), moments.tensors)
             del moments
         while turn_moments:

@@ -273,7 +273,7 @@ def fit_layer(
 
     Args:
         statistics: with what was measured before the part.
-        tensors: what is kept of the layer besides.
+        tensors: of the layer, stored with those of the forms.
     """
     losses: dict[str, Floats] = {}
     kept = dict(tensors)

@@ -11,7 +11,7 @@ from gac.models.modules import run_on
 def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
     """The summed token loss of one window in nats, ids ``(tokens,)``; the first token is not predicted.
 
-    An error that it is not finite calls the window ``what``.
+    ``what`` names the window in the error that the loss is not finite.
     """
     logits = _logits(model, ids)
     loss = cross_entropy(logits, ids[1:].to(logits.device), reduction="sum")

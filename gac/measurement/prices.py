@@ -39,7 +39,7 @@ def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs
     Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
     first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
 
-    ``inputs`` is A, as the scheme is told of it. The scheme has to be able to store the weight's numbers.
+    ``inputs`` holds A. ModelError if the scheme cannot store the weight's numbers.
     """
     matrix, metric = statistics.matrix(weight), statistics.metric(weight)
     scheme.check_range(matrix, weight.name)

@@ -50,7 +50,7 @@ class MomentSums(RunningSums):
         first: the number of the first window that this process runs.
     """
 
-    def __init__(self, weights: Sequence[Weight], power: float, windows: int, first: int = 0) -> None:
+    def __init__(self, weights: Sequence[Weight], power: float, windows: int, first: int) -> None:
         self._power, self._windows, self._first = power, windows, first
         self._half = first_half(windows)
         self._tokens: dict[str, list[Tensor]] = {weight.name: [] for weight in weights}

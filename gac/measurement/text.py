@@ -159,11 +159,9 @@ def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool
     return _cut(name, ids, None, length, "calibration", head=bos_of(tokenizer, bos))
 
 
-def windows_of(
-    name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int, bos: bool | None = None
-) -> Windows:
-    """So many windows, in even steps, of token ids ``(tokens,)`` that are at hand."""
-    return _cut(name, ids, windows, length, "calibration", head=bos_of(tokenizer, bos))
+def windows_of(name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int) -> Windows:
+    """Cut ``windows`` windows, in even steps, from token ids ``(tokens,)``."""
+    return _cut(name, ids, windows, length, "calibration", head=bos_of(tokenizer))
 
 
 def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
@@ -269,7 +267,8 @@ def _cut(
         raise _bad_size(f"{windows} windows of {step} tokens")
     needed, count = (windows or 1) * step, len(ids) // step
     if needed > len(ids):
-        smaller = f"at most {count} windows of {length}" if count else "shorter windows"
+        longest = f"windows of at most {len(ids) + length - step} tokens"
+        smaller = f"at most {count} windows of {length}" if count else longest
         raise TextError(
             f"{name} has {len(ids):,} tokens for {purpose}",
             f"at least {needed:,}, for {windows or 1} x {length}{'' if head is None else ' with BOS'}",
@@ -347,7 +346,7 @@ _c4 = partial(_joined, "allenai/c4", most=_C4_DOCUMENTS, streaming=True)
 
 _SOURCES: Mapping[str, _Source] = MappingProxyType(
     {
-        "wiki-sample": _Source(wiki_sample, wiki_sample, 200 * 1024),
+        "wiki-sample": _Source(wiki_sample, wiki_sample, reserved=200 * 1024),
         "wikitext2": _published(partial(_wikitext2, "train"), partial(_wikitext2, "test")),
         "c4": _published(
             partial(_c4, "train", data_files={"train": "en/c4-train.00000-of-01024.json.gz"}),

@@ -119,11 +119,11 @@ def interleaved(counts: Sequence[int]) -> list[int]:
     order = []
     for position in range(total):
         alike = [taken[step, position % step] for step in range(1, _SPLITS + 1)]
-
-        def overdue(part: int, alike: Sequence[Sequence[int]] = alike) -> int:
-            return sum(counts[part] * (sum(counter) + 1) - total * counter[part] for counter in alike)
-
-        chosen = max((part for part, more in enumerate(remaining) if more), key=overdue)
+        overdue = [
+            sum(count * (sum(counter) + 1) - total * counter[part] for counter in alike)
+            for part, count in enumerate(counts)
+        ]
+        chosen = max((part for part, more in enumerate(remaining) if more), key=overdue.__getitem__)
         remaining[chosen] -= 1
         for counter in alike:
             counter[chosen] += 1

@@ -208,7 +208,15 @@ def _owner(name: str) -> str:
 
 
 LLAMA = (
-    *("ernie4_5", "gemma", "hunyuan_v1_dense", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss"),
+    "ernie4_5",
+    "gemma",
+    "hunyuan_v1_dense",
+    "llama",
+    "ministral",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
     "smollm3",
 )
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from gac.core.errors import CheckpointError, GacError, ModelError
+from gac.core.errors import CheckpointError, ModelError
 from gac.models.loading import UNREADABLE, read_parameter
 from gac.models.quantised import ORIGINAL, SCALES
 from gac.runtime.storage.embeddings import embeddings_of
@@ -192,17 +192,17 @@ def check_in_memory(
         )
 
 
-def check_one_dtype(model: nn.Module, error: type[GacError] = ModelError) -> None:
+def check_one_dtype(model: nn.Module) -> None:
     """Refuse a model with several dtypes; a compressed checkpoint has one.
 
     Raises:
-        GacError: of the class ``error``, names the first parameter of each dtype.
+        ModelError: names the first parameter of each dtype.
     """
     first: dict[torch.dtype, str] = {}
     for name, parameter in model.named_parameters():
         first.setdefault(parameter.dtype, name)
     if len(first) > 1:
-        raise error(
+        raise ModelError(
             " and ".join(f"{name} in {dtype}" for dtype, name in first.items()),
             "one dtype for all weights",
             "Cast the model to one, as in model.to(torch.bfloat16).",

@@ -188,7 +188,8 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
     lengths = {len(latency), *map(len, sources)}
     check(
         {forms, schemes, dims} == {len(weights)} and lengths == {workloads},
-        f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies",
+        f"{what} has {forms} forms, {schemes} schemes, {dims} dims and {len(latency)} latencies "
+        f"(sources: {', '.join(str(len(counts)) for counts in sources)})",
         f"{len(weights)} of the first three, one a weight, and {workloads} latencies with their sources",
     )
     positive = min((*filter(None, latency), *sources[0], *sources[1]), default=0) >= 0

@@ -161,7 +161,9 @@ def _check(plan: Plan) -> None:
     fractions, stated = plan.recipe.fractions, {limit.column: limit.asked for limit in plan.limits}
     check([*stated.items()] == [*fractions.items()], f"plan limits {stated}", f"{fractions}, as its recipe says")
     for limit in plan.limits:
-        used, total = amounts(plan.weights, plan.workloads, limit.column) or (None, None)
+        counts = amounts(plan.weights, plan.workloads, limit.column)
+        check(counts is not None, f"plan limits {limit.column!r}", "a cost that it has")
+        used, total = counts or (0, 0)
         over = max(0, limit.used - limit.limit)
         check(
             (used, total, over) == (limit.used, limit.total, limit.over),

@@ -82,11 +82,12 @@ class Certificate:
     Attributes:
         status: ``optimal`` when ``gap = value - lower_bound`` is 0, ``feasible`` otherwise.
         value: of the best choice found, which is the plan's where the plan has no ``speed``.
-        lower_bound: no choice within the limits loses less by half a unit or more (``gac.knapsack`` says what a unit
-            is; ``method`` states it).
-        multipliers: the Lagrange multiplier of each limit, in the order of ``Plan.limits``, in loss per unit. Their
-            bound is a part of the proof; a search of the few candidates that it leaves closes the rest.
-        method: the steps of the proof and the work they took; after a second solution by HiGHS, its verdict too.
+        lower_bound: exceeds the least loss within the limits by less than half a unit, if at all; ``gac.knapsack`` says
+            what a unit is.
+        multipliers: the Lagrange multiplier of each limit, in the order of ``Plan.limits``, in loss per unit. They give
+            the bound that excludes most candidates; a search of the others closes the gap.
+        method: the steps of the proof and the work they took, or the rule that chose; after a second solution by HiGHS,
+            its verdict too.
     """
 
     status: Literal["optimal", "feasible"]

@@ -42,7 +42,8 @@ class ResolvedRecipe:
         """Decide ``space.rotate`` where it is open: norms tell only when the model is loaded.
 
         Args:
-            rotates_freely: asked only where few bits make rotation useful, see ``gac.models.rotation.rotates_freely``.
+            rotates_freely: returns True if the model can be rotated without a new weight; called only where schemes
+                have few bits.
         """
         space = self.recipe.space
         if space.rotate is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gac.core.words import number_of
 from gac.core.workloads import Workload
-from gac.forms import form_named
+from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan.costs import BYTES, COSTS, Cost
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
@@ -219,17 +219,22 @@ def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
         return f"has no {', '.join(schemes)}"
     if not timed.unknown:
         return "lacks shapes of the dense weights"
-    rows = Workload.parse(timed.workload).rows
-    weights = f"{timed.unknown:,} weight{'' if timed.unknown == 1 else 's'}"
-    return f"lacks the shapes of {weights} with {rows:,} row{'' if rows == 1 else 's'} of input"
+    rows = number_of(Workload.parse(timed.workload).rows, "row")
+    return f"lacks the shapes of {number_of(timed.unknown, 'weight')} with {rows} of input"
 
 
 def profile_command(model: str, recipe: Recipe, *workloads: str) -> str:
     """The command that measures a model's shapes for workloads; words quoted for a shell."""
-    rows = [word for workload in workloads for word in ("--workload", workload)]
-    schemes = [word for name in recipe.space.schemes if scheme_named(name).lossy for word in ("--scheme", name)]
-    fused = ["--fuse"] if recipe.deployment.fuse else []
-    return f"gac profile {join(['--model', model, *rows, *schemes, *fused, '-o', 'PROFILE.jsonl'])}"
+    space, run = recipe.space, recipe.deployment
+    options: dict[str, Any] = {"model": model, "workloads": workloads}
+    options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
+    if {*space.forms} - {*DEFAULT_FORMS}:
+        options["forms"] = space.forms
+    if run.fuse:
+        options["fuse"] = True
+    if run.tensor_parallel > 1:
+        options["tensor_parallel"] = run.tensor_parallel
+    return f"gac profile {join([*_words(options), '-o', 'PROFILE.jsonl'])}"
 
 
 def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
@@ -241,7 +246,8 @@ def _latency(plan: PlanRecord, timed: WorkloadLatency) -> str:
 
 
 def _ms(ns: int | None) -> str:
-    return f"{(ns or 0) / 1e6:.3f} ms"
+    assert ns is not None, "an unknown latency"
+    return f"{ns / 1e6:.3f} ms"
 
 
 # --- several GPUs ---------------------------------------------------------------------------------------------------

@@ -286,10 +286,13 @@ class FalseAlarms:
 
 
 def count_false_alarms(profile: Profile) -> FalseAlarms:
-    """Compare A, the passes of even number, with B, those of odd number; ProfileError where no sweep has both.
+    """Compare A, the passes of even number, with B, those of odd number.
 
     Every sweep of at least eight dims becomes a flat one, in which each dim takes ``(A / B) ** (1 / sqrt 2)``: nothing
     but noise, as much as one measurement has. All its cliffs are false.
+
+    Raises:
+        ProfileError: no sweep was timed an even number of times.
     """
     sweeps = [flat for sweep in profile.sweeps(_LEAST_PAIRED) if (flat := _flat(profile, sweep)) is not None]
     if not sweeps:

@@ -47,7 +47,7 @@ def find_profile(path_or_name: str | Path) -> Path:
     Raises:
         ProfileError: there is none; lists the known names and suggests the nearest.
     """
-    with suppress(OSError):  # of a name of thousands of letters
+    with suppress(OSError):  # the name may be too long for a path
         if (path := Path(path_or_name)).is_file():
             return path
     files = (*shipped_profiles(), *saved_profiles())

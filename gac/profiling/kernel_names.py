@@ -98,7 +98,9 @@ _FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (
     # cutlass3x_sm90_tensorop_s64x128x16gemm_..._128x128x64_2x1x1_0_tnn_align8_...: tile, k-tile, cluster
     (
         rf"cutlass3x_sm{_SM}_\w*?_{_TILE}x{_K_TILE}_{_CLUSTER}x\d+_\w*?{_ALIGNED}",
-        *("cutlass", "gemm", {"persistent": True}),
+        "cutlass",
+        "gemm",
+        {"persistent": True},
     ),
     # device_kernel<...GemmUniversal<...MainloopSm90TmaGmma...>>: PyTorch's own, for FP8 with row scales
     (rf"^(?=.*Persistent).*GemmUniversal<.*?MainloopSm{_SM}Tma", "cutlass", "gemm", {"tier": 16, "persistent": True}),
@@ -114,7 +116,9 @@ _FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (
     *(
         (
             rf"{name}{_TRAITS}(?:.*?> ?>(?:, (?:true|false)){{{flags}}}, (?P<even_k>true|false))?",
-            *("flash", "attention", {"architecture": 80, "tier": 8}),
+            "flash",
+            "attention",
+            {"architecture": 80, "tier": 8},
         )
         for name, flags in (("flash_fwd_kernel", 5), ("flash_fwd_splitkv_kernel", 4))
     ),
@@ -123,7 +127,9 @@ _FORMATS: tuple[tuple[str, str, Role, dict[str, Any]], ...] = (
     # whatever the shape (b=1 s=1024 and b=4 s=2048 alike on an H100), so they are persistent.
     (
         rf"sdpa_sm(?P<architecture>9\d|1\d\d){_FPROP}",
-        *("cudnn attention", "attention", {"tier": 8, "persistent": True}),
+        "cudnn attention",
+        "attention",
+        {"tier": 8, "persistent": True},
     ),
     (rf"sdpa_sm{_SM}{_FPROP}", "cudnn attention", "attention", {"tier": 8}),
     # fmha_cutlassF_bf16_aligned_64x128_rf_sm80: query rows x key columns, output in registers or in memory

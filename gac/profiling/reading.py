@@ -39,7 +39,7 @@ _LONGEST_LINE = 2**20
 _SHOWN = 40
 
 _KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HostLine, HeaderLine)
-_UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b'" :')
+_UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b" :")
 _DECODER: Any = msgspec.json.Decoder(reduce(or_, _KINDS))
 
 
@@ -113,12 +113,11 @@ def _is_usual(line: bytes, record: Line) -> bool:
 
     No string holds an escape or a control character, and there are as many ``":`` as keys, so that none is there twice.
     """
-    if isinstance(record, RowLine):
-        keys = 11 + len(record.shape) + (record.error is not None)
-    elif isinstance(record, AgainLine):
-        keys = 3
-    else:
+    if not isinstance(record, RowLine | AgainLine):
         return False
+    keys = 1 + len(record.__struct_fields__)  # and the kind of the record
+    if isinstance(record, RowLine):
+        keys += len(record.shape) - (record.error is None)
     return line.isascii() and line.count(b'":') == keys and not any(mark in line for mark in _UNUSUAL)
 
 

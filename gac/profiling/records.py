@@ -6,10 +6,9 @@ for later passes, sentinels, failures, and what changed in the header when the f
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
 
 from gac.core.operations import Operation
@@ -80,8 +79,8 @@ class Point:
     cache: Cache = "cold"
 
     def __str__(self) -> str:
-        sizes = (f"{axis}={size}" for axis, size in self.operation.shape)
-        return " ".join([self.operation.operator, self.dtype, *sizes])
+        kind = self.dtype if self.cache == "cold" else f"{self.dtype} {self.cache}"
+        return " ".join([self.operation.operator, kind, *(f"{axis}={size}" for axis, size in self.operation.shape)])
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,10 @@ class Measurement:
     @property
     def spread_ns(self) -> float:
         """Noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
-        low, high = np.quantile(self.passes or (0.0,), (0.25, 0.75)).tolist()
-        return max(self.iqr_ns or 0.0, float(high - low))
+        if len(self.passes) < 2:
+            return self.iqr_ns or 0.0
+        low, _, high = quantiles(self.passes, n=4, method="inclusive")
+        return max(self.iqr_ns or 0.0, high - low)
 
     def with_passes(self, passes: Sequence[float]) -> "Measurement":
         return replace(self, median_ns=float(median(passes)), passes=tuple(passes))

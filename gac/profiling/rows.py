@@ -59,7 +59,10 @@ class Rows:
         passes = tuple(self.passes[self.starts[row] : self.starts[row + 1]].tolist())
         shape = dict(zip(kind.axes, self.sizes[row].tolist(), strict=False))
         return Measurement(
-            *(kind.operator, shape, kind.dtype, kind.cache),
+            kind.operator,
+            shape,
+            kind.dtype,
+            kind.cache,
             float(self.median_ns[row]) if passes else None,
             float(self.iqr_ns[row]) if passes else None,
             int(self.samples[row]),

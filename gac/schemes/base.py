@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gac.runtime.storage.base import Storage
+    from gac.schemes.feedback.levels import Levels
     from gac.schemes.inputs import Inputs
     from gac.schemes.matrices import Grid
 
@@ -28,7 +29,7 @@ class StorageSpec:
 
     Attributes:
         storage: its name in ``gac.runtime.storage.modules.STORAGES``.
-        options: that make one.
+        options: the arguments of its class.
         limit: why its kernels cannot read a matrix of so many rows and columns, with these options, or None where they
             can; None: nothing is known of it from sizes alone.
     """
@@ -147,15 +148,17 @@ class Scheme:
     ) -> "Tensor":
         """The matrix ``(rows, columns)`` of a module's parameters after storing, in the same dtype.
 
-        By default what the storage gives back of ``stored``; schemes without a storage define it.
+        By default from ``levels``, or what the storage gives back of ``stored``; other schemes define it.
 
         Args:
             inputs: of the product, for schemes that minimise its error; None if unknown.
             gradients: E[g g^T] of the gradients of the product, shape ``(rows, rows)``, where the errors of some rows
                 can compensate those of others; None: rows are quantised one by one.
         """
-        storage = storage_of(self)
-        assert storage is not None, f"scheme {self.name} has no storage, and does not say how it quantises"
+        if (grid := self._quantise(matrix, inputs, gradients)) is not None:
+            return grid.values().to(matrix.dtype)
+        if (storage := storage_of(self)) is None:
+            raise NotImplementedError(f"scheme {self.name} has no storage, and does not say how it quantises")
         rows, columns = matrix.shape
         return storage.values(self.stored(matrix, inputs, gradients), rows, columns, matrix.dtype)
 
@@ -163,7 +166,21 @@ class Scheme:
         self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
     ) -> "dict[str, Tensor]":
         """The tensors of its storage that hold the quantised matrix; for schemes with a storage."""
-        raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
+        if (grid := self._quantise(matrix, inputs, gradients)) is None:
+            raise NotImplementedError(f"scheme {self.name} has a storage, and does not say what that holds")
+        return self.on_grid(grid)
+
+    def levels(self) -> "Levels | None":
+        """The values of its numbers, quantised with error feedback and stored by ``on_grid``; None: it does its own."""
+        return None
+
+    def _quantise(self, matrix: "Tensor", inputs: "Inputs | None", gradients: "Tensor | None") -> "Grid | None":
+        if (levels := self.levels()) is None:
+            return None
+        from gac.schemes.matrices import quantise_matrix
+
+        self.check_range(matrix)
+        return quantise_matrix(matrix, inputs, levels, self.group, gradients)
 
     def config_group(self, columns: int) -> dict[str, Any] | None:
         """The group of compressed-tensors' ``config_groups`` for a stored matrix, without its targets.
@@ -198,7 +215,7 @@ class Scheme:
             squares: E[x^2] of each feature x over the tokens in which it is not the largest, shape ``(features,)``.
             peak: E[max x^2] over the tokens, shape ``()`` or ``(..., 1)``.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"scheme {self.name} quantises inputs, and does not say with what error")
 
 
 def storage_of(scheme: Scheme) -> "Storage | None":

@@ -23,7 +23,7 @@ def check_scheme(scheme: Scheme) -> None:
 
     More numbers take more bytes, no fewer than their bits, and none take none. Rounding leaves its input, its shape and
     its dtype alone, rounds nothing twice, keeps zeros, loses less than the matrix is long, changes it where the scheme
-    is lossy, and where it is told the inputs it makes the product no worse. What its storage holds takes the bytes that
+    is lossy, and where inputs are known it makes the product no worse. What its storage holds takes the bytes that
     it counts, lies in order, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs
     are rounded to; without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs
     nothing all GEMMs run. With a storage its dtype in tables is no dtype of numbers. Inputs are read alike when they
@@ -113,7 +113,7 @@ def _check_with_inputs(scheme: Scheme, matrix: torch.Tensor, rounded: torch.Tens
     assert (informed.shape, informed.dtype) == (matrix.shape, matrix.dtype), f"{of}: other with inputs than without"
     errors = [(result - matrix).double() for result in (informed, rounded)]
     worse, before = (float(((error @ inputs) * error).sum()) for error in errors)
-    assert worse <= before, f"{of}: told the inputs, the product's error is {worse:.3g}, {before:.3g} without"
+    assert worse <= before, f"{of}: with known inputs the product's error is {worse:.3g}, {before:.3g} without"
 
 
 def _check_needs(scheme: Scheme) -> None:

@@ -16,7 +16,7 @@ def test_highs_agrees_on_curves() -> None:
     groups, most = curves(groups=50, limits=2)
     record = crosscheck(groups, most, knapsack(groups, most))
     assert (record.least, record.bound) == (1, pytest.approx(1, abs=2e-6))
-    assert record.verdict == "HiGHS agrees: it proved that no sum is 2e-06 of it smaller (limits within 1e-06)"
+    assert record.verdict == "HiGHS agrees: it proved that none is better by 2e-06 of the sum (limits within 1e-06)"
 
 
 def test_the_search_and_its_check_share_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_costs_that_float64_cannot_tell_apart_are_compared_exactly() -> None:
     record = crosscheck(groups, [2**56], solution)
     assert (solution.certificate.value, record.least) == (29, None)
     assert record.verdict == (
-        "HiGHS found nothing better, and proved that no sum is 0.034 of it smaller (limits within 1e-06)"
+        "HiGHS found nothing better, and proved that none is better by 0.034 of the sum (limits within 1e-06)"
     )
 
 
@@ -62,9 +62,13 @@ def test_no_right_choice_is_contradicted(kind: str) -> None:
 @pytest.mark.parametrize(
     ("least", "bound", "verdict"),
     [
-        (1.0, 1.0, "HiGHS agrees: it proved that no sum is 2e-06 of it smaller (limits within 1e-06)"),
-        (0.9, 0.8, "HiGHS found a choice whose sum is 0.1 of it smaller, within the stated gap"),
-        (1.2, 0.75, "HiGHS found nothing better, and proved that no sum is 0.25 of it smaller (limits within 1e-06)"),
+        (1.0, 1.0, "HiGHS agrees: it proved that none is better by 2e-06 of the sum (limits within 1e-06)"),
+        (0.9, 0.8, "HiGHS found a choice that is better by 0.1 of the sum, within the stated gap"),
+        (
+            1.2,
+            0.75,
+            "HiGHS found nothing better, and proved that none is better by 0.25 of the sum (limits within 1e-06)",
+        ),
         (None, None, "HiGHS found nothing better, and proved nothing in 2,000 nodes"),
     ],
 )

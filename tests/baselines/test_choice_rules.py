@@ -139,5 +139,5 @@ def test_weights_that_run_together_are_timed_together() -> None:
 def test_of_a_rule_the_bound_is_verified() -> None:
     decided = verified(RULES.get("uniform").decide(asking(SMALL, 0.7)))
     assert decided.certificate.method == (
-        "uniform; of its bound HiGHS agrees: it proved that no sum is 2e-06 of it smaller (limits within 1e-06)"
+        "uniform; of its bound HiGHS agrees: it proved that none is better by 2e-06 of the sum (limits within 1e-06)"
     )

@@ -37,6 +37,6 @@ def test_plans_by_rule_are_compared_and_two_of_them_weight_by_weight(directory: 
 def test_verify_says_that_highs_agrees(directory: Path, text_file: Path) -> None:
     target = directory.parent / "plan.json"
     result = run("allocate", directory, "--calibration", f"{text_file}:4x64", "--verify", "-o", target)
-    agrees = "HiGHS agrees: it proved that no sum is 2e-06 of it smaller (limits within 1e-06)"
+    agrees = "HiGHS agrees: it proved that none is better by 2e-06 of the sum (limits within 1e-06)"
     assert agrees in result.stderr
     assert Plan.load(target).certificate.method.endswith(f"; {agrees}")

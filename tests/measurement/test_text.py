@@ -124,7 +124,10 @@ def test_windows_are_the_text_in_order_without_overlap(
 
 
 def test_a_text_that_is_too_short_says_what_would_do() -> None:
-    for windows, length, remedy in ((3, 4, "Ask for at most 2 windows of 4"), (1, 9, "Ask for shorter windows")):
+    for windows, length, remedy in (
+        (3, 4, "Ask for at most 2 windows of 4"),
+        (1, 9, "Ask for windows of at most 8 tokens"),
+    ):
         with pytest.raises(TextError, match=remedy):
             evaluation_windows(Documents(["abcdefg"]), Ordinals(0), windows, length)
     assert evaluation_windows(Documents(["abcdefg"]), Ordinals(0), 1, 8).ids.shape == (1, 8)

@@ -1,5 +1,7 @@
 """Groups of items, a choice with its proof, and the checks of what ``knapsack`` is called with."""
 
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,8 +104,8 @@ def parse_instance(
     listed, bounds = _as_tuple("groups", groups), _as_tuple("limits", limits)
     several = (names,) if isinstance(names, str) else names
     labels = () if several is None else _as_tuple("names", several)
-    for wrong in (type(group).__name__ for group in listed if not isinstance(group, Group)):
-        raise GacError(f"an entry of type {wrong} among the groups", "Group objects", "Pass a list of Group.")
+    wrong = next((type(group).__name__ for group in listed if not isinstance(group, Group)), None)
+    _check(wrong is None, f"an entry of type {wrong} among the groups", "Group objects", "Pass a list of Group.")
     stated = f"{len(listed)} groups and {len(bounds)} limits"
     _check(listed and bounds, stated, "one of each at least", "Give a group and a limit.")
     for group in listed:
@@ -115,7 +117,7 @@ def parse_instance(
     stated, remedy = f"{len(labels)} names for {len(bounds)} limits", "Name every limit, or none."
     _check(len(labels) in (0, len(bounds)), stated, "one name a limit", remedy)
     remedy = "Give the number of units of work that may be done."
-    positive = is_number(work_limit) and work_limit >= 0
+    positive = is_number(work_limit) and (0 <= work_limit <= sys.float_info.max or work_limit == math.inf)
     _check(positive, f"a work limit of {work_limit!r}", "a number of 0 or more", remedy)
     numbered = tuple(f"limit {number + 1}" for number in range(len(bounds)))
     return listed, tuple(map(int, bounds)), tuple(map(str, labels)) or numbered, float(work_limit)

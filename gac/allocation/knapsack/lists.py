@@ -198,8 +198,8 @@ class _Half:
             if work.spent:
                 break
             mask[start : start + size] = nondominated(points[start : start + size])
-        left = int(mask.sum())
-        self._sift_from = max(_SIFT_FROM, 2 * left if 4 * left >= 3 * len(mask) else left)
+        count = int(mask.sum())
+        self._sift_from = max(_SIFT_FROM, 2 * count if 4 * count >= 3 * len(mask) else count)
         return states[:, mask]
 
     def _joint_relaxation(self, room: int) -> GroupRelaxation:

@@ -223,7 +223,7 @@ def cp_sat(items: Ragged, work: Work, hint: Mask | None = None) -> tuple[str, In
     solver.parameters.num_workers = 1
     solver.parameters.cp_model_presolve = False
     solver.parameters.catch_sigint_signal = False
-    with ThreadPoolExecutor(1) as thread:  # the main one hears Ctrl-C
+    with ThreadPoolExecutor(1) as thread:  # so that the main thread receives Ctrl-C
         solving = thread.submit(solver.solve, model)
         try:
             status = solving.result()

@@ -49,7 +49,7 @@ class Core:
     Attributes:
         alternatives: positions of the other items, shape ``(n,)``, group after group.
         starts: position in ``alternatives`` of each group's first, with the end appended; only groups that have one.
-        steps: what each adds to ``States``, costs under the limits that can bind alone, ``(limits + 3, n)``.
+        steps: what each alternative adds to a state, ``(limits + 3, n)``; costs only under limits that can bind.
         free: what the default choice leaves of each limit that can bind; negative where it breaks one.
         below: the deviation of a choice's value must be smaller.
         room: only choices whose reduced values sum to less are sure to be considered.

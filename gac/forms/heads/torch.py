@@ -23,7 +23,7 @@ from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of, j
 from gac.models.sites import Weight
 
 AFTER_REFIT = 1.4
-"""Near the mean of four plans of SmolLM2, which lie between 1.2 and 1.6 (docs/results-structures.md)."""
+"""Near the mean of four plans of SmolLM2, which lie between 1.2 and 1.6 (results/structures.md)."""
 
 
 def eliminate_groups(output: Tensor, metric: Metric, groups: int) -> Tensor:

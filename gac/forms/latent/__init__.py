@@ -51,9 +51,9 @@ class LatentCache(KVCache):
 
     form: "Latent"
 
-    def __init__(self, form: "Latent", bits: int | None) -> None:
+    def __init__(self, form: "Latent") -> None:
         super().__init__(form)
-        self.bits = bits
+        self.bits = form.bits
 
     def numbers(self, weight: Weight, dim: int) -> int:
         groups = self.form.groups(weight)
@@ -98,7 +98,7 @@ class Latent(Form):
 
     def __init__(self, group: int = DEFAULT_GROUP) -> None:
         self.group = group
-        self.name = latent_name(group)
+        self.name = latent_name(group, self.bits)
 
     @cached_property
     def latency(self) -> Latency:
@@ -106,7 +106,7 @@ class Latent(Form):
 
     @cached_property
     def cache(self) -> KVCache:
-        return LatentCache(self, self.bits)
+        return LatentCache(self)
 
     def with_parameter(self, text: str) -> "Latent":
         """Groups of N heads, in a quantised cache where the text says so: ``N``, ``int8``, ``N:int8``, ``N:int4``.
@@ -136,7 +136,7 @@ class Latent(Form):
                 f"groups of {self.group} of the {weight.heads} heads of {weight.name}",
                 f"groups of {', '.join(divisors)} heads",
                 "Give the number of heads after a colon: "
-                f"{latent_name(int(divisors[-1]), self.cache.bits)}, or the method palu:{divisors[-1]}.",
+                f"{latent_name(int(divisors[-1]), self.bits)}, or the method palu:{divisors[-1]}.",
             )
         return max(1, weight.heads // self.group)
 
@@ -175,8 +175,8 @@ class RoundedLatent(Latent):
     bits: int
 
     def __init__(self, group: int, bits: int) -> None:
+        self.bits = bits
         super().__init__(group)
-        self.bits, self.name = bits, latent_name(group, bits)
 
     @property
     def base_form(self) -> Latent:

@@ -51,7 +51,7 @@ class NarrowPair(LowRank):
         self.name = "narrow_pair" if width is None else f"narrow_pair:{width}"
 
     def with_parameter(self, text: str) -> "NarrowPair":
-        """Of MLPs with N neurons, from the text of N.
+        """Take the form for MLPs with N neurons, from the text of N.
 
         Raises:
             PlanError: it is no such number.

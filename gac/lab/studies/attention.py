@@ -30,7 +30,7 @@ def _backend_dims() -> list[int]:
 
 @study("sdpa-backends", lambda: [_backend_point(d, backend) for d in _backend_dims() for backend in BACKENDS])
 def sdpa_backends(readings: Readings, same: float, slower: float) -> Finding:
-    """Judge by latency which backend PyTorch chose: one that is as fast as the automatic choice."""
+    """Judge by latency which backend PyTorch chose: the one that is as fast as the automatic choice."""
     figures, dims = _backend_figures(), _backend_dims()
     rows: list[tuple[Cell, ...]] = []
     for d in dims:

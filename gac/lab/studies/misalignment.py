@@ -1,6 +1,6 @@
 """Studies of misaligned dims along K, N and head_dim: their cost, and the gain of padding and rounding up."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gac.lab.studies import published
@@ -58,7 +58,7 @@ def _with_others(figures: Mapping[int, float | None], *others: int) -> dict[int,
     return {dim: figures.get(dim) for dim in sorted({*figures, *others})}
 
 
-def head_dim_groups(dims: Iterable[int]) -> dict[str, list[Point]]:
+def head_dim_groups(dims: Sequence[int]) -> dict[str, list[Point]]:
     """Group points at aligned and misaligned head_dims, for ``kernels_note``."""
     aligned, others = ([sdpa(d) for d in dims if (d % 8 == 0) == even] for even in (True, False))
     return {"head_dim % 8 == 0": aligned, "the others": others}

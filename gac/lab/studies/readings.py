@@ -85,7 +85,7 @@ class Readings:
             if row.error is not None:
                 points.setdefault(row.error, []).append(point)
         return tuple(
-            f"refused: {label(refused[0])}{f' and {len(refused) - 1} more' if len(refused) > 1 else ''}: {error}"
+            f"refused: {refused[0]}{f' and {len(refused) - 1} more' if len(refused) > 1 else ''}: {error}"
             for error, refused in points.items()
         )
 
@@ -100,11 +100,6 @@ def quotient(numerator: float | None, denominator: float | None) -> float | None
 
 def known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def label(point: Point) -> str:
-    """For example ``linear fp16 m=1 k=4096 n=4096``."""
-    return str(point) if point.cache == "cold" else str(point).replace(point.dtype, f"{point.dtype} {point.cache}", 1)
 
 
 # --- figures in words ---

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gac.lab.studies.readings import Readings, RefusedError, close, label, percent, times
+from gac.lab.studies.readings import Readings, RefusedError, close, percent, times
 from gac.profiling.records import Measurement, Point
 
 Verdict = Literal["held", "did not hold", "other"]
@@ -112,7 +112,7 @@ class Study:
             finding, headings = self.assess(readings), self.headings
             sentence = f"{_OPENINGS[finding.verdict]} on this GPU: {self.sentence.format(**finding.values)}."
         except RefusedError as reason:
-            refused = [(label(point), row.error) for point, row in readings.rows.items() if row.error is not None]
+            refused = [(str(point), row.error) for point, row in readings.rows.items() if row.error is not None]
             finding, headings = Finding(refused, as_published=False, absent=False, values={}), ("<refused", "<reason")
             sentence = f"Cannot be told on this GPU, which refuses {reason}."
         columns, rows = tuple(map(Column.parse, headings)), tuple(finding.rows)

@@ -69,6 +69,6 @@ class Copy(Operator):
         return result[0][positions], inputs[0][positions].float()
 
 
-_QUANTISING = [scheme for scheme in SCHEMES if scheme.input_quantiser]
+_ROUNDINGS = [(scheme.input_quantiser, scheme.input_dtype) for scheme in SCHEMES]
 
-OPERATORS = (*(RoundInputs(str(scheme.input_quantiser), str(scheme.input_dtype)) for scheme in _QUANTISING), Copy())
+OPERATORS = (*(RoundInputs(quantiser, dtype) for quantiser, dtype in _ROUNDINGS if quantiser and dtype), Copy())

@@ -55,7 +55,7 @@ def _columns(step: int) -> list[int]:
 
 @on_every_rank
 def estimate_collectives(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
-    """Estimate the work of ``profile_collectives`` with the same arguments; raises as that."""
+    """Estimate the work of ``profile_collectives`` with the same arguments; raises the same errors."""
     ranks = this_run()
     header = _header(ranks)
     return ranks.once(lambda: estimate(points, path, passes, header))

@@ -107,6 +107,12 @@ def token_points(
     """List the points that a plan of tokens looks up: attention over a share of the cache of each decode workload.
 
     Numbers of tokens are rounded down to a multiple of ``step``. The context and the sliding window are measured too.
+
+    Args:
+        shares: fractions of the context.
+
+    Raises:
+        ProfileError: no workload decodes.
     """
     check_dtype(dtype)
     config = text_config(shapes_of(model))

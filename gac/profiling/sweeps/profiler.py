@@ -50,7 +50,7 @@ def estimate(
     header: Header | None = None,
     gpus: int = 1,
 ) -> Estimate:
-    """Estimate the work of ``profile_gpu`` with the same arguments on this GPU; raises as that.
+    """Estimate the work of ``profile_gpu`` with the same arguments on this GPU; raises the same errors.
 
     A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
     """

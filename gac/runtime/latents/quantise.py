@@ -2,7 +2,7 @@
 
 PaLU (arXiv 2407.21118) rounds its latents token by token too, and turns them by a Hadamard matrix before; KIVI
 (arXiv 2402.02750) rounds values so, and keys by channel, for some channels of keys are always large. Here latents are
-turned when the factors are made (``gac.forms.latent.rounded``), so that none is.
+turned when the factors are made (``gac.forms.latent.torch.RoundedLatentTensors``), so that none is.
 
 Latents of fewer bits lie in a cache as words, int16, which every cache copies bit by bit; ``latent_words`` has how.
 """

@@ -11,7 +11,7 @@ from gac.schemes.integers import W8A16
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gac.schemes.inputs import Inputs
+    from gac.schemes.feedback.levels import Levels
     from gac.schemes.matrices import Grid
 
 _SCALE_BYTES = 2
@@ -25,7 +25,7 @@ _SUBNORMAL = 2**-18 / 12
 
 
 class EightBits(Scheme):
-    """Weights of 8 bits with a scale of 16 for each row, inputs with one of 32 for each token, found as tokens come.
+    """8-bit weights with a 16-bit scale for each row, 8-bit inputs with a 32-bit scale for each token.
 
     Attributes:
         kind: of the numbers in compressed-tensors, ``int`` or ``float``.
@@ -59,24 +59,19 @@ class Int8(EightBits):
     largest = W8A16.largest
     storage = StorageSpec("Integers8", {}, eight_bits)
 
-    def stored(
-        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
-    ) -> "dict[str, Tensor]":
+    def levels(self) -> "Levels":
         from gac.schemes.integers.levels import IntegerLevels
-        from gac.schemes.matrices import quantise_matrix
 
-        self.check_range(matrix)
-        return self.on_grid(quantise_matrix(matrix, inputs, IntegerLevels(255, zero=False), None, gradients))
+        return IntegerLevels(255, zero=False)
 
     def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
         import torch
 
-        from gac.schemes.integers.levels import IntegerLevels
         from gac.schemes.matrices import Grid
 
         scale = tensors["weight_scale"].float()
-        zero, levels = torch.full_like(scale, 128), IntegerLevels(255, zero=False)
-        return Grid(tensors["weight"].float() + 128, scale, zero, max(columns, 1), levels)
+        zero = torch.full_like(scale, 128)
+        return Grid(tensors["weight"].float() + 128, scale, zero, max(columns, 1), self.levels())
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
         import torch
@@ -102,22 +97,18 @@ class Float8(EightBits):
     kind = "float"
     storage = StorageSpec("Floats8", {}, eight_bits)
 
-    def stored(
-        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
-    ) -> "dict[str, Tensor]":
+    def levels(self) -> "Levels":
         from gac.schemes.eight_bits.float8 import Float8Levels
-        from gac.schemes.matrices import quantise_matrix
 
-        return self.on_grid(quantise_matrix(matrix, inputs, Float8Levels(), None, gradients))
+        return Float8Levels()
 
     def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
         import torch
 
-        from gac.schemes.eight_bits.float8 import Float8Levels
         from gac.schemes.matrices import Grid
 
         scale = tensors["weight_scale"].float()
-        return Grid(tensors["weight"].float(), scale, torch.zeros_like(scale), max(columns, 1), Float8Levels())
+        return Grid(tensors["weight"].float(), scale, torch.zeros_like(scale), max(columns, 1), self.levels())
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
         from gac.schemes.eight_bits.float8 import FLOAT8

@@ -11,7 +11,7 @@ from gac.schemes.base import LARGEST_SCALE, Scheme, StorageSpec, config_argument
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gac.schemes.inputs import Inputs
+    from gac.schemes.feedback.levels import Levels
     from gac.schemes.matrices import Grid
 
 _GROUP = re.compile(r"[1-9][0-9]{0,5}")
@@ -58,15 +58,10 @@ class IntegerWeights(Scheme):
         zeros = self._words(rows) * groups if self.zero else 0
         return (rows * self._words(columns) + zeros) * _WORD_BYTES + rows * groups * _SCALE_BYTES
 
-    def stored(
-        self, matrix: "Tensor", inputs: "Inputs | None" = None, gradients: "Tensor | None" = None
-    ) -> "dict[str, Tensor]":
+    def levels(self) -> "Levels":
         from gac.schemes.integers.levels import IntegerLevels
-        from gac.schemes.matrices import quantise_matrix
 
-        self.check_range(matrix)
-        levels = IntegerLevels(2**self.bits - 1, self.zero)
-        return self.on_grid(quantise_matrix(matrix, inputs, levels, self.group, gradients))
+        return IntegerLevels(2**self.bits - 1, self.zero)
 
     def config_group(self, columns: int) -> dict[str, Any] | None:
         if self.group is None or self.group >= columns:
