@@ -14,7 +14,7 @@ from gac.core.arguments import checked
 from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
 from gac.lab.mechanisms.causes import Cause, Run, cause_between, operation_at, runs_of
-from gac.lab.mechanisms.rules import Rule, Setting, rules_for
+from gac.lab.mechanisms.rules import Judgement, Rule, Setting, rules_for
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.operators import OPERATORS, Operator
 from gac.profiling.records import Header, Launch
@@ -134,8 +134,8 @@ def explain(
     header = None if profile is None else profile.header
     inspection = _Inspection(sweep, dim, header)
     gpu, capability = (None, None) if header is None else (header.gpu, header.compute_capability)
-    state = inspection.latency_ns, inspection.runs, inspection.collapse, tuple(inspection.findings)
-    return Explanation(operator, axis, dim, dtype, sweep.fixed, gpu, capability, *state, inspection.summary)
+    state = inspection.latency_ns, inspection.runs, inspection.collapse, inspection.findings, inspection.summary
+    return Explanation(operator, axis, dim, dtype, sweep.fixed, gpu, capability, *state)
 
 
 def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | None, dtype: str) -> None:
@@ -188,17 +188,12 @@ class _Inspection:
         self.rules = rules_for(self.setting)
         self.launches: dict[int, tuple[Launch, ...]] = dict(zip(sweep.dims.tolist(), sweep.launches, strict=True))
         self.latency_ns: float | None = dict(zip(sweep.dims.tolist(), sweep.ns.tolist(), strict=True)).get(dim)
+        launches = self.launches.get(dim)
+        self.runs = runs_of(launches, operation_at(sweep, dim), header) if launches and header is not None else ()
 
     @cached_property
     def cliffs(self) -> Cliffs:
         return find_cliffs(self.sweep)
-
-    @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        launches = self.launches.get(self.dim)
-        if not launches or self.header is None:
-            return ()
-        return runs_of(launches, operation_at(self.sweep, self.dim), self.header)
 
     @cached_property
     def collapse(self) -> Collapse | None:
@@ -210,21 +205,15 @@ class _Inspection:
         cause = cause_between(self.sweep, self.dim, rescue, self.header)
         return Collapse(rescue, float(self.cliffs.slowdown[index]), cause)
 
-    # --- rules ---
-
-    def setting_at(self, dim: int) -> Setting:
+    def judge(self, rule: Rule, dim: int) -> Judgement:
         launches = self.launches.get(dim, ())
-        return replace(self.setting, launches=launches) if launches else self.setting
-
-    def holds(self, rule: Rule, dim: int) -> bool | None:
-        return rule.check.holds(dim, self.setting_at(dim))
+        return rule.check.judge(dim, replace(self.setting, launches=launches) if launches else self.setting)
 
     def is_sound(self, rules: Sequence[Rule], dim: int) -> bool:
         """Return True if a dim keeps the rules; an unknown one passes with a record, or if it is unknown here too."""
-        recorded = bool(self.launches.get(dim))
         return all(
-            holds is True or (holds is None and (recorded or self.holds(rule, self.dim) is None))
-            for rule, holds in ((rule, self.holds(rule, dim)) for rule in rules)
+            holds or (holds is None and (bool(self.launches.get(dim)) or self.judge(rule, self.dim)[0] is None))
+            for rule, (holds, _) in ((rule, self.judge(rule, dim)) for rule in rules)
         )
 
     def nearest(self, rules: Sequence[Rule]) -> tuple[int | None, int | None]:
@@ -236,14 +225,14 @@ class _Inspection:
     @cached_property
     def cost(self) -> Cost | None:
         """Cost of all the broken rules: against a larger dim that keeps every rule that any larger one keeps."""
-        larger = range(self.dim + 1, self.dim + REACH)
-        keepable = [rule for rule in self.rules if any(self.holds(rule, dim) is True for dim in larger)]
-        sound = (dim for dim in self.sweep.dims.tolist() if dim in larger and self.is_sound(keepable, dim))
-        against = next(sound, None)
-        if self.latency_ns is not None and against is not None:
-            slowdown = self.latency_ns / float(self.sweep.ns[self.sweep.dims.searchsorted(against)])
-            words = f"{slowdown:.2f}x the latency of {against} ({self.sweep.label})"
-            return Cost("measured", words, slowdown, against)
+        if self.latency_ns is not None:
+            larger = range(self.dim + 1, self.dim + REACH)
+            keepable = [rule for rule in self.rules if any(self.judge(rule, dim)[0] for dim in larger)]
+            sound = (dim for dim in self.sweep.dims.tolist() if dim in larger and self.is_sound(keepable, dim))
+            if (against := next(sound, None)) is not None:
+                slowdown = self.latency_ns / float(self.sweep.ns[self.sweep.dims.searchsorted(against)])
+                words = f"{slowdown:.2f}x the latency of {against} ({self.sweep.label})"
+                return Cost("measured", words, slowdown, against)
         step = min(self.dim & -self.dim, COARSEST_CLASS)
         median = self.cliffs.class_slowdown.get(step)
         if median is None:
@@ -253,13 +242,12 @@ class _Inspection:
         return Cost("alignment class", words, float(median))
 
     @cached_property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> tuple[Finding, ...]:
         order = (False, None, True)
-        return sorted(map(self._finding, self.rules), key=lambda finding: order.index(finding.holds))
+        return tuple(sorted(map(self._finding, self.rules), key=lambda finding: order.index(finding.holds)))
 
     def _finding(self, rule: Rule) -> Finding:
-        setting, collapse = self.setting_at(self.dim), self.collapse
-        holds, detail = rule.check.holds(self.dim, setting), rule.check.detail(self.dim, setting)
+        (holds, detail), collapse = self.judge(rule, self.dim), self.collapse
         if holds is False:
             return Finding(rule, holds, detail, *self.nearest([rule]), self.cost or Cost("published", rule.published))
         if rule.name == "cuBLAS heuristic" and collapse and collapse.cause and collapse.cause.kind == "kernel switch":
@@ -268,8 +256,6 @@ class _Inspection:
             return Finding(rule, False, collapse.cause.evidence, None, collapse.rescue, cost)
         waves = "; then ".join(str(run.waves) for run in self.runs if run.waves is not None)
         return Finding(rule, holds, waves if rule.name == "CTA wave quantisation" and waves else detail)
-
-    # --- the sentence ---
 
     @property
     def summary(self) -> str:

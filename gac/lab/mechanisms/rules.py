@@ -68,7 +68,7 @@ class Setting:
 
     @property
     def backend(self) -> str | None:
-        """The backend of attention; None of other operators."""
+        """Backend of attention; None of other operators."""
         return self.description.backend if isinstance(self.description, Sdpa) else None
 
     @property
@@ -91,14 +91,13 @@ def row_alignment(row_bytes: int, largest: int = CACHE_LINE) -> int:
 
 
 AppliesTo = Callable[[Setting], bool]
+Judgement = tuple[bool | None, str]
+"""True where a dim keeps a rule, None where the dim alone does not tell and the recorded kernels could; and why."""
 
 
 class Check(NamedTuple):
-    """``holds`` gives None where the dim alone does not tell, and the recorded kernels could."""
-
     applies_to: AppliesTo
-    holds: Callable[[int, Setting], bool | None]
-    detail: Callable[[int, Setting], str]
+    judge: Callable[[int, Setting], Judgement]
 
 
 @dataclass(frozen=True)
@@ -171,53 +170,48 @@ def _is_tma_row(setting: Setting) -> bool:
     return (_is_cublas_row(setting) and _is_tensor_core_row(setting)) or _is_head_dim("auto", "cudnn")(setting)
 
 
+def _is_latent(setting: Setting) -> bool:
+    """Ranks of latents, and the head_dim that is rebuilt from them."""
+    return isinstance(setting.description, LatentAttention) and setting.axis in ("k", "v", "d")
+
+
 # --- rows and tiles ---
 
 
 def _aligned_rows(applies_to: AppliesTo, divisor: int = VECTOR) -> Check:
     """Rows whose bytes are a multiple of the divisor."""
 
-    def detail(dim: int, setting: Setting) -> str:
+    def judge(dim: int, setting: Setting) -> Judgement:
         size = setting.row_bytes(dim)
-        return f"rows of {size} bytes, which start at multiples of {row_alignment(size)} bytes"
+        detail = f"rows of {size} bytes, which start at multiples of {row_alignment(size)} bytes"
+        return size % divisor == 0, detail
 
-    return Check(applies_to, lambda dim, setting: setting.row_bytes(dim) % divisor == 0, detail)
+    return Check(applies_to, judge)
 
 
 def _multiples(applies_to: AppliesTo, step: int) -> Check:
-    return Check(applies_to, lambda dim, _: dim % step == 0, lambda dim, _: f"{dim} % {step} = {dim % step}")
+    return Check(applies_to, lambda dim, _: (dim % step == 0, f"{dim} % {step} = {dim % step}"))
 
 
 def _recorded(applies_to: AppliesTo, detail: str) -> Check:
-    return Check(applies_to, lambda *_: None, lambda *_: detail)
+    return Check(applies_to, lambda *_: (None, detail))
 
 
-def _mma_steps(setting: Setting) -> dict[str, int]:
+def _whole_instructions(dim: int, setting: Setting) -> Judgement:
     """An instruction takes 32 bytes of k (16 elements of 2 bytes, 32 of FP8) and 8 columns of n."""
-    steps = {"k": 32 // setting.element_bytes, "n": 8}
-    return {side: step for side, step in steps.items() if side in setting.sides}
-
-
-def _mma_detail(dim: int, setting: Setting) -> str:
-    return " and ".join(f"{dim} % {step} = {dim % step} along {side}" for side, step in _mma_steps(setting).items())
+    steps = {side: step for side, step in (("k", 32 // setting.element_bytes), ("n", 8)) if side in setting.sides}
+    detail = " and ".join(f"{dim} % {step} = {dim % step} along {side}" for side, step in steps.items())
+    return all(dim % step == 0 for step in steps.values()), detail
 
 
 # --- attention ---
 
 
-def _is_latent(setting: Setting) -> bool:
-    """Ranks of latents, and the head_dim that is rebuilt from them."""
-    return isinstance(setting.description, LatentAttention) and setting.axis in ("k", "v", "d")
-
-
-def _latent_problem(dim: int, setting: Setting) -> str | None:
-    return latents(*(dim if setting.axis == axis else ALIGNED for axis in ("d", "k", "v")))
-
-
-def _latent_detail(dim: int, setting: Setting) -> str:
-    if (problem := _latent_problem(dim, setting)) is None:
-        return f"{dim} = {ALIGNED} x {dim // ALIGNED}: read 16 bytes at a time"
-    return f"{problem}: PyTorch rebuilds the keys and values of all tokens in every step"
+def _latent_kernel(dim: int, setting: Setting) -> Judgement:
+    problem = latents(*(dim if setting.axis == axis else ALIGNED for axis in ("d", "k", "v")))
+    if problem is None:
+        return True, f"{dim} = {ALIGNED} x {dim // ALIGNED}: read 16 bytes at a time"
+    return False, f"{problem}: PyTorch rebuilds the keys and values of all tokens in every step"
 
 
 RETIRED = (160, 224)  # templates that newer FlashAttention-2 releases no longer have; the next larger one serves
@@ -227,11 +221,11 @@ _BACKENDS = {"cudnn attention": "cuDNN", "mem-efficient": "the memory-efficient 
 
 
 class Flash(NamedTuple):
-    """FlashAttention-2 at a head_dim: its template (None: larger than all), and the recorded kernel, if any."""
+    """FlashAttention-2 at a head_dim: its template, and the recorded kernel, if any."""
 
-    template: int | None
-    kernel: Kernel | None = None
-    launch: Launch | None = None
+    template: int
+    kernel: Kernel | None
+    launch: Launch | None
 
 
 def template_for(head_dim: int) -> int | None:
@@ -239,60 +233,49 @@ def template_for(head_dim: int) -> int | None:
     return min((template for template in FLASH_TEMPLATES if template >= head_dim), default=None)
 
 
-def _flash_check(holds: Callable[[int, Flash], bool | None], detail: Callable[[int, Flash, Setting], str]) -> Check:
+def _flash_check(judge: Callable[[int, Flash, Setting], Judgement]) -> Check:
+    """Judge dims that FlashAttention-2 serves, as far as the record tells."""
 
-    def check(dim: int, setting: Setting) -> bool | None:
-        flash = _flash(dim, setting)
-        return holds(dim, flash) if isinstance(flash, Flash) else None
+    def judge_served(dim: int, setting: Setting) -> Judgement:
+        kernels = [describe(launch.name) for launch in setting.launches]
+        pairs = zip(kernels, setting.launches, strict=True)
+        kernel, launch = next((pair for pair in pairs if pair[0].role == "attention"), (None, None))
+        if kernel is None and any(other.main for other in kernels):
+            return None, "the math backend served it"
+        if kernel is not None and kernel.family in _BACKENDS:
+            return None, f"{_BACKENDS[kernel.family]} served it"
+        if kernel is None or kernel.family != "flash":
+            kernel = launch = None
+        template = template_for(dim) if kernel is None else kernel.template_d
+        if template is None:
+            return False, f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
+        return judge(dim, Flash(template, kernel, launch), setting)
 
-    def describe_dim(dim: int, setting: Setting) -> str:
-        flash = _flash(dim, setting)
-        if not isinstance(flash, Flash):
-            return f"{flash} served it"
-        too_large = f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
-        return too_large if flash.template is None else detail(dim, flash, setting)
-
-    return Check(_is_head_dim("auto", "flash"), check, describe_dim)
-
-
-def _flash(dim: int, setting: Setting) -> Flash | str:
-    """Return the kernel of FlashAttention-2 that serves the dim, or the name of the backend that did."""
-    kernels = [(describe(launch.name), launch) for launch in setting.launches]
-    attention = next((pair for pair in kernels if pair[0].role == "attention"), None)
-    if attention is None:
-        return "the math backend" if any(kernel.main for kernel, _ in kernels) else Flash(template_for(dim))
-    if attention[0].family == "flash":
-        return Flash(attention[0].template_d, *attention)
-    return _BACKENDS.get(attention[0].family) or Flash(template_for(dim))
+    return Check(_is_head_dim("auto", "flash"), judge_served)
 
 
-def _is_template(dim: int, flash: Flash) -> bool | None:
-    if flash.kernel is not None:
-        return dim == flash.template
-    return None if dim in RETIRED else dim in FLASH_TEMPLATES
-
-
-def _has_little_padding(dim: int, flash: Flash) -> bool:
-    return flash.template is not None and 1 - dim / flash.template < TOLERATED_PADDING
-
-
-def _template_detail(dim: int, flash: Flash, _setting: Setting) -> str:
-    assert flash.template is not None
+def _template(dim: int, flash: Flash, _setting: Setting) -> Judgement:
     if dim in RETIRED and flash.kernel is None:
         larger = template_for(dim + 1)
-        return f"older releases have a template for {dim}, newer ones serve it with {larger}; the kernel's name tells"
+        detail = f"older releases have a template for {dim}, newer ones serve it with {larger}; the kernel's name tells"
+        return None, detail
     even = None if flash.kernel is None else flash.kernel.even_k
     bounds = "" if even is None else f"; it ran with is_even_K {str(even).lower()}"
     waste = f"{1 - dim / flash.template:.1%} of its work is padding"
-    return f"the template for {flash.template} serves {dim}: {waste}{bounds}"
+    return dim == flash.template, f"the template for {flash.template} serves {dim}: {waste}{bounds}"
 
 
-def _tile_detail(_dim: int, flash: Flash, setting: Setting) -> str:
+def _little_padding(dim: int, flash: Flash, setting: Setting) -> Judgement:
+    return 1 - dim / flash.template < TOLERATED_PADDING, _template(dim, flash, setting)[1]
+
+
+def _tile(_dim: int, flash: Flash, setting: Setting) -> Judgement:
+    """FlashAttention-2's source picks tiles of every template that fit every GPU from 8.0 on."""
     if flash.kernel is None or flash.kernel.tile is None or flash.launch is None:
-        return "FlashAttention-2 picks a tile that fits; a recorded kernel tells which"
+        return True, "FlashAttention-2 picks a tile that fits; a recorded kernel tells which"
     rows, columns = flash.kernel.tile
     limit = "" if setting.shared_bytes is None else f" of {setting.shared_bytes // 1024}"
-    return f"{rows}x{columns} tile (recorded): Q, K and V take {flash.launch.shared_bytes // 1024}{limit} KiB"
+    return True, f"{rows}x{columns} tile (recorded): Q, K and V take {flash.launch.shared_bytes // 1024}{limit} KiB"
 
 
 # --- a scheme's own rules ---
@@ -313,15 +296,17 @@ def _has_groups(setting: Setting) -> bool:
     return setting.scheme is not None and setting.scheme.group is not None and any(_matrices(1, setting))
 
 
-def _has_operator(dim: int, setting: Setting) -> bool:
-    operator = setting.description
-    return operator.refusal(dict.fromkeys(operator.axes, _ANY_SIZE) | setting.sizes(dim), setting.dtype) is None
-
-
-def _operator_detail(dim: int, setting: Setting) -> str:
+def _scheme_operator(dim: int, setting: Setting) -> Judgement:
     assert setting.scheme is not None
-    sizes = ", ".join(f"{axis} = {size}" for axis, size in setting.sizes(dim).items() if axis != "m")
-    return f"scheme {setting.scheme.name} needs {setting.scheme.shape_requirement}: {sizes}"
+    operator, sizes = setting.description, setting.sizes(dim)
+    refusal = operator.refusal(dict.fromkeys(operator.axes, _ANY_SIZE) | sizes, setting.dtype)
+    text = ", ".join(f"{axis} = {size}" for axis, size in sizes.items() if axis != "m")
+    return refusal is None, f"scheme {setting.scheme.name} needs {setting.scheme.shape_requirement}: {text}"
+
+
+def _scheme_kernel(dim: int, setting: Setting) -> Judgement:
+    reason = unreadable(dim, setting)
+    return reason is None, reason or _columns_text(dim, setting)
 
 
 def unreadable(dim: int, setting: Setting) -> str | None:
@@ -333,15 +318,12 @@ def unreadable(dim: int, setting: Setting) -> str | None:
     return None if reason is None else f"{reason}: plain PyTorch unpacks it for every product"
 
 
-def _groups_detail(dim: int, setting: Setting) -> str:
+def _scheme_groups(dim: int, setting: Setting) -> Judgement:
     assert setting.scheme is not None
-    last = "; ".join(f"the last has {count}" for count in _ragged(dim, setting) if count)
-    return f"{_columns_text(dim, setting)} in groups of {setting.scheme.group}{f': {last}' if last else ''}"
-
-
-def _ragged(dim: int, setting: Setting) -> list[int]:
-    assert setting.scheme is not None
-    return [setting.scheme.ragged(columns) for _, columns in _matrices(dim, setting)]
+    remainders = [setting.scheme.ragged(columns) for _, columns in _matrices(dim, setting)]
+    last = "; ".join(f"the last has {count}" for count in remainders if count)
+    detail = f"{_columns_text(dim, setting)} in groups of {setting.scheme.group}{f': {last}' if last else ''}"
+    return not any(remainders), detail
 
 
 def _columns_text(dim: int, setting: Setting) -> str:
@@ -363,26 +345,17 @@ _any_backend = _is_head_dim("auto", "flash", "efficient", "cudnn")
 
 CHECKS: Mapping[str, Check] = {
     "SDPA backend selection": _multiples(_any_backend, 8),
-    "FlashAttention-2 template": _flash_check(_is_template, _template_detail),
-    "FlashAttention-2 padding waste": _flash_check(_has_little_padding, _template_detail),
-    # the source of FlashAttention-2 picks tiles of every template that fit every GPU from 8.0 on
-    "shared-memory tile budget": _flash_check(lambda _, flash: flash.template is not None, _tile_detail),
-    "scheme operator": Check(_has_needs, _has_operator, _operator_detail),
-    "scheme kernel": Check(
-        _has_kernel_limits,
-        lambda dim, setting: unreadable(dim, setting) is None,
-        lambda dim, setting: unreadable(dim, setting) or _columns_text(dim, setting),
-    ),
-    "scheme groups": Check(_has_groups, lambda dim, setting: not any(_ragged(dim, setting)), _groups_detail),
-    "latent kernel": Check(_is_latent, lambda dim, setting: _latent_problem(dim, setting) is None, _latent_detail),
+    "FlashAttention-2 template": _flash_check(_template),
+    "FlashAttention-2 padding waste": _flash_check(_little_padding),
+    "shared-memory tile budget": _flash_check(_tile),
+    "scheme operator": Check(_has_needs, _scheme_operator),
+    "scheme kernel": Check(_has_kernel_limits, _scheme_kernel),
+    "scheme groups": Check(_has_groups, _scheme_groups),
+    "latent kernel": Check(_is_latent, _latent_kernel),
     "cuBLAS alignment tier": _aligned_rows(_is_cublas_row),
     "cuBLAS heuristic": _recorded(_is_cublas, "only the recorded kernels tell which one is chosen"),
     "vectorised access": _aligned_rows(_is_row),
-    "Tensor Core tile": Check(
-        _is_tensor_core_row,
-        lambda dim, setting: all(dim % step == 0 for step in _mma_steps(setting).values()),
-        _mma_detail,
-    ),
+    "Tensor Core tile": Check(_is_tensor_core_row, _whole_instructions),
     "L2 sector": _aligned_rows(_is_row, SECTOR),
     "CTA wave quantisation": _recorded(
         lambda setting: setting.operator != "copy",

@@ -14,7 +14,7 @@ def setting(operator: str, axis: str, dtype: str = "bf16", capability: str = "9.
 
 
 def broken(dim: int, where: Setting) -> set[str]:
-    return {rule.name for rule in rules_for(where) if rule.check.holds(dim, where) is False}
+    return {rule.name for rule in rules_for(where) if rule.check.judge(dim, where)[0] is False}
 
 
 ROW_RULES = {"vectorised access", "L2 sector", "cp.async", "Tensor Core tile", "TMA alignment", "WGMMA tile"}
@@ -82,9 +82,8 @@ MATH = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3"
 
 @pytest.mark.parametrize("rule", [TEMPLATE, PADDING, BUDGET])
 def test_rules_of_flash_say_nothing_where_another_backend_served(rule) -> None:
-    assert NAMED[rule].check.holds(104, recorded(CUDNN)) is None
-    assert NAMED[rule].check.detail(104, recorded(CUDNN)) == "cuDNN served it"
-    assert NAMED[rule].check.detail(104, recorded(MATH)) == "the math backend served it"
+    assert NAMED[rule].check.judge(104, recorded(CUDNN)) == (None, "cuDNN served it")
+    assert NAMED[rule].check.judge(104, recorded(MATH)) == (None, "the math backend served it")
 
 
 REBUILT = "PyTorch rebuilds the keys and values of all tokens in every step"
@@ -117,7 +116,7 @@ RETIRED = "older releases have a template for 160, newer ones serve it with 192;
     ],
 )
 def test_the_numbers_behind_a_rule(rule, dim, where, detail) -> None:
-    assert NAMED[rule].check.detail(dim, where) == detail
+    assert NAMED[rule].check.judge(dim, where)[1] == detail
 
 
 def test_every_rule_has_a_level_a_source_and_a_published_cost() -> None:
@@ -137,8 +136,9 @@ def test_every_operator_has_a_compressed_axis_and_rules_that_answer(operator) ->
         where = setting(operator, axis, known.dtypes[0])
         for rule in rules_for(where):
             for dim in (1, 107, 4096):
-                assert rule.check.holds(dim, where) in (True, False, None)
-                assert rule.check.detail(dim, where)
+                holds, detail = rule.check.judge(dim, where)
+                assert holds in (True, False, None)
+                assert detail
 
 
 @pytest.mark.parametrize("operator", ["copy", "int4_linear", "all_reduce", "round_to_fp8", "sdpa", "latent_attention"])
