@@ -286,13 +286,10 @@ class FalseAlarms:
 
 
 def count_false_alarms(profile: Profile) -> FalseAlarms:
-    """Compare A, the passes of even number, with B, those of odd number.
+    """Compare A, the passes of even number, with B, those of odd number; ProfileError where there are no such pairs.
 
     Every sweep of at least eight dims becomes a flat one, in which each dim takes ``(A / B) ** (1 / sqrt 2)``: nothing
     but noise, as much as one measurement has. All its cliffs are false.
-
-    Raises:
-        ProfileError: no sweep was timed an even number of times.
     """
     sweeps = [flat for sweep in profile.sweeps(_LEAST_PAIRED) if (flat := _flat(profile, sweep)) is not None]
     if not sweeps:
@@ -305,14 +302,18 @@ def count_false_alarms(profile: Profile) -> FalseAlarms:
 
 def _flat(profile: Profile, sweep: Sweep) -> Sweep | None:
     """Return the sweep as if every dim took the same; None where too few dims have as many passes for A as for B."""
-    shapes = (operation(sweep.operator, **dict(sweep.fixed), **{sweep.axis: int(dim)}) for dim in sweep.dims)
-    rows = [profile.find(Point(shape, sweep.dtype, sweep.cache)) for shape in shapes]
-    paired = [row for row in rows if row is not None and row.passes and len(row.passes) % 2 == 0]
-    if len(paired) < _LEAST_PAIRED:
+    halves = {}
+    for dim in sweep.dims.tolist():
+        row = profile.find(
+            Point(operation(sweep.operator, **dict(sweep.fixed), **{sweep.axis: dim}), sweep.dtype, sweep.cache)
+        )
+        if row is not None and row.passes and len(row.passes) % 2 == 0:
+            a, b = (row.with_passes(row.passes[side::2]) for side in (0, 1))
+            halves[dim] = (a.median_ns, b.median_ns, a.spread_ns, b.spread_ns)
+    if len(halves) < _LEAST_PAIRED:
         return None
-    halves = [[row.with_passes(row.passes[side::2]) for side in (0, 1)] for row in paired]
-    (a, b), (spread_a, spread_b) = np.array([[(half.median_ns, half.spread_ns) for half in pair] for pair in halves]).T
+    a, b, spread_a, spread_b = np.array([*halves.values()]).T
     ns = (a / b) ** (1 / 2**0.5)
-    dims = np.array([row.shape[sweep.axis] for row in paired], dtype=np.int64)
     spread = np.hypot(spread_a / a, spread_b / b) / 2**0.5
-    return replace(sweep, dims=dims, ns=ns, iqr=spread * ns, launches=((),) * len(paired))
+    dims = np.array([*halves], dtype=np.int64)
+    return replace(sweep, dims=dims, ns=ns, iqr=spread * ns, launches=((),) * len(halves))

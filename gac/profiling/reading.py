@@ -6,51 +6,35 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import reduce
 from itertools import count
-from operator import or_
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from gac.core.arrays import Floats, Ints
+from gac.core.arrays import Ints
 from gac.core.errors import ProfileError
 from gac.core.untrusted import parse_strictly
-from gac.profiling.records import (
-    SCHEMA,
-    AgainLine,
-    Header,
-    HeaderLine,
-    HostLine,
-    KernelLine,
-    Line,
-    LostLine,
-    RowLine,
-    SentinelLine,
-    SharedLine,
-)
+from gac.profiling import records
+from gac.profiling.records import SCHEMA, AgainLine, Header, HostLine, KernelLine, Line, LostLine, RowLine
 from gac.profiling.rows import Kind, Rows
 
 _LONGEST_LINE = 2**20
 _SHOWN = 40
 
-_KINDS: tuple[Any, ...] = (RowLine, AgainLine, SentinelLine, KernelLine, LostLine, SharedLine, HostLine, HeaderLine)
 _UNUSUAL = (b"\\", b"\x7f", b"\t", b"\r", b" :")
-_DECODER: Any = msgspec.json.Decoder(reduce(or_, _KINDS))
+_DECODER: Any = msgspec.json.Decoder(records.AnyLine)
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(NamedTuple):
     """A profile's header, its measurements, the SHA-256 of all bytes, and by row the timings in ns of sentinels."""
 
     header: Header
     measurements: Rows
-    sentinels: Mapping[int, tuple[float, ...]]
     digest: str
+    sentinels: Mapping[int, tuple[float, ...]]
 
 
 def parse(content: bytes, source: str | Path) -> Contents:
@@ -72,6 +56,9 @@ def read(file: BinaryIO, source: str | Path) -> Contents:
             line = line[:-1]
         elif len(line) <= _LONGEST_LINE:
             break
+        if len(line) > _LONGEST_LINE:
+            number = 1 if reader is None else reader.number + 1
+            raise malformed(f"{source}:{number}: a line of over {_LONGEST_LINE:,} bytes")
         if reader is None:
             reader = _Reader(source, _header(line, f"{source}:1"))
         else:
@@ -79,7 +66,7 @@ def read(file: BinaryIO, source: str | Path) -> Contents:
     if reader is None:
         raise malformed(f"profile {source} has no complete line")
     sentinels = {row: tuple(timings) for row, timings in reader.sentinels.items()}
-    return Contents(reader.header, reader.measurements(), sentinels, digest.hexdigest())
+    return Contents(reader.header, reader.measurements(), digest.hexdigest(), sentinels)
 
 
 def malformed(problem: str) -> ProfileError:
@@ -90,12 +77,11 @@ def malformed(problem: str) -> ProfileError:
     )
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- lines ---
 
 
 def read_line(line: bytes, where: str) -> Line:
     """Read one line; ProfileError where it is wrong, with ``where`` and the field."""
-    _check_length(line, where)
     try:
         record: Line = _DECODER.decode(line)
     except (ValueError, RecursionError) as failure:
@@ -121,11 +107,6 @@ def _is_usual(line: bytes, record: Line) -> bool:
     return line.isascii() and line.count(b'":') == keys and not any(mark in line for mark in _UNUSUAL)
 
 
-def _check_length(line: bytes, where: str) -> None:
-    if len(line) > _LONGEST_LINE:
-        raise malformed(f"{where}: a line of over {_LONGEST_LINE:,} bytes")
-
-
 def _complaint(failure: Exception) -> str:
     if not isinstance(failure, msgspec.ValidationError):
         return f"the line: Invalid JSON: {failure}"
@@ -136,7 +117,6 @@ def _complaint(failure: Exception) -> str:
 
 
 def _header(line: bytes, where: str) -> Header:
-    _check_length(line, where)
     try:
         version = msgspec.json.decode(line)["header"]["schema_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as failure:
@@ -148,35 +128,32 @@ def _header(line: bytes, where: str) -> Header:
             "Measure again with gac profile, or open it with the version of GAC that wrote it.",
         )
     record = read_line(line, where)
-    if not isinstance(record, HeaderLine):
+    if not isinstance(record, records.HeaderLine):
         raise malformed(f"{where}: a {type(record).__struct_config__.tag} line")
     if not record.header.gpu.isprintable() or not record.header.gpu:
         raise malformed(f"{where}: header.gpu: {record.header.gpu[:_SHOWN]!r}")
     return record.header
 
 
-# --- columns --------------------------------------------------------------------------------------------------------
+# --- columns ---
 
 
 class _Reader:
     """Collects the lines of a file in compact columns: a million rows fit in memory.
 
-    Attributes:
-        kinds, launches: the distinct ones, numbered in the order in which they first occur.
-        sizes: of the rows' shapes, one after the other.
-        passes: the row and the time in ns of every pass.
-        errors: by row, why it has no number, from the first or any more.
+    Distinct ``kinds`` and ``launches`` are numbered in the order in which they first occur. ``sizes`` are those of the
+    rows' shapes, one after the other.
     """
 
     def __init__(self, source: str | Path, header: Header) -> None:
         self.source, self.header, self.number = source, header, 1
         self.kernels: list[KernelLine] = []
         self.axes: dict[str, tuple[str, ...]] = {}
-        self.kinds: dict[Any, int] = defaultdict(count().__next__)
+        self.kinds: dict[Kind, int] = defaultdict(count().__next__)
         self.launches: dict[Any, int] = defaultdict(count().__next__)
         self.lines, self.kind, self.launched, self.samples, self.clock = (array("q") for _ in range(5))
         self.iqr, self.converged, self.sizes = array("d"), array("b"), array("q")
-        self.passes = array("q"), array("d")
+        self.pass_rows, self.pass_ns = array("q"), array("d")
         self.sentinels: dict[int, list[float]] = defaultdict(list)
         self.errors: dict[int, str] = {}
 
@@ -189,7 +166,7 @@ class _Reader:
             self._add_reference(record)
         elif isinstance(record, KernelLine):
             self.kernels.append(record)
-        elif isinstance(record, SharedLine):
+        elif isinstance(record, records.SharedLine):
             self.header = replace(self.header, shared_with=record.shared_with)
         elif isinstance(record, HostLine):
             self.header = replace(self.header, link=record.link, others=record.others)
@@ -210,19 +187,16 @@ class _Reader:
         if row.error is not None:
             self.errors[len(self.lines)] = row.error
         if row.median_ns is not None:
-            self._add_pass(len(self.lines), row.median_ns)
+            self.pass_rows.append(len(self.lines))
+            self.pass_ns.append(row.median_ns)
         self.lines.append(self.number)
-        self.kind.append(self.kinds[row.operator, row.dtype, row.cache, axes])
+        self.kind.append(self.kinds[Kind(row.operator, row.dtype, row.cache, axes)])
         self.sizes.extend(row.shape.values())
         self.iqr.append(np.nan if row.iqr_ns is None else row.iqr_ns)
         self.samples.append(row.samples)
         self.clock.append(row.sm_clock_mhz or 0)
         self.converged.append(row.converged)
         self.launched.append(self.launches[row.launches])
-
-    def _add_pass(self, row: int, ns: float) -> None:
-        self.passes[0].append(row)
-        self.passes[1].append(ns)
 
     def _add_reference(self, record: AgainLine | LostLine) -> None:
         """Add what is said of an earlier row, which has to have a number."""
@@ -231,40 +205,33 @@ class _Reader:
             self._refuse(f"row: {row} is none of the {above} rows above it with a number")
         if isinstance(record, LostLine):
             self.errors[row] = record.error
-        elif isinstance(record, SentinelLine):
+        elif isinstance(record, records.SentinelLine):
             self.sentinels[row].append(record.median_ns)
         else:
-            self._add_pass(row, record.median_ns)
+            self.pass_rows.append(row)
+            self.pass_ns.append(record.median_ns)
 
     def measurements(self) -> Rows:
         """Return the columns; the passes of a row without a number do not count."""
         lost = list(self.errors)
-        kind, launched, samples, clock = map(_ints, (self.kind, self.launched, self.samples, self.clock))
-        pass_rows = _ints(self.passes[0])
-        iqr, converged, ns = _floats(self.iqr), np.array(self.converged, dtype=np.bool_), _floats(self.passes[1])
+        kind, launched, samples, clock = map(np.array, (self.kind, self.launched, self.samples, self.clock))
+        pass_rows, ns = np.array(self.pass_rows), np.array(self.pass_ns)
+        iqr, converged = np.array(self.iqr), np.array(self.converged, dtype=np.bool_)
         iqr[lost], converged[lost] = np.nan, False
         valid = ~np.isin(pass_rows, lost)
         pass_rows, ns = pass_rows[valid], ns[valid]
         starts = np.concatenate([[0], np.cumsum(np.bincount(pass_rows, minlength=len(kind)))])
         passes = ns[np.argsort(pass_rows, kind="stable")]
-        kinds, launches = tuple(Kind(*key) for key in self.kinds), tuple(self.launches)
         columns = kind, self._shapes(kind), iqr, samples, clock, converged, launched
-        rows = Rows(kinds, *columns, launches, tuple(self.kernels), self.errors, passes, starts)
+        distinct = tuple(self.launches), tuple(self.kernels)
+        rows = Rows(tuple(self.kinds), *columns, *distinct, self.errors, passes, starts)
         if (twice := rows.first_duplicate()) is not None:
             point = rows[twice]
             raise malformed(f"{self.source}:{self.lines[twice]}: {point.operator} {point.shape} is there twice")
         return rows
 
     def _shapes(self, kind: Ints) -> Ints:
-        counts = np.array([len(axes) for *_, axes in self.kinds], dtype=np.int64)[kind]
+        counts = np.array([len(known.axes) for known in self.kinds], dtype=np.int64)[kind]
         sizes = np.zeros((len(kind), counts.max(initial=0)), dtype=np.int64)
-        sizes[np.arange(sizes.shape[1]) < counts[:, None]] = _ints(self.sizes)
+        sizes[np.arange(sizes.shape[1]) < counts[:, None]] = np.array(self.sizes)
         return sizes
-
-
-def _ints(column: "array[int]") -> Ints:
-    return np.array(column, dtype=np.int64)
-
-
-def _floats(column: "array[float]") -> Floats:
-    return np.array(column, dtype=np.float64)

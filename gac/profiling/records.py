@@ -31,8 +31,7 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         device: a digest of the GPU's serial UUID: two GPUs of one model never share a file.
         shared_memory_bytes: the most shared memory of a CTA.
-        dtype_policy: how GEMMs may accumulate.
-        timing: how each number was obtained.
+        dtype_policy, timing: how GEMMs may accumulate, and how each number was obtained.
         shared_with: other users of the GPU when the file was begun or resumed; empty if there were none.
         triton: whose kernels multiply weights in the storage of a scheme; None if not recorded.
         link: ``NVLink`` or ``PCIe`` between the GPUs of the host; None if no collective was measured.
@@ -131,10 +130,6 @@ class Measurement:
         return Point(Operation(self.operator, tuple(self.shape.items())), self.dtype, self.cache)
 
     @property
-    def kernels(self) -> tuple[str, ...]:
-        return tuple(launch.name for launch in self.launches)
-
-    @property
     def spread_ns(self) -> float:
         """Noise of the number in ns: the IQR of the samples, or of the passes if that is more."""
         if len(self.passes) < 2:
@@ -220,3 +215,6 @@ class HostLine(Line, frozen=True, tag="host"):
 
     link: Text | None
     others: tuple[Text, ...]
+
+
+AnyLine = HeaderLine | KernelLine | RowLine | AgainLine | SentinelLine | LostLine | SharedLine | HostLine

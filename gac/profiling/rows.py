@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,8 +11,7 @@ from gac.core.arrays import Bools, Floats, Ints
 from gac.profiling.records import Cache, KernelLine, Launch, Measurement, Point
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """Common properties of rows that can be compared with each other."""
 
     operator: str
@@ -58,20 +58,15 @@ class Rows:
         kind = self.kinds[self.kind[row]]
         passes = tuple(self.passes[self.starts[row] : self.starts[row + 1]].tolist())
         shape = dict(zip(kind.axes, self.sizes[row].tolist(), strict=False))
-        return Measurement(
-            kind.operator,
-            shape,
-            kind.dtype,
-            kind.cache,
-            float(self.median_ns[row]) if passes else None,
-            float(self.iqr_ns[row]) if passes else None,
+        median_ns, iqr_ns = (float(column[row]) if passes else None for column in (self.median_ns, self.iqr_ns))
+        samples, clock, converged = (
             int(self.samples[row]),
             int(self.sm_clock_mhz[row]) or None,
             bool(self.converged[row]),
-            self.launches_of(int(self.launched[row])),
-            self.errors.get(row),
-            passes,
         )
+        launches, error = self.launches_of(int(self.launched[row])), self.errors.get(row)
+        first_pass = median_ns, iqr_ns, samples, clock, converged
+        return Measurement(kind.operator, shape, kind.dtype, kind.cache, *first_pass, launches, error, passes)
 
     def __iter__(self) -> Iterator[Measurement]:
         return map(self.__getitem__, range(len(self)))

@@ -114,11 +114,10 @@ class Profile(Shown):
         path = find_profile(path_or_name)
         try:
             with path.open("rb") as file:
-                contents = read(file, path)
+                return cls(path, *read(file, path))
         except OSError as failure:
             problem = f"profile {path} cannot be read: {failure.strerror}"
             raise ProfileError(problem, "a file written by gac profile", "Check the path.") from failure
-        return cls(path, contents.header, contents.measurements, contents.digest, contents.sentinels)
 
     def measured_in(self, operator: str, dtype: str) -> bool:
         return (operator, dtype, "cold") in self._measured

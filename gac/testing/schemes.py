@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 from gac.core.operations import Operation, linear
-from gac.profiling.operators import ITEM_BYTES
+from gac.profiling.operators.base import ITEM_BYTES
 from gac.runtime.storage.eight_bits import READERS
 from gac.schemes import SCHEMES, Scheme
 from gac.schemes.base import storage_of

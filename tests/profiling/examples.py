@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from itertools import product
 
-from gac.profiling.operators import OPERATORS, Operator
+from gac.profiling.operators import OPERATORS
+from gac.profiling.operators.base import Operator
 from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}

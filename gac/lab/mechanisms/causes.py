@@ -80,10 +80,11 @@ class Run:
     reduced: bool
 
 
-def runs_of(launches: Sequence[Launch], operation: Operation, header: Header) -> tuple[Run, ...]:
-    """Read the kernels recorded at an operation, in order."""
+def runs_of(sweep: Sweep, dim: int, header: Header) -> tuple[Run, ...]:
+    """Read the kernels recorded at one dim of a sweep, in order."""
+    launches = sweep.launches[int(sweep.dims.searchsorted(dim))]
     kernels = [describe(launch.name) for launch in launches]
-    gemms = gemms_of(operation)
+    gemms = gemms_of(Operation(sweep.operator, (*sweep.fixed, (sweep.axis, dim))))
     known = iter(gemms if len(gemms) == sum(kernel.main for kernel in kernels) else ())
     runs = []
     for index, launch in enumerate(launches):
@@ -175,8 +176,7 @@ class Cause:
             rows start at smaller powers of two; ``tile padding``: the same kernel and alignment, less of the tiles
             used; ``wave``: the same kernel in more waves (edges of staircases only).
         evidence: one sentence with the kernels, grids or waves that show it.
-        slow: the kernel that ran at the collapsed dim (or edge).
-        fast: the kernel that ran in its place at the rescue (or sweet spot); empty where none did.
+        slow, fast: the kernel that ran at the first, and in its place at the other; empty where none did.
     """
 
     kind: CauseKind
@@ -202,16 +202,14 @@ def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: b
 
     For the ``edge`` of a staircase and its sweet spot waves count, and neither rows nor padding do.
     """
-    before, after = (sweep.launches[int(sweep.dims.searchsorted(dim))] for dim in (slow, fast))
-    if not before or not after:
+    slow_runs, fast_runs = (runs_of(sweep, dim, header) for dim in (slow, fast))
+    if not slow_runs or not fast_runs:
         return None
+    names = [[run.launch.name for run in runs] for runs in (slow_runs, fast_runs)]
     setting = Setting(sweep.operator, sweep.axis, sweep.dtype, fixed=sweep.fixed)
-    others = [launch.name for launch in before] != [launch.name for launch in after]
-    if others and unreadable(fast, setting) is None and (reason := unreadable(slow, setting)) is not None:
-        return Cause("no kernel", reason, before[0].name, after[0].name)
-    slow_runs, fast_runs = (
-        runs_of(launches, operation_at(sweep, dim), header) for launches, dim in ((before, slow), (after, fast))
-    )
+    reason = unreadable(slow, setting) if names[0] != names[1] and unreadable(fast, setting) is None else None
+    if reason is not None:
+        return Cause("no kernel", reason, names[0][0], names[1][0])
     mains = ([run for run in runs if run.kernel.main] for runs in (slow_runs, fast_runs))
     pairs = list(zip(*mains, strict=False))  # the steps that do the arithmetic, as far as both dims have them
     cause = (
@@ -220,10 +218,10 @@ def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: b
         or _extra_kernels(slow_runs, fast_runs)
         or _first("kernel switch", _is_switched, pairs)
     )
-    if cause is None and len(before) < len(after):
-        names = ", ".join(dict.fromkeys(run.kernel.label for run in fast_runs))
-        evidence = f"{len(before)} kernels ran instead of {len(after)} at the rescue: {names}"
-        cause = Cause("kernel switch", evidence, before[0].name, after[0].name)
+    if cause is None and len(slow_runs) < len(fast_runs):
+        labels = ", ".join(dict.fromkeys(run.kernel.label for run in fast_runs))
+        evidence = f"{len(slow_runs)} kernels ran instead of {len(fast_runs)} at the rescue: {labels}"
+        cause = Cause("kernel switch", evidence, names[0][0], names[1][0])
     if cause or edge:
         return cause or _first("wave", _has_more_waves, pairs)
     ours, theirs = (row_alignment(setting.row_bytes(dim)) for dim in (slow, fast))
@@ -232,11 +230,6 @@ def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: b
         evidence = f"the same kernels ran on rows that start at multiples of {ours} bytes instead of {theirs}"
         return Cause("row alignment", evidence, *(run.launch.name for run in pairs[-1]))
     return _first("tile padding", _has_more_padding, pairs)
-
-
-def operation_at(sweep: Sweep, dim: int) -> Operation:
-    """Return the operation at one dim of a sweep (its axes in no particular order)."""
-    return Operation(sweep.operator, (*sweep.fixed, (sweep.axis, dim)))
 
 
 def _extra_kernels(slow: Sequence[Run], fast: Sequence[Run]) -> Cause | None:

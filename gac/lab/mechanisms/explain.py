@@ -13,10 +13,11 @@ import numpy as np
 from gac.core.arguments import checked
 from gac.core.arrays import COARSEST_CLASS
 from gac.core.errors import ProfileError
-from gac.lab.mechanisms.causes import Cause, Run, cause_between, operation_at, runs_of
+from gac.lab.mechanisms.causes import Cause, Run, cause_between, runs_of
 from gac.lab.mechanisms.rules import Judgement, Rule, Setting, rules_for
 from gac.profiling.cliffs import Cliffs, find_cliffs
-from gac.profiling.operators import OPERATORS, Operator
+from gac.profiling.operators import OPERATORS
+from gac.profiling.operators.base import Operator
 from gac.profiling.records import Header, Launch
 from gac.profiling.table import Profile, Sweep
 
@@ -25,12 +26,10 @@ REACH = 1024  # A dim that keeps a rule is looked for less than this far away
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of breaking a rule, in words with its setting.
+    """Cost of breaking a rule, in words with its setting; the slowdown is None where others published it.
 
-    Attributes:
-        basis: ``measured``: this dim relative to ``against``, both in the profile; ``alignment class``: the median of
-            the profile's dims of the same alignment class; ``published``: measured by others on another GPU.
-        slowdown: latency over that of the dim or dims compared with; None where only published.
+    ``measured`` is this dim relative to ``against``, both in the profile; ``alignment class`` the median of the
+    profile's dims of the same alignment class.
     """
 
     basis: Literal["measured", "alignment class", "published"]
@@ -41,11 +40,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Finding:
-    """One rule at one dim.
+    """One rule at one dim, with the numbers behind it in one clause.
 
     Attributes:
         holds: True where the dim keeps it; None where only the recorded kernels could tell.
-        detail: the numbers behind it, one clause.
         below, above: of a broken rule the nearest dims that keep it, or that by the record another backend served.
         cost: None unless broken. A measured cost is that of all the broken rules.
     """
@@ -74,11 +72,9 @@ class Explanation:
     Attributes:
         fixed: sizes of the other axes; empty where no sweep was chosen.
         gpu, compute_capability: the profile's; None without a profile (then the rules of every GPU are listed).
-        latency_ns: None where the dim was not measured.
+        latency_ns, collapse: None where the dim was not measured, or is not collapsed.
         ran: the kernels recorded there, in order.
-        collapse: None where the dim is not collapsed or was not measured.
         findings: the rules that apply to the operator and axis: broken, then unknown, then kept.
-        summary: one sentence.
     """
 
     operator: str
@@ -188,8 +184,7 @@ class _Inspection:
         self.rules = rules_for(self.setting)
         self.launches: dict[int, tuple[Launch, ...]] = dict(zip(sweep.dims.tolist(), sweep.launches, strict=True))
         self.latency_ns: float | None = dict(zip(sweep.dims.tolist(), sweep.ns.tolist(), strict=True)).get(dim)
-        launches = self.launches.get(dim)
-        self.runs = runs_of(launches, operation_at(sweep, dim), header) if launches and header is not None else ()
+        self.runs = runs_of(sweep, dim, header) if dim in self.launches and header is not None else ()
 
     @cached_property
     def cliffs(self) -> Cliffs:

@@ -1,6 +1,7 @@
 """Studies of attention: its backends, its bandwidth, and FlashAttention-2's templates."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product, starmap
 from statistics import median
 from typing import Any
 
@@ -28,53 +29,38 @@ def _backend_dims() -> list[int]:
     return sorted({d for d, _ in _backend_figures()})
 
 
-@study("sdpa-backends", lambda: [_backend_point(d, backend) for d in _backend_dims() for backend in BACKENDS])
+@study("sdpa-backends", lambda: starmap(_backend_point, product(_backend_dims(), BACKENDS)))
 def sdpa_backends(readings: Readings, same: float, slower: float) -> Finding:
     """Judge by latency which backend PyTorch chose: the one that is as fast as the automatic choice."""
     figures, dims = _backend_figures(), _backend_dims()
     rows: list[tuple[Cell, ...]] = []
+    for d, backend in product(dims, BACKENDS):
+        measured, figure = readings.ms(_backend_point(d, backend)), figures.get((d, backend))
+        theirs = "refused" if figure is None and backend != "cudnn" else figure
+        rows.append((d, backend, "refused" if measured is None else measured, theirs))
+    near_edges, as_fast = list[str](), dict[str, list[str]]()
     for d in dims:
-        for backend in BACKENDS:
-            measured, figure = readings.ms(_backend_point(d, backend)), figures.get((d, backend))
-            theirs = "refused" if figure is None and backend != "cudnn" else figure
-            rows.append((d, backend, "refused" if measured is None else measured, theirs))
-    over_flash = {d: readings.ratio(sdpa(d), sdpa(d, "flash")) for d in dims}
-    flash = all(_is_same(ratio, same) for ratio in over_flash.values())
+        ratios = {name: readings.ratio(sdpa(d), _backend_point(d, name)) for name in BACKENDS[1:]}
+        names = [name for name, ratio in ratios.items() if ratio is not None and abs(ratio - 1) <= same]
+        as_fast.setdefault(" or ".join(names) or "none of them", []).append(str(d))
+        if (over_flash := ratios["flash"]) is not None:
+            near_edges += close(f"automatic over flash at {d}", over_flash, 1 - same, 1 + same)
+    flash = all("flash" in names.split() for names in as_fast)
+    chosen = " and as ".join(f"{names} at {' '.join(served)}" for names, served in as_fast.items())
     refused = readings.ns(sdpa(107, "efficient")) is None
     math = readings.median([readings.ratio(sdpa(d, "math"), sdpa(d)) for d in dims], "how slow the math backend is")
-    math_is_slow = math >= slower
-    theirs = median(known(quotient(figures[d, "math"], figures[d, "auto"]) for d in dims))
-    near_edges = [
-        note
-        for d, ratio in over_flash.items()
-        if ratio is not None
-        for note in close(f"automatic over flash at {d}", ratio, 1 - same, 1 + same)
-    ]
     return Finding(
         rows,
-        as_published=flash and refused and math_is_slow,
-        absent=not (refused or math_is_slow),
+        as_published=flash and refused and math >= slower,
+        absent=not (refused or math >= slower),
         values={
-            "chosen": "flash at every head_dim" if flash else _chosen(readings, same),
+            "chosen": "flash at every head_dim" if flash else chosen,
             "answer": "refuses" if refused else "takes",
             "math": math,
-            "theirs": theirs,
+            "theirs": median(known(quotient(figures[d, "math"], figures[d, "auto"]) for d in dims)),
         },
         notes=(*near_edges, *close("math", math, slower)),
     )
-
-
-def _is_same(ratio: float | None, same: float) -> bool:
-    return ratio is not None and abs(ratio - 1) <= same
-
-
-def _chosen(readings: Readings, same: float) -> str:
-    by_backend: dict[str, list[str]] = {}
-    for d in _backend_dims():
-        ratios = {name: readings.ratio(sdpa(d), _backend_point(d, name)) for name in BACKENDS[1:]}
-        names = [name for name, ratio in ratios.items() if _is_same(ratio, same)]
-        by_backend.setdefault(" or ".join(names) or "none of them", []).append(str(d))
-    return " and as ".join(f"{name} at {' '.join(dims)}" for name, dims in by_backend.items())
 
 
 BANDWIDTH_DIMS = range(64, 129)
@@ -139,23 +125,25 @@ def model_tile(head_dim: int, limit: int = A100_SHARED) -> tuple[int, int]:
 
 @study("fa-templates", lambda: map(_flash, (*_STAIRS, *_MISALIGNED)))
 def fa_templates(readings: Readings, step: float) -> Finding:
-    rises = {}
-    for edge in _EDGES:
-        ratio = readings.ratio(_flash(edge + 8), _flash(edge))
-        if ratio is not None:
-            rises[edge] = ratio * edge / (edge + 8)
+    ratios = {edge: readings.ratio(_flash(edge + 8), _flash(edge)) for edge in _EDGES}
+    rises = {edge: ratio * edge / (edge + 8) for edge, ratio in ratios.items() if ratio is not None}
     readings.median(rises.values(), "the staircase of the flash backend")
-    steps = [edge for edge, rise in rises.items() if rise >= step]
-    missing = [str(edge) for edge in rises if edge not in steps]
-    grown = ", ".join(f"{times(rise, step)} past {edge}" for edge, rise in rises.items())
+    missing = [str(edge) for edge, rise in rises.items() if rise < step]
+    figures = published.sdpa_ms("C21")
+    odd = [d for d in _MISALIGNED if d % 8]
+    ours = readings.median((readings.ratio(_flash(d), _flash(112)) for d in odd), "flash at misaligned head dims")
+    theirs = median(known(quotient(figures[d], figures[112]) for d in odd))
     return Finding(
         [_template_row(readings, row) for row in published.rows("a100_fa2_templates")],
-        as_published=len(steps) == len(_EDGES),
-        absent=not steps,
-        values={"grown": grown, "missing": f": no step past {', '.join(missing)}" if missing else ""},
+        as_published=len(rises) - len(missing) == len(_EDGES),
+        absent=len(missing) == len(rises),
+        values={
+            "grown": ", ".join(f"{times(rise, step)} past {edge}" for edge, rise in rises.items()),
+            "missing": f": no step past {', '.join(missing)}" if missing else "",
+        },
         notes=(
             *_shared_note(readings),
-            _misaligned_note(readings),
+            f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {theirs:.2f}x)",
             *(note for edge, rise in rises.items() for note in close(f"past {edge}", rise, step)),
         ),
     )
@@ -191,11 +179,3 @@ def _shared_note(readings: Readings) -> tuple[str, ...]:
     ]
     note = f"shared memory in KiB by template, in parentheses the model's Q, K and V: {', '.join(texts)}"
     return (note,) if texts else ()
-
-
-def _misaligned_note(readings: Readings) -> str:
-    figures = published.sdpa_ms("C21")
-    odd = [d for d in _MISALIGNED if d % 8]
-    ours = readings.median((readings.ratio(_flash(d), _flash(112)) for d in odd), "flash at misaligned head dims")
-    theirs = median(known(quotient(figures[d], figures[112]) for d in odd))
-    return f"113 to 121 that are no multiple of 8 take {ours:.2f}x as long as 112 (A100: {theirs:.2f}x)"

@@ -15,7 +15,7 @@ from gac.profiling.records import Point
 
 DIMS = range(100, 129)  # K of the published classes (105 to 128), and the class members between them
 
-CLASSES: Mapping[str, int] = {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
+CLASSES = {"K % 16 == 0": 16, "K % 16 == 8": 8, "K % 8 == 4": 4, "K % 4 == 2": 2, "odd K": 1}
 """Alignment classes, by the largest power of two up to 16 that divides K."""
 
 ITEM_BYTES = 2
@@ -131,16 +131,15 @@ def l2_sector(readings: Readings, share: float, absent: float) -> Finding:
             theirs = figures.get(name, (None, None)) if point is gemm_by_k else (None, None)
             rows.append((operator, name, *measured[point, name], wasted, *theirs))
     (_, before), (sector, _), (other, after) = (measured[gemm_by_k, name] for name in _SECTORS)
-    part = (sector - 1) / (other - 1) if other >= absent else None
-    misaligned = times(other, absent)
+    misaligned, edges = times(other, absent), close("", max(sector, other), absent)
     sentence = f"breaking only the sector rule costs a GEMM {times(sector, absent)}, misaligned K {misaligned}"
     if max(sector, other) < absent:
         sentence = f"misaligned K cost nothing in a GEMM ({misaligned}), so there is no cause to look for"
-    elif part is not None:
-        sentence += (
-            f": sectors are {percent(part, share)} of the cost; bandwidth goes from {before:,.0f} to "
-            f"{after:,.0f} GB/s (A100: 209 to 215)"
-        )
+    if other >= absent:
+        part = (sector - 1) / (other - 1)
+        edges += close("share of the cost", part, share, write=percent)
+        rates = f"{before:,.0f} to {after:,.0f} GB/s (A100: 209 to 215)"
+        sentence += f": sectors are {percent(part, share)} of the cost; bandwidth goes from {rates}"
     return Finding(
         rows,
         as_published=sector - 1 <= share * (other - 1),
@@ -149,8 +148,7 @@ def l2_sector(readings: Readings, share: float, absent: float) -> Finding:
         notes=(
             "fetched in vain: computed from the bytes of a row, not measured",
             *_classes_note(readings, gemm_by_k, SECTOR_DIMS),
-            *close("", max(sector, other), absent),
-            *(() if part is None else close("share of the cost", part, share, write=percent)),
+            *edges,
         ),
     )
 
@@ -181,12 +179,14 @@ _A100_KERNELS = {"align8": (80, 8), "align2": (80, 2), "align1": (75, 1)}
 """Architecture and alignment of the kernels that serve each tier there."""
 
 
-def _tier(dim: int) -> str:
-    return "align1" if dim % 2 else "align2" if dim % 8 else "align8"
-
-
-def _tier_points() -> list[Point]:
-    return [point(dim) for point, dims in _TIER_AXES.values() for dim in dims]
+def _tier_points(tier: str | None = None, *axes: str) -> list[Point]:
+    """List the points along these axes (by default all) whose dim is of this tier (None: any)."""
+    return [
+        point(dim)
+        for point, dims in (_TIER_AXES[axis] for axis in axes or _TIER_AXES)
+        for dim in dims
+        if tier in (None, "align1" if dim % 2 else "align2" if dim % 8 else "align8")
+    ]
 
 
 @study("kernel-tiers", _tier_points)
@@ -195,27 +195,26 @@ def kernel_tiers(readings: Readings) -> Finding:
     rows: list[tuple[Cell, ...]] = []
     kernels: dict[tuple[str, str], Kernel] = {}
     axes: dict[str, list[str]] = {}
-    for axis, (point, dims) in _TIER_AXES.items():
+    for axis in _TIER_AXES:
         texts = []
         for row in published.rows("a100_kernel_tiers"):
-            served = most_common_kernel(readings, [point(dim) for dim in dims if _tier(dim) == row.tier])
+            served = most_common_kernel(readings, _tier_points(row.tier, axis))
             readings.median([None if served is None else served[1]], f"the kernels of {row.tier} along {axis}")
             assert served is not None
             kernels[axis, row.tier] = served[0]
             texts.append(f"{row.condition.removeprefix('dim ')} by {design(served[0])}")
             rows.append((axis, row.condition, design(served[0]), 100 * served[1], row.kernel_family))
         axes.setdefault(", ".join(texts), []).append(axis)
-    separate = all(len({kind(kernels[axis, tier]) for tier in _A100_KERNELS}) == 3 for axis in _TIER_AXES)
+    by_axis = [[kind(kernels[axis, tier]) for tier in _A100_KERNELS] for axis in _TIER_AXES]
     same = all(
         (kernel.family == "cutlass") == (tier != "align8") and (kernel.architecture, kernel.tier) == _A100_KERNELS[tier]
         for (_, tier), kernel in kernels.items()
     )
-    split = any(kind(kernels[axis, "align8"]) != kind(kernels[axis, "align1"]) for axis in _TIER_AXES)
     examples = ", ".join(dict.fromkeys(kernel.label for kernel in kernels.values()))
     return Finding(
         rows,
-        as_published=same and separate,
-        absent=not split,
+        as_published=same and all(len({*kinds}) == len(kinds) for kinds in by_axis),
+        absent=not any(align8 != align1 for align8, _, align1 in by_axis),
         values={"text": "; ".join(f"{' and '.join(names)}: {text}" for text, names in axes.items())},
         notes=("% 2 == 0: the even dims that are no multiple of 8", f"kernels, for example: {examples}"),
     )

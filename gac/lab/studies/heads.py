@@ -6,7 +6,7 @@ from typing import Any
 
 from gac.lab.studies import published
 from gac.lab.studies.points import COPY, copy_note, gemm, sdpa
-from gac.lab.studies.readings import Readings, close, flops, known, percent, quotient, times
+from gac.lab.studies.readings import Readings, close, known, percent, quotient, times
 from gac.lab.studies.records import Cell, Finding, study
 from gac.profiling.operators import operation
 from gac.profiling.records import Point
@@ -15,42 +15,34 @@ from gac.profiling.records import Point
 
 ALIGNED = (128, 120)  # dims of equal heads: a little more work than the published dims, and as much work
 SETTINGS = tuple(product((8, 32), (1, 2048)))  # heads and rows
+_DIMS = published.palu("unique_dims")
 
 
-def _mixed(way: str, heads: int, m: int) -> Point:
-    dims = published.palu("unique_dims")
-    return _heads(way, heads, m, dims[0], dims[-1])
-
-
-def _equal(dim: int, heads: int, m: int) -> Point:
-    return _heads("separate", heads, m, dim, dim)
-
-
-def _heads(way: str, heads: int, m: int, low: int, high: int) -> Point:
+def _heads(way: str, heads: int, m: int, dim: int | None = None) -> Point:
+    """Return the product of equal heads, or of heads of the published dims, which are from the least to the largest."""
+    low, high = (dim, dim) if dim is not None else (_DIMS[0], _DIMS[-1])
     return Point(operation(f"batched_gemm_{way}", m=m, k=4096, heads=heads, low=low, high=high), "fp16")
 
 
 def _heads_points() -> Iterator[Point]:
     for setting in SETTINGS:
-        yield from (_mixed(way, *setting) for way in ("separate", "bucketed", "padded"))
-        yield from (_equal(dim, *setting) for dim in ALIGNED)
+        yield from (_heads(way, *setting) for way in ("separate", "bucketed", "padded"))
+        yield from (_heads("separate", *setting, dim) for dim in ALIGNED)
 
 
 @study("heterogeneous-heads", _heads_points)
 def heterogeneous_heads(readings: Readings, slower: float, absent: float) -> Finding:
     costs = {}
     for dim in ALIGNED:
-        ratios = [readings.ratio(_mixed("separate", *setting), _equal(dim, *setting)) for setting in SETTINGS]
-        readings.median(ratios, f"the cost of misaligned heads over heads of {dim}")
-        costs[dim] = known(ratios)
+        pairs = [(_heads("separate", *setting), _heads("separate", *setting, dim)) for setting in SETTINGS]
+        costs[dim] = known(readings.ratio(*pair) for pair in pairs)
+        readings.median(costs[dim], f"the cost of misaligned heads over heads of {dim}")
     least, most = (pick(map(pick, costs.values())) for pick in (min, max))
-    launching = known(readings.ratio(_equal(ALIGNED[0], *setting), _mixed("padded", *setting)) for setting in SETTINGS)
+    pairs = [(_heads("separate", *setting, ALIGNED[0]), _heads("padded", *setting)) for setting in SETTINGS]
     notes = ["no latency of this comparison is published"]
-    if launching:
-        equal = (
-            f"heads all of {ALIGNED[0]} take {_range(launching)} as long as heads padded to {ALIGNED[0]} in one launch"
-        )
-        notes.insert(0, f"what launching heads one by one costs besides: {equal}")
+    if launching := known(readings.ratio(*pair) for pair in pairs):
+        ours = f"heads all of {ALIGNED[0]} take {_range(launching)} as long as heads padded to {ALIGNED[0]}"
+        notes.insert(0, f"what launching heads one by one costs besides: {ours} in one launch")
     texts = (f"{_range(ratios, slower, absent)} as long as heads all of {dim}" for dim, ratios in costs.items())
     return Finding(
         [row for setting in SETTINGS for row in _heads_rows(readings, *setting)],
@@ -66,14 +58,13 @@ def _range(ratios: Sequence[float], *edges: float) -> str:
 
 
 def _heads_rows(readings: Readings, heads: int, m: int) -> Iterator[tuple[Cell, ...]]:
-    padded, dims = _mixed("padded", heads, m), published.palu("unique_dims")
-    mixed = f"{dims[0]} to {dims[-1]}"
-    equal = {f"all {dim}": _equal(dim, heads, m) for dim in ALIGNED}
-    for text, point in {mixed: _mixed("separate", heads, m), **equal}.items():
+    padded, mixed = _heads("padded", heads, m), f"{_DIMS[0]} to {_DIMS[-1]}"
+    equal = {f"all {dim}": _heads("separate", heads, m, dim) for dim in ALIGNED}
+    for text, point in {mixed: _heads("separate", heads, m), **equal}.items():
         ratios = (readings.ratio(point, other) for other in equal.values())
         yield heads, m, "one by one", text, readings.us(point), *ratios, readings.ratio(point, padded)
     for way in ("bucketed", "padded"):
-        point = _mixed(way, heads, m)
+        point = _heads(way, heads, m)
         yield heads, m, way, mixed, readings.us(point), *[None] * len(equal), readings.ratio(point, padded)
 
 
@@ -92,12 +83,6 @@ def _layer(d: int) -> dict[str, Point]:
     }
 
 
-def _layer_tflops(readings: Readings, d: int) -> float | None:
-    points = _layer(d).values()
-    latencies = known(map(readings.ns, points))
-    return sum(map(flops, points)) / sum(latencies) / 1e3 if len(latencies) == len(points) else None
-
-
 @study("head-dim-132", lambda: [point for d in (128, 132) for point in _layer(d).values()])
 def head_dim_132(readings: Readings, lower: float, same: float) -> Finding:
     figures = {row.head_dim: row.tflops for row in published.rows("megatron_head_dim")}
@@ -105,7 +90,7 @@ def head_dim_132(readings: Readings, lower: float, same: float) -> Finding:
     for name in _layer(128):
         at_128, at_132 = (readings.tflops(_layer(d)[name]) for d in (128, 132))
         rows.append((name, at_128, at_132, quotient(at_132, at_128), None, None))
-    at_128, at_132 = (_layer_tflops(readings, d) for d in (128, 132))
+    at_128, at_132 = (readings.tflops(*_layer(d).values()) for d in (128, 132))
     rows.append(("layer", at_128, at_132, quotient(at_132, at_128), figures[128], figures[132]))
     layer = readings.median([rows[-1][3]], "the throughput of the layer")
     attention = readings.median([rows[0][3]], "the throughput of attention")
@@ -178,8 +163,7 @@ def _last_win(readings: Readings, projection: str, win: float) -> int:
 def _edge_notes(readings: Readings, projection: str, last: int, win: float) -> Iterator[str]:
     following = [batch for batch in BATCHES if batch > last][:1]
     for batch in (*([last] if last else []), *following):
-        advantage = _advantage(readings, projection, batch)
-        if advantage is not None:
+        if (advantage := _advantage(readings, projection, batch)) is not None:
             yield from close(f"{projection} at batch {batch}", advantage, win)
 
 

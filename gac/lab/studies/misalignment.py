@@ -1,22 +1,10 @@
 """Studies of misaligned dims along K, N and head_dim: their cost, and the gain of padding and rounding up."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gac.lab.studies import published
-from gac.lab.studies.points import (
-    PointAt,
-    classes_note,
-    gemm_by_k,
-    gemm_by_n,
-    gemv_by_k,
-    gemv_by_n,
-    low_rank_by_r,
-    median_slowdown,
-    round_up,
-    sdpa,
-    slowdown,
-)
+from gac.lab.studies.points import PointAt, gemm_by_k, gemm_by_n, gemv_by_k, gemv_by_n, low_rank_by_r, round_up, sdpa
 from gac.lab.studies.readings import Readings, close, kernels_note, quotient, times
 from gac.lab.studies.records import Band, Cell, Finding, study
 from gac.profiling.records import Point
@@ -25,6 +13,24 @@ HEAD_DIMS = range(64, 257)
 K_DIMS = range(64, 257)
 N_DIMS = range(1000, 1065)
 GEMV_DIMS = range(4064, 4129)
+
+
+def _slowdown(readings: Readings, point: PointAt, dim: int) -> float | None:
+    """Return the latency at a dim over that at the next multiple of 8; None for a multiple of 8."""
+    return readings.ratio(point(dim), point(round_up(dim, 8))) if dim % 8 else None
+
+
+def _median_slowdown(readings: Readings, point: PointAt, dims: Iterable[int], name: str) -> float:
+    return readings.median((_slowdown(readings, point, dim) for dim in dims), name)
+
+
+def _classes_note(readings: Readings, point: PointAt, dims: Iterable[int], axis: str) -> str:
+    """Note the median slowdown of each alignment class below 8."""
+    parts = []
+    for step, name in ((1, f"odd {axis}"), (2, f"{axis} % 4 == 2"), (4, f"{axis} % 8 == 4")):
+        members = [dim for dim in dims if dim & -dim == step]
+        parts.append(f"{name} {_median_slowdown(readings, point, members, name):.2f}x")
+    return f"median over the next multiple of 8: {', '.join(parts)}"
 
 
 def _misaligned(
@@ -46,9 +52,9 @@ def _misaligned(
     plural = "head dims" if axis == "head_dim" else axis
     ratio = None if example is None else readings.ratio(point(107), point(112))
     return Band(**band).finding(
-        median_slowdown(readings, point, dims, f"the slowdown of misaligned {plural}"),
-        [(dim, readings.ms(point(dim)), slowdown(readings, point, dim), figure) for dim, figure in figures.items()],
-        classes_note(readings, point, dims, axis),
+        _median_slowdown(readings, point, dims, f"the slowdown of misaligned {plural}"),
+        [(dim, readings.ms(point(dim)), _slowdown(readings, point, dim), figure) for dim, figure in figures.items()],
+        _classes_note(readings, point, dims, axis),
         *notes,
         example="" if ratio is None else f"; 107 takes {ratio:.2f}x as long as 112 (A100: {example})",
     )
@@ -89,9 +95,10 @@ def gemm_n(readings: Readings, **band: Any) -> Finding:
 
 @study("gemv", lambda: [point(dim) for point in (gemv_by_k, gemv_by_n) for dim in GEMV_DIMS])
 def gemv(readings: Readings, least: float, most: float, noise: float) -> Finding:
+    axes = {"K": gemv_by_k, "N": gemv_by_n}
     k, n = (
-        median_slowdown(readings, point, GEMV_DIMS, f"the slowdown of misaligned {axis}")
-        for axis, point in (("K", gemv_by_k), ("N", gemv_by_n))
+        _median_slowdown(readings, point, GEMV_DIMS, f"the slowdown of misaligned {axis}")
+        for axis, point in axes.items()
     )
     theirs = {row.axis: 1 + row.cost_percent / 100 for row in published.rows("a100_gemm_sweeps")}
     in_band = least <= k <= most
@@ -101,8 +108,7 @@ def gemv(readings: Readings, least: float, most: float, noise: float) -> Finding
         absent=k < least,
         values={"k": times(k, least, most), "n": times(n)},
         notes=(
-            classes_note(readings, gemv_by_k, GEMV_DIMS, "K"),
-            classes_note(readings, gemv_by_n, GEMV_DIMS, "N"),
+            *(_classes_note(readings, point, GEMV_DIMS, axis) for axis, point in axes.items()),
             *close("K", k, least, most),
             *(close("N over K", n / k, 1 + noise) if in_band else ()),
         ),

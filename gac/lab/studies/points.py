@@ -1,6 +1,6 @@
-"""The points of the published settings, and the cost of misaligned dims along one of their axes."""
+"""The points of the published settings."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from gac.lab.studies.readings import Readings
 from gac.profiling.operators import operation
@@ -49,23 +49,3 @@ def copy_note(readings: Readings, rest: str = "") -> tuple[str, ...]:
 
 def round_up(dim: int, step: int) -> int:
     return -(-dim // step) * step
-
-
-def slowdown(readings: Readings, point: PointAt, dim: int) -> float | None:
-    """Return the latency at a dim over that at the next multiple of 8; None for a multiple of 8."""
-    return readings.ratio(point(dim), point(round_up(dim, 8))) if dim % 8 else None
-
-
-def median_slowdown(readings: Readings, point: PointAt, dims: Iterable[int], name: str) -> float:
-    """Return the median over dims that are no multiple of 8; RefusedError where all were refused."""
-    return readings.median((slowdown(readings, point, dim) for dim in dims), name)
-
-
-def classes_note(readings: Readings, point: PointAt, dims: Iterable[int], axis: str) -> str:
-    """Note the median slowdown of each alignment class below 8."""
-    classes = {1: f"odd {axis}", 2: f"{axis} % 4 == 2", 4: f"{axis} % 8 == 4"}
-    parts = []
-    for step, name in classes.items():
-        members = [dim for dim in dims if dim & -dim == step]
-        parts.append(f"{name} {median_slowdown(readings, point, members, name):.2f}x")
-    return f"median over the next multiple of 8: {', '.join(parts)}"

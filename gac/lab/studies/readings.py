@@ -46,8 +46,11 @@ class Readings:
     def us(self, point: Point) -> float | None:
         return quotient(self.ns(point), 1e3)
 
-    def tflops(self, point: Point) -> float | None:
-        return quotient(quotient(flops(point), self.ns(point)), 1e3)
+    def tflops(self, *points: Point) -> float | None:
+        """Return the throughput of points that run one after the other; None where one was refused."""
+        flops = sum(work_of(point.operation, point.dtype)[0] for point in points)
+        latencies = known(map(self.ns, points))
+        return flops / sum(latencies) / 1e3 if len(latencies) == len(points) else None
 
     def gb_s(self, point: Point) -> float | None:
         """Return the effective bandwidth in GB/s: the fewest bytes to move over the latency."""
@@ -88,10 +91,6 @@ class Readings:
             f"refused: {refused[0]}{f' and {len(refused) - 1} more' if len(refused) > 1 else ''}: {error}"
             for error, refused in points.items()
         )
-
-
-def flops(point: Point) -> int:
-    return work_of(point.operation, point.dtype)[0]
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:

@@ -53,15 +53,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study's table and verdict on one GPU.
+    """A study's table, measured figures beside published ones, and its verdict on one GPU.
 
     Attributes:
         claim, source: the published sentence or figure, who measured it, on which GPU.
-        columns: of the table, measured figures beside published ones.
         rows: one cell a column: text, a number in the column's unit, or None where there is none.
         verdict: ``held``; ``did not hold``: the effect is absent; ``other``: it is there in another form or size, or
             the GPU refuses what the verdict rests on.
-        sentence: whether the claim holds on this GPU, with the figures.
         notes: the rule behind the verdict, and refused points with the reason.
     """
 
@@ -79,12 +77,8 @@ class StudyResult:
 class Study:
     """A published experiment that runs again on the GPU at hand.
 
-    Attributes:
-        headings: of the table, as ``Column.parse`` takes them.
-        sentence: a template for the figures.
-        rule: the rule and the thresholds of the verdict, in words.
-        list_points: lists the points to time.
-        assess: makes the table and the verdict from the timings.
+    ``headings`` are as ``Column.parse`` takes them, ``sentence`` is a template for the figures, ``rule`` says the
+    verdict's thresholds. ``assess`` makes the table and the verdict from the timings of the listed points.
     """
 
     name: str
@@ -124,13 +118,10 @@ class Threshold(float):
     """A threshold, which the text of a rule writes as a factor, a share or an excess."""
 
     def __format__(self, style: str) -> str:
-        match style:
-            case "times":
-                return times(self)
-            case "percent":
-                return percent(self)
-            case "more":
-                return percent(self - 1)
+        if style == "times":
+            return times(self)
+        if style in ("percent", "more"):
+            return percent(self - (style == "more"))
         return super().__format__(style)
 
 

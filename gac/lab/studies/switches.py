@@ -9,7 +9,6 @@ from gac.lab.studies import published
 from gac.lab.studies.points import gemm
 from gac.lab.studies.readings import Readings, close, known, main_kernel, times
 from gac.lab.studies.records import Cell, Finding, Threshold, study
-from gac.profiling.kernel_names import Kernel
 from gac.profiling.records import Point
 from gac.tokens.defaults import STEP
 
@@ -23,13 +22,10 @@ SHOWN = 8
 
 
 class Switch(NamedTuple):
-    """Neighbouring M that different kernels serve.
+    """Neighbouring M that different kernels serve: ``rise`` is the latency at ``high`` over that at ``low``.
 
-    Attributes:
-        rise: latency at ``high`` over that at ``low``.
-        lasting: median latency of the M after over that of the M before, at most ``rise``; None where too few M were
-            measured on a side.
-        alone: True where the M after ``high`` falls back to the latency before.
+    ``lasting``: median latency of the M after over that of the M before, at most ``rise``; None where too few M were
+    measured on a side. ``alone``: the M after ``high`` falls back to the latency before.
     """
 
     low: int
@@ -101,15 +97,14 @@ def _rows(readings: Readings, switches: Sequence[Switch]) -> list[tuple[Cell, ..
 
 
 def _kernels(readings: Readings, low: int, high: int) -> list[str | None]:
+    """Describe both kernels by family and tile, by their label where that does not tell them apart."""
     kernels = [main_kernel(readings.launches(gemm_by_m(m))) for m in (low, high)]
-    texts = [None if kernel is None else _tiled(kernel) for kernel in kernels]
-    if texts[0] == texts[1] and _names(readings, low) != _names(readings, high):
-        texts = [None if kernel is None else kernel.label for kernel in kernels]
-    return texts
-
-
-def _tiled(kernel: Kernel) -> str:
-    return kernel.label if kernel.tile is None else f"{kernel.family} {kernel.tile[0]}x{kernel.tile[1]}"
+    labels = [None if kernel is None else kernel.label for kernel in kernels]
+    texts = [
+        label if kernel is None or kernel.tile is None else f"{kernel.family} {kernel.tile[0]}x{kernel.tile[1]}"
+        for kernel, label in zip(kernels, labels, strict=True)
+    ]
+    return labels if texts[0] == texts[1] and _names(readings, low) != _names(readings, high) else texts
 
 
 def _sentence(readings: Readings, switches: Sequence[Switch], jump: Threshold, absent: Threshold) -> str:

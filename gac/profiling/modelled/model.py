@@ -8,7 +8,8 @@ import numpy as np
 from gac.core.arrays import Bools, Floats, Ints, alignment_class
 from gac.profiling.modelled.kriging import Kriging, drawn
 from gac.profiling.modelled.roofline import Gpu, fitted, gemm_terms, row_terms
-from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES, OPERATORS, numbers_of, stored_as
+from gac.profiling.operators import OPERATORS
+from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, numbers_of, stored_as
 from gac.profiling.rows import Rows
 
 REACH = 4
@@ -32,10 +33,8 @@ _ONE_GEMM = ("m k n",)
 class _Group:
     """Common properties of measurements that are fitted together.
 
-    Attributes:
-        others: sizes of the axes that are not modelled: the rows, the group of a scheme.
-        classes: alignment of the modelled sizes, 1, 2 and 4, and ``ALIGNED`` for all above.
-        kernel: kernels of the dtype multiply, and not PyTorch with unpacked weights.
+    ``others`` are sizes of the axes that are not modelled (rows, the group of a scheme), ``classes`` the alignment of
+    those that are: 1, 2, 4, and ``ALIGNED`` for all above. ``kernel``: PyTorch does not unpack the weights.
     """
 
     operator: str
@@ -63,10 +62,9 @@ class _Fit:
     field: Kriging
 
     def reaches(self, shapes: Ints) -> Bools:
-        near = np.ones((len(shapes), len(self.shapes)), dtype=np.bool_)
-        for size, known in zip(shapes.T, self.shapes.T, strict=True):
-            near &= (size[:, None] <= REACH * known) & (known <= REACH * size[:, None])
-        within: Bools = np.any(near, axis=1)
+        sizes = shapes[:, None]
+        near = (sizes <= REACH * self.shapes) & (self.shapes <= REACH * sizes)
+        within: Bools = near.all(axis=2).any(axis=1)
         return within
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.core.arrays import Floats, Ints
-from gac.profiling.operators import ACTIVATIONS, ITEM_BYTES
+from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES
 
 TILES = ((128, 256), (128, 128), (128, 64), (64, 64), (32, 64))
 """Rows and columns of the result that one CTA computes: the tiles that cuBLAS takes most, from large to small."""

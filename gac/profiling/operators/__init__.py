@@ -3,46 +3,16 @@
 The contract suites in ``tests/profiling/operators`` then run over its description and its runs.
 """
 
-from functools import cache
+from functools import cache, partial
 
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation
 from gac.core.registry import Registry, check_contract
 from gac.profiling.operators import attention, collectives, gemm, int4, latent, memory
-from gac.profiling.operators.base import (
-    ACTIVATIONS,
-    ITEM_BYTES,
-    WORST_ERROR,
-    Axes,
-    Operand,
-    Operator,
-    Runner,
-    numbers_of,
-    relative_error,
-    stored_as,
-)
+from gac.profiling.operators.base import ACTIVATIONS, ITEM_BYTES, Operator, Runner, stored_as
+from gac.profiling.operators.stored import StoredRunner
 
-__all__ = [
-    "ACTIVATIONS",
-    "ITEM_BYTES",
-    "OPERATORS",
-    "WORST_ERROR",
-    "Axes",
-    "Operand",
-    "Operator",
-    "Runner",
-    "numbers_of",
-    "operation",
-    "relative_error",
-    "runner_of",
-    "stored_as",
-    "work_of",
-]
-
-
-def _check(operator: object) -> None:
-    check_contract("operator", operator, ("axes", "dtypes", "run", "compare"), Operator)
-
+_check = partial(check_contract, "operator", members=("axes", "dtypes", "run", "compare"), base=Operator)
 
 OPERATORS: Registry[Operator] = Registry("operator", {}, _check, ProfileError)
 
@@ -73,6 +43,7 @@ def work_of(operation: Operation, dtype: str) -> tuple[int, int]:
     return operator.flops(axes), operator.bytes(axes, dtype)
 
 
+@cache
 def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
     """Return what runs an operator: itself in numbers, and a runner for each scheme.
 
@@ -80,11 +51,4 @@ def runner_of(name: str, dtype: str = ACTIVATIONS) -> Runner:
         ProfileError: there is no operator of this name, or no such scheme, or its weights are not stored in any.
     """
     operator = OPERATORS.get(name)
-    return operator if dtype in ITEM_BYTES else _stored_runner(operator, dtype)
-
-
-@cache
-def _stored_runner(operator: Operator, dtype: str) -> Runner:
-    from gac.profiling.operators.stored import StoredRunner
-
-    return StoredRunner(operator, stored_as(dtype))
+    return operator if dtype in ITEM_BYTES else StoredRunner(operator, stored_as(dtype))

@@ -105,13 +105,15 @@ def _sweeps(backend: Backend, causal: bool) -> tuple[AxisSweep, ...]:
         step, heads = (32, 8) if backend == "math" else (8, 32)
         return (AxisSweep("d", {*range(step, 257, step), 107, 129}, _PREFILL | {"h": heads, "kv": heads}),)
     prefill = (AxisSweep("d", range(8, 257), _PREFILL | {"kv": 32}), AxisSweep("d", _GQA_DIMS, _PREFILL | {"kv": 8}))
-    decode = (
+    if causal:
+        return prefill
+    return (
+        *prefill,
         AxisSweep("d", range(8, 257), _DECODE | {"kv": 8}),
         AxisSweep("d", {*range(8, 257, 8), *around(128, 8)}, _DECODE | {"kv": 32}),
         # Along the cached tokens, of which some may be evicted: every 64, and a stretch of integers.
         AxisSweep("t", {*range(64, 2049, 64), *around(1024, 16)}, {"b": 8, "h": 32, "kv": 8, "s": 1, "d": 128}),
     )
-    return prefill if causal else prefill + decode
 
 
 OPERATORS = tuple(Sdpa(backend, causal) for backend in BACKENDS for causal in (False, True))

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 class Collective(Operator):
     """One GPU's part in a collective over ``m`` rows of ``n`` columns; latency follows their bytes.
 
+    - ``all_reduce``: ``x[m, n]`` of every GPU becomes their sum, in its place, on each of them: a rowwise split GEMM's
+      outputs.
+    - ``all_gather``: ``x[m, n / gpus]`` of every GPU becomes ``x[m, n]`` on each: all columns of a colwise split GEMM.
+      The blocks ``[gpus, m, n / gpus]`` are copied into rows where there are several.
+    - ``reduce_scatter``: ``x[m, n]`` of every GPU becomes ``[m, n / gpus]`` on each: its own columns of their sum.
+      Columns are copied into such blocks first, where there are several rows.
+
     Operands are those of each GPU. FLOPs are none: sums are counted as bytes. Results are new tensors.
     """
 
@@ -27,8 +34,9 @@ class Collective(Operator):
     smooth = True
     compressed_axis = "n"
     cublas = False
-    divides = True
-    """The columns are divided over the GPUs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @cached_property
     def ranks(self) -> "Ranks":
@@ -37,71 +45,31 @@ class Collective(Operator):
         return started()
 
     def unmet(self, axes: Axes) -> str | None:
-        return "n that is a multiple of gpus" if self.divides and axes["n"] % axes["gpus"] else None
+        divides = self.name != "all_reduce"
+        return "n that is a multiple of gpus" if divides and axes["n"] % axes["gpus"] else None
+
+    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        gpus, m, n = (axes[name] for name in self.axes)
+        return (Operand((m, n // gpus if self.name == "all_gather" else n), dtype),)
+
+    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
+        gpus, m, n = (axes[name] for name in self.axes)
+        if self.name == "all_reduce":
+            return (Operand((m, n), dtype),)
+        blocks, columns = Operand((gpus, m, n // gpus), dtype), n if self.name == "all_gather" else n // gpus
+        return blocks, Operand((m, columns), dtype)
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
         (x,) = super().operands(axes, dtype, cut)
         return [x, x + self.ranks.rank]
 
-    def contributions(self, inputs: Sequence["Tensor"]) -> "Tensor":
-        """Return what every rank contributes, in float32; shape ``(gpus, rows, columns)``."""
-        import torch
-
-        return torch.stack([(inputs[0] + rank).float() for rank in range(self.ranks.size)])
-
-
-class AllReduce(Collective):
-    """``x[m, n]`` of every GPU becomes their sum, in its place, on each of them: a rowwise split GEMM's outputs."""
-
-    name = "all_reduce"
-    reads, writes = ("m n",), ("m n",)
-    divides = False
-
-    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        return [self.ranks.summed(inputs[1])]
-
-    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        return corners(result[0]), corners(self.contributions(inputs).sum(0))
-
-
-class AllGather(Collective):
-    """``x[m, n / gpus]`` of every GPU becomes ``x[m, n]`` on each: all columns of a colwise split GEMM.
-
-    The blocks ``[gpus, m, n / gpus]`` are copied into rows where there are several.
-    """
-
-    name = "all_gather"
-
-    def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        return (Operand((axes["m"], axes["n"] // axes["gpus"]), dtype),)
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        gpus, m, n = (axes[name] for name in self.axes)
-        return Operand((gpus, m, n // gpus), dtype), Operand((m, n), dtype)
-
-    def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
-        return [self.ranks.gathered(inputs[1])]
-
-    def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        return corners(result[0]), corners(self.contributions(inputs).transpose(0, 1).flatten(1))
-
-
-class ReduceScatter(Collective):
-    """``x[m, n]`` of every GPU becomes ``[m, n / gpus]`` on each: its own columns of their sum.
-
-    Columns are copied into blocks ``[gpus, m, n / gpus]`` first, where there are several rows.
-    """
-
-    name = "reduce_scatter"
-    reads = ("m n",)
-
-    def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
-        gpus, m, n = (axes[name] for name in self.axes)
-        return Operand((gpus, m, n // gpus), dtype), Operand((m, n // gpus), dtype)
-
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         from torch import distributed
 
+        if self.name == "all_reduce":
+            return [self.ranks.summed(inputs[1])]
+        if self.name == "all_gather":
+            return [self.ranks.gathered(inputs[1])]
         # Newer versions of PyTorch have it under another name.
         scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
         rows, columns = inputs[1].shape
@@ -110,8 +78,14 @@ class ReduceScatter(Collective):
         return [part]
 
     def compare(self, inputs: Sequence["Tensor"], result: Sequence["Tensor"]) -> tuple["Tensor", "Tensor"]:
-        summed = self.contributions(inputs).sum(0)
-        return corners(result[0]), corners(summed.chunk(self.ranks.size, -1)[self.ranks.rank])
+        import torch
+
+        contributions = torch.stack([(inputs[0] + rank).float() for rank in range(self.ranks.size)])
+        if self.name == "all_gather":
+            return corners(result[0]), corners(contributions.transpose(0, 1).flatten(1))
+        summed = contributions.sum(0)
+        expected = summed if self.name == "all_reduce" else summed.chunk(self.ranks.size, -1)[self.ranks.rank]
+        return corners(result[0]), corners(expected)
 
 
-OPERATORS = (AllReduce(), AllGather(), ReduceScatter())
+OPERATORS = tuple(map(Collective, ("all_reduce", "all_gather", "reduce_scatter")))

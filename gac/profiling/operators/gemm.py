@@ -47,6 +47,7 @@ class Linear(Operator):
     """
 
     name = "linear"
+    rowwise = False
     axes = ("m", "k", "n")
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
     stored = True
@@ -65,10 +66,10 @@ class Linear(Operator):
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         matrices = super().inputs(axes, dtype)
-        return (*matrices, *self.scales(axes)) if dtype == "fp8" else matrices
-
-    def scales(self, axes: Axes) -> tuple[Operand, Operand]:
-        return Operand((1, 1), "fp32"), Operand((1, 1), "fp32")
+        if dtype != "fp8":
+            return matrices
+        rows, columns = (axes["m"], axes["n"]) if self.rowwise else (1, 1)
+        return *matrices, Operand((rows, 1), "fp32"), Operand((1, columns), "fp32")
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         return super().outputs(axes, "bf16" if dtype == "fp8" else dtype)
@@ -100,12 +101,10 @@ class RowwiseLinear(Linear):
     """``x[m, k] @ W[n, k].T`` in fp8 with one fp32 scale a row of x and a row of W, and a bf16 result."""
 
     name = "linear_rowwise"
+    rowwise = True
     dtypes = ("fp8",)
     stored = False
     general = _fp8_sweeps(())
-
-    def scales(self, axes: Axes) -> tuple[Operand, Operand]:
-        return Operand((axes["m"], 1), "fp32"), Operand((1, axes["n"]), "fp32")
 
 
 class LowRank(Operator):
@@ -167,11 +166,11 @@ class SharedLowRank(LowRank):
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, r, n, pairs = (axes[name] for name in self.axes)
-        return Operand((m, k), dtype), Operand((pairs * r, k), dtype), *(Operand((n, r), dtype),) * pairs
+        return Operand((m, k), dtype), Operand((pairs * r, k), dtype), *[Operand((n, r), dtype)] * pairs
 
     def outputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, _k, r, n, pairs = (axes[name] for name in self.axes)
-        return Operand((m, pairs * r), dtype), *(Operand((m, n), dtype),) * pairs
+        return Operand((m, pairs * r), dtype), *[Operand((m, n), dtype)] * pairs
 
 
 class BatchedGemm(Operator):
@@ -209,9 +208,8 @@ class Heads(BatchedGemm):
     """``x[heads, m, k]``, and for head i ``x[i] @ W_i[d_i, k].T`` with d_i evenly from low to high.
 
     Heads run ``separate``: one GEMM each; ``bucketed``: each rounded up to a multiple of 8, one batched GEMM a distinct
-    rounded dim; ``padded``: one batched GEMM, at the largest rounded up to a multiple of 8. Operands are those that
-    run: one weight ``(heads of the bucket, dim of the bucket, k)`` a bucket, after x. FLOPs and bytes are those of the
-    dims asked for, so the padding of a bucket shows as waste.
+    rounded dim; ``padded``: one batched GEMM, at the largest rounded up. Operands are those that run: x, then for each
+    bucket one weight ``(heads, dim, k)``. FLOPs and bytes are those before rounding: padding shows as waste.
     """
 
     stored = False

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GROUPS = (32, 64, 128, 256)
 
-_INNER_TILES = (8, 4, 2)
+_INNER_TILES = (8, 4, 2)  # of 16 along k, that the fused kernel loads at once: 8 (16 bytes a lane) if they divide k
 _TILE = 16
 _OFFSET = 8
 _ROWS = {*range(1, 33), *range(40, 129, 8), *range(192, 513, 64)}  # where fusing stops being faster
@@ -44,6 +44,7 @@ class Int4Linear(Operator):
         AxisSweep("n", range(64, 4097, 64), {"m": 1, "k": 4096, "group": 128}, "bf16"),
     )
     cublas = False
+    fused = True
 
     def inputs(self, axes: Axes, dtype: str) -> tuple[Operand, ...]:
         m, k, n, group = (axes[name] for name in self.axes)
@@ -60,16 +61,16 @@ class Int4Linear(Operator):
         return None
 
     def operands(self, axes: Axes, dtype: str, cut: Callable[[Operand], "Tensor"]) -> Sequence["Tensor"]:
-        """Make x, nibbles, scales and what ``pack`` makes of them; part of a group is refused as PyTorch refuses it."""
+        """Make x, nibbles, scales and the packed weight; part of a group is refused as PyTorch refuses it."""
+        import torch
+
         if reason := partial_group(axes):
             raise RuntimeError(reason)
         x, nibbles, scales = super().operands(axes, dtype, cut)
-        return [x, nibbles, scales, *self.pack(nibbles, axes["k"])]
-
-    def pack(self, nibbles: "Tensor", k: int) -> list["Tensor"]:
-        import torch
-
-        return [torch._convert_weight_to_int4pack(nibbles, inner_tiles(k))]
+        if not self.fused:
+            return [x, nibbles, scales]
+        inner = next((tiles for tiles in _INNER_TILES if axes["k"] % (tiles * _TILE) == 0), _INNER_TILES[-1])
+        return [x, nibbles, scales, torch._convert_weight_to_int4pack(nibbles, inner)]
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         import torch
@@ -97,12 +98,10 @@ class DequantisedInt4Linear(Int4Linear):
     name = "int4_linear_dequantised"
     writes = ("n k", "m n")
     cublas = True
+    fused = False
 
     def refusal(self, axes: Axes, dtype: str) -> str | None:
         return partial_group(axes)
-
-    def pack(self, nibbles: "Tensor", k: int) -> list["Tensor"]:
-        return []
 
     def run(self, inputs: Sequence["Tensor"], outputs: Sequence["Tensor"]) -> Sequence["Tensor"]:
         import torch
@@ -115,11 +114,6 @@ class DequantisedInt4Linear(Int4Linear):
         by_row = scales.transpose(0, 1)
         torch.addcmul(by_row[..., 1:], groups, by_row[..., :1], out=groups)
         return [torch.mm(x, weight.t(), out=result)]
-
-
-def inner_tiles(k: int) -> int:
-    """Return the most 16-wide tiles of k that the fused kernel loads at once: 8 (16 bytes a lane) if they divide k."""
-    return next((tiles for tiles in _INNER_TILES if k % (tiles * _TILE) == 0), _INNER_TILES[-1])
 
 
 OPERATORS = (Int4Linear(), DequantisedInt4Linear())

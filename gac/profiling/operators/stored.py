@@ -1,6 +1,7 @@
 """Products with weights in the storage of a scheme, through the modules in which models hold them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gac.core.errors import ProfileError
@@ -8,7 +9,7 @@ from gac.profiling.operators.base import Axes, Operand, Operator, Runner, edges,
 from gac.schemes import Scheme
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from gac.runtime.storage.modules import StoredLinear
 
@@ -60,10 +61,8 @@ class StoredRunner(Runner):
         from gac.runtime.storage.modules import StoredLinear
 
         *blocks, rows, columns = shape
-        if blocks:
-            plain: nn.Module = BlockLinear(blocks[0], columns, rows, bias=False, device="meta")
-        else:
-            plain = empty_linear(columns, rows, bias=False, device="meta")
+        build: Any = partial(BlockLinear, *blocks) if blocks else empty_linear
+        plain = build(columns, rows, bias=False, device="meta")
         module = StoredLinear.of(self._storage, plain)
         tensors = self._storage.tensors(*module.matrix)
         module.fill({name: cut(Operand(size, name_of(dtype))) for name, (size, dtype) in tensors.items()})

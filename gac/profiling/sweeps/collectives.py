@@ -48,17 +48,15 @@ def collective_points(gpus: int, workloads: Sequence[Workload] = WORKLOADS, dtyp
 
 def _columns(step: int) -> list[int]:
     """List multiples of a step, the last at or above the widest."""
-    factors = (factor * 2**doubled for doubled in count() for factor in (2, 3))
-    narrower = takewhile(lambda n: n < WIDEST, (factor * step * _NARROWEST // 2 for factor in factors))
+    halves = (factor * 2**doubled for doubled in count() for factor in (2, 3))
+    narrower = takewhile(lambda n: n < WIDEST, (factor * step * _NARROWEST // 2 for factor in halves))
     return [*narrower, -(-WIDEST // step) * step]
 
 
 @on_every_rank
 def estimate_collectives(points: Sequence[Point], path: str | Path | None = None, passes: int = PASSES) -> Estimate:
     """Estimate the work of ``profile_collectives`` with the same arguments; raises the same errors."""
-    ranks = this_run()
-    header = _header(ranks)
-    return ranks.once(lambda: estimate(points, path, passes, header))
+    return _estimate(points, path, passes)
 
 
 @on_every_rank
@@ -67,20 +65,17 @@ def profile_collectives(
 ) -> Path:
     """Measure collectives of the GPUs of these processes, or go on where an earlier run stopped, as ``profile_gpu``.
 
-    Args:
-        points: of ``collective_points`` for as many GPUs as there are processes.
-        path: the file, of the first GPU; it may hold other operators. None: that GPU's default place.
+    Points are those of ``collective_points`` for as many GPUs as there are processes. The file may hold other
+    operators; by default it is that of the first GPU.
 
     Raises:
         ProfileError: there is one process, or they are not on GPUs of one kind and host; or as ``profile_gpu``.
     """
-    ranks = this_run()
-    header = _header(ranks)
-    ahead = ranks.once(lambda: estimate(points, path, passes, header))
+    ahead, ranks = _estimate(points, path, passes), this_run()
     if ahead.remaining:
         logger.info("%s", ahead)
-        warn_if_shared(header)
-        time_in_lockstep(points, ahead.path, GpuMeasurer(header, ranks), header, ranks, passes, seconds)
+        warn_if_shared(ahead.header)
+        time_in_lockstep(points, ahead.path, GpuMeasurer(ahead.header, ranks), ahead.header, ranks, passes, seconds)
     return ahead.path
 
 
@@ -93,10 +88,7 @@ def time_in_lockstep(
     passes: int = PASSES,
     seconds: float | None = None,
 ) -> None:
-    """Sweep over the points on rank 0; the other ranks measure each of them at the same time.
-
-    ProfileError where a GPU has failed; or, on rank 0, as ``run_sweep``.
-    """
+    """Sweep over the points on rank 0, and measure each of them on the other ranks too; raises as ``run_sweep``."""
     if ranks.leads:
         run_sweep(points, path, Lockstep(measurer, ranks), header, passes, seconds)
         ranks.once(_end)
@@ -128,8 +120,9 @@ def _end() -> tuple[Point, bool] | None:
     return None
 
 
-def _header(ranks: Ranks) -> Header:
-    """Return the header of all GPUs with their link; ProfileError for one, or for several hosts or kinds."""
+def _estimate(points: Sequence[Point], path: str | Path | None, passes: int) -> Estimate:
+    """Estimate with a header of all GPUs and their link; ProfileError for one, or for several hosts or kinds."""
+    ranks = this_run()
     hosts = len({*ranks.gathered(platform.node())})
     if ranks.count == 1 or hosts > 1:
         processes, words = f"process{'es' if ranks.count > 1 else ''}", f"host{'s' if hosts > 1 else ''}"
@@ -140,4 +133,5 @@ def _header(ranks: Ranks) -> Header:
         )
     header = common_header(ranks.gathered(fingerprint()))
     uuids = ranks.gathered(uuid())
-    return replace(header, link=ranks.once(lambda: link_between(uuids)))
+    header = replace(header, link=ranks.once(lambda: link_between(uuids)))
+    return ranks.once(lambda: estimate(points, path, passes, header))

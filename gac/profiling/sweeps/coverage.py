@@ -17,8 +17,8 @@ from gac.models.families import family_of, text_config
 from gac.models.shapes import shapes_of
 from gac.models.sites import Site, Weight
 from gac.plan.costs import floored
-from gac.profiling.operators import OPERATORS, Operator, operation
-from gac.profiling.operators.base import AxisSweep
+from gac.profiling.operators import OPERATORS, operation
+from gac.profiling.operators.base import AxisSweep, Operator
 from gac.profiling.records import Cache, Point
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
 
@@ -26,6 +26,9 @@ WORKLOADS = (Workload.parse("prefill:1x1024"), Workload.parse("decode:1@1024"))
 DTYPES = ("bf16", "fp16")
 
 FP8_SINCE = (8, 9)
+
+DimsOf = Callable[[int], tuple[int, ...]]
+"""Dims to time along an axis that goes up to a size."""
 
 _CACHES: tuple[Cache, ...] = ("cold", "hot")
 _AFFORDED = 700
@@ -64,14 +67,14 @@ def model_points(
     for form in candidates:
         if not form.latency.timed and not any(form.cache.axis(weight) for _, weight in _taking([form], sites)):
             raise ProfileError(f"form {form.name}", "a form whose latency is measured", "Leave it out.")
-    points = _points(_operations(sites, candidates, rows, scheme_named(DEFAULT_SCHEME), gpus), dtype)
-    points += _points(_attentions(sites, candidates, workloads, gpus), dtype)
+    plain = _operations(sites, candidates, rows, scheme_named(DEFAULT_SCHEME), gpus)
+    points = [Point(shape, dtype) for shape in (*plain, *_attentions(sites, candidates, workloads, gpus))]
     for scheme in measured_schemes(schemes):
-        points += _points(_operations(sites, candidates, rows, scheme, gpus, few_dims), scheme.dtype)
+        points += [Point(x, scheme.dtype) for x in _operations(sites, candidates, rows, scheme, gpus, few_dims)]
         if scheme.input_quantiser and scheme.input_dtype:
-            numbers, weights = scheme.input_dtype, chain.from_iterable(site.weights for site in sites)
-            sizes = sorted({weight.in_features for weight in weights if weight.input_from_norm})
-            points += _points((round_inputs(numbers, count, size) for count in rows for size in sizes), dtype)
+            weights = (weight for site in sites for weight in site.weights if weight.input_from_norm)
+            sizes = sorted({weight.in_features for weight in weights})
+            points += [Point(round_inputs(scheme.input_dtype, m, k), dtype) for m in rows for k in sizes]
     return tuple(dict.fromkeys(points))
 
 
@@ -91,28 +94,24 @@ def fused_points(
     sites, rows = fuse_sites(_sites(model)), _rows(workloads, dtype)
     distinct = {(site.kind, *((w.out_features, w.in_features) for w in site.weights)): site for site in sites}
 
-    def operations(dims_of: Callable[[int], tuple[int, ...]]) -> list[Operation]:
+    def operations(dims_of: DimsOf) -> list[Operation]:
         fused = (_fused(site, count, forms, dims_of, gpus) for site in distinct.values() for count in rows)
         return list(chain.from_iterable(fused))
 
-    points = _points(operations(spaced_dims), dtype)
+    points = [Point(shape, dtype) for shape in operations(spaced_dims)]
     for scheme in measured_schemes(schemes):
-        points += _points(map(scheme.operation, filter(scheme.supports, operations(few_dims))), scheme.dtype)
+        supported = filter(scheme.supports, operations(few_dims))
+        points += [Point(scheme.operation(shape), scheme.dtype) for shape in supported]
     return tuple(dict.fromkeys(points))
 
 
 def token_points(
     model: Any, workloads: Sequence[Workload], shares: Iterable[float], step: int, dtype: str = "bf16"
 ) -> tuple[Point, ...]:
-    """List the points that a plan of tokens looks up: attention over a share of the cache of each decode workload.
+    """List the points that a plan of tokens looks up: attention over shares of the context of each decode workload.
 
     Numbers of tokens are rounded down to a multiple of ``step``. The context and the sliding window are measured too.
-
-    Args:
-        shares: fractions of the context.
-
-    Raises:
-        ProfileError: no workload decodes.
+    ProfileError where no workload decodes.
     """
     check_dtype(dtype)
     config = text_config(shapes_of(model))
@@ -120,14 +119,13 @@ def token_points(
     decoding = [workload for workload in workloads if workload.phase == "decode"]
     if not decoding:
         raise ProfileError("attention over tokens kept without a workload that decodes", "decode:B@C", "Name one.")
-    heads, window = heads_of(config), window_of(config)
-    attentions = []
+    heads, window, points = heads_of(config), window_of(config), list[Point]()
     for workload in decoding:
         context = workload.tokens
         shortened = (floored(share, context) // step * step for share in shares)
         lengths = {*shortened, context, min(context, window or context)} - {0}
-        attentions += [heads.over(workload.batch, tokens) for tokens in sorted(lengths)]
-    return _points(attentions, dtype)
+        points += [Point(heads.over(workload.batch, tokens), dtype) for tokens in sorted(lengths)]
+    return tuple(dict.fromkeys(points))
 
 
 def general_points(
@@ -199,17 +197,13 @@ def _rows(workloads: Sequence[Workload], dtype: str) -> list[int]:
     return sorted({workload.rows for workload in workloads})
 
 
-def _points(operations: Iterable[Operation], dtype: str) -> tuple[Point, ...]:
-    return tuple(dict.fromkeys(Point(operation, dtype) for operation in operations))
-
-
 def _operations(
     sites: Iterable[Site],
     forms: Sequence[Form],
     rows: Sequence[int],
     scheme: Scheme,
     gpus: int,
-    dims_of: Callable[[int], tuple[int, ...]] | None = None,
+    dims_of: DimsOf | None = None,
 ) -> Iterator[Operation]:
     """Yield the operations of these weights in a scheme, at the dims at which it has an operator for every GEMM.
 
@@ -249,7 +243,7 @@ def _attentions(
 
 
 def _shapes(
-    weights: Iterable[Weight], forms: Iterable[Form], dims_of: Callable[[int], tuple[int, ...]], gpus: int
+    weights: Iterable[Weight], forms: Iterable[Form], dims_of: DimsOf, gpus: int
 ) -> list[tuple[Form, Weight, int]]:
     return [
         (form, weight, dim)
@@ -259,7 +253,7 @@ def _shapes(
     ]
 
 
-def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]], gpus: int) -> tuple[int, ...]:
+def _dims(form: Form, weight: Weight, dims_of: DimsOf, gpus: int) -> tuple[int, ...]:
     if not form.applies_to(weight):
         return ()
     if form.latency.axis(weight) is None:
@@ -273,9 +267,7 @@ def _dims(form: Form, weight: Weight, dims_of: Callable[[int], tuple[int, ...]],
     return tuple(dim for dim in sorted(dims) if dim % form.step == 0)
 
 
-def _fused(
-    site: Site, rows: int, forms: Sequence[str], dims_of: Callable[[int], tuple[int, ...]], gpus: int
-) -> Iterator[Operation]:
+def _fused(site: Site, rows: int, forms: Sequence[str], dims_of: DimsOf, gpus: int) -> Iterator[Operation]:
     weights, dense = [site.weights[index] for index in site.fused], form_named("dense")
     if not weights:
         return

@@ -10,22 +10,9 @@ import msgspec
 
 from gac.core.errors import GacError, ProfileError
 from gac.core.io import destination, sync_directory
+from gac.profiling import records
 from gac.profiling.reading import parse
-from gac.profiling.records import (
-    AgainLine,
-    Header,
-    HeaderLine,
-    HostLine,
-    KernelLine,
-    Launch,
-    Line,
-    LostLine,
-    Measurement,
-    Point,
-    RowLine,
-    SentinelLine,
-    SharedLine,
-)
+from gac.profiling.records import Header, Launch, Measurement, Point
 
 _SYNC_SECONDS = 1.0
 _INCIDENTAL = frozenset({"date", "gac_version", "shared_with", "others"})
@@ -36,9 +23,9 @@ _OPTIONAL = frozenset({"link"})  # only looked up where collectives are measured
 class Journal:
     """Appends measurements to a profile, line by line; use as a context manager.
 
-    A new file gets ``header`` as its first line. An existing one is read back (``rows`` holds its measurements),
-    and a last line that a kill cut short is cut off. ProfileError where the file is malformed, belongs to another
-    machine or other software, is being written by another process, or cannot be written.
+    An existing file is read back (``rows`` holds its measurements), and a last line that a kill cut short is cut off.
+    ProfileError where it is malformed, of another machine or other software, written by another process, or not
+    writable.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -46,7 +33,7 @@ class Journal:
         self.rows: list[Measurement] = []
         self._header = header
         self._row_of: dict[Point, int] = {}
-        self._kernels: dict[KernelLine, int] = {}
+        self._kernels: dict[records.KernelLine, int] = {}
         self._synced = time.monotonic()
 
     def __enter__(self) -> "Journal":
@@ -81,18 +68,18 @@ class Journal:
 
     def add(self, row: Measurement) -> None:
         launches = tuple((self._kernel(launch), *launch.grid) for launch in row.launches)
-        fields = {name: value for name, value in vars(row).items() if name not in {"launches", "passes"}}
-        self._write(RowLine(**fields, launches=launches))
+        fields = {name: getattr(row, name) for name in records.RowLine.__struct_fields__}
+        self._write(records.RowLine(**fields | {"launches": launches}))
         self.rows.append(row if row.median_ns is None else row.with_passes((row.median_ns,)))
         self._row_of[row.point] = len(self.rows) - 1
 
     def add_again(self, point: Point, median_ns: float) -> None:
         number = self._row_of[point]
-        self._write(AgainLine(number, median_ns))
+        self._write(records.AgainLine(number, median_ns))
         self.rows[number] = self.rows[number].with_passes((*self.rows[number].passes, median_ns))
 
     def add_sentinel(self, point: Point, median_ns: float) -> None:
-        self._write(SentinelLine(self._row_of[point], median_ns))
+        self._write(records.SentinelLine(self._row_of[point], median_ns))
 
     def add_failure(self, row: Measurement) -> None:
         number = self._row_of.get(row.point)
@@ -100,17 +87,17 @@ class Journal:
             self.add(row)
         elif self.rows[number].error is None:
             assert row.error is not None
-            self._write(LostLine(number, row.error))
+            self._write(records.LostLine(number, row.error))
             self.rows[number] = row
 
     def _kernel(self, launch: Launch) -> int:
-        line = KernelLine(launch.name, launch.block, launch.shared_bytes)
+        line = records.KernelLine(launch.name, launch.block, launch.shared_bytes)
         if line not in self._kernels:
             self._kernels[line] = len(self._kernels)
             self._write(line)
         return self._kernels[line]
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: records.Line) -> None:
         data = json.dumps(msgspec.to_builtins(line), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             complete = self._file.write(data) == len(data)
@@ -135,11 +122,8 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as failure:
-            raise ProfileError(
-                f"profile {self.path} is being written by another process",
-                "one gac profile a file",
-                "Wait for it to finish, or write to another file.",
-            ) from failure
+            problem, remedy = f"profile {self.path} is being written by another process", "Wait for it to finish"
+            raise ProfileError(problem, "one gac profile a file", f"{remedy}, or write to another file.") from failure
 
     def _resume(self) -> None:
         self._file.seek(0)
@@ -147,7 +131,7 @@ class Journal:
         length = content.rfind(b"\n") + 1
         if not length:
             self._file.truncate(0)
-            self._write(HeaderLine(self._header))
+            self._write(records.HeaderLine(self._header))
             os.fsync(self._file.fileno())
             sync_directory(self.path.parent)
             return
@@ -159,23 +143,20 @@ class Journal:
         self._file.truncate(length)
         here, recorded = self._header, contents.header
         if here.shared_with not in ("", recorded.shared_with):
-            self._write(SharedLine(here.shared_with))
+            self._write(records.SharedLine(here.shared_with))
         link, others = here.link or recorded.link, tuple(sorted({*recorded.others, *here.others}))
         if (link, others) != (recorded.link, recorded.others):
-            self._write(HostLine(link, others))
+            self._write(records.HostLine(link, others))
 
 
 def check_same_machine(path: Path, recorded: Header, here: Header) -> None:
     """Raise ProfileError for a file that was begun on another machine or with other software."""
-    fields = ((name, getattr(recorded, name), getattr(here, name)) for name in Header.__struct_fields__)
-    different = [
-        f"{name} {old!r} where this machine has {new!r}"
-        for name, old, new in fields
-        if old != new
-        and name not in _INCIDENTAL
-        and not (old is None and name in _MISSING_IN_OLD_FILES)
-        and not (new is None and name in _OPTIONAL)
-    ]
+    different = []
+    for name in Header.__struct_fields__:
+        old, new = getattr(recorded, name), getattr(here, name)
+        missing = (old is None and name in _MISSING_IN_OLD_FILES) or (new is None and name in _OPTIONAL)
+        if old != new and name not in _INCIDENTAL and not missing:
+            different.append(f"{name} {old!r} where this machine has {new!r}")
     if different:
         problem = f"profile {path} has {', '.join(different)}"
         raise ProfileError(problem, "a file begun on this machine with this software", "Write to another file.")

@@ -82,13 +82,10 @@ def profile_gpu(
     """Measure the local GPU at these points, or go on where an earlier run stopped; logs the work, and the rest.
 
     Args:
-        path: the file; None: the default place of this GPU's profile.
+        path: the file, which is returned; None: the default place of this GPU's profile.
         passes: timings of every point.
         seconds: stop after about this long; the next call goes on.
         gpus: the number of GPUs of this host that share the timings, the first ones.
-
-    Returns:
-        the file's path.
 
     Raises:
         ProfileError: there are fewer GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Protocol
@@ -52,12 +52,8 @@ def run_sweep(
     and a burst of noise hits different neighbours each time. Every 15 seconds, and at the end, three of the points are
     timed once more: they are the sentinels. An interrupt leaves a file that the next run resumes.
 
-    Args:
-        measurers: one or several GPUs; each point is timed by the next free one.
-        seconds: stop after about this long; the next run goes on.
-
-    Returns:
-        the number of timings that were taken.
+    Of several ``measurers`` the next free one times a point. ``seconds``: stop after about this long. Returns the
+    number of timings taken.
 
     Raises:
         ProfileError: the file is malformed, locked, not writable, or of another machine or other software; or the GPU
@@ -66,7 +62,7 @@ def run_sweep(
     from gac.core.progress import progress_bar
 
     until = inf if seconds is None else time.monotonic() + seconds
-    devices = [*measurers] if isinstance(measurers, Sequence) else [measurers]
+    devices = measurers if isinstance(measurers, Sequence) else [measurers]
     with Journal(path, header) as journal:
         todo = [missing(points, journal.find, number) for number in range(passes)]
         with progress_bar("profile", "timing", sum(map(len, todo)), shown=progress) as bar:
@@ -100,28 +96,27 @@ def sentinels_of(points: Sequence[Point]) -> list[Point]:
     return [ordered[index] for index in sorted(chosen)] if ordered else []
 
 
+@dataclass
 class _Run:
     """One run of a sweep, with a thread for each of several measurers; ``until`` is on the monotonic clock."""
 
-    def __init__(
-        self,
-        points: Sequence[Point],
-        journal: Journal,
-        measurers: Sequence[Measurer],
-        until: float,
-        tick: Callable[[], object],
-    ) -> None:
-        self.timed = 0
-        self._journal, self._measurers, self._until, self._tick = journal, measurers, until, tick
-        self._sentinels = sentinels_of(points)
-        self._last_sentinels = [time.monotonic()] * len(measurers)
-        self._checked: set[Point] = set()
-        self._lock = threading.Lock()
-        self._stopped = False
+    points: InitVar[Sequence[Point]]
+    journal: Journal
+    measurers: Sequence[Measurer]
+    until: float
+    tick: Callable[[], object]
+    timed: int = 0
+    stopped: bool = False
+    checked: set[Point] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self, points: Sequence[Point]) -> None:
+        self.sentinels = sentinels_of(points)
+        self.last_sentinels = [time.monotonic()] * len(self.measurers)
 
     def measure(self, points: Sequence[Point], traced: bool) -> None:
         """Time each of the points once; ``traced``: also look up their kernels, some hundreds at a time."""
-        count = len(self._measurers)
+        count = len(self.measurers)
         largest = _BATCH if count == 1 else min(_BATCH, -(-len(points) // (_BATCHES_EACH * count)))
         size = max(largest, 1) if traced else 1
         batches = iter([points[start : start + size] for start in range(0, len(points), size)])
@@ -134,42 +129,42 @@ class _Run:
                 for future in as_completed(futures):
                     future.result()
             finally:
-                self._stopped = not all(future.done() for future in futures)
+                self.stopped = not all(future.done() for future in futures)
 
     def _measure_batches(self, batches: Iterator[Sequence[Point]], traced: bool, gpu: int) -> None:
         while batch := next(batches, ()):  # next() of a list's iterator is atomic
-            launches = self._measurers[gpu].launches(batch) if traced else [()] * len(batch)
+            launches = self.measurers[gpu].launches(batch) if traced else [()] * len(batch)
             for point, launched in zip(batch, launches, strict=True):
-                if self._stopped or time.monotonic() >= self._until:
+                if self.stopped or time.monotonic() >= self.until:
                     return
                 self._time(point, launched, gpu)
-                if time.monotonic() - self._last_sentinels[gpu] >= SENTINEL_SECONDS:
+                if time.monotonic() - self.last_sentinels[gpu] >= SENTINEL_SECONDS:
                     self.time_sentinels([gpu])
 
     def _time(self, point: Point, launches: tuple[Launch, ...], gpu: int) -> None:
-        known = self._journal.find(point)
+        known = self.journal.find(point)
         row = self._measured(point, gpu) if known is None or known.error is None else None  # failed in the first pass
-        with self._lock:
+        with self.lock:
             if row is not None and known is None:
-                self._journal.add(replace(row, launches=launches))
+                self.journal.add(replace(row, launches=launches))
             elif row is not None and row.median_ns is not None:
-                self._journal.add_again(point, row.median_ns)
+                self.journal.add_again(point, row.median_ns)
             self.timed += 1
-            self._tick()
+            self.tick()
 
     def _measured(self, point: Point, gpu: int) -> Measurement:
-        row = self._measurers[gpu].measure(point, point in self._checked)
+        row = self.measurers[gpu].measure(point, point in self.checked)
         if row.error is None:
-            self._checked.add(point)
+            self.checked.add(point)
         return row
 
     def time_sentinels(self, gpus: Sequence[int]) -> None:
         for gpu in gpus:
-            for point in self._sentinels:
-                known = self._journal.find(point)
+            for point in self.sentinels:
+                known = self.journal.find(point)
                 if known is not None and known.error is None:
                     median = self._measured(point, gpu).median_ns
                     if median is not None:
-                        with self._lock:
-                            self._journal.add_sentinel(point, median)
-            self._last_sentinels[gpu] = time.monotonic()
+                        with self.lock:
+                            self.journal.add_sentinel(point, median)
+            self.last_sentinels[gpu] = time.monotonic()

@@ -4,7 +4,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gac.core.distributed.ranks import ALONE, Ranks
 from gac.core.errors import UNSAFE, ProfileError
-from gac.profiling.operators import OPERATORS, WORST_ERROR, Runner, relative_error, runner_of, work_of
+from gac.profiling.operators import OPERATORS, runner_of, work_of
+from gac.profiling.operators.base import WORST_ERROR, Runner, relative_error
 from gac.profiling.records import DeviceLostError, Header, Launch, Measurement, Point
 from gac.profiling.timing.operands import Pools
 from gac.profiling.timing.stopwatch import Stopwatch
@@ -78,10 +78,25 @@ class GpuMeasurer:
         """Return the kernels that each point launches, in order; empty where it fails or they cannot be seen."""
         with torch.cuda.stream(self._watch.stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the measurement reports why a backend refuses a shape
-            calls = [partial(self._call, point) for point in points]
-            return trace(
-                calls, lambda index, failure: DeviceLostError(Measurement.failed(points[index], _first_line(failure)))
-            )
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
+                for number, point in enumerate(points):
+                    try:
+                        call = self._call(point)
+                        torch.cuda.synchronize()
+                        with record_function(f"{_MARK}{number}"):
+                            call()
+                            torch.cuda.synchronize()
+                    except RuntimeError as failure:  # if the device is alive, the timing meets the same and records it
+                        try:
+                            torch.cuda.synchronize()
+                        except RuntimeError as dead:
+                            raise DeviceLostError(Measurement.failed(point, _first_line(failure))) from dead
+            with TemporaryDirectory() as folder:
+                path = Path(folder) / "trace.json"
+                traced.export_chrome_trace(str(path))
+                events = json.loads(path.read_text())["traceEvents"]
+        launches = launches_by_mark(events)
+        return [launches.get(number, ()) for number in range(len(points))]
 
     def _cut(self, point: Point) -> tuple[Runner, list[Any], list[Tensor]]:
         name, axes = point.operation.operator, point.operation.axes
@@ -123,37 +138,6 @@ def _reason(warning: warnings.WarningMessage) -> str:
     """Return what a warning says about the shape; not which backends were disabled, nor its place in PyTorch."""
     text = str(warning.message).split(" (Triggered internally")[0].strip()
     return "" if any(empty in text for empty in _EMPTY_REASONS) else text
-
-
-# --- kernels, from PyTorch's profiler ---------------------------------------------------------------------------------
-
-
-def trace(
-    prepare: Sequence[Callable[[], Callable[[], object]]], lost: Callable[[int, Exception], Exception]
-) -> list[tuple[Launch, ...]]:
-    """Prepare and run each call once, and return the kernels that it launched, in order; empty for one that fails.
-
-    Where the device itself fails, ``lost`` makes the exception from the number of the call and its exception.
-    """
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
-        for number, make in enumerate(prepare):
-            try:
-                call = make()
-                torch.cuda.synchronize()
-                with record_function(f"{_MARK}{number}"):
-                    call()
-                    torch.cuda.synchronize()
-            except RuntimeError as failure:  # if the device is alive, the timing meets the same and records it
-                try:
-                    torch.cuda.synchronize()
-                except RuntimeError as dead:
-                    raise lost(number, failure) from dead
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        traced.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    launches = launches_by_mark(events)
-    return [launches.get(number, ()) for number in range(len(prepare))]
 
 
 def launches_by_mark(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Launch, ...]]:

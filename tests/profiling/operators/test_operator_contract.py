@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gac.profiling.operators import ITEM_BYTES, OPERATORS, Operand, Operator, operation
+from gac.profiling.operators import OPERATORS, operation
+from gac.profiling.operators.base import ITEM_BYTES, Operand, Operator
 from tests.profiling.examples import COUNTS, EXAMPLES, ROUNDINGS, SCHEMES, schemes_of
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gac.profiling.operators import OPERATORS, operation, relative_error, runner_of
+from gac.profiling.operators import OPERATORS, operation, runner_of
+from gac.profiling.operators.base import relative_error
 from gac.profiling.sweeps.coverage import model_points
 from gac.profiling.timing.operands import Pools
 from gac.runtime.storage.base import Storage, Tensors

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.profiling.operators import OPERATORS, WORST_ERROR, Operator, Runner, relative_error, runner_of
+from gac.profiling.operators import OPERATORS, runner_of
+from gac.profiling.operators.base import WORST_ERROR, Operator, Runner, relative_error
 from gac.profiling.timing.operands import Pools
 from gac.runtime.kernels import split_k as tiles
 from gac.runtime.storage.modules import Stored

@@ -72,7 +72,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         measure, "_cuda", SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (fake.free, fake.free))
     )
     monkeypatch.setattr("torch.cuda.synchronize", fake.synchronize)
-    monkeypatch.setattr(measure, "trace", lambda prepare, _lost: [(KERNEL,)] * len(prepare))
+    monkeypatch.setattr(measure.GpuMeasurer, "launches", lambda _self, points: [(KERNEL,)] * len(points))
     return fake
 
 
