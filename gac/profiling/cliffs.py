@@ -44,9 +44,8 @@ class ClassComparison:
     """One alignment class against the coarser dims that zero-padding would make of its dims.
 
     Attributes:
-        step: the class: the largest power of two that divides its dims.
+        step: the class: the largest power of two that divides its dims, of which ``dims`` were compared.
         against: the coarser step, up to 64, whose next larger multiple helps the class most.
-        dims: number of dims of the class that were compared.
         slowdown: the median of their latency over that of that multiple, between the quartiles ``low`` and ``high``.
     """
 
@@ -71,10 +70,8 @@ class Cliffs(Shown):
         rescue: for each of them, the smallest faster dim that wins back nine tenths of what the fastest one would.
         slowdown: for each of them, its latency over that of its rescue.
         sweet_spots: among the other dims, the last before a jump of the latency per unit of dim.
-        edges: for each sweet spot, the first dim after the jump.
-        jumps: for each sweet spot, the latency at the edge over its own.
-        period: the smallest power of two (up to 64) whose multiples were seen to keep up; 1 where alignment does not
-            matter.
+        edges, jumps: for each sweet spot, the first dim after the jump, and the latency there over its own.
+        period: the smallest power of two up to 64 whose multiples keep up; 1 where alignment does not matter.
         classes: the evidence for the period: each alignment class with at least three dims to compare.
         noise: the smallest relative difference that is told from noise.
     """

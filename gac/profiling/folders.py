@@ -31,7 +31,7 @@ def default_path(gpu: str) -> Path:
 
 
 def studies_path(gpu: str) -> Path:
-    """Return the path of the studies of a GPU: another file, since allocation takes the file of the GPU's name."""
+    """Return the file of a GPU's studies: another one, since allocation takes the file of the GPU's name."""
     return default_path(gpu).with_name(f"{default_path(gpu).stem}-studies.jsonl")
 
 

@@ -22,8 +22,7 @@ class Kernel:
         tier: elements to which its operands must be aligned: 16, 8, 4, 2 or 1.
         tile: output elements of a CTA. GEMM: along the features (n), then along the rows (m), since BLAS libraries
             see a row-major result transposed; attention: query rows, then key columns.
-        k_tile: GEMM: elements of k that one pipeline stage holds.
-        stages: stages of the pipeline through shared memory.
+        k_tile, stages: elements of k in a stage of the pipeline through shared memory, and its stages.
         split_k: k is divided over CTAs (a second kernel then adds them up).
         cluster: CTAs of a thread block cluster, (x, y).
         persistent: a CTA goes on to further tiles, so that the grid need not count the tiles.

@@ -19,10 +19,8 @@ def select_profile(requested: Profile | str | Path | None) -> tuple[Profile, Pro
     """Return the profile to plan with, and its record for the plan.
 
     None means the local GPU's profile, or the shipped H100's where there is no GPU. A table of other hardware is used
-    if it is given by name or already loaded, but not by path; the note in the record says so.
-
-    Raises:
-        ProfileError: it cannot be read, was measured on other hardware, or the local GPU has none yet.
+    if it is given by name or already loaded, but not by path; the note in the record says so. ProfileError where it
+    cannot be read, was measured on other hardware, or the local GPU has none yet.
     """
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     source = requested if requested is not None else DEFAULT if here is None else local_profile(here)

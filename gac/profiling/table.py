@@ -150,9 +150,6 @@ class Profile(Shown):
         values that err both ways falls on those that err low. There is no extrapolation: all other dims get -1. A
         smooth operator (a collective) is interpolated linearly between the two nearest measured dims.
 
-        Returns:
-            ns int64 and measured bool, both of the shape of ``dims``.
-
         Raises:
             ProfileError: the axes are not those of the operator, or the dims are no integers.
         """

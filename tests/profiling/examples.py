@@ -1,6 +1,7 @@
 """A shape of every operator, large enough that a result has edges and its last tile is cut; and its multiplications."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 
 from gac.profiling.operators import OPERATORS
@@ -43,12 +44,9 @@ def pair(m: int, k: int, r: int, n: int) -> int:
     return m * k * r + m * r * n
 
 
-def attention(causal: bool) -> Callable[..., int]:
-    def count(b: int, h: int, kv: int, s: int, t: int, d: int) -> int:
-        seen = sum(1 for query, key in product(range(s), range(t)) if key <= query or not causal)
-        return 2 * b * h * seen * d  # q @ k.T, and the weights @ v
-
-    return count
+def attention(causal: bool, b: int, h: int, kv: int, s: int, t: int, d: int) -> int:
+    seen = sum(1 for query, key in product(range(s), range(t)) if key <= query or not causal)
+    return 2 * b * h * seen * d  # q @ k.T, and the weights @ v
 
 
 def latent_attention(b: int, h: int, kv: int, t: int, d: int, g: int, k: int, v: int) -> int:
@@ -68,7 +66,7 @@ COUNTS: Mapping[str, Callable[..., int]] = {
     "batched_gemm": lambda b, m, k, n: b * m * k * n,
     **{f"batched_gemm_{way}": heads for way in ("separate", "bucketed", "padded")},
     **dict.fromkeys(("int4_linear", "int4_linear_dequantised"), lambda m, k, n, group: m * k * n),
-    **{name: attention(name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
+    **{name: partial(attention, name.endswith("_causal")) for name in OPERATORS.names if name.startswith("sdpa")},
     **{name: latent_attention for name in OPERATORS.names if name.startswith("latent_attention")},
     **dict.fromkeys(("copy", *ROUNDINGS, *COLLECTIVES), lambda **_axes: 0),
 }

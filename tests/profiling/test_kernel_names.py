@@ -13,7 +13,7 @@ XMMA = GEMM | {"family": "xmma", "architecture": 80, "stages": 3}
 CUDNN = {"family": "cudnn attention", "role": "attention", "tier": 8, "template_d": 128, "tile": (64, 128)}
 EFFICIENT = {"family": "mem-efficient", "role": "attention", "architecture": 80, "tile": (64, 128)}
 
-TOLD = {
+KNOWN = {
     "nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_splitK_TNN": NVJET
     | {"architecture": 90, "tile": (128, 256), "k_tile": 64, "stages": 4, "split_k": True, "cluster": (1, 2)},
     "nvjet_sm90_qqtst_128x128_128x6_1x2_h_bz_ovscale_bias_TNT": NVJET
@@ -50,7 +50,7 @@ TOLD = {
 }
 
 
-NAMES_ALONE = {
+FAMILIES = {
     "gemv2T_kernel_val<int, int, __nv_bfloat16, float, float>": ("gemv", "gemv"),
     "cublasLt::splitKreduce_kernel<32, 16, int, float>": ("split-k reduce", "reduce"),
     "at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>": ("fill", "copy/pad"),
@@ -58,13 +58,13 @@ NAMES_ALONE = {
     "softmax_warp_forward<c10::BFloat16, float, 10, false>": ("softmax", "other"),
     "some_kernel_nobody_knows": ("other", "other"),
 }
-TOLD |= {name: {"family": family, "role": role} for name, (family, role) in NAMES_ALONE.items()}
+KNOWN |= {name: {"family": family, "role": role} for name, (family, role) in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_a_name_tells_this_of_its_kernel_and_no_more(name: str) -> None:
+@pytest.mark.parametrize("name", KNOWN)
+def test_fields_of_a_name(name: str) -> None:
     fields = {key: value for key, value in vars(describe(name)).items() if key != "name" and value not in (None, False)}
-    assert fields == TOLD[name]
+    assert fields == KNOWN[name]
 
 
 def test_every_kernel_that_the_h100_recorded_is_known() -> None:
@@ -81,7 +81,6 @@ def test_every_kernel_that_the_h100_recorded_is_known() -> None:
         ("flash_fwd_kernel", "false, true, false, false, false, true, false, false", True),
         ("flash_fwd_kernel", "false, true, false, false, true, false, false, false", False),
         ("flash_fwd_splitkv_kernel", "false, false, false, false, true, false, true, false", True),
-        ("flash_fwd_splitkv_kernel", "false, false, false, false, false, true, true, false", False),
     ],
 )
 def test_flash_says_whether_it_checks_bounds_of_the_head_dim(kernel, flags, even) -> None:

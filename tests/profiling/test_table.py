@@ -48,34 +48,29 @@ def test_a_point_is_rounded_up_and_none_where_it_is_missing(profile_file) -> Non
 def test_rows_of_are_sorted_along_the_axis_and_hold_the_others_fixed(profile_file) -> None:
     profile_file.ranks({128: 3.0, 8: 1.0, 64: 2.0}).ranks({8: 9.0}, m=1)
     sweep = Profile.load(profile_file.write()).rows_of("low_rank", FIXED, "r")
-    assert sweep.dims.tolist() == [8, 64, 128]
-    assert sweep.ns.tolist() == [1.0, 2.0, 3.0]
+    assert (sweep.dims.tolist(), sweep.ns.tolist()) == ([8, 64, 128], [1.0, 2.0, 3.0])
     assert sweep.label == "low_rank bf16 m=1024 k=4096 n=4096, r"
 
 
 # --- interpolation ---
 
 
+ALIGNED = {1000: 30.0, 1008: 40.0, 1016: 32.0, 1023: 170.0, 1024: 31.0, 1025: 180.0, 1032: 33.0}
+MIXED = {1003: 100.0, 1004: 50.0, 1008: 30.0, 1017: 200.5, 1021: 150.0}
+
+
 @pytest.mark.parametrize(
     ("known", "requested", "expected"),
     [
-        # It stays in the alignment class.
-        (
-            {1000: 30.0, 1008: 40.0, 1016: 32.0, 1023: 170.0, 1024: 31.0, 1025: 180.0, 1032: 33.0},
-            (1000, 1008, 1020, 1024, 1027),
-            [30, 40, -1, 31, -1],
-        ),
-        # Between the nearest of its class a dim is as slow as the slower of them.
-        ({1003: 100.0, 1004: 50.0, 1008: 30.0, 1017: 200.5, 1021: 150.0}, (1009, 1019), [201, 201]),
-        # There is no extrapolation, and brackets that are too far apart are not used.
-        ({64: 1.0, 128: 2.0}, (0, 192, 129), [-1, -1, -1]),
-        ({64: 1.0, 192: 2.0, 1024: 10.0, 1280: 20.0}, (128, 1088), [-1, 20]),
+        (ALIGNED, (1000, 1008, 1020, 1024, 1027), [30, 40, -1, 31, -1]),  # it stays in the alignment class
+        (MIXED, (1009, 1019), [201, 201]),  # between the nearest of its class a dim is as slow as the slower of them
+        ({64: 1.0, 128: 2.0}, (0, 192, 129), [-1, -1, -1]),  # there is no extrapolation
+        ({64: 1.0, 192: 2.0, 1024: 10.0, 1280: 20.0}, (128, 1088), [-1, 20]),  # brackets that are too far apart
     ],
 )
 def test_latency_is_measured_or_interpolated(profile_file, known, requested, expected) -> None:
-    latency, measured = Profile.load(profile_file.ranks(known).write()).latency(
-        "low_rank", FIXED, "r", dims(*requested)
-    )
+    profile = Profile.load(profile_file.ranks(known).write())
+    latency, measured = profile.latency("low_rank", FIXED, "r", dims(*requested))
     assert latency.tolist() == expected
     assert measured.tolist() == [dim in known for dim in requested]
 
@@ -99,70 +94,60 @@ def test_an_interpolated_value_lies_between_measured_ones_of_its_class(points, r
 # --- malformed files ---
 
 
-def complaint(path: Path) -> str:
-    """Return the error of the file, from the number of the line on."""
-    with pytest.raises(ProfileError) as caught:
-        Profile.load(path)
-    return str(caught.value).removeprefix(f"{path}:")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        ({"colour": "red"}, "colour: Object contains unknown field `colour`"),
-        ({"samples": "10"}, "samples: Expected `int`, got `str`"),
-        ({"cache": "warm"}, "cache: Invalid enum value 'warm'"),
-        ({"shape": {"m": 0}}, "shape[...]: Expected `int` >= 1"),
-        ({"record": "rows"}, "record: Invalid value 'rows'"),
-        ({"median_ns": -1.0}, "median_ns: Expected `float` >= 0.001"),
-        ({"median_ns": float("nan")}, "the line: Invalid JSON"),
-        ({"median_ns": None}, "median_ns: None with iqr_ns 0.001 and error None"),
-        ({"error": "no memory"}, "median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
-        ({"launches": [[0, 1, 1, 1]]}, "launches: kernel 0 of 0 above it"),
-    ],
-)
-def test_a_wrong_field_is_named_with_its_line(profile_file, spoil, message) -> None:
-    profile_file.row("linear", SHAPE, 1.0).lines[-1] |= spoil
-    assert complaint(profile_file.write()).startswith(f"2: {message}")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("compute_capability", "banana", "header.compute_capability: Expected `str` matching regex"),
-        ("gpu", "NVIDIA\x1b[31m", "'gpu' holds a control character: 'NVIDIA\\x1b[31m'"),
-        ("fan", 1, "header.fan: Object contains unknown field `fan`"),
-    ],
-)
-def test_a_header_that_cannot_be_is_refused(profile_file, field, value, message) -> None:
-    profile_file.lines[0]["header"] = {**profile_file.lines[0]["header"], field: value}
-    assert complaint(profile_file.write()).startswith(f"1: {message}")
-
-
 NONE = "is none of the 1 rows above it with a number"
 LOST, AGAIN = {"record": "lost", "row": 0, "error": "x"}, {"record": "again", "row": 0, "median_ns": 1.0}
-SPOILT = [
-    (lambda file: file.lines[1].pop("dtype"), "2: dtype: Object missing required field `dtype`"),
-    (lambda file: file.lines[0]["header"].update(schema_version=1, new_field=1), "1: header.schema_version is 1"),
-    (lambda file: file.lines.pop(0), "1: no header with a schema_version"),
-    (lambda file: file.lines.append(file.lines[0]), "3: a header line"),
-    (lambda file: file.row("linear", SHAPE, 2.0), f"3: linear {SHAPE} is there twice"),
-    (lambda file: file.row("linear", {"m": 1, "n": 2}, 1.0), "3: shape: linear has axes m, n, above m, k, n"),
-    (lambda file: file.lines.append(AGAIN | {"row": 1}), f"3: row: 1 {NONE}"),
-    (lambda file: file.lines.extend([LOST, AGAIN]), f"4: row: 0 {NONE}"),
-    (lambda file: file.lines.extend([LOST, LOST]), f"4: row: 0 {NONE}"),
-]
+HEADER, ROW = 0, 1
 
 
-@pytest.mark.parametrize(("spoil", "message"), SPOILT)
-def test_a_wrong_line_is_refused(profile_file, spoil, message) -> None:
+@pytest.mark.parametrize(
+    ("line", "change", "message"),
+    [
+        (ROW, {"colour": "red"}, "2: colour: Object contains unknown field `colour`"),
+        (ROW, {"samples": "10"}, "2: samples: Expected `int`, got `str`"),
+        (ROW, {"cache": "warm"}, "2: cache: Invalid enum value 'warm'"),
+        (ROW, {"shape": {"m": 0}}, "2: shape[...]: Expected `int` >= 1"),
+        (ROW, {"record": "rows"}, "2: record: Invalid value 'rows'"),
+        (ROW, {"median_ns": -1.0}, "2: median_ns: Expected `float` >= 0.001"),
+        (ROW, {"median_ns": float("nan")}, "2: the line: Invalid JSON"),
+        (ROW, {"median_ns": None}, "2: median_ns: None with iqr_ns 0.001 and error None"),
+        (ROW, {"error": "no memory"}, "2: median_ns: 1.0 with iqr_ns 0.001 and error 'no memory'"),
+        (ROW, {"launches": [[0, 1, 1, 1]]}, "2: launches: kernel 0 of 0 above it"),
+        (HEADER, {"compute_capability": "banana"}, "1: header.compute_capability: Expected `str` matching regex"),
+        (HEADER, {"gpu": "NVIDIA\x1b[31m"}, "1: 'gpu' holds a control character: 'NVIDIA\\x1b[31m'"),
+        (HEADER, {"fan": 1}, "1: header.fan: Object contains unknown field `fan`"),
+        (HEADER, {"schema_version": 1, "new_field": 1}, "1: header.schema_version is 1"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(profile_file, line, change, message) -> None:
+    fields = profile_file.row("linear", SHAPE, 1.0).lines[line]
+    (fields["header"] if line == HEADER else fields).update(change)
+    check_refused(profile_file.write(), message)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "tail", "message"),
+    [
+        (lambda file: file.lines[1].pop("dtype"), "", "2: dtype: Object missing required field `dtype`"),
+        (lambda file: file.lines.pop(0), "", "1: no header with a schema_version"),
+        (lambda file: file.lines.append(file.lines[0]), "", "3: a header line"),
+        (lambda file: file.row("linear", SHAPE, 2.0), "", f"3: linear {SHAPE} is there twice"),
+        (lambda file: file.row("linear", {"m": 1, "n": 2}, 1.0), "", "3: shape: linear has axes m, n, above m, k, n"),
+        (lambda file: file.lines.append(AGAIN | {"row": 1}), "", f"3: row: 1 {NONE}"),
+        (lambda file: file.lines.extend([LOST, AGAIN]), "", f"4: row: 0 {NONE}"),
+        (lambda file: file.lines.extend([LOST, LOST]), "", f"4: row: 0 {NONE}"),
+        (lambda file: None, "\n", "3: the line: Invalid JSON"),
+        (lambda file: None, '{"record":"row","oper\n', "3: the line: Invalid JSON"),
+    ],
+)
+def test_a_wrong_line_is_refused(profile_file, spoil, tail, message) -> None:
     spoil(profile_file.row("linear", SHAPE, 1.0))
-    assert complaint(profile_file.write()).startswith(message)
+    check_refused(profile_file.write(tail), message)
 
 
-@pytest.mark.parametrize("tail", ["\n", '{"record":"row","oper\n'])
-def test_a_line_that_is_no_json_object_is_refused(profile_file, tail) -> None:
-    assert complaint(profile_file.write(tail)).startswith("2: the line: Invalid JSON")
+def check_refused(path: Path, message: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        Profile.load(path)
+    assert str(caught.value).startswith(f"{path}:{message}")
 
 
 @pytest.mark.parametrize("content", [b"", b'{"record":"hea', b"\xff\xfe\n", b"[" * 10**5 + b"\n"])
@@ -171,6 +156,9 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=r"x\.jsonl"):
         Profile.load(path)
+
+
+def test_a_name_that_is_too_long_for_a_path_is_unknown() -> None:
     with pytest.raises(ProfileError, match=r"profile 'x{200}\.\.\.' is neither a file nor a known name"):
         Profile.load("x" * 5000)
 

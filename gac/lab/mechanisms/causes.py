@@ -9,7 +9,7 @@ kernel switch, and they make the edges of staircases.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil, prod
@@ -213,23 +213,23 @@ def cause_between(sweep: Sweep, slow: int, fast: int, header: Header, *, edge: b
     mains = ([run for run in runs if run.kernel.main] for runs in (slow_runs, fast_runs))
     pairs = list(zip(*mains, strict=False))  # the steps that do the arithmetic, as far as both dims have them
     cause = (
-        _first("alignment tier", _has_lower_tier, pairs)
-        or _first("template", _has_other_template, pairs)
+        _first("alignment tier", pairs)
+        or _first("template", pairs)
         or _extra_kernels(slow_runs, fast_runs)
-        or _first("kernel switch", _is_switched, pairs)
+        or _first("kernel switch", pairs)
     )
     if cause is None and len(slow_runs) < len(fast_runs):
         labels = ", ".join(dict.fromkeys(run.kernel.label for run in fast_runs))
         evidence = f"{len(slow_runs)} kernels ran instead of {len(fast_runs)} at the rescue: {labels}"
         cause = Cause("kernel switch", evidence, names[0][0], names[1][0])
     if cause or edge:
-        return cause or _first("wave", _has_more_waves, pairs)
+        return cause or _first("wave", pairs)
     ours, theirs = (row_alignment(setting.row_bytes(dim)) for dim in (slow, fast))
     # rows of the result alone do not matter: an H100 takes as long however they are aligned
     if pairs and "k" in setting.sides and ours < theirs:
         evidence = f"the same kernels ran on rows that start at multiples of {ours} bytes instead of {theirs}"
         return Cause("row alignment", evidence, *(run.launch.name for run in pairs[-1]))
-    return _first("tile padding", _has_more_padding, pairs)
+    return _first("tile padding", pairs)
 
 
 def _extra_kernels(slow: Sequence[Run], fast: Sequence[Run]) -> Cause | None:
@@ -254,8 +254,8 @@ def _family(run: Run) -> str:
 # --- causes that one step of the operation shows ---
 
 
-def _first(kind: CauseKind, differs: Callable[[Run, Run], bool], pairs: Sequence[tuple[Run, Run]]) -> Cause | None:
-    pair = next((pair for pair in pairs if differs(*pair)), None)
+def _first(kind: CauseKind, pairs: Sequence[tuple[Run, Run]]) -> Cause | None:
+    pair = next((pair for pair in pairs if _differences(*pair)[kind]), None)
     if pair is None:
         return None
     slow, fast = map(_describe, pair)
@@ -278,22 +278,27 @@ def _describe(run: Run) -> str:
     return f"{kernel.label} ({', '.join(details)})"
 
 
-def _has_lower_tier(slow: Run, fast: Run) -> bool:
-    """Return True for a kernel that needs less alignment, or was written for an older GPU."""
+def _differences(slow: Run, fast: Run) -> Mapping[CauseKind, bool]:
     ours, theirs = slow.kernel, fast.kernel
-    if "gemv" in {ours.role, theirs.role} or (ours.role == "attention" and ours.family != theirs.family):
-        return False
-    pairs = [(ours.tier, theirs.tier), *([(ours.architecture, theirs.architecture)] if ours.role == "gemm" else [])]
-    return any(less is not None and more is not None and less < more for less, more in pairs)
-
-
-def _has_other_template(slow: Run, fast: Run) -> bool:
-    ours, theirs = slow.kernel, fast.kernel
-    other = (ours.family, ours.template_d) != (theirs.family, theirs.template_d)
-    return other and "attention" in {ours.role, theirs.role}
+    roles = {ours.role, theirs.role}
+    comparable = "gemv" not in roles and (ours.role != "attention" or ours.family == theirs.family)
+    levels = [(ours.tier, theirs.tier), *([(ours.architecture, theirs.architecture)] if ours.role == "gemm" else [])]
+    less_padding = 0.0
+    if slow.gemm and fast.gemm and ours.tile:
+        less_padding = padding(slow.gemm, ours.tile) - padding(fast.gemm, ours.tile)
+    return {
+        # a kernel that needs less alignment, or was written for an older GPU
+        "alignment tier": comparable
+        and any(less < more for less, more in levels if less is not None and more is not None),
+        "template": "attention" in roles and (ours.family, ours.template_d) != (theirs.family, theirs.template_d),
+        "kernel switch": _is_switched(slow, fast),
+        "wave": slow.waves is not None and fast.waves is not None and slow.waves.count > fast.waves.count,
+        "tile padding": less_padding >= MORE_PADDING,
+    }
 
 
 def _is_switched(slow: Run, fast: Run) -> bool:
+    """Return True for another kernel, or for another grid over the same tiles."""
     if slow.launch.name != fast.launch.name or slow.reduced != fast.reduced:
         return True
     same_grid = (slow.launch.grid, slow.launch.block) == (fast.launch.grid, fast.launch.block)
@@ -302,13 +307,3 @@ def _is_switched(slow: Run, fast: Run) -> bool:
     if slow.kernel.tile is not None:
         return tile_count(slow.gemm, slow.kernel.tile) == tile_count(fast.gemm, slow.kernel.tile)
     return slow.gemm._replace(k=0) == fast.gemm._replace(k=0)
-
-
-def _has_more_waves(slow: Run, fast: Run) -> bool:
-    return slow.waves is not None and fast.waves is not None and slow.waves.count > fast.waves.count
-
-
-def _has_more_padding(slow: Run, fast: Run) -> bool:
-    if slow.gemm is None or fast.gemm is None or slow.kernel.tile is None:
-        return False
-    return padding(slow.gemm, slow.kernel.tile) - padding(fast.gemm, slow.kernel.tile) >= MORE_PADDING

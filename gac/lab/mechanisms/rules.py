@@ -35,13 +35,10 @@ def parse_capability(compute_capability: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a rule needs to know besides the dim.
+    """All that a rule needs to know besides the dim, as far as it is known.
 
-    Attributes:
-        compute_capability: ``"9.0"``; None where no GPU is named.
-        shared_bytes: shared memory that a CTA may have; None where not known.
-        launches: recorded at the dim, in order; empty where nothing was.
-        fixed: sizes of the other axes; empty where they are not known.
+    ``shared_bytes`` is what a CTA may have, ``launches`` were recorded at the dim, and ``fixed`` has the sizes of the
+    other axes.
     """
 
     operator: str
@@ -91,14 +88,17 @@ def row_alignment(row_bytes: int, largest: int = CACHE_LINE) -> int:
     return min(row_bytes & -row_bytes, largest)
 
 
-AppliesTo = Callable[[Setting], bool]
 Judgement = tuple[bool | None, str]
 """True where a dim keeps a rule, None where the dim alone does not tell and the recorded kernels could; and why."""
 
+Judge = Callable[[int, Setting], Judgement]
+
 
 class Check(NamedTuple):
-    applies_to: AppliesTo
-    judge: Callable[[int, Setting], Judgement]
+    """The kind of axis that a rule binds, one of ``_kinds``, and whether a dim keeps the rule."""
+
+    kind: str
+    judge: Judge
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """A demand on dims, in words, of a layer.
 
     Attributes:
-        level: the layer that imposes it.
-        constraint: its demand, in words.
         since, before: compute capabilities: the first that imposes it, and the first that no longer does.
         published: cost of breaking it, measured by others: in words, with the GPU and the source.
     """
@@ -138,48 +136,44 @@ class Rule:
 
 def rules_for(setting: Setting) -> tuple[Rule, ...]:
     """List the rules that apply to an operator's axis in a dtype, on its GPU where one is named."""
-    capability = setting.compute_capability
-    applying = (rule for rule in RULES if rule.check.applies_to(setting))
+    capability, kinds = setting.compute_capability, _kinds(setting)
+    applying = (rule for rule in RULES if rule.check.kind in kinds)
     return tuple(rule for rule in applying if capability is None or rule.holds_on(capability))
 
 
-# --- axes ---
-
-
-def _is_head_dim(*backends: str) -> AppliesTo:
-    return lambda setting: setting.axis == "d" and setting.backend in backends
-
-
-def _is_row(setting: Setting) -> bool:
-    return bool(setting.sides)
-
-
-def _is_cublas(setting: Setting) -> bool:
-    return setting.description.cublas and setting.scheme is None
-
-
-def _is_cublas_row(setting: Setting) -> bool:
-    return _is_cublas(setting) and _is_row(setting)
-
-
-def _is_tensor_core_row(setting: Setting) -> bool:
-    return _is_row(setting) and setting.backend != "math"
-
-
-def _is_tma_row(setting: Setting) -> bool:
-    """Rows that a Hopper kernel would read by TMA: in cuBLAS's GEMMs, and in attention by cuDNN."""
-    return (_is_cublas_row(setting) and _is_tensor_core_row(setting)) or _is_head_dim("auto", "cudnn")(setting)
-
-
-def _is_latent(setting: Setting) -> bool:
-    """Ranks of latents, and the head_dim that is rebuilt from them."""
-    return isinstance(setting.description, LatentAttention) and setting.axis in ("k", "v", "d")
+def _kinds(setting: Setting) -> set[str]:
+    """Name the kinds of axis that this one is."""
+    row, scheme, backend = bool(setting.sides), setting.scheme, setting.backend
+    head_dim = backend if setting.axis == "d" else None
+    cublas = setting.description.cublas and scheme is None
+    tensor_core = row and backend != "math"
+    # what a Hopper kernel would read by TMA: rows in cuBLAS's GEMMs, and in attention by cuDNN
+    tma = (cublas and tensor_core) or head_dim in ("auto", "cudnn")
+    limited = scheme is not None and scheme.storage is not None and scheme.storage.limit is not None
+    kinds = {
+        "any": setting.operator != "copy",
+        "row": row,
+        "cuBLAS": cublas,
+        "cuBLAS row": cublas and row,
+        "Tensor Core row": tensor_core,
+        "TMA row": tma,
+        "TMA n": tma and "n" in setting.sides,
+        "FP8 row": row and setting.dtype == "fp8",
+        "fused head_dim": head_dim in ("auto", "flash", "efficient", "cudnn"),
+        "flash head_dim": head_dim in ("auto", "flash"),
+        # ranks of latents, and the head_dim that is rebuilt from them
+        "latent": isinstance(setting.description, LatentAttention) and setting.axis in ("k", "v", "d"),
+        "row of a scheme with needs": row and scheme is not None and scheme.shape_requirement is not None,
+        "columns of limited kernels": limited and any(_matrices(1, setting)),
+        "columns in groups": scheme is not None and scheme.group is not None and any(_matrices(1, setting)),
+    }
+    return {kind for kind, applies in kinds.items() if applies}
 
 
 # --- rows and tiles ---
 
 
-def _aligned_rows(applies_to: AppliesTo, divisor: int = VECTOR) -> Check:
+def _aligned(divisor: int) -> Judge:
     """Rows whose bytes are a multiple of the divisor."""
 
     def judge(dim: int, setting: Setting) -> Judgement:
@@ -187,15 +181,15 @@ def _aligned_rows(applies_to: AppliesTo, divisor: int = VECTOR) -> Check:
         detail = f"rows of {size} bytes, which start at multiples of {row_alignment(size)} bytes"
         return size % divisor == 0, detail
 
-    return Check(applies_to, judge)
+    return judge
 
 
-def _multiples(applies_to: AppliesTo, step: int) -> Check:
-    return Check(applies_to, lambda dim, _: (dim % step == 0, f"{dim} % {step} = {dim % step}"))
+def _multiple(step: int) -> Judge:
+    return lambda dim, _: (dim % step == 0, f"{dim} % {step} = {dim % step}")
 
 
-def _recorded(applies_to: AppliesTo, detail: str) -> Check:
-    return Check(applies_to, lambda *_: (None, detail))
+def _recorded(detail: str) -> Judge:
+    return lambda *_: (None, detail)
 
 
 def _whole_instructions(dim: int, setting: Setting) -> Judgement:
@@ -234,7 +228,7 @@ def template_for(head_dim: int) -> int | None:
     return min((template for template in FLASH_TEMPLATES if template >= head_dim), default=None)
 
 
-def _flash_check(judge: Callable[[int, Flash, Setting], Judgement]) -> Check:
+def _flash(judge: Callable[[int, Flash, Setting], Judgement]) -> Judge:
     """Judge dims that FlashAttention-2 serves, as far as the record tells."""
 
     def judge_served(dim: int, setting: Setting) -> Judgement:
@@ -252,7 +246,7 @@ def _flash_check(judge: Callable[[int, Flash, Setting], Judgement]) -> Check:
             return False, f"{dim} is larger than the largest template, {FLASH_TEMPLATES[-1]}"
         return judge(dim, Flash(template, kernel, launch), setting)
 
-    return Check(_is_head_dim("auto", "flash"), judge_served)
+    return judge_served
 
 
 def _template(dim: int, flash: Flash, _setting: Setting) -> Judgement:
@@ -282,19 +276,6 @@ def _tile(_dim: int, flash: Flash, setting: Setting) -> Judgement:
 # --- a scheme's own rules ---
 
 _ANY_SIZE = 4096  # stands for a size that is not known: every scheme has an operator at it (``gac.testing.schemes``)
-
-
-def _has_needs(setting: Setting) -> bool:
-    return _is_row(setting) and setting.scheme is not None and setting.scheme.shape_requirement is not None
-
-
-def _has_kernel_limits(setting: Setting) -> bool:
-    storage = None if setting.scheme is None else setting.scheme.storage
-    return storage is not None and storage.limit is not None and any(_matrices(1, setting))
-
-
-def _has_groups(setting: Setting) -> bool:
-    return setting.scheme is not None and setting.scheme.group is not None and any(_matrices(1, setting))
 
 
 def _scheme_operator(dim: int, setting: Setting) -> Judgement:
@@ -342,32 +323,29 @@ def _matrices(dim: int, setting: Setting) -> Iterator[tuple[int, int]]:
             yield gemm.axes["n"], gemm.axes["k"]
 
 
-_any_backend = _is_head_dim("auto", "flash", "efficient", "cudnn")
-
 CHECKS: Mapping[str, Check] = {
-    "SDPA backend selection": _multiples(_any_backend, 8),
-    "FlashAttention-2 template": _flash_check(_template),
-    "FlashAttention-2 padding waste": _flash_check(_little_padding),
-    "shared-memory tile budget": _flash_check(_tile),
-    "scheme operator": Check(_has_needs, _scheme_operator),
-    "scheme kernel": Check(_has_kernel_limits, _scheme_kernel),
-    "scheme groups": Check(_has_groups, _scheme_groups),
-    "latent kernel": Check(_is_latent, _latent_kernel),
-    "cuBLAS alignment tier": _aligned_rows(_is_cublas_row),
-    "cuBLAS heuristic": _recorded(_is_cublas, "only the recorded kernels tell which one is chosen"),
-    "vectorised access": _aligned_rows(_is_row),
-    "Tensor Core tile": Check(_is_tensor_core_row, _whole_instructions),
-    "L2 sector": _aligned_rows(_is_row, SECTOR),
-    "CTA wave quantisation": _recorded(
-        lambda setting: setting.operator != "copy",
-        "the number of tiles follows from the kernel's tile, which only a record tells",
+    "SDPA backend selection": Check("fused head_dim", _multiple(8)),
+    "FlashAttention-2 template": Check("flash head_dim", _flash(_template)),
+    "FlashAttention-2 padding waste": Check("flash head_dim", _flash(_little_padding)),
+    "shared-memory tile budget": Check("flash head_dim", _flash(_tile)),
+    "scheme operator": Check("row of a scheme with needs", _scheme_operator),
+    "scheme kernel": Check("columns of limited kernels", _scheme_kernel),
+    "scheme groups": Check("columns in groups", _scheme_groups),
+    "latent kernel": Check("latent", _latent_kernel),
+    "cuBLAS alignment tier": Check("cuBLAS row", _aligned(VECTOR)),
+    "cuBLAS heuristic": Check("cuBLAS", _recorded("only the recorded kernels tell which one is chosen")),
+    "vectorised access": Check("row", _aligned(VECTOR)),
+    "Tensor Core tile": Check("Tensor Core row", _whole_instructions),
+    "L2 sector": Check("row", _aligned(SECTOR)),
+    "CTA wave quantisation": Check(
+        "any", _recorded("the number of tiles follows from the kernel's tile, which only a record tells")
     ),
-    "cp.async": _aligned_rows(_is_row),
-    "TMA alignment": _aligned_rows(_is_tma_row),
-    "WGMMA tile": _multiples(lambda setting: _is_tma_row(setting) and "n" in setting.sides, 8),
-    "FP8 packing": _multiples(lambda setting: setting.dtype == "fp8" and _is_row(setting), 16),
-    "shared-memory banks": _recorded(
-        _any_backend, "the libraries swizzle their tiles, so kernels should have no conflicts"
+    "cp.async": Check("row", _aligned(VECTOR)),
+    "TMA alignment": Check("TMA row", _aligned(VECTOR)),
+    "WGMMA tile": Check("TMA n", _multiple(8)),
+    "FP8 packing": Check("FP8 row", _multiple(16)),
+    "shared-memory banks": Check(
+        "fused head_dim", _recorded("the libraries swizzle their tiles, so kernels should have no conflicts")
     ),
 }
 """The check of each rule in ``rules.toml``, by its name."""

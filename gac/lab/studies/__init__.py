@@ -15,7 +15,7 @@ def _check(study: object) -> None:
 
 STUDIES: Registry[Study] = Registry("study", {}, _check, ProfileError)
 
-_modules = (attention, hardware, heads, misalignment, switches)
-_every = [value for module in _modules for value in vars(module).values() if isinstance(value, Study)]
-for _study in sorted(_every, key=lambda study: list(TEXTS).index(study.name)):
-    STUDIES.register(_study)
+_known = (vars(module).values() for module in (attention, hardware, heads, misalignment, switches))
+_studies = {value.name: value for values in _known for value in values if isinstance(value, Study)}
+for _name in TEXTS:
+    STUDIES.register(_studies[_name])

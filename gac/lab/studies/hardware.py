@@ -50,19 +50,14 @@ def tensor_core(readings: Readings, least: float, most: float, eight: float, abs
     classes = ("K % 16 == 0", "K % 16 == 8", "K % 8 == 4", "odd K")  # as the published table lists them
     figures = dict(zip(classes, (row.tflops for row in published.rows("a100_gemm", study="C23")), strict=True))
     ours = _medians(readings, readings.tflops, tile_by_k, DIMS, "the throughput of {}")
-    full = ours["K % 16 == 0"]
-    odd, half = 1 - ours["odd K"] / full, 1 - ours["K % 16 == 8"] / full
+    lost = {name: 1 - value / ours["K % 16 == 0"] for name, value in ours.items()}
+    odd, half = lost["odd K"], lost["K % 16 == 8"]
+    texts = {"odd_lost": percent(odd, absent, least, most), "half_lost": percent(half, eight)}
     return Finding(
-        [(name, value, 100 * (1 - value / full), figures.get(name)) for name, value in ours.items()],
+        [(name, value, 100 * lost[name], figures.get(name)) for name, value in ours.items()],
         as_published=least <= odd <= most and half >= eight,
         absent=odd < absent,
-        values={
-            "full": full,
-            "odd": ours["odd K"],
-            "half": ours["K % 16 == 8"],
-            "odd_lost": percent(odd, absent, least, most),
-            "half_lost": percent(half, eight),
-        },
+        values=texts | {"full": ours["K % 16 == 0"], "odd": ours["odd K"], "half": ours["K % 16 == 8"]},
         notes=(
             *_classes_note(readings, tile_by_k, DIMS),
             *close("odd K lose", odd, absent, least, most, write=percent),

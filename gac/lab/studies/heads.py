@@ -127,10 +127,17 @@ _INT4_KINDS = ("int4_linear", "int4_linear_dequantised", "linear")
 
 @study("int4-regimes", lambda: [*(_int4(*setting) for setting in product(PROJECTIONS, BATCHES, _INT4_KINDS)), COPY])
 def int4_regimes(readings: Readings, win: float) -> Finding:
+    last, near_edges = dict[str, int](), list[str]()
     for projection in PROJECTIONS:
         readings.median([readings.ns(_int4(projection, batch)) for batch in BATCHES], "the fused kernel's latency")
-    last = {projection: _last_win(readings, projection, win) for projection in PROJECTIONS}
-    wins = ", ".join(f"{_won(last[name])} on {name} (RTX 4070: {_won(PUBLISHED_LAST[name])})" for name in PROJECTIONS)
+        ratios = [readings.ratio(_int4(projection, batch, "linear"), _int4(projection, batch)) for batch in BATCHES]
+        advantages = list(zip(BATCHES, ratios, strict=True))
+        wins = list(takewhile(lambda pair: (pair[1] or 0) >= win, advantages))  # from one row on, at every batch
+        last[projection] = wins[-1][0] if wins else 0
+        for batch, advantage in (*wins[-1:], *advantages[len(wins) : len(wins) + 1]):
+            if advantage is not None:
+                near_edges += close(f"{projection} at batch {batch}", advantage, win)
+    texts = (f"{_won(last[name])} on {name} (RTX 4070: {_won(theirs)})" for name, theirs in PUBLISHED_LAST.items())
     settings = product(PROJECTIONS, BATCHES)
     rate, projection, batch = max((readings.gb_s(_int4(*setting)) or 0.0, *setting) for setting in settings)
     copied = readings.gb_s(COPY)
@@ -140,31 +147,14 @@ def int4_regimes(readings: Readings, win: float) -> Finding:
         [_int4_row(readings, row) for row in published.rows("int4_gemv_regimes")],
         as_published=last == PUBLISHED_LAST,
         absent=not any(last.values()),
-        values={"wins": wins},
+        values={"wins": ", ".join(texts)},
         notes=(
             "x: latency over that of the fused kernel; GEMM: of bf16 weights",
             "the RTX 4070's GB/s count the weights once a row of the batch, the measured ones once",
             *copy_note(readings, best),
-            *(note for name in PROJECTIONS for note in _edge_notes(readings, name, last[name], win)),
+            *near_edges,
         ),
     )
-
-
-def _advantage(readings: Readings, projection: str, batch: int) -> float | None:
-    return readings.ratio(_int4(projection, batch, "linear"), _int4(projection, batch))
-
-
-def _last_win(readings: Readings, projection: str, win: float) -> int:
-    """Return the last batch up to which the fused kernel beats the GEMM at every batch; 0: not at one row."""
-    wins = takewhile(lambda batch: (_advantage(readings, projection, batch) or 0) >= win, BATCHES)
-    return max(wins, default=0)
-
-
-def _edge_notes(readings: Readings, projection: str, last: int, win: float) -> Iterator[str]:
-    following = [batch for batch in BATCHES if batch > last][:1]
-    for batch in (*([last] if last else []), *following):
-        if (advantage := _advantage(readings, projection, batch)) is not None:
-            yield from close(f"{projection} at batch {batch}", advantage, win)
 
 
 def _int4_row(readings: Readings, row: Any) -> tuple[Cell, ...]:

@@ -53,7 +53,7 @@ class Readings:
         return flops / sum(latencies) / 1e3 if len(latencies) == len(points) else None
 
     def gb_s(self, point: Point) -> float | None:
-        """Return the effective bandwidth in GB/s: the fewest bytes to move over the latency."""
+        """Return the effective bandwidth: the fewest bytes to move over the latency."""
         return quotient(work_of(point.operation, point.dtype)[1], self.ns(point))
 
     def ratio(self, slow: Point, fast: Point) -> float | None:

@@ -30,8 +30,7 @@ class Kriging:
     doubling of an axis' alignment class.
 
     Attributes:
-        sizes: logs of the shapes' sizes, shape ``(n, axes)``.
-        classes: log2 of the sizes' alignment classes, likewise.
+        sizes, classes: logs of the shapes' sizes, and log2 of the sizes' alignment classes; shape ``(n, axes)``.
         weights: ``K^-1`` times the residuals, shape ``(n,)``.
     """
 

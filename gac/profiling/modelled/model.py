@@ -63,8 +63,8 @@ class _Fit:
 
     def reaches(self, shapes: Ints) -> Bools:
         sizes = shapes[:, None]
-        near = (sizes <= REACH * self.shapes) & (self.shapes <= REACH * sizes)
-        within: Bools = near.all(axis=2).any(axis=1)
+        near = np.all((sizes <= REACH * self.shapes) & (self.shapes <= REACH * sizes), axis=2)
+        within: Bools = np.any(near, axis=1)
         return within
 
 

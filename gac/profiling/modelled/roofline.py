@@ -18,8 +18,6 @@ _STEP, _OUTPUTS = 2048, 32  # of k, and of n for each SM: found by fitting
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's number of SMs, and the bytes of its L2 cache."""
-
     sm_count: int
     l2_bytes: int
 
@@ -35,13 +33,8 @@ def gemm_terms(m: int, k: Ints, n: Ints, gpu: Gpu, weight_bytes: Floats) -> Floa
     - FLOPs, and waves: how often all SMs take up a tile, and that times k. A wave takes as long whether it fills the
       GPU or not, hence the stairs (NVIDIA, "Matrix Multiplication Background": tile and wave quantization).
 
-    Args:
-        m: rows.
-        k, n: shape ``(shapes,)``.
-        weight_bytes: of W, likewise; x and the result take 16 bits a number.
-
-    Returns:
-        Shape ``(shapes, terms)``, each term in the order of 1.
+    ``k``, ``n`` and the ``weight_bytes`` of W have shape ``(shapes,)``; x and the result take 16 bits a number. Returns
+    shape ``(shapes, terms)``, each term in the order of 1.
     """
     depth, width = k.astype(np.float64), n.astype(np.float64)
     moved = ITEM_BYTES[ACTIVATIONS] * (m * depth + m * width) + weight_bytes

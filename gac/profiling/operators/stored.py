@@ -61,7 +61,7 @@ class StoredRunner(Runner):
         from gac.runtime.storage.modules import StoredLinear
 
         *blocks, rows, columns = shape
-        build: Any = partial(BlockLinear, *blocks) if blocks else empty_linear
+        build: Any = partial(BlockLinear, blocks[0]) if blocks else empty_linear
         plain = build(columns, rows, bias=False, device="meta")
         module = StoredLinear.of(self._storage, plain)
         tensors = self._storage.tensors(*module.matrix)

@@ -138,9 +138,7 @@ def general_points(
         compute_capability: fp8 is timed from (8, 9) on.
         schemes: time GEMMs in these too, at the shapes that each runs.
 
-    Raises:
-        PlanError: a scheme is unknown.
-        ProfileError: the dtype is neither, or no operator of a scheme can be timed.
+    Raises PlanError for an unknown scheme, and ProfileError for another dtype or a scheme that cannot be timed.
     """
     check_dtype(dtype)
     sweeps = [(operator, sweep) for operator in OPERATORS for sweep in operator.general]

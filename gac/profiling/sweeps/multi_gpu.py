@@ -80,11 +80,8 @@ def measurers_on(gpus: int, points: Sequence[Point]) -> Iterator[tuple[Header, C
         yield header, lambda: [GpuMeasurer(header)]
         return
     if gpus > torch.cuda.device_count():
-        raise ProfileError(
-            f"{gpus} GPUs where PyTorch sees {torch.cuda.device_count()}",
-            "at most as many as there are",
-            "Give --gpus a smaller number, or look at CUDA_VISIBLE_DEVICES.",
-        )
+        problem, remedy = f"{gpus} GPUs where PyTorch sees {torch.cuda.device_count()}", "Give --gpus a smaller number"
+        raise ProfileError(problem, "at most as many as there are", f"{remedy}, or look at CUDA_VISIBLE_DEVICES.")
     remote = [RemoteMeasurer(gpu) for gpu in range(gpus)]
     with ThreadPoolExecutor(gpus) as threads:
         try:

@@ -54,7 +54,8 @@ def estimate(
 
     A timing is twelve replays, at half the tensor cores' rate or half the memory's, and some ms for everything else.
     """
-    _check_passes(passes)
+    if passes < 1:
+        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")
     header = header or fingerprint()
     target = default_path(header.gpu) if path is None else Path(path)
     known: dict[Point, Measurement] = {}
@@ -91,7 +92,6 @@ def profile_gpu(
         ProfileError: there are fewer GPUs, they differ, one failed, ``passes`` is below 1, or the file cannot be
             resumed here.
     """
-    _check_passes(passes)
     with measurers_on(gpus, points) as (header, ready):
         ahead = estimate(points, path, passes, header, gpus)
         logger.info("%s", ahead)
@@ -118,8 +118,3 @@ def summary(profile: Profile) -> str:
         f"{profile.converged_fraction:.1%} converged, passes within {profile.spread:.1%} for 95 %, "
         f"drift {profile.drift:.1%}" + "".join(f"; DOUBTFUL: {doubt}" for doubt in doubts)
     )
-
-
-def _check_passes(passes: int) -> None:
-    if passes < 1:
-        raise ProfileError(f"{passes} passes", "at least 1", f"Use {PASSES}, the default.")

@@ -4,7 +4,7 @@ from math import prod
 import msgspec
 import pytest
 
-from gac.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, tile_count, waves_of
+from gac.lab.mechanisms.causes import Gemm, Waves, gemms_of, occupancy, read_kernel, waves_of
 from gac.profiling.kernel_names import describe
 from gac.profiling.records import Launch
 from gac.profiling.table import Profile
@@ -16,18 +16,6 @@ INT4 = "at::native::tinygemm_m16n8k16_chunk_kernel<8, 8>"
 
 def ctas(grid: tuple[int, int, int], threads: int = 256, shared: int = 180_000, name: str = CUTLASS.name) -> Launch:
     return Launch(name, grid, (threads, 1, 1), shared)
-
-
-def test_the_first_side_of_a_tile_is_along_the_features_and_both_fill_the_cluster() -> None:
-    assert tile_count(Gemm(m=1024, k=4096, n=2344), (72, 256)) == 33 * 4
-    assert tile_count(Gemm(m=128, k=64, n=128, batch=8), (128, 128)) == 8
-    gemm = Gemm(m=1024, k=4096, n=2320)
-    assert [tile_count(gemm, (64, 256), cluster) for cluster in ((1, 1), (2, 1), (4, 1), (1, 8))] == [
-        148,
-        152,
-        160,
-        296,
-    ]
 
 
 def test_a_large_tile_fills_an_sm_and_small_ones_bound_the_waves_from_below(header) -> None:

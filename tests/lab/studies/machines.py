@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gac.lab.studies import published
-from gac.profiling.operators import OPERATORS
+from gac.profiling.operators import work_of
 from gac.profiling.records import Launch, Measurement, Point
 
 ALIGN8 = "ampere_fp16_s16816gemm_fp16_256x128_ldg8_f2f_stages_64x3_tn"
 ALIGN8_XMMA = "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize192x128x32_stage3_warpsize4x2x1_tensor16x8x16_kernel"
 ALIGN2 = "cutlass_80_tensorop_f16_s16816gemm_f16_256x128_32x3_tn_align2"
 ALIGN1 = "cutlass_75_tensorop_f16_s1688gemm_f16_256x128_tn_align1"
-NVJET = "nvjet_sm90_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
 
 Refusal = str
 Answer = tuple[float | Refusal, str]
@@ -33,16 +32,13 @@ class Machine:
 
 
 def flops(point: Point) -> int:
-    return OPERATORS.get(point.operation.operator).flops(point.operation.axes)
-
-
-def moved(point: Point) -> int:
-    return OPERATORS.get(point.operation.operator).bytes(point.operation.axes, point.dtype)
+    return work_of(point.operation, point.dtype)[0]
 
 
 def flat(point: Point) -> Answer:
     """100 TFLOP/s whatever the shape, by one kernel; copies at 2 TB/s."""
-    return (flops(point) / 1e11 or moved(point) / 2e9), "one_kernel"
+    count, moved = work_of(point.operation, point.dtype)
+    return (count / 1e11 or moved / 2e9), "one_kernel"
 
 
 def a100(point: Point) -> Answer:
@@ -97,7 +93,7 @@ def _a100_linear(point: Point) -> Answer:
 def _elsewhere(point: Point) -> float:
     operator, axes = point.operation.operator, point.operation.axes
     if operator == "copy":
-        return moved(point) / 2e8
+        return work_of(point.operation, point.dtype)[1] / 2e8
     if axes.get("d") == 132 or axes.get("k", 1) % 132 == 0:
         return flops(point) / 219e9
     regimes = {(row.n, row.k, row.batch): row for row in published.rows("int4_gemv_regimes")}
@@ -106,34 +102,3 @@ def _elsewhere(point: Point) -> float:
         return flops(point) / 370e9
     by_operator = {"int4_linear": 1.0, "int4_linear_dequantised": row.speedup_vs_two_op}
     return 1e-3 * row.fused_us * by_operator.get(operator, row.speedup_vs_fp16_gemm)
-
-
-def hopper(point: Point) -> Answer:
-    """An H100 by the figures of the prototype: steeper cliffs, aligned shapes by other kernels, no template of 160."""
-    operator, axes = point.operation.operator, point.operation.axes
-    if operator.startswith("sdpa"):
-        return _hopper_sdpa(operator, axes["d"])
-    if operator == "linear":
-        return _hopper_linear(axes["m"], axes["k"], axes["n"])
-    if operator == "low_rank":
-        return 0.033 * (1 if axes["r"] % 8 == 0 else 5 if axes["r"] % 2 else 2.5), NVJET
-    return flat(point)[0], "one_kernel"
-
-
-def _hopper_sdpa(operator: str, d: int) -> Answer:
-    if operator in {"sdpa_efficient", "sdpa_cudnn"} and d % 8:
-        return f"{operator} does not take d = {d}", operator
-    if operator == "sdpa_math":
-        return 11.5, "math"
-    dims = [64, 96, 104, 112, 120, 128, 136, 192, 256]
-    cudnn = float(np.interp(-(-d // 8) * 8, dims, [0.300, 0.414, 0.499, 0.427, 0.453, 0.428, 0.9, 1.1, 1.5]))
-    flash = next(slow for top, slow in ((64, 0.55), (96, 0.85), (128, 1.15), (192, 1.8), (256, 2.3)) if d <= top)
-    return (flash if d % 8 or operator == "sdpa_flash" else cudnn), "attention"
-
-
-def _hopper_linear(m: int, k: int, n: int) -> Answer:
-    worst = k if k % 8 else n
-    slower, kernel = (1.0, NVJET) if worst % 8 == 0 else (7.0, ALIGN1) if worst % 2 else (2.6, ALIGN2)
-    if n == 4096 and k < 512:
-        return {NVJET: 0.0173 if k % 16 == 0 else 0.0195, ALIGN2: 0.035, ALIGN1: 0.05}[kernel], kernel
-    return (2 * m * k * n / 7e11) * slower, kernel

@@ -1,5 +1,7 @@
 """Models whose shapes no shipped table holds: every weight has a latency, in every form and at every aligned dim."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -20,20 +22,12 @@ WORKLOADS = [Workload.parse(name) for name in ("prefill:1x1024", "decode:1@1024"
 
 @pytest.mark.parametrize(("name", "table"), zip(MODELS, ("nvidia-h200", "nvidia-h100-80gb-hbm3") * 2, strict=False))
 def test_no_latency_of_the_model_is_unknown(name: str, table: str) -> None:
-    timing = Timing(Profile.load(table), WORKLOADS)
-    shapes = MODELS[name]
-    weights = {
-        (weight.out_features, weight.in_features): weight
-        for site in family_of(shapes).sites(shapes)
-        for weight in site.weights
-    }
-    for weight in weights.values():
-        for form in map(form_named, ("dense", *DEFAULT_FORMS)):
-            if form.applies_to(weight):
-                dims = (
-                    np.arange(64, form.full(weight) + 1, 64)
-                    if form.latency.axis(weight)
-                    else np.array([form.full(weight)])
-                )
-                ns, _ = timing.of_weight(form, weight, dims)
-                assert (ns != UNKNOWN).all(), f"{form.name} of {weight.name}"
+    timing, shapes = Timing(Profile.load(table), WORKLOADS), MODELS[name]
+    weights = [weight for site in family_of(shapes).sites(shapes) for weight in site.weights]
+    distinct = {(weight.out_features, weight.in_features): weight for weight in weights}
+    for weight, form in product(distinct.values(), map(form_named, ("dense", *DEFAULT_FORMS))):
+        if form.applies_to(weight):
+            full = form.full(weight)
+            dims = np.arange(64, full + 1, 64) if form.latency.axis(weight) else np.array([full])
+            ns, _ = timing.of_weight(form, weight, dims)
+            assert (ns != UNKNOWN).all(), f"{form.name} of {weight.name}"

@@ -11,11 +11,8 @@ from gac.profiling.timing.measure import launches_by_mark, short_name
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT"),
-        (
-            "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(cutlass_75::Params)",
-            "cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>",
-        ),
+        ("nvjet_sm90_tst_128x256_64x4", "nvjet_sm90_tst_128x256_64x4"),
+        ("void cutlass::Kernel2<cutlass_75_align1>(cutlass_75::Params)", "cutlass::Kernel2<cutlass_75_align1>"),
         (
             "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 7, false>(cublasGemvParams<int>)",
             "internal::gemvx::kernel<int, 7, false>",

@@ -7,19 +7,6 @@ L2 = 50_000_000
 CLOCKS = Clocks(1960.0, 1980)
 
 
-class FakeClock:
-    """Normal samples of a given relative spread; counts how many were taken."""
-
-    def __init__(self, spread: float) -> None:
-        self.random = np.random.default_rng(0)
-        self.spread = spread
-        self.taken = 0
-
-    def __call__(self, count: int) -> Batch:
-        self.taken += count
-        return Batch(list(1000 * (1 + self.spread * self.random.standard_normal(count))), 1970)
-
-
 def at_clocks(*clocks: int):
     """Batches at these clocks, one after the other; the samples at 1980 MHz say 1980 ns, and so on."""
     remaining = iter(clocks)
@@ -35,10 +22,15 @@ def at_clocks(*clocks: int):
     ("spread", "converged", "fewest", "most"), [(0.001, True, 10, 10), (0.03, True, 11, 59), (0.5, False, 60, 60)]
 )
 def test_samples_are_taken_until_the_median_is_known(spread, converged, fewest, most) -> None:
-    clock = FakeClock(spread)
-    timing = sample_until(clock, CLOCKS, rest=pytest.fail)
+    random, taken = np.random.default_rng(0), []
+
+    def sampler(count: int) -> Batch:
+        taken.append(count)
+        return Batch(list(1000 * (1 + spread * random.standard_normal(count))), 1970)
+
+    timing = sample_until(sampler, CLOCKS, rest=pytest.fail)
     assert timing.converged is converged
-    assert fewest <= timing.samples == clock.taken <= most
+    assert fewest <= timing.samples == sum(taken) <= most
     assert timing.median_ns == pytest.approx(1000, rel=2 * spread)
 
 
@@ -91,12 +83,9 @@ def test_a_batch_that_was_queued_too_late_is_taken_again_at_once() -> None:
         (6_000_000, 300_000_000, (1, 1, False, 10)),  # one launch passes six times L2
         (600_000, 40_000_000, (1, 1, True, 10)),
         (20_000, 15_000_000, (15, 15, True, 10)),
+        (30e6, 400_000_000, (1, 1, False, 6)),  # long launches are taken in small batches
+        (2e9, 400_000_000, (1, 1, False, 3)),
     ],
 )
 def test_a_replay_is_long_enough_and_cold(launch_ns, bytes_each, expected) -> None:
     assert plan_launches(launch_ns, bytes_each, L2, "cold") == expected
-
-
-@pytest.mark.parametrize(("launch_ns", "batch"), [(30e6, 6), (2e9, 3)])
-def test_long_launches_are_taken_in_small_batches(launch_ns, batch) -> None:
-    assert plan_launches(launch_ns, 400_000_000, L2, "cold").batch == batch
