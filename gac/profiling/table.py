@@ -135,9 +135,27 @@ class Profile(Shown):
         ProfileError where the axes are not those of the operator.
         """
         key = (operator, tuple(sorted(fixed.items())), axis, dtype, cache)
-        if key not in self._sweeps:
-            self._sweeps[key] = self._select(operator, fixed, axis, dtype, cache)
-        return self._sweeps[key]
+        if key in self._sweeps:
+            return self._sweeps[key]
+        none = np.empty((0, len(fixed) + 1), dtype=np.int64)
+        axes, rows, sizes = self._measured.get((operator, dtype, cache), ((*fixed, axis), none[:, 0], none))
+        if {*fixed, axis} != set(axes) or axis in fixed:
+            raise ProfileError(
+                f"axes {', '.join(fixed)} fixed and {axis} varied for operator {operator}",
+                f"the axes {', '.join(axes)}, one of them varied",
+                "Name the operator's axes.",
+            )
+        column = axes.index(axis)
+        same = sizes == np.array([fixed.get(name, 0) for name in axes], dtype=np.int64)
+        same[:, column] = True
+        chosen = np.flatnonzero(same.all(axis=1))
+        chosen = chosen[np.argsort(sizes[chosen, column], kind="stable")]
+        dims, table, rows = sizes[chosen, column], self.measurements, rows[chosen]
+        launches = tuple(map(table.launches_of, table.launched[rows].tolist()))
+        ns, spread = table.median_ns[rows], table.spread_ns[rows]
+        sweep = Sweep(operator, dtype, cache, axis, tuple(fixed.items()), dims, ns, spread, launches)
+        self._sweeps[key] = sweep
+        return sweep
 
     def latency(
         self, operator: str, fixed: Mapping[str, int], axis: str, dims: Ints, dtype: str = "bf16"
@@ -234,25 +252,6 @@ class Profile(Shown):
                 sizes = rows.sizes[chosen, : len(kind.axes)]
                 measured[kind.operator, kind.dtype, kind.cache] = (kind.axes, chosen, sizes)
         return measured
-
-    def _select(self, operator: str, fixed: Mapping[str, int], axis: str, dtype: str, cache: Cache) -> Sweep:
-        none = np.empty((0, len(fixed) + 1), dtype=np.int64)
-        axes, rows, sizes = self._measured.get((operator, dtype, cache), ((*fixed, axis), none[:, 0], none))
-        if {*fixed, axis} != set(axes) or axis in fixed:
-            raise ProfileError(
-                f"axes {', '.join(fixed)} fixed and {axis} varied for operator {operator}",
-                f"the axes {', '.join(axes)}, one of them varied",
-                "Name the operator's axes.",
-            )
-        column = axes.index(axis)
-        same = sizes == np.array([fixed.get(name, 0) for name in axes], dtype=np.int64)
-        same[:, column] = True
-        chosen = np.flatnonzero(same.all(axis=1))
-        chosen = chosen[np.argsort(sizes[chosen, column], kind="stable")]
-        dims, table, rows = sizes[chosen, column], self.measurements, rows[chosen]
-        launches = tuple(map(table.launches_of, table.launched[rows].tolist()))
-        ns, spread = table.median_ns[rows], table.spread_ns[rows]
-        return Sweep(operator, dtype, cache, axis, tuple(fixed.items()), dims, ns, spread, launches)
 
 
 def _is_smooth(operator: str) -> bool:

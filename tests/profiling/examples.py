@@ -10,7 +10,7 @@ from gac.schemes import scheme_named
 
 _LINEAR = {"m": 70, "k": 96, "n": 144}
 _ATTENTION = {"b": 2, "h": 6, "kv": 3, "s": 70, "t": 70, "d": 24}
-_LATENTS = {"b": 2, "h": 6, "kv": 2, "t": 70, "d": 24, "g": 1, "k": 16, "v": 24}
+_LATENTS = {"b": 2, "h": 4, "kv": 2, "t": 40, "d": 24, "g": 1, "k": 16, "v": 24}
 _HEADS = {"m": 70, "k": 33, "heads": 4, "low": 67, "high": 90}
 _COLLECTIVE = {"gpus": 3, "m": 70, "n": 96}
 _INT4 = {"m": 70, "k": 96, "n": 72, "group": 32}

@@ -68,7 +68,7 @@ def rough(true: Floats, random: np.random.Generator) -> Floats:
 
 
 def measured(dims: Ints, true: Floats, clock: Clock, seed: int) -> Sweep:
-    """What a profile holds after three passes by this clock."""
+    """A sweep as a profile holds it after three passes by this clock."""
     random = np.random.default_rng(seed)
     passes = np.array([clock(1000 * true, random) for _ in range(3)])
     low, ns, high = np.quantile(passes, (0.25, 0.5, 0.75), axis=0)

@@ -176,7 +176,7 @@ class Cause:
             rows start at smaller powers of two; ``tile padding``: the same kernel and alignment, less of the tiles
             used; ``wave``: the same kernel in more waves (edges of staircases only).
         evidence: one sentence with the kernels, grids or waves that show it.
-        slow, fast: the kernel that ran at the first, and in its place at the other; empty where none did.
+        slow, fast: the kernel that ran at the dim, and in its place at the rescue; empty where none did.
     """
 
     kind: CauseKind

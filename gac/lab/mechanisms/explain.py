@@ -123,10 +123,7 @@ def explain(
     profile = None if profile is None else Profile.opened(profile)
     axis = OPERATORS.get(operator).compressed_axis if axis is None else axis
     _check(OPERATORS.get(operator), dim, axis, fixed, dtype)
-    sweep = None if profile is None else _sweep(profile, operator, axis, dtype, dim, fixed)
-    if sweep is None:
-        empty = np.array([])
-        sweep = Sweep(operator, dtype, "cold", axis, tuple((fixed or {}).items()), empty.astype(int), empty, empty, ())
+    sweep = _sweep(profile, operator, axis, dtype, dim, fixed)
     header = None if profile is None else profile.header
     inspection = _Inspection(sweep, dim, header)
     gpu, capability = (None, None) if header is None else (header.gpu, header.compute_capability)
@@ -154,24 +151,23 @@ def _check(operator: Operator, dim: int, axis: str, fixed: Mapping[str, int] | N
 
 
 def _sweep(
-    profile: Profile, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
-) -> Sweep | None:
-    """Return the sweep with these other axes; by default the one with most dims, preferably with this dim."""
-    if fixed is None:
-        counts: Counter[tuple[tuple[str, int], ...]] = Counter()
-        with_dim = set()
-        for row in profile.measurements:
-            if (row.operator, row.dtype, row.cache) == (operator, dtype, "cold") and row.error is None:
-                others = tuple((name, size) for name, size in row.shape.items() if name != axis)
-                counts[others] += 1
-                if row.shape[axis] == dim:
-                    with_dim.add(others)
-        if not counts:
-            return None
+    profile: Profile | None, operator: str, axis: str, dtype: str, dim: int, fixed: Mapping[str, int] | None
+) -> Sweep:
+    """Return the sweep with these other axes, maybe empty; by default that with most dims, preferably with this dim."""
+    counts, with_dim = Counter[tuple[tuple[str, int], ...]](), set()
+    for row in profile.measurements if profile is not None and fixed is None else ():
+        if (row.operator, row.dtype, row.cache) == (operator, dtype, "cold") and row.error is None:
+            others = tuple((name, size) for name, size in row.shape.items() if name != axis)
+            counts[others] += 1
+            if row.shape[axis] == dim:
+                with_dim.add(others)
+    if counts:
         fullest = max(counts, key=lambda axes: (axes in with_dim, counts[axes], prod(size for _, size in axes)))
         fixed = dict(fullest)
-    sweep = profile.rows_of(operator, fixed, axis, dtype)
-    return sweep if len(sweep) else None
+    if profile is None or fixed is None:
+        none = np.array([])
+        return Sweep(operator, dtype, "cold", axis, tuple((fixed or {}).items()), none.astype(int), none, none, ())
+    return profile.rows_of(operator, fixed, axis, dtype)
 
 
 class _Inspection:

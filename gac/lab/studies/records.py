@@ -121,7 +121,7 @@ class Threshold(float):
         if style == "times":
             return times(self)
         if style in ("percent", "more"):
-            return percent(self - (style == "more"))
+            return percent(self - 1 if style == "more" else self)
         return super().__format__(style)
 
 
