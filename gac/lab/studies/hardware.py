@@ -7,7 +7,7 @@ from typing import Any
 from gac.lab.mechanisms.rules import SECTOR, VECTOR, row_alignment
 from gac.lab.studies import published
 from gac.lab.studies.misalignment import GEMV_DIMS
-from gac.lab.studies.points import COPY, PointAt, copy_note, gemm, gemm_by_k, gemm_by_n, gemv_by_k
+from gac.lab.studies.points import COPY, PointAt, along, copy_note, gemm_by_k, gemm_by_n, gemv_by_k
 from gac.lab.studies.readings import Readings, close, design, kernels_note, kind, most_common_kernel, percent, times
 from gac.lab.studies.records import Band, Cell, Finding, study
 from gac.profiling.kernel_names import Kernel
@@ -39,9 +39,7 @@ def _classes_note(readings: Readings, point: PointAt, dims: Sequence[int]) -> tu
     return kernels_note(readings, {name: map(point, _members(step, dims)) for name, step in CLASSES.items()})
 
 
-def tile_by_k(k: int) -> Point:
-    """The published GEMM 8192 x 8192 x K."""
-    return gemm(8192, k, 8192)
+tile_by_k = along("linear", "k", m=8192, n=8192)  # the published GEMM 8192 x 8192 x K
 
 
 @study("tensor-core", lambda: map(tile_by_k, DIMS))

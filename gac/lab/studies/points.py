@@ -15,24 +15,16 @@ def gemm(m: int, k: int, n: int, dtype: str = "fp16") -> Point:
     return Point(operation("linear", m=m, k=k, n=n), dtype)
 
 
-def gemm_by_k(k: int) -> Point:
-    return gemm(4096, k, 4096)
+def along(operator: str, axis: str, **fixed: int) -> PointAt:
+    """Return what makes the points along one axis, the other axes fixed."""
+    return lambda size: Point(operation(operator, **fixed, **{axis: size}), "fp16")
 
 
-def gemm_by_n(n: int) -> Point:
-    return gemm(4096, 4096, n)
-
-
-def gemv_by_k(k: int) -> Point:
-    return gemm(1, k, 4096)
-
-
-def gemv_by_n(n: int) -> Point:
-    return gemm(1, 4096, n)
-
-
-def low_rank_by_r(r: int) -> Point:
-    return Point(operation("low_rank", m=4096, k=4096, r=r, n=4096), "fp16")
+gemm_by_k = along("linear", "k", m=4096, n=4096)
+gemm_by_n = along("linear", "n", m=4096, k=4096)
+gemv_by_k = along("linear", "k", m=1, n=4096)
+gemv_by_n = along("linear", "n", m=1, k=4096)
+low_rank_by_r = along("low_rank", "r", m=4096, k=4096, n=4096)
 
 
 def sdpa(d: int, backend: str = "auto", causal: bool = False, dtype: str = "fp16") -> Point:

@@ -6,10 +6,9 @@ from statistics import median
 from typing import NamedTuple
 
 from gac.lab.studies import published
-from gac.lab.studies.points import gemm
+from gac.lab.studies.points import along
 from gac.lab.studies.readings import Readings, close, known, main_kernel, times
 from gac.lab.studies.records import Cell, Finding, Threshold, study
-from gac.profiling.records import Point
 from gac.tokens.defaults import STEP
 
 M_DIMS = tuple(sorted({m for base in range(1024, 2049, 8) for m in (base, base + 1)}))
@@ -35,9 +34,7 @@ class Switch(NamedTuple):
     alone: bool
 
 
-def gemm_by_m(m: int) -> Point:
-    """The published GEMM M x 2048 x 128."""
-    return gemm(m, 128, 2048)
+gemm_by_m = along("linear", "m", k=128, n=2048)  # the published GEMM M x 2048 x 128
 
 
 @study("gemm-m", lambda: map(gemm_by_m, M_DIMS))
