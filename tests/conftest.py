@@ -3,20 +3,20 @@
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():  # then Triton's kernels run in its interpreter: said before anything imports Triton
-    os.environ["TRITON_INTERPRET"] = "1"
-
-from hypothesis import HealthCheck, settings
-
-if not torch.cuda.is_available():
+INTERPRETED = not torch.cuda.is_available()
+if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, so before GAC and transformers
 
+from hypothesis import HealthCheck, settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
@@ -96,6 +96,26 @@ def _shipped_tables_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Profile, "load", loaded)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _triton_patched_once() -> Iterator[None]:
+    """Triton's interpreter patches its language once for a function, not at every call: kernels run in a third of the
+    time."""
+    if not INTERPRETED or find_spec("triton") is None:
+        yield
+        return
+    interpreter = import_module("triton.runtime.interpreter")
+    patch_language = interpreter._patch_lang
+
+    @cache
+    def patched(function: Callable[..., Any]) -> Any:
+        patch_language(function)
+        return interpreter._LangPatchScope()  # with nothing to restore
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patched)
         yield
 
 
