@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -28,21 +29,17 @@ ALLOWED = {
 def names(tree: ast.AST) -> Iterator[str]:
     """The names of functions, classes, arguments, fields and attributes."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        if isinstance(node, ast.ClassDef):
-            targets = (target for item in node.body for target in _targets(item))
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-
-
-def _targets(item: ast.stmt) -> list[ast.expr]:
-    if isinstance(item, ast.AnnAssign):
-        return [item.target]
-    return item.targets if isinstance(item, ast.Assign) else []
+        match node:
+            case ast.ClassDef(name=name, body=body):
+                yield name
+                fields = (
+                    each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)] for each in body
+                )
+                yield from (field.id for field in chain(*fields) if isinstance(field, ast.Name))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
 
 
 @pytest.fixture(scope="module")
