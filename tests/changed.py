@@ -1,6 +1,10 @@
-"""Plans, frontiers and recipes with something else asked for or measured."""
+"""Plans, frontiers, recipes and files of them with something else in them."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gac.allocation.frontier import Frontier
@@ -22,3 +26,11 @@ def with_recipe(made: Made, **options: Any) -> Made:
 
 def with_measured(made: Made, **changes: Any) -> Made:
     return replace(made, measured=replace(made.measured, **changes))
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[Any]:
+    """What is in a JSON file, which is written again with what is changed inside."""
+    document = json.loads(path.read_bytes())
+    yield document
+    path.write_text(json.dumps(document))

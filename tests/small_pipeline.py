@@ -48,3 +48,12 @@ class Small:
         assert again.gac_plan == plan
         assert torch.equal(logits(again), logits(small))
         return small, again
+
+
+def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: values.clone() for name, values in model.state_dict().items()}
+
+
+def has_state(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> bool:
+    """Every value is that of the state, to the last bit."""
+    return all(torch.equal(values, state[name]) for name, values in model.state_dict().items())

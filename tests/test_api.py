@@ -1,7 +1,6 @@
 """The pipeline on a tiny model: what a user calls, and what a user gets wrong."""
 
 import copy
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import gac
 from gac.allocation.problem import floored
@@ -19,26 +18,35 @@ from gac.core.errors import BudgetError, GacError, ModelError, PlanError, Profil
 from gac.plan.summary import allocate_command
 from gac.runtime.fusion.shared_gemm import FusedInput
 from gac.runtime.modules import LowRankLinear
+from tests.changed import edited
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model
-from tests.small_pipeline import Small
+from tests.small_pipeline import Small, has_state, state_of
 
 
 def total(model: Any) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
 
 
-@pytest.mark.parametrize("budget", [0.8, 0.3])
-def test_the_budget_is_used_and_never_exceeded(small: Small, budget: float) -> None:
-    plan = small.allocate(budget)
-    whole = total(small.model)
-    assert plan.budget.total == whole
-    assert plan.budget.used <= plan.budget.limit == floored(budget, whole)
-    assert plan.aligned_fraction == 1
-    assert plan.certificate.status == "optimal"
-    assert plan.certificate.gap == 0
-    model = small.compress(plan)
-    assert total(model) == plan.budget.used
+@pytest.mark.parametrize(
+    ("budget", "options"),
+    [
+        (0.8, {}),
+        (0.3, {}),
+        (0.6, {"method": "svd-llm", "rule": "sensitivity"}),
+        (0.6, {"method": "svd-llm", "rule": "zero-sum:down8"}),
+    ],
+    ids=str,
+)
+def test_the_budget_is_used_and_never_exceeded(small: Small, budget: float, options: dict[str, Any]) -> None:
+    plan, params = small.allocate(budget, **options), total(small.model)
+    assert plan.budget.total == params
+    assert plan.budget.used <= plan.budget.limit == floored(budget, params)
+    if not options:
+        assert plan.aligned_fraction == 1
+        assert (plan.certificate.status, plan.certificate.gap) == ("optimal", 0)
+    assert plan.certificate.method == options.get("rule", plan.certificate.method)
+    assert total(small.compress(plan)) == plan.budget.used
 
 
 def test_nothing_is_lost_at_budget_1_and_at_full_rank(
@@ -60,23 +68,17 @@ def test_unaligned_dims_lose_no_more(small: Small) -> None:
     assert free.aligned_fraction < 1
 
 
-def fused_in(model: Any) -> int:
-    return sum(isinstance(module, FusedInput) for module in model.modules())
-
-
-def test_a_fused_plan_runs_saves_and_loads(small: Small, tmp_path: Path) -> None:
+def test_fused_plans_run_save_and_load(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.7, fuse=True)
     assert [site.kind for site in plan.sites[:3]] == ["q_proj+k_proj+v_proj", "o_proj", "mlp"]
     assert plan.prediction.loss == pytest.approx(small.allocate(0.7).prediction.loss)
-    assert [fused_in(model) for model in small.there_and_back(plan, tmp_path)] == [4, 4]
-
-
-def test_a_plan_that_chooses_what_is_fused_runs_and_is_read_back(small: Small, tmp_path: Path) -> None:
-    plan = small.allocate(0.7, fuse="auto")
-    assert not any(site.shared for site in plan.sites), "the profile has none of the shapes"
-    chosen = replace(plan, sites=tuple(replace(site, shared=site.kind == "mlp") for site in plan.sites))
+    chosen = small.allocate(0.7, fuse="auto")
+    assert not any(site.shared for site in chosen.sites), "the profile has none of the shapes"
+    chosen = replace(chosen, sites=tuple(replace(site, shared=site.kind == "mlp") for site in chosen.sites))
     assert "; fused: 2 mlp" in chosen.summary()
-    assert [fused_in(model) for model in small.there_and_back(chosen, tmp_path)] == [2, 2]
+    for name, made, count in (("all", plan, 4), ("mlp", chosen, 2)):
+        models = small.there_and_back(made, tmp_path / name, copy.deepcopy(small.model))
+        assert [sum(isinstance(one, FusedInput) for one in model.modules()) for model in models] == [count] * 2
 
 
 @pytest.mark.parametrize("fuse", [False, "auto"])
@@ -107,11 +109,9 @@ def test_compressing_does_not_need_the_kept_statistics(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = small.allocate(0.7)
-    other = copy.deepcopy(small.model)
-    first = small.compress(plan)
+    first = small.compress(plan, model=copy.deepcopy(small.model))
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "empty"))
-    second = small.compress(plan, model=other)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert has_state(first, state_of(small.compress(plan)))
 
 
 def test_the_shipped_table_stands_in_where_there_is_no_gpu(
@@ -146,26 +146,6 @@ def test_unknown_latencies_are_said_and_not_invented(small: Small) -> None:
         small.allocate(0.7, latency=0.9)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a limit of kv_cache; "),
-        ({"method": "palu", "forms": ("narrow",)}, "method palu with forms narrow; expected its own, latent. "),
-        ({"method": "palu:2", "kv_cache": 0.5}, "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; "),
-        ({"forms": ("latent:1",), "latency": 0.9}, "a limit of latency, or loss for speed, with form latent:1; "),
-    ],
-)
-def test_what_does_not_go_together_is_refused(small: Small, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(GacError) as caught:
-        small.allocate(0.8, **options)
-    assert str(caught.value).startswith(message)
-
-
-def test_windows_longer_than_the_model_has_positions_are_refused(small: Small) -> None:
-    with pytest.raises(ModelError, match="calibration windows of 600 tokens for a model of 512 positions"):
-        small.allocate(0.8, calibration=f"{small.text}:1x600")
-
-
 def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
     with pytest.raises(BudgetError) as failure:
         small.allocate(0.01)
@@ -176,80 +156,45 @@ def test_an_unreachable_budget_says_what_can_be_reached(small: Small) -> None:
         small.allocate(smallest - 2e-5)
 
 
-def test_weights_that_are_not_finite_are_named(small: Small) -> None:
+def test_what_cannot_be_measured_is_named(small: Small) -> None:
+    with pytest.raises(ModelError, match="calibration windows of 600 tokens for a model of 512 positions"):
+        small.allocate(0.8, calibration=f"{small.text}:1x600")
     with torch.no_grad():
         small.model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds 1 NaN"):
         small.allocate(0.8)
 
 
-def test_files_that_cannot_be_used_are_named(small: Small, tmp_path: Path) -> None:
-    short, bad = tmp_path / "short.txt", tmp_path / "bad.jsonl"
-    short.write_text("too little text", encoding="utf-8")
-    bad.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(TextError, match=r"15 tokens"):
-        small.allocate(0.8, calibration=f"{short}:4x64")
-    with pytest.raises(ProfileError, match=r"bad\.jsonl"):
-        small.allocate(0.8, profile=bad)
-    MixtralConfig().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="model type 'mixtral', a mixture of experts"):
-        small.allocate(0.8, model=tmp_path)
-
-
 def test_a_plan_for_other_weights_is_refused_and_nothing_is_changed(small: Small) -> None:
     plan = small.allocate(0.7)
     with torch.no_grad():
         small.model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
-    before = copy.deepcopy(small.model.state_dict())
+    before = state_of(small.model)
     with pytest.raises(PlanError, match=r"that the plan was made for"):
         small.compress(plan)
-    assert all(torch.equal(before[name], value) for name, value in small.model.state_dict().items())
+    assert has_state(small.model, before)
 
 
-@pytest.mark.parametrize("rule", ["sensitivity", "zero-sum:down8"])
-def test_a_peers_rule_asks_the_model_what_it_needs(small: Small, rule: str) -> None:
-    plan = small.allocate(0.6, method="svd-llm", rule=rule)
-    assert plan.certificate.method == rule
-    assert plan.budget.used <= plan.budget.limit
-    model = small.compress(plan)
-    assert total(model) == plan.budget.used
-
-
-@pytest.mark.parametrize("rule", ["loss", "fisher:nearest8"])
-def test_palu_takes_the_budget_for_the_kv_cache(small: Small, rule: str) -> None:
-    plan = small.allocate(0.5, method="palu:1", rule=rule)
-    assert plan.recipe.space.forms == ("latent:1",)
+@pytest.mark.parametrize(
+    ("budget", "options", "forms"),
+    [
+        (0.5, {"method": "palu:1"}, {("k_proj", "latent:1"), ("v_proj", "latent:1")}),
+        (0.5, {"method": "palu:1", "rule": "fisher:nearest8"}, {("k_proj", "latent:1"), ("v_proj", "latent:1")}),
+        (0.6, {"method": "palu-fold"}, {("k_proj", "latent:1"), ("v_proj", "head_dim"), ("o_proj", "head_dim")}),
+    ],
+    ids=["palu", "palu by fisher", "folded"],
+)
+def test_palu_takes_the_budget_for_the_kv_cache(
+    small: Small, budget: float, options: dict[str, Any], forms: set[tuple[str, str]]
+) -> None:
+    plan = small.allocate(budget, **options)
     _, cache = plan.limits
-    assert (cache.column, cache.asked, cache.limit, cache.total) == ("kv_numbers", 0.5, 64, 128)
-    assert cache.over == max(0, cache.used - 64)
-    changed = {weight.name.rpartition(".")[2] for weight in plan.weights if weight.form != "dense"}
-    assert changed <= {"k_proj", "v_proj"}
-    model = small.compress(plan)
-    assert total(model) == plan.budget.used
-
-
-def test_half_a_cache_of_latents(small: Small) -> None:
-    plan = small.allocate(1.0, forms=("latent:1", "low_rank", "narrow"), kv_cache=0.5, align=False)
-    used, whole = plan.kv_numbers
-    assert whole // 2 - 2 <= used <= whole // 2
-    assert plan.certificate.status == "optimal"
-    assert plan.recipe.limits.latency == {}
-    ranks = {weight.dim for weight in plan.weights if weight.form == "latent:1"}
-    assert len(ranks) > 1
-    with torch.no_grad():
-        layers = small.compress(plan)(torch.arange(10)[None], use_cache=True).past_key_values.layers
-    assert sum(held[0, :, 0].numel() for one in layers for held in (one.keys, one.values)) == used
-
-
-def test_folded_values_are_cached_shorter(small: Small) -> None:
-    plan = small.allocate(0.6, method="palu-fold")
-    _, cache = plan.limits
-    assert cache.used <= cache.limit == 76
-    forms = {(weight.name.rpartition(".")[2], weight.form) for weight in plan.weights if weight.form != "dense"}
-    assert forms <= {("k_proj", "latent:1"), ("v_proj", "head_dim"), ("o_proj", "head_dim")}
-    assert ("o_proj", "head_dim") in forms
-    model = small.compress(plan)
-    assert total(model) == plan.budget.used
+    assert (cache.column, cache.asked, cache.limit, cache.total) == ("kv_numbers", budget, int(128 * budget), 128)
+    assert cache.over == max(0, cache.used - cache.limit)
+    changed = {(weight.name.rpartition(".")[2], weight.form) for weight in plan.weights if weight.form != "dense"}
+    assert changed <= forms
+    assert "o_proj" not in dict(forms) or ("o_proj", "head_dim") in changed
+    assert total(small.compress(plan)) == plan.budget.used
 
 
 def test_a_frontier_of_palu_is_over_the_cache(small: Small) -> None:
@@ -286,42 +231,29 @@ def documents(prose: str) -> list[str]:
     return [prose[start : start + 400] for start in range(0, 2000, 400)]
 
 
-@pytest.fixture
-def documented(small: Small, documents: list[str]) -> gac.Plan:
-    """A plan that was calibrated on documents in memory."""
-    text = gac.Documents(documents, windows=4, length=64)
-    return small.allocate(0.7, calibration=text)
-
-
-def test_documents_are_named_in_the_plan_and_given_again_to_compress(
-    small: Small, documented: gac.Plan, documents: list[str], tmp_path: Path
+def test_documents_are_named_in_the_plan_given_again_to_compress_and_never_evaluated_on(
+    small: Small, documents: list[str], tmp_path: Path
 ) -> None:
-    text = documented.measured.calibration
+    plan = small.allocate(0.7, calibration=gac.Documents(documents, windows=4, length=64))
+    text = plan.measured.calibration
     assert (text.text, text.windows, text.window_tokens) == ("5 documents given in memory", 4, 64)
     assert text.documents == gac.Documents(documents).digests
-    documented.save(tmp_path / "plan.json")
-    model = small.compress(gac.Plan.load(tmp_path / "plan.json"), calibration=iter(documents))
-    assert total(model) == documented.budget.used
-
-
-def test_no_documents_and_other_documents_are_refused(small: Small, documented: gac.Plan, documents: list[str]) -> None:
-    with pytest.raises(PlanError) as caught:
-        small.compress(documented)
-    assert str(caught.value).startswith("a plan calibrated on 5 documents given in memory; expected the same")
+    with pytest.raises(PlanError, match=r"^a plan calibrated on 5 documents given in memory; expected the same"):
+        small.compress(plan)
     with pytest.raises(PlanError, match=r"calibration text 5 documents given in memory has digest .* here; expected"):
-        small.compress(documented, calibration=documents[::-1])
+        small.compress(plan, calibration=documents[::-1])
+    plan.save(tmp_path / "plan.json")
+    model = small.compress(gac.Plan.load(tmp_path / "plan.json"), calibration=iter(documents))
+    assert total(model) == plan.budget.used
+    with pytest.raises(TextError, match=r"^1 of 2 documents given in memory, the first at position 1, are among the p"):
+        gac.perplexity(model, small.tokenizer, ["new words " * 20, documents[2]], length=64)
+    measured = gac.perplexity(model, small.tokenizer, ["new words " * 20], length=64, progress=False)
+    assert measured.protocol.startswith("1 document given in memory, 3 windows x 64 from token 0, non-overlapping, BO")
 
 
-@pytest.fixture
-def other_text(tmp_path: Path) -> Path:
-    path = tmp_path / "other.txt"
-    path.write_text("0123 + 456 = 579; 78 * 9 = 702. " * 100, encoding="utf-8")
-    return path
-
-
-def test_several_texts_are_calibrated_on_together_and_found_again(
-    small: Small, other_text: Path, tmp_path: Path
-) -> None:
+def test_several_texts_are_calibrated_on_together_and_found_again(small: Small, tmp_path: Path) -> None:
+    other_text = tmp_path / "other.txt"
+    other_text.write_text("0123 + 456 = 579; 78 * 9 = 702. " * 100, encoding="utf-8")
     texts = [f"{small.text}:4x64", f"{other_text}:2x64"]
     plan = small.allocate(0.7, calibration=texts)
     made = plan.measured.calibration
@@ -329,31 +261,17 @@ def test_several_texts_are_calibrated_on_together_and_found_again(
     assert [(one.text, one.windows) for one in made.parts] == [(str(small.text), 4), (str(other_text), 2)]
     assert f"calibration  6 x 64 tokens of {small.text} (4) and {other_text} (2), BOS" in plan.summary()
     assert f"--calibration {texts[0]} --calibration {texts[1]}" in allocate_command(plan)
-    given: dict[str, Any] = {"tokenizer": small.tokenizer, "progress": False}
-    assert gac.allocate(small.model, recipe=plan.recipe, **given).measured == plan.measured
-    model, _ = small.there_and_back(plan, tmp_path, copy.deepcopy(small.model))
-    assert total(model) == plan.budget.used
-    moved = other_text.rename(tmp_path / "moved.txt")
-    assert total(small.compress(plan, calibration=[texts[0], f"{moved}:2x64"])) == plan.budget.used
-
-
-def test_other_texts_than_the_plans_are_refused(small: Small, other_text: Path) -> None:
-    plan = small.allocate(0.7, calibration=[f"{small.text}:4x64", f"{other_text}:2x64"])
+    again = gac.allocate(small.model, recipe=plan.recipe, tokenizer=small.tokenizer, progress=False)
+    assert again.measured == plan.measured
     with pytest.raises(PlanError) as caught:
         small.compress(plan, calibration=str(small.text))
     assert str(caught.value).startswith(f"calibration on {small.text}; expected {small.text} (4) and {other_text} (2)")
     with pytest.raises(PlanError, match="has digest"):
-        small.compress(plan, calibration=[f"{other_text}:2x64", f"{small.text}:4x64"])
-
-
-def test_a_text_like_what_will_be_served_is_compared_first(
-    small: Small, other_text: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    plan = small.allocate(0.7, check=str(other_text))
-    assert f"warning: {other_text} is unlike the calibration text (" in caplog.text
-    assert plan == small.allocate(0.7)
-    with pytest.raises(TextError, match="which is calibrated on"):
-        small.allocate(0.7, check=str(small.text))
+        small.compress(plan, calibration=texts[::-1])
+    model, _ = small.there_and_back(plan, tmp_path, copy.deepcopy(small.model))
+    assert total(model) == plan.budget.used
+    moved = other_text.rename(tmp_path / "moved.txt")
+    assert total(small.compress(plan, calibration=[texts[0], f"{moved}:2x64"])) == plan.budget.used
 
 
 def test_every_window_begins_with_bos_where_the_tokenizer_puts_it_first(small: Small, tmp_path: Path) -> None:
@@ -365,21 +283,12 @@ def test_every_window_begins_with_bos_where_the_tokenizer_puts_it_first(small: S
     assert "BOS at the head of every window" in model_card(with_bos)
     assert "--no-bos" in allocate_command(without)
     assert "bos" not in allocate_command(with_bos)
-    for plan in (with_bos, without):
-        folder = tmp_path / f"{plan.measured.calibration.bos}"
-        model, _ = small.there_and_back(plan, folder, copy.deepcopy(small.model))
-        assert total(model) == plan.budget.used
-
-
-def test_a_plan_that_does_not_say_so_has_no_bos(small: Small, tmp_path: Path) -> None:
-    plan, path = small.allocate(0.7, bos=False), tmp_path / "plan.json"
-    plan.save(path)
-    document = json.loads(path.read_text())
-    del document["measured"]["calibration"]["bos"], document["recipe"]["measure"]["bos"]
-    path.write_text(json.dumps(document))
-    old = gac.Plan.load(path)
-    assert old.measured == plan.measured
-    assert total(small.compress(old)) == plan.budget.used
+    without.save(tmp_path / "plan.json")
+    with edited(tmp_path / "plan.json") as document:
+        del document["measured"]["calibration"]["bos"], document["recipe"]["measure"]["bos"]
+    old = gac.Plan.load(tmp_path / "plan.json")
+    assert old.measured == without.measured
+    assert total(small.compress(old)) == without.budget.used
 
 
 def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
@@ -394,13 +303,16 @@ def test_a_bos_outside_of_the_vocabulary_is_refused_before_anything_is_measured(
         small.allocate(0.7, model=LlamaForCausalLM(tiny_config))
 
 
-def test_a_model_is_not_evaluated_on_its_calibration_documents(
-    small: Small, documented: gac.Plan, documents: list[str]
-) -> None:
-    model, reader = small.compress(documented, calibration=documents), small.tokenizer
-    with pytest.raises(TextError) as caught:
-        gac.perplexity(model, reader, ["new words " * 20, documents[2]], length=64)
-    message = "1 of 2 documents given in memory, the first at position 1, are among the plan's calibration text; "
-    assert str(caught.value).startswith(message)
-    held_back = gac.perplexity(model, reader, ["new words " * 20], length=64, progress=False)
-    assert held_back.protocol.startswith("1 document given in memory, 3 windows x 64 from token 0, non-overlapping, BO")
+def test_a_base_model_is_compressed_while_it_is_loaded(directory: Path, small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(0.7, model=directory, tokenizer=None)
+    config = gac.GacConfig(plan)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, quantization_config=config)
+    model = gac.compress(directory, plan, progress=False)
+    assert type(loaded) is type(model)
+    assert loaded.gac_plan == plan
+    assert torch.equal(logits(loaded), logits(model.cpu()))
+    loaded.save_pretrained(tmp_path / "saved")
+    assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
+    assert torch.equal(logits(gac.load(tmp_path / "saved").cpu()), logits(loaded))
+    with pytest.raises(PlanError, match=r"the model's config and weights have digest .*; expected .*, those of"):
+        AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, quantization_config=config)

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gac.cli import main
 from gac.cli.plot import plot
 from gac.plan.plan import Plan
 from gac.plan.recipe import KEYWORDS
+from gac.testing import models
 from tests.cli.commands import answer, refused, run
 
 H100 = "nvidia-h100-80gb-hbm3"
@@ -21,23 +23,19 @@ H100 = "nvidia-h100-80gb-hbm3"
 EVAL = ("--windows", 2, "--length", 64)
 
 
-@pytest.fixture
-def model(directory: Path) -> Path:
-    return directory
-
-
-@pytest.fixture
-def plan(model: Path, text_file: Path, tmp_path: Path) -> Path:
-    result = run("allocate", model, "--calibration", f"{text_file}:4x64", "-o", tmp_path / "plan.json")
-    assert result.exit_code == 0, result.output
-    return tmp_path / "plan.json"
-
-
-@pytest.fixture
-def checkpoint(model: Path, plan: Path, tmp_path: Path) -> Path:
-    result = run("compress", model, "--plan", plan, "-o", tmp_path / "small")
-    assert result.exit_code == 0, result.output
-    return tmp_path / "small"
+@pytest.fixture(scope="module")
+def work(prose: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Paths of a model, two texts, a plan and a compressed checkpoint, which tests read alone."""
+    folder = tmp_path_factory.mktemp("work")
+    paths = SimpleNamespace(**{name: folder / name for name in ("model", "text", "other", "plan", "small")})
+    for saved in (models.tiny_model(), tiny_tokenizer):
+        saved.save_pretrained(paths.model)
+    paths.text.write_text(prose, encoding="utf-8")
+    paths.other.write_text("0123 + 456 = 579; " * 100, encoding="utf-8")
+    for words in (("allocate", "--calibration", f"{paths.text}:4x64"), ("compress", "--plan", paths.plan)):
+        result = run(words[0], paths.model, *words[1:], "-o", paths.plan if words[0] == "allocate" else paths.small)
+        assert result.exit_code == 0, result.output
+    return paths
 
 
 @pytest.mark.parametrize("words", [*main.commands, *(f"plot {kind}" for kind in plot.commands)])
@@ -50,16 +48,6 @@ def test_every_command_has_help_and_is_listed(words: str) -> None:
 
 def test_the_version() -> None:
     assert run("--version").stdout == f"gac, version {gac.__version__} ({gac.__distribution__})\n"
-
-
-def test_allocate_writes_a_plan_and_answers_with_it(model: Path, text_file: Path, tmp_path: Path) -> None:
-    target = tmp_path / "new" / "plan.json"
-    document = answer("allocate", model, "--budget", 0.7, "--calibration", f"{text_file}:4x64", "-o", target)
-    plan = Plan.load(target)
-    assert document["path"] == str(target)
-    assert document["limits"][0]["used"] == plan.budget.used <= document["limits"][0]["limit"]
-    assert document["prediction"]["loss"] == plan.prediction.loss
-    assert document["aligned_fraction"] == 1.0
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -109,44 +97,48 @@ def test_every_option_of_a_recipe_is_in_the_table() -> None:
     assert len(rows) > 20
 
 
-def test_a_recipe_file_replaces_the_options(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_file_replaces_the_options(work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = gac.Recipe.of(0.7, method="svd")
     recipe.save(tmp_path / "recipe.json")
     requests: list[gac.Recipe] = []
     monkeypatch.setattr("gac.api.allocate", lambda *_, recipe, **__: requests.append(recipe))
-    words = ("allocate", model, "--recipe", tmp_path / "recipe.json", "--tokenizer", model)
+    words = ("allocate", work.model, "--recipe", tmp_path / "recipe.json", "--tokenizer", work.model)
     run(*words)
     assert requests == [recipe]
     result = run(*words, "--seed", 1)
     assert (result.exit_code, "--seed goes without --recipe" in result.stderr) == (2, True)
 
 
-def test_allocate_notes_its_cost_and_shows_the_plan(model: Path, text_file: Path, tmp_path: Path) -> None:
-    words = ("--budget", 1, "--kv-cache", 0.5, "--form", "latent:1:int8", "--calibration", f"{text_file}:6x32")
-    result = run("allocate", model, *words, "-o", tmp_path / "plan.json")
+def test_allocate_notes_its_cost_and_shows_the_plan(work: Any, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "plan.json"
+    options = ("--budget", 1, "--kv-cache", 0.5, "--form", "latent:1:int8", "--calibration", f"{work.text}:6x32")
+    words = ("allocate", work.model, *options, "-o", target)
+    result = run(*words)
     notes = " ".join(result.stderr.split())
-    assert f"calibration on 6 windows of 32 tokens of {text_file}" in notes
+    assert f"calibration on 6 windows of 32 tokens of {work.text}" in notes
     assert "of statistics and factors in" in notes
     assert "form latent:1: the model is run up to 20 times on 32 held-out tokens" in notes
     assert "layer q k v o gate up down kept loss" in " ".join(result.stdout.split())
     assert "GAC plan for" in result.stdout
+    document, plan = answer(*words), Plan.load(target)
+    assert document["path"] == str(target)
+    assert document["limits"][0]["used"] == plan.budget.used <= document["limits"][0]["limit"]
+    assert document["prediction"]["loss"] == plan.prediction.loss
+    assert document["aligned_fraction"] == plan.aligned_fraction
 
 
-def test_several_texts_and_one_to_check(model: Path, text_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text("0123 + 456 = 579; " * 100, encoding="utf-8")
-    texts = (f"{text_file}:4x64", f"{tmp_path / 'other.txt'}:2x64")
+def test_several_texts_and_one_to_check(work: Any, tmp_path: Path) -> None:
     (tmp_path / "like.txt").write_text("<a href='x'>y</a> " * 50, encoding="utf-8")
-    options = ("--calibration", texts[0], "--calibration", texts[1], "--check", tmp_path / "like.txt")
-    result = run("allocate", model, *options, "-o", tmp_path / "plan.json")
+    words = ("allocate", work.model, "--calibration", f"{work.text}:4x64", "--calibration")
+    result = run(*words, f"{work.other}:2x64", "--check", tmp_path / "like.txt", "-o", tmp_path / "plan.json")
     assert result.exit_code == 0
-    assert f"on 6 windows of 64 tokens of {text_file} (4) and {tmp_path / 'other.txt'} (2)" in result.stderr
+    assert f"on 6 windows of 64 tokens of {work.text} (4) and {work.other} (2)" in result.stderr
     assert f"warning: {tmp_path / 'like.txt'} is unlike the calibration text" in result.stderr
-    lengths = ("--calibration", texts[0], "--calibration", f"{tmp_path / 'other.txt'}:2x32")
-    assert "windows of 32 and 64 tokens; expected one length" in refused("allocate", model, *lengths)
+    assert "windows of 32 and 64 tokens; expected one length" in refused(*words, f"{work.other}:2x32")
 
 
 def test_nothing_is_written_over_a_directory_below_a_file_or_where_nothing_can_be(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
@@ -159,22 +151,22 @@ def test_nothing_is_written_over_a_directory_below_a_file_or_where_nothing_can_b
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("gac.cli.options.TemporaryFile", refuse)
-    message = refused("allocate", model, "-o", tmp_path / "plan.json")
+    message = refused("allocate", work.model, "-o", tmp_path / "plan.json")
     assert f"nothing can be written to {tmp_path}: Permission denied; expected a writable path" in message
 
 
-def test_an_interrupt_says_what_is_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_says_what_is_kept(work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_arguments: Any, **_options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gac.api.allocate", stop)
-    result = run("allocate", model, "-o", tmp_path / "plan.json")
+    result = run("allocate", work.model, "-o", tmp_path / "plan.json")
     assert result.exit_code == 130
     assert "Interrupted. Progress is saved in GAC_HOME; rerun the command" in result.stderr
 
 
-def test_compress_writes_a_checkpoint_that_opens(model: Path, plan: Path, tmp_path: Path) -> None:
-    words = ("compress", model, "--plan", plan, "-o", tmp_path / "small")
+def test_compress_writes_a_checkpoint_that_opens(work: Any, tmp_path: Path) -> None:
+    words = ("compress", work.model, "--plan", work.plan, "-o", tmp_path / "small")
     document = answer(*words)
     loaded = gac.load(tmp_path / "small")
     assert document["parameters"] == sum(parameter.numel() for parameter in loaded.parameters())
@@ -184,29 +176,25 @@ def test_compress_writes_a_checkpoint_that_opens(model: Path, plan: Path, tmp_pa
     assert run(*words, "--overwrite").exit_code == 0
 
 
-def test_eval_of_a_dense_model(model: Path, text_file: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    document = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64, "-o", report)
-    assert json.loads(report.read_text()) == document
-    assert set(document) == {"models"}
-    [entry] = document["models"]
-    assert entry["perplexity"]["tokens"] == 3 * 63
+def test_eval_of_a_dense_model(work: Any, tmp_path: Path) -> None:
+    words = ("eval", work.model, "--text", work.text, "--windows", 3, "--length", 64)
+    document = answer(*words, "-o", tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text()) == document
+    [entry] = document.pop("models")
+    assert not document
     assert set(entry) == {"name", "parameters", "dtype", "perplexity"}
+    assert entry["perplexity"]["tokens"] == 3 * 63
     assert entry["perplexity"]["protocol"].endswith("BOS at the head of every window")
-    [without] = answer("eval", model, "--text", text_file, "--windows", 3, "--length", 64, "--no-bos")["models"]
+    [without] = answer(*words, "--no-bos")["models"]
     assert without["perplexity"]["protocol"].endswith("no BOS")
 
 
-def test_eval_shows_predictions_with_measurements(
-    model: Path, checkpoint: Path, text_file: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text("0123 + 456 = 579; " * 100, encoding="utf-8")
-    arguments = ("eval", checkpoint, "--text", text_file, "--text", other, *EVAL, "--against", model)
+def test_eval_shows_predictions_with_measurements(work: Any, tmp_path: Path) -> None:
+    arguments = ("eval", work.small, "--text", work.text, "--text", work.other, *EVAL, "--against", work.model)
     document = answer(*arguments, "-o", tmp_path / "report.json")
     assert run("plot", "prediction", tmp_path / "report.json", "-o", tmp_path / "figure.svg").exit_code == 0
     [entry], dense = document["models"], document["against"]
-    assert [text["perplexity"]["text"] for text in (entry, *entry["also"])] == [str(text_file), str(other)]
+    assert [text["perplexity"]["text"] for text in (entry, *entry["also"])] == [str(work.text), str(work.other)]
     [also], [dense_also] = entry["also"], dense["also"]
     assert also["ratio"] == pytest.approx(also["perplexity"]["value"] / dense_also["perplexity"]["value"])
     assert set(also) == {"perplexity", "divergence", "ratio", "log_ratio", "predicted_perplexity"}
@@ -218,56 +206,44 @@ def test_eval_shows_predictions_with_measurements(
     assert counted["model_bytes"] == {"used": 2 * entry["parameters"], "total": 2 * dense["parameters"]}
     assert counted["bits"] == 8 * counted["bytes"]["used"] / counted["limits"][0]["total"]
     shown = " ".join(run(*arguments).stdout.split())
-    for words in (
-        "on other.txt",
-        "predicted by its plan",
-        "targeted ones, with scales and zero points",
-        "weights bits model of the model KV cache schemes",
-    ):
-        assert words in shown
+    tables = ("on other", "targeted ones, with scales and zero points", "weights bits model of the model KV cache")
+    assert all(words in shown for words in ("predicted by its plan", *tables))
 
 
-def test_eval_against_another_model_predicts_nothing(checkpoint: Path, text_file: Path) -> None:
-    result = run("eval", checkpoint, "--text", text_file, *EVAL, "--against", checkpoint, "--json")
-    [entry] = json.loads(result.stdout)["models"]
-    assert (entry["ratio"], entry["divergence"]["kl"], entry["divergence"]["top1"]) == (1.0, 0.0, 1.0)
-    assert "predicted" not in entry
+def test_eval_of_several_models_against_another_predicts_nothing(work: Any) -> None:
+    words = ("eval", work.small, work.small, "--text", work.text, *EVAL, "--against", work.small, "--json")
+    result = run(*words)
     assert "its prediction is left out" in result.stderr
+    first, second = json.loads(result.stdout)["models"]
+    assert first == second
+    assert (first["ratio"], first["divergence"]["kl"], first["divergence"]["top1"]) == (1.0, 0.0, 1.0)
+    assert "predicted" not in first
+    assert "divergence" not in json.loads(run(*words, "--no-kl").stdout)["models"][0]
 
 
-def test_eval_against_a_model_of_other_tokens(model: Path, text_file: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(model, tmp_path / "other")
+def test_eval_against_a_model_of_other_tokens(work: Any, tmp_path: Path) -> None:
+    other = shutil.copytree(work.model, tmp_path / "other")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(other)
-    message = refused("eval", model, "--text", text_file, *EVAL, "--against", other)
-    assert f"{model} and {other} have different vocabularies" in message
+    message = refused("eval", work.model, "--text", work.text, *EVAL, "--against", other)
+    assert f"{work.model} and {other} have different vocabularies" in message
 
 
-def test_eval_of_several_models(model: Path, checkpoint: Path, text_file: Path) -> None:
-    words = ("eval", checkpoint, checkpoint, "--text", text_file, *EVAL, "--against", model, "--no-kl")
-    first, second = answer(*words)["models"]
-    assert first == second
-    assert "divergence" not in first
-
-
-def test_eval_on_a_local_task(model: Path, checkpoint: Path) -> None:
+def test_eval_on_a_local_task(work: Any) -> None:
     task = Path(__file__).parent / "evaluation" / "data" / "general_knowledge.yaml"
-    words = ("eval", checkpoint, "--against", model, "--tasks", task, "--limit", 2)
+    words = ("eval", work.small, "--against", work.model, "--tasks", task, "--limit", 2)
     document = answer(*words)
     scores = [*document["models"][0]["scores"], *document["against"]["scores"]]
     assert [(score["metric"], score["items"]) for score in scores] == [("acc", 2), ("acc_norm", 2)] * 2
     assert "perplexity" not in document["against"]
-    message = refused("eval", model, "--tasks", model / "none.yaml")
-    assert f"{model / 'none.yaml'} cannot be read: [Errno 2] No such file or directory" in message
+    message = refused("eval", work.model, "--tasks", work.model / "none.yaml")
+    assert f"{work.model / 'none.yaml'} cannot be read: [Errno 2] No such file or directory" in message
 
 
-def test_the_cards_command_makes_the_same_plan(
-    plan: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card = (checkpoint / "README.md").read_text().replace("\\\n", " ")
+def test_the_cards_command_makes_the_same_plan(work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = (work.small / "README.md").read_text().replace("\\\n", " ")
     command = next(line for line in card.splitlines() if line.startswith("gac allocate "))
-    (tmp_path / "again").mkdir()
-    monkeypatch.chdir(tmp_path / "again")
+    monkeypatch.chdir(tmp_path)
     assert run(*shlex.split(command)[1:]).exit_code == 0
-    assert Plan.load("plan.json") == Plan.load(plan)
+    assert Plan.load("plan.json") == Plan.load(work.plan)

@@ -79,22 +79,16 @@ def test_weights_without_values_are_refused(small: Small) -> None:
         read_parameter(small.model.to("meta"), "lm_head.weight")
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 def test_offloaded_models_are_evaluated_as_those_in_memory(
-    small: Small, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compressed: bool, small: Small, prose: str, tmp_path: Path
 ) -> None:
+    model = small.compress(small.allocate(0.7)) if compressed else small.model
     options: dict[str, Any] = {"windows": 2, "length": 32, "progress": False}
-    spread = dispatched(small.model, "disk", tmp_path)
-    found = gac.perplexity(spread, small.tokenizer, prose, **options)
-    assert found == gac.perplexity(small.model, small.tokenizer, prose, **options)
-    assert gac.divergence(spread, small.model, small.tokenizer, prose, **options).kl == 0
+    spread = dispatched(model, "disk", tmp_path)
+    measured = gac.perplexity(spread, small.tokenizer, prose, **options)
+    assert measured == gac.perplexity(model, small.tokenizer, prose, **options)
+    assert gac.divergence(spread, model, small.tokenizer, prose, **options).kl == 0
     evaluated = gac.evaluate(spread, tokenizer=small.tokenizer, text=prose, **options)
-    assert evaluated.models[0].perplexity == found
+    assert evaluated.models[0].perplexity == measured
     assert all(parameter.requires_grad and not parameter.is_inference() for parameter in spread.parameters())
-
-
-def test_a_compressed_model_on_disk_is_evaluated(small: Small, prose: str, tmp_path: Path) -> None:
-    compressed = small.compress(small.allocate(0.7), model=copy.deepcopy(small.model))
-    options: dict[str, Any] = {"windows": 2, "length": 32, "progress": False}
-    spread = dispatched(compressed, "disk", tmp_path)
-    assert gac.divergence(spread, compressed, small.tokenizer, prose, **options).kl == 0
-    assert all(parameter.requires_grad for parameter in spread.parameters())

@@ -23,24 +23,21 @@ PLANNING = (
 """Between them they load every module that measures no model: plans, forms, families, tables, cliffs, studies."""
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has after the statement."""
-    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+STEPS = {
+    "import gac.cli": {*HEAVY, "numpy"},
+    "import gac.plan.plan": {*HEAVY, "pandas", "matplotlib"},
+    f"import {', '.join(PLANNING)}": {"torch", "transformers"},
+    "gac.cli.main(['profiles', '--json'], standalone_mode=False)": {"torch", "transformers"},
+}
+"""What an interpreter does, and what it has not loaded then: what none of the modules loads, none loads by itself."""
 
 
-def test_the_package_and_the_command_line_load_nothing_heavy() -> None:
-    assert loaded_by("import gac.cli").isdisjoint({*HEAVY, "numpy"})
-
-
-def test_a_plan_loads_nothing_to_show_itself_with() -> None:
-    assert loaded_by("import gac.plan.plan").isdisjoint({*HEAVY, "pandas", "matplotlib"})
-
-
-def test_planning_and_listing_profiles_load_no_torch() -> None:
-    """All of them in one process: what none of them loads, none loads by itself."""
-    calls = "from gac.cli import main\nmain(['profiles', '--json'], standalone_mode=False)"
-    assert loaded_by(f"import {', '.join(PLANNING)}\n{calls}").isdisjoint({"torch", "transformers"})
+def test_planning_and_the_command_line_load_nothing_heavy() -> None:
+    names = "print('now', *{name.partition('.')[0] for name in sys.modules})"
+    code = "\n".join(["import sys", *(f"{statement}\n{names}" for statement in STEPS)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [line.split() for line in done.stdout.splitlines() if line.startswith("now ")]
+    assert [heavy & {*names} for heavy, names in zip(STEPS.values(), loaded, strict=True)] == [set()] * len(STEPS)
 
 
 def test_every_public_name_is_there() -> None:

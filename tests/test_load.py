@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gac.core.operations import linear
 from gac.profiling.records import Point
 from gac.profiling.table import Profile
@@ -22,6 +24,7 @@ def test_a_profile_of_many_chunks_keeps_its_rows_passes_and_lookups(tmp_path: Pa
     assert len(profile.rows_of("linear", {"m": 1024, "k": 4097}, "n")) == 5000
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_million_rows_takes_less_than_a_gigabyte() -> None:
     done = subprocess.run([sys.executable, load.__file__, "profile"], capture_output=True, text=True, check=True)
     what, _, gigabytes = done.stdout.rpartition(", ")

@@ -45,6 +45,7 @@ def own(prose: str, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace
         table=table,
         sweep=table.rows_of("low_rank", {"m": 1024, "k": 4096, "n": 4096}, "r"),
         drawn=plots.plan(plan),
+        reading={"tokenizer": small.tokenizer, "text": str(small.text), "length": 64},
     )
 
 
@@ -60,18 +61,10 @@ CALLS: dict[str, Callable[[Any], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "load": lambda own: (gac.load, {"directory": own.saved}),
     "export": lambda own: (gac.export, {"model": own.compressed, "directory": "out", "merge": True}),
     "export_gguf": lambda own: (gac.export_gguf, {"model": own.compressed, "path": "out.gguf", "merge": True}),
-    "perplexity": lambda own: (
-        gac.perplexity,
-        {"model": own.model, "tokenizer": own.tokenizer, "text": str(own.text), "length": 64},
-    ),
-    "divergence": lambda own: (
-        gac.divergence,
-        {"model": own.model, "reference": own.model, "tokenizer": own.tokenizer, "text": str(own.text), "length": 64},
-    ),
-    "evaluate": lambda own: (
-        gac.evaluate,
-        {"models": own.model, "tokenizer": own.tokenizer, "text": str(own.text), "length": 64},
-    ),
+    "perplexity": lambda own: (gac.perplexity, own.reading | {"model": own.model}),
+    "divergence": lambda own: (gac.divergence, own.reading | {"model": own.model, "reference": own.model}),
+    "evaluate": lambda own: (gac.evaluate, own.reading | {"models": own.model}),
+    "allocate_tokens": lambda own: (gac.allocate_tokens, {"model": own.model}),
     "report": lambda own: (gac.report, {"plan": own.plan, "output": "out.html"}),
     "repair": lambda own: (gac.repair, {"directory": own.saved, "output": "out"}),
     "ShapeContract": lambda own: (gac.ShapeContract, {"strategy": "own", "steps": (8,)}),
@@ -116,34 +109,35 @@ ROWS: list[Row] = [
     *each("allocate", "budget", (True, "0.8", [0.8]), "allocate(budget=@); expected a number or None. Correct it."),
     ("allocate", {"budget": np.array([0.8, 0.7])}, "allocate(budget=array([0.8, 0.7])); expected a number or None."),
     ("allocate", {"budget": torch.tensor([0.5])}, "allocate(budget=tensor([0.5000])); expected a number or None."),
-    *each("allocate", "budget", (NAN, 0, 1.1), "limits.params=@; expected a number above 0"),
     ("allocate", {"model": ""}, "model '': no such directory; "),
     ("allocate", {"calibration": None}, "a NoneType as calibration text; expected a name, a path"),
     ("allocate", {"calibration": [3]}, "document 0 of type int; expected an iterable of strings, each a document"),
     ("allocate", {"profile": PLAN}, "load(path_or_name of type Plan); expected a string or a path"),
-    *each("allocate", "seed", (-1, 1.5, None, True), "measure.seed=@; expected a whole number, 0 or more"),
     ("allocate", {"rule": None}, "a NoneType as a rule, which lacks name; expected an instance of a subclass"),
     ("allocate", {"rule": "uniform:down0"}, "rule uniform:down0; expected a way to round"),
     ("allocate", {"method": None}, "a NoneType as a method, which lacks name; "),
-    *each("allocate", "refit", (False, ["none"]), "refit=@; expected one of none, residual, update"),
-    ("allocate", {"forms": "low_rnk"}, "form 'low_rnk' is unknown; "),
+    ("allocate", {"refit": ["none"]}, "refit=['none']; expected one of none, residual, update"),
     ("allocate", {"forms": 3}, "a int as a form, which lacks name; "),
-    ("allocate", {"workloads": "prefill"}, "workload 'prefill'; expected prefill:BxS or decode:B@C"),
     ("allocate", {"latency": {3: 0.9}}, "workload '3'; expected prefill:BxS"),
     ("allocate", {"latency": [0.9]}, "limits.latency.prefill:1x1024=[0.9]; expected a number above 0"),
     *each("allocate", "slack", (-0.1, NAN), "slack=@; expected a number from 0 to 1"),
     ("allocate", {"bugdet": 0.8}, "the option 'bugdet'; expected one of budget, "),
+    ("allocate", {"kv_cache": 0.75, "rule": "uniform"}, "rule uniform with a limit of kv_cache; "),
+    ("allocate", {"method": "palu", "forms": "narrow"}, "method palu with forms narrow; expected its own, latent. "),
+    ("allocate", {"method": "palu:2", "kv_cache": 0.5}, "method palu:2 with budget 0.8 and a KV-cache limit of 0.5; "),
+    ("allocate", {"forms": "latent:1", "latency": 0.9}, "a limit of latency, or loss for speed, with form latent:1; "),
     ("recipe", {"recipe": PLAN}, "allocate(recipe of type Plan); expected a Recipe"),
     ("recipe", {"recipe": "none.json"}, "recipe none.json cannot be read: No such file"),
     ("frontier", {"points": 1}, "1 points; expected a whole number, 2 or more"),
     *each("frontier.plan", "index", (99, -99), "point @ of a frontier; expected one from 0 to "),
-    *each("heal", "tokens", (0, 0.5, "many"), f"heal(tokens=@){NO_COUNT} or None. Correct it."),
-    ("heal", {"minutes": NAN}, "minutes=nan; expected minutes above 0"),
+    ("heal", {"tokens": "many"}, f"heal(tokens='many'){NO_COUNT} or None. Correct it."),
+    *each("heal", "minutes", (NAN, 0, -1, 10**40), "minutes=@; expected minutes above 0, a year at most"),
     ("heal", {"blocks": 2}, "blocks=2; expected the share of the work"),
     ("compress", {"plan": FRONTIER}, f"compress(plan of type Frontier){NO_PLAN}"),
     ("compress", {"plan": "none.json"}, "plan none.json cannot be read: No such file or directory; "),
     ("compress", {"plan": Path(".")}, "plan . cannot be read: Is a directory; "),
     ("compress", {"calibration": []}, "no document; expected an iterable of strings"),
+    ("GacConfig", {"plan": "none.json"}, "plan none.json cannot be read: No such file or directory; "),
     ("GacConfig", {"plan": 3}, "a int as a plan; expected a Plan, or the path of one. Pass one of these."),
     ("save", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
     *each("save", "max_shard_size", ("lots", "0GB", "5GB\n"), "max_shard_size=@; expected bytes, or a size in KB"),
@@ -152,9 +146,10 @@ ROWS: list[Row] = [
     *each("load", "device", ("gpu9", "cuda:99", "cuda:-2"), "device @; expected cpu, or one of the "),
     ("export", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
     ("export_gguf", {"model": MODEL}, "a LlamaForCausalLM without a plan; "),
-    *each("perplexity", "windows", (-1, 0, "2", True), f"perplexity(windows=@){NO_COUNT} or None. Correct it."),
-    *each("perplexity", "batch", (0, 1.5, None), f"perplexity(batch=@){NO_COUNT}. Correct it."),
+    *each("perplexity", "windows", (0, "2"), f"perplexity(windows=@){NO_COUNT} or None. Correct it."),
+    ("perplexity", {"batch": None}, f"perplexity(batch=None){NO_COUNT}. Correct it."),
     ("perplexity", {"text": {"a": 1}}, "perplexity(text={'a': 1}); expected a string, a Documents or several"),
+    *each("evaluate", "num_fewshot", (-1, 10**40, True, 1.5), "evaluate(num_fewshot=@); expected a whole number"),
     ("evaluate", {"models": []}, "no model; expected at least one"),
     ("evaluate", {"text": None}, "no text and no tasks; "),
     ("evaluate", {"tasks": [3]}, "evaluate(tasks=[3]); expected a string or several (each a string)"),
@@ -168,7 +163,6 @@ ROWS: list[Row] = [
     ("ShapeContract", {"steps": ()}, "a contract with steps () and dims (); "),
     *each("becomes", "dim", ("3", 0, -3), f"becomes(dim=@){NO_COUNT}"),
     ("Documents", {"texts": None}, "a NoneType as documents; expected an iterable of strings, each a document"),
-    ("Recipe.of", {"budget": "0.8"}, "limits.params='0.8'; expected a number above 0"),
     ("Recipe", {"rule": None}, "rule=None; expected the name of a rule"),
     ("Profile.rows_of", {"fixed": [1024]}, "rows_of(fixed=[1024]); expected a mapping from a string to a whole number"),
     ("plots.dims", {"plans": {}}, "0 plans in one figure; "),
@@ -178,7 +172,12 @@ ROWS: list[Row] = [
     ("plots.save", {"drawn": 3}, "a int to save; expected a figure, or axes of one"),
 ]
 
-ANYTHING = {"GacConfig": {"calibration", "tokenizer"}, "frontier": {"recipe"}, "recipe": {"budget"}}
+ANYTHING = {
+    "GacConfig": {"calibration", "tokenizer"},
+    "frontier": {"recipe"},
+    "recipe": {"budget"},
+    "allocate_tokens": {"model", "press", "calibration", "profile", "tokenizer"},
+}
 """Arguments that are checked where they are used, or that do not go with the right ones."""
 
 
@@ -214,6 +213,29 @@ def test_what_is_wrong_is_named(
         call(**right | given)
     assert str(refused.value).startswith(message)
     assert not list(tmp_path.iterdir())
+
+
+COUNTS = (
+    "Documents.windows Documents.length evaluate.windows evaluate.length evaluate.batch evaluate.limit heal.tokens "
+    "allocate_tokens.following allocate_tokens.step frontier.points Recipe.of.shots"
+)
+
+
+@pytest.mark.parametrize("name", COUNTS.split())
+def test_impossible_counts(name: str, own: SimpleNamespace) -> None:
+    function, _, option = name.rpartition(".")
+    call, right = CALLS[function](own)
+    for count in (0, -1, 10**40, True, 1.5, NAN, float("inf"), "1"):
+        with pytest.raises(gac.GacError, match=rf"{option}={count!r}|{count} {option}"):
+            call(**right | {option: count})
+
+
+@pytest.mark.parametrize("option", ["seed", "align", "tensor_parallel"])
+def test_numbers_that_no_plan_file_holds(option: str) -> None:
+    gac.Recipe.of(0.8, **{option: 2**62})
+    for number in (-1, 2**62 + 1, 10**40):
+        with pytest.raises(gac.GacError, match=f"{option}={number}"):
+            gac.Recipe.of(0.8, **{option: number})
 
 
 def test_one_name_is_a_list_of_one(own: SimpleNamespace) -> None:

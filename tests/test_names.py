@@ -2,14 +2,10 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import chain
 
-import pytest
+from tests.sources import nodes
 
-import gac
-
-ROOT = Path(gac.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
 EMPTY = {"one", "found", "own", "given", "held", "told", "whole", "beside", "together", "at"}
 """Pronouns, participles and adverbs that say nothing about a value."""
 QUESTIONS = {"What", "Whether", "How", "Where", "Which"}
@@ -25,45 +21,29 @@ ALLOWED = {
 }
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def names(node: ast.AST) -> Iterator[str]:
     """The names of functions, classes, arguments, fields and attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        if isinstance(node, ast.ClassDef):
-            targets = (target for item in node.body for target in _targets(item))
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
+    match node:
+        case ast.ClassDef(name=name, body=body):
+            yield name
+            fields = (
+                each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)] for each in body
+            )
+            yield from (field.id for field in chain(*fields) if isinstance(field, ast.Name))
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            yield name
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
 
 
-def _targets(item: ast.stmt) -> list[ast.expr]:
-    if isinstance(item, ast.AnnAssign):
-        return [item.target]
-    return item.targets if isinstance(item, ast.Assign) else []
-
-
-@pytest.fixture(scope="module")
-def trees() -> dict[str, ast.Module]:
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-
-
-def test_names_say_what_the_value_is(trees: dict[str, ast.Module]) -> None:
-    empty = {(path, name.strip("_")) for path, tree in trees.items() for name in names(tree)}
-    empty = {(path, name) for path, name in empty if name in EMPTY}
+def test_names_say_what_the_value_is() -> None:
+    empty = {(path, name.strip("_")) for path, node in nodes() for name in names(node) if name.strip("_") in EMPTY}
     assert empty - ALLOWED.keys() == set(), "give the value the name of what it is"
     assert ALLOWED.keys() - empty == set(), "no longer there: take it out of ALLOWED"
 
 
-def test_docstrings_do_not_start_as_questions(trees: dict[str, ast.Module]) -> None:
+def test_docstrings_do_not_start_as_questions() -> None:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    questions = [
-        f"{path}: {docstring.splitlines()[0]}"
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and (docstring := ast.get_docstring(node))
-        if docstring.split()[0].strip(",:") in QUESTIONS
-    ]
+    texts = [(path, ast.get_docstring(node)) for path, node in nodes() if isinstance(node, documented)]
+    questions = [(path, text) for path, text in texts if text and text.split()[0].strip(",:") in QUESTIONS]
     assert not questions, "start with a verb or a noun"

@@ -1,6 +1,5 @@
 """A plan on disk: read back equal, refused when it contradicts itself."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from transformers import LlamaConfig
 
 from gac.core.errors import PlanError
 from gac.plan.plan import Candidate, Plan
-from tests.changed import with_measured, with_recipe
+from tests.changed import edited, with_measured, with_recipe
 
 CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.self_attn.o_proj": ("low_rank", 9)}
 
@@ -19,13 +18,6 @@ CHANGES = {"model.layers.0.self_attn.q_proj": ("low_rank", 24), "model.layers.0.
 @pytest.fixture
 def plan(tiny_config: LlamaConfig, make_plan: Callable[..., Plan]) -> Plan:
     return make_plan(tiny_config, CHANGES)
-
-
-@pytest.fixture
-def saved(plan: Plan, tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
-    plan.save(path)
-    return path
 
 
 @pytest.fixture
@@ -39,9 +31,13 @@ def weighed(plan: Plan, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_is_read_back_equal(plan: Plan, saved: Path) -> None:
-    assert Plan.load(saved) == plan
-    assert [path.name for path in saved.parent.iterdir()] == ["plan.json"]
+def test_a_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
+    over = replace(plan, limits=(replace(plan.budget, limit=plan.budget.used - 5, over=5),))
+    assert "allowed, overshot by 5;" in over.summary()
+    for made in (plan, over):
+        made.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == made
+        assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_the_summary_names_budget_forms_alignment_and_proof(plan: Plan) -> None:
@@ -64,10 +60,8 @@ def test_the_summary_names_budget_forms_alignment_and_proof(plan: Plan) -> None:
 )
 def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int, error: float, words: str) -> None:
     text = replace(plan.measured.calibration, windows=windows, window_tokens=1024)
-    changed = with_measured(plan, calibration=text, error=error)
-    assert (
-        f"loss         +{changed.prediction.loss:.4f} nats a token predicted{words}" in changed.summary().splitlines()
-    )
+    lines = with_measured(plan, calibration=text, error=error).summary().splitlines()
+    assert f"loss         +{plan.prediction.loss:.4f} nats a token predicted{words}" in lines
 
 
 @pytest.mark.parametrize(
@@ -75,10 +69,7 @@ def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int,
     [
         (lambda d: d.update(extra=1), "extra: Unexpected keyword argument"),
         (lambda d: d["prediction"].update(loss="NaN"), "prediction.loss: Input should be a valid number"),
-        (
-            lambda d: d["sites"][0]["weights"][0].update(dim=16),
-            "states 3072 parameters; expected 2048, as its dims say",
-        ),
+        (lambda d: d["sites"][0]["weights"][0].update(dim=16), "states 3072 parameters; expected 2048, as its dims"),
         (lambda d: d["sites"][1]["weights"][0].update(dim=10**30), "dim"),
         (lambda d: d["limits"][0].update(used=1), "plan states 1 of 92160 params"),
         (lambda d: d["limits"][0].update(over=5), "5 over it; expected 88192 of 92160, 0 over the limit"),
@@ -90,16 +81,14 @@ def test_what_is_said_of_the_error_depends_on_the_text(plan: Plan, windows: int,
         (lambda d: alternative(d).update(dims=[17]), "states 2048 parameters; expected 2176, as its dims"),
         (lambda d: alternative(d).update(dims=[-16], params=-2048), "low_rank dim -16; expected a dim from 1 to 64"),
         (lambda d: alternative(d).update(forms=[]), "has 0 forms, 1 schemes, 1 dims and 0 latencies"),
-        (lambda d: d["certificate"].update(multipliers=[]), "plan has certificate.multipliers out of range"),
+        (lambda d: d["certificate"].update(multipliers=[]), "plan has certificate"),
     ],
 )
 def test_an_edited_plan_is_refused(weighed: Path, change: Callable[[dict[str, Any]], None], message: str) -> None:
-    document = json.loads(weighed.read_text())
-    change(document)
-    weighed.write_text(json.dumps(document))
-    with pytest.raises(PlanError) as failure:
+    with edited(weighed) as document:
+        change(document)
+    with pytest.raises(PlanError, match=message):
         Plan.load(weighed)
-    assert message in str(failure.value)
 
 
 def alternative(document: dict[str, Any]) -> Any:
@@ -121,19 +110,6 @@ def test_a_path_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path
     with pytest.raises(PlanError, match=r"cannot be written"):
         plan.save(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-
-
-# --- beyond the limit -----------------------------------------------------------------------------------------------
-
-
-def test_a_plan_beyond_its_limit_states_by_how_much(plan: Plan, tmp_path: Path) -> None:
-    over = replace(plan, limits=(replace(plan.budget, limit=plan.budget.used - 5, over=5),))
-    over.save(tmp_path / "over.json")
-    assert Plan.load(tmp_path / "over.json") == over
-    assert "allowed, overshot by 5;" in over.summary()
-
-
-# --- side by side ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

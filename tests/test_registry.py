@@ -35,25 +35,17 @@ def test_an_object_is_registered_by_its_name(methods: Registry[Method]) -> None:
     assert methods.name(custom) == methods.name("custom") == "custom"
 
 
-def test_another_object_of_that_name_is_refused(methods: Registry[Method]) -> None:
-    with pytest.raises(GacError, match="method 'kfac' is registered already; expected a name of its own"):
-        methods.register(named("kfac"))
-
-
-def folding() -> Method:
-    return type("Folding", (Custom,), {"folds": True})()
-
-
 @pytest.mark.parametrize(
     ("method", "message"),
     [
         (3, "a int as a method, which lacks name; expected an instance of a subclass of gac.forms.curvature.methods.M"),
         (Custom, "the class Custom as a method; expected an instance of a subclass"),
+        (named("kfac"), "method 'kfac' is registered already; expected a name of its own"),
         (named("a/b"), "a method with the name 'a/b'; expected letters, digits and"),
-        (folding(), "method custom, which folds; expected its own fold"),
+        (type("Folding", (Custom,), {"folds": True})(), "method custom, which folds; expected its own fold"),
     ],
 )
 def test_a_broken_contract_is_refused(methods: Registry[Method], method: Method, message: str) -> None:
     with pytest.raises(GacError, match=message):
-        methods.get(method)
+        methods.register(method)
     assert methods.names == ("kfac",)

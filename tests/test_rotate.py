@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import gac
@@ -19,10 +18,11 @@ from gac.core.io import home
 from gac.models.basis import Rotation
 from gac.models.loading import load_model
 from gac.plan.summary import allocate_command
+from tests.changed import edited
 from tests.cli.commands import answer
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model
-from tests.small_pipeline import Small
+from tests.small_pipeline import Small, has_state, state_of
 
 HEAD = 258 * 64
 FEW: dict[str, Any] = {"schemes": ("w8a16", "w4a16:32"), "forms": (), "memory": 0.4, "latency": "any"}
@@ -38,18 +38,10 @@ def tied(small: Small) -> Small:
     return Small(model, small.tokenizer, small.text)  # type: ignore[arg-type]
 
 
-def state(model: Any) -> dict[str, Tensor]:
-    return {name: values.clone() for name, values in model.state_dict().items()}
-
-
-def same(model: Any, before: dict[str, Tensor]) -> bool:
-    return all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
-
-
 def test_the_plan_says_what_was_rotated_and_the_model_is_as_it_was(tied: Small) -> None:
-    before = state(tied.model)
+    before = state_of(tied.model)
     plan = tied.allocate(0.7, rotate=True)
-    assert same(tied.model, before)
+    assert has_state(tied.model, before)
     assert tied.model.config.tie_word_embeddings
     assert plan.recipe.space.rotate
     assert plan.measured.rotation == Rotation(True, HEAD)
@@ -67,17 +59,12 @@ def test_the_plan_says_what_was_rotated_and_the_model_is_as_it_was(tied: Small) 
 
 def test_statistics_of_both_bases_are_kept_apart(tied: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GAC_HOME", str(tmp_path / "home"))
-
-    def folders() -> set[str]:
-        return {path.name for path in (home() / "statistics").iterdir()}
-
     tied.allocate(0.8)
-    plain = folders()
     first = tied.allocate(0.8, rotate=True)
-    both = folders()
-    assert len(both - plain) == 1
+    folders = {*(home() / "statistics").iterdir()}
+    assert len(folders) == 2
     assert tied.allocate(0.8, rotate=True) == first
-    assert folders() == both
+    assert {*(home() / "statistics").iterdir()} == folders
 
 
 @pytest.mark.parametrize("refit", ["none", "residual"])
@@ -109,7 +96,7 @@ def test_where_nothing_is_compressed_the_function_is_the_dense_one(tied: Small) 
 
 
 def test_what_fails_leaves_the_model_as_it_was(tied: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, before = tied.allocate(0.7, rotate=True), state(tied.model)
+    plan, before = tied.allocate(0.7, rotate=True), state_of(tied.model)
 
     def failing(*_: object) -> None:
         raise GacError("a failure", "none", "Do it again.")
@@ -117,7 +104,7 @@ def test_what_fails_leaves_the_model_as_it_was(tied: Small, monkeypatch: pytest.
     monkeypatch.setattr(refit, "build_modules", failing)
     with pytest.raises(GacError, match="a failure"):
         tied.compress(plan)
-    assert same(tied.model, before)
+    assert has_state(tied.model, before)
     assert tied.model.lm_head.weight is tied.model.model.embed_tokens.weight
 
 
@@ -128,14 +115,6 @@ def test_a_plan_is_for_the_model_as_it_was_loaded(tied: Small) -> None:
     assert torch.equal(logits(tied.compress(plan, model=again)), logits(small))
     with pytest.raises(ModelError, match="which is compressed"):
         tied.compress(plan, model=small)
-
-
-def test_a_directory_is_rotated_without_being_written_to(tied: Small, tmp_path: Path) -> None:
-    tied.model.save_pretrained(tmp_path / "dense")
-    plan = tied.allocate(0.7, model=tmp_path / "dense", rotate=True)
-    assert (plan.measured.rotation, plan.measured.model) == (Rotation(True, HEAD), str(tmp_path / "dense"))
-    first = tied.compress(plan, model=tmp_path / "dense")
-    assert torch.equal(logits(tied.compress(plan)), logits(first))
 
 
 def test_rounding_shots_and_frontiers_are_of_the_rotated_model(tied: Small) -> None:
@@ -184,68 +163,36 @@ def test_a_plan_that_contradicts_itself_is_refused(
     small: Small, keys: tuple[str, ...], value: object, tmp_path: Path
 ) -> None:
     small.allocate(0.7, rotate=True).save(tmp_path / "plan.json")
-    document = json.loads((tmp_path / "plan.json").read_text())
     *path, last = keys
-    reduce(getitem, path, document)[last] = value
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match=r"measured.rotation(.untied)? out of range"):
+    with edited(tmp_path / "plan.json") as document:
+        reduce(getitem, path, document)[last] = value
+    with pytest.raises(PlanError, match=r"measured\.rotation"):
         gac.Plan.load(tmp_path / "plan.json")
 
 
-# --- where nothing is said ------------------------------------------------------------------------------------------
-
-
-def test_few_bits_are_rounded_in_another_basis(small: Small, tmp_path: Path) -> None:
-    plan, before = small.allocate(None, **FEW), small.model.model.embed_tokens.weight.clone()
-    assert plan.recipe.space.rotate is True
-    assert plan.measured.rotation == Rotation(True, 0)
-    assert "rotated      residual stream and values of heads\n" in plan.summary()
-    assert "--rotate" in allocate_command(plan)
-    assert small.allocate(None, **FEW, rotate=True) == plan
-    _, loaded = small.there_and_back(plan, tmp_path)
-    after = loaded.model.embed_tokens.weight
-    assert torch.allclose(after @ after.T, before @ before.T, atol=1e-5)
-    assert not torch.equal(after, before)
-
-
-@pytest.mark.parametrize("schemes", [("bf16",), ("bf16", "w8a16", "fp8")])
-def test_more_bits_are_rounded_in_the_basis_that_is_there(small: Small, schemes: tuple[str, ...]) -> None:
-    plan = small.allocate(None, **FEW | {"forms": ("low_rank",), "memory": 0.6, "schemes": schemes})
-    assert plan.recipe.space.rotate is False
-    assert plan.measured.rotation is None
-    assert "rotate" not in plan.summary() + allocate_command(plan)
-
-
-def test_no_head_is_untied_by_default(tied: Small) -> None:
-    plan = tied.allocate(None, **FEW)
-    assert plan.recipe.space.rotate is False
-    assert plan.measured.rotation is None
-    assert "--no-rotate" in allocate_command(plan)
-    assert tied.allocate(None, **FEW, rotate=False) == plan
-
-
-def test_what_is_said_is_done(small: Small) -> None:
-    plan = small.allocate(None, **FEW, rotate=False)
-    assert plan.recipe.space.rotate is False
-    assert plan.measured.rotation is None
-    assert "--no-rotate" in allocate_command(plan)
-    assert small.allocate(0.7, rotate=True).measured.rotation == Rotation(True, 0)
-
-
-@pytest.mark.parametrize("asked", [None, False, True])
-def test_a_recipe_may_leave_it_open_and_its_plan_says_what_was_done(
-    small: Small, tmp_path: Path, asked: bool | None
+@pytest.mark.parametrize(
+    ("tied_head", "options", "rotation", "words"),
+    [
+        (False, {}, Rotation(True, 0), "--rotate"),
+        (True, {}, None, "--no-rotate"),  # no head is untied by default
+        (False, {"rotate": False}, None, "--no-rotate"),
+        (False, {"forms": ("low_rank",), "memory": 0.6, "schemes": ("bf16",)}, None, ""),
+        (False, {"forms": ("low_rank",), "memory": 0.6, "schemes": ("bf16", "w8a16", "fp8")}, None, ""),
+    ],
+    ids=["few bits", "tied", "refused", "16 bits", "8 bits"],
+)
+def test_few_bits_are_rounded_in_another_basis(
+    tied_head: bool, options: dict[str, Any], rotation: Rotation | None, words: str, small: Small, tied: Small
 ) -> None:
-    path, text = tmp_path / "recipe.json", f"{small.text}:4x64"
-    recipe = gac.Recipe.of(**FEW, calibration=text, profile="nvidia-h100-80gb-hbm3", rotate=asked)
-    recipe.save(path)
-    assert gac.Recipe.load(path) == recipe
-    assert recipe.space.rotate is asked
-    options: dict[str, Any] = {"tokenizer": small.tokenizer, "progress": False}
-    plan = gac.allocate(small.model, recipe=path, **options)
-    assert plan.recipe.space.rotate is (asked is not False)
-    assert (plan.measured.rotation is not None) is (asked is not False)
-    assert gac.allocate(small.model, recipe=plan.recipe, **options) == plan
+    pipeline = tied if tied_head else small
+    plan = pipeline.allocate(None, **FEW | options)
+    assert plan.recipe.space.rotate is (rotation is not None)
+    assert plan.measured.rotation == rotation
+    assert ("rotated      residual stream and values of heads\n" in plan.summary()) is (rotation is not None)
+    command = allocate_command(plan)
+    assert words in command if words else "rotate" not in command
+    assert pipeline.allocate(None, **FEW | options | {"rotate": rotation is not None}) == plan
+    assert gac.allocate(pipeline.model, recipe=plan.recipe, tokenizer=small.tokenizer, progress=False) == plan
 
 
 def test_a_frontier_of_few_bits_is_of_the_rotated_model(small: Small, tied: Small) -> None:
@@ -257,9 +204,8 @@ def test_a_frontier_of_few_bits_is_of_the_rotated_model(small: Small, tied: Smal
 def test_a_plan_from_before_there_was_rotation_is_opened(small: Small, tmp_path: Path) -> None:
     plan = small.allocate(0.7)
     plan.save(tmp_path / "plan.json")
-    document = json.loads((tmp_path / "plan.json").read_text())
-    del document["recipe"]["space"]["rotate"], document["measured"]["rotation"]
-    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with edited(tmp_path / "plan.json") as document:
+        del document["recipe"]["space"]["rotate"], document["measured"]["rotation"]
     opened = gac.Plan.load(tmp_path / "plan.json")
     assert opened.measured == plan.measured
     assert torch.equal(logits(small.compress(opened, model=copy.deepcopy(small.model))), logits(small.compress(plan)))
@@ -274,13 +220,5 @@ def test_the_command_line_rotates_too(
     plan = answer("allocate", tmp_path / "dense", *options, "-o", tmp_path / "plan.json")
     assert plan["measured"]["rotation"] == {"stream": True, "untied": HEAD}
     found = answer("compress", tmp_path / "dense", "--plan", tmp_path / "plan.json", "-o", tmp_path / "small")
-    assert found["parameters"] == found["dense_parameters"] - plan["limits"][0]["total"] + plan["limits"][0]["used"] + (
-        HEAD
-    )
-    *plain, _ = options
-    few = (*plain, "--memory", 0.4, "--scheme", "w4a16:32", "-o", tmp_path / "few.json")
-    assert answer("allocate", tmp_path / "dense", *few)["recipe"]["space"]["rotate"] is False
-    small_model(small_config("llama", tie_word_embeddings=False)).save_pretrained(tmp_path / "untied")
-    tiny_tokenizer.save_pretrained(tmp_path / "untied")
-    assert answer("allocate", tmp_path / "untied", *few)["measured"]["rotation"] == {"stream": True, "untied": 0}
-    assert answer("allocate", tmp_path / "untied", *few, "--no-rotate")["measured"]["rotation"] is None
+    [limit] = plan["limits"]
+    assert found["parameters"] == found["dense_parameters"] - limit["total"] + limit["used"] + HEAD

@@ -16,7 +16,6 @@ import gac
 import gac.measurement.session
 from gac.core.errors import ModelError
 from gac.models.rotation import rotate
-from gac.plan.plan import Plan
 from tests.cli.commands import answer, run
 from tests.compression.applying import logits
 from tests.models.small import small_config, small_model
@@ -24,22 +23,17 @@ from tests.small_pipeline import Small
 
 ASKED: dict[str, dict[str, Any]] = {
     "16 bits": {"budget": 0.7},
-    "few bits": {"memory": 0.4, "schemes": ("bf16", "w8a16", "w4a16:32", "w8a8")},
-    "few bits, head too": {"memory": 0.4, "schemes": ("bf16", "w4a16"), "head": "w8a16"},
-    "rotated": {"memory": 0.4, "schemes": ("w4a16:32",), "rotate": True},
+    "few bits": {"budget": None, "memory": 0.4, "schemes": ("bf16", "w8a16", "w4a16:32", "w8a8")},
+    "few bits, head too": {"budget": None, "memory": 0.4, "schemes": ("bf16", "w4a16"), "head": "w8a16"},
+    "rotated": {"budget": None, "memory": 0.4, "schemes": ("w4a16:32",), "rotate": True},
 }
 
 
-def packaged_model(small: Small, tied: bool) -> Small:
+def packaged_model(small: Small, tied: bool = True) -> Small:
     """A model in float32 that goes by the name of a packaged one."""
     model = small_model(small_config("llama", tie_word_embeddings=tied))
     model.config.name_or_path = model.name_or_path = "smollm2"
     return Small(model, small.tokenizer, small.text)
-
-
-@pytest.fixture
-def packaged(small: Small) -> Small:
-    return packaged_model(small, tied=True)
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
@@ -55,10 +49,6 @@ def bytes_in(folder: Path) -> int:
     return sum(one.nbytes for one in tensors_in(folder).values())
 
 
-def allocated(asked: Small, options: dict[str, Any]) -> Plan:
-    return asked.allocate(options.get("budget"), **{name: one for name, one in options.items() if name != "budget"})
-
-
 @pytest.mark.parametrize(
     ("options", "tied"), [*zip(ASKED.values(), (True, False, False, True), strict=True)], ids=ASKED
 )
@@ -66,26 +56,22 @@ def test_a_packaged_model_is_saved_in_16_bits(
     options: dict[str, Any], tied: bool, small: Small, tmp_path: Path
 ) -> None:
     packaged = packaged_model(small, tied)
-    plan = allocated(packaged, options)
+    plan = packaged.allocate(**options)
     compressed, again = packaged.there_and_back(plan, tmp_path, copy.deepcopy(packaged.model))
     folder = tmp_path / "small"
-    assert bytes_in(folder) == plan.model_bytes[0] == gac.verify(folder).bytes - 16 * sizes_in(folder)
+    sizes = sum(name.endswith("weight_shape") for name in load_file(folder / "model.safetensors"))
+    assert bytes_in(folder) == plan.model_bytes[0] == gac.verify(folder).bytes - 16 * sizes
     assert compressed.dtype == again.dtype == torch.bfloat16
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     assert f"{plan.model_bytes[0]:,} of" in (folder / "README.md").read_text()
     assert packaged.model.dtype == torch.float32
 
 
-def sizes_in(folder: Path) -> int:
-    """How many tensors say sizes."""
-    return sum(name.endswith("weight_shape") for name in load_file(folder / "model.safetensors"))
-
-
 def test_a_model_made_in_16_bits_has_the_bytes_of_its_plan(small: Small, tmp_path: Path) -> None:
     config = small_config("llama")
     config.dtype = torch.float32
     pipeline = Small(small_model(config), small.tokenizer, small.text)
-    plan = allocated(pipeline, ASKED["few bits"])
+    plan = pipeline.allocate(**ASKED["few bits"])
     compressed = pipeline.compress(plan, dtype=torch.bfloat16)
     gac.save(compressed, tmp_path / "small", tokenizer=pipeline.tokenizer)
     assert bytes_in(tmp_path / "small") == plan.model_bytes[0]
@@ -93,14 +79,15 @@ def test_a_model_made_in_16_bits_has_the_bytes_of_its_plan(small: Small, tmp_pat
 
 
 def test_a_model_in_32_bits_stays_so_and_its_card_says_it(small: Small, tmp_path: Path) -> None:
-    plan = allocated(small, ASKED["16 bits"])
+    plan = small.allocate(0.7)
     small.there_and_back(plan, tmp_path)
     assert bytes_in(tmp_path / "small") == 2 * plan.model_bytes[0]
     assert "take 4 bytes here; the bytes below count 2 for each" in (tmp_path / "small" / "README.md").read_text()
 
 
-def test_a_packaged_model_can_be_kept_in_32_bits(packaged: Small, tmp_path: Path) -> None:
-    plan = allocated(packaged, ASKED["16 bits"])
+def test_a_packaged_model_can_be_kept_in_32_bits(small: Small, tmp_path: Path) -> None:
+    packaged = packaged_model(small)
+    plan = packaged.allocate(0.7)
     with pytest.raises(ModelError, match=r"dtype=torch.int8; expected torch.bfloat16 or torch.float32"):
         packaged.compress(plan, dtype=torch.int8)
     wide, narrow = (
@@ -109,19 +96,13 @@ def test_a_packaged_model_can_be_kept_in_32_bits(packaged: Small, tmp_path: Path
     assert 0 < (logits(narrow).float() - logits(wide)).norm() / logits(wide).norm() < 0.02
     gac.save(wide, tmp_path / "small", tokenizer=packaged.tokenizer)
     assert {values.dtype for values in tensors_in(tmp_path / "small").values()} == {torch.float32}
+    options = {"text": str(packaged.text), "windows": 1, "length": 32, "tokenizer": packaged.tokenizer}
+    gac.save(narrow, tmp_path / "narrow", tokenizer=packaged.tokenizer)
+    measured = gac.evaluate(tmp_path / "narrow", against=packaged.model, **options)  # in one dtype
+    assert [one.dtype for one in (*measured.models, measured.against) if one] == ["float32"] * 2
+    assert gac.evaluate(tmp_path / "narrow", **options).models[0].dtype == "bfloat16"
     gac.export(narrow, tmp_path / "merged", merge=True, tokenizer=packaged.tokenizer)
     assert bytes_in(tmp_path / "merged") == plan.model_bytes[1]
-
-
-def test_models_are_compared_in_one_dtype(packaged: Small, tmp_path: Path) -> None:
-    packaged.there_and_back(allocated(packaged, ASKED["16 bits"]), tmp_path, copy.deepcopy(packaged.model))
-    given = {"text": str(packaged.text), "windows": 1, "length": 32, "tokenizer": packaged.tokenizer}
-    measured = gac.evaluate(tmp_path / "small", against=packaged.model, **given)
-    assert [one.dtype for one in (*measured.models, measured.against) if one] == ["float32"] * 2
-    assert gac.evaluate(tmp_path / "small", **given).models[0].dtype == "bfloat16"
-
-
-# --- one copy of the weights ----------------------------------------------------------------------------------------
 
 
 def test_the_command_keeps_no_second_copy_of_a_rotated_model(

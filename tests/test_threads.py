@@ -106,13 +106,9 @@ def test_a_model_that_another_thread_works_on_is_refused(
     assert not list(tmp_path.glob("a*"))
 
 
-def test_a_model_is_free_again_after_a_call_that_failed(small: Small) -> None:
+def test_a_model_is_free_again_after_a_call_that_failed_and_others_are_measured_side_by_side(small: Small) -> None:
     with pytest.raises(gac.GacError):
         small.allocate(0.01)
-    assert at_once([lambda: small.allocate(0.7)])[0] == small.allocate(0.7)
-
-
-def test_models_of_their_own_are_measured_side_by_side(small: Small) -> None:
     other = copy.deepcopy(small.model)
     first, second = at_once([lambda: small.allocate(0.7), lambda: small.allocate(0.7, model=other)])
-    assert first == second
+    assert first == second == small.allocate(0.7)

@@ -12,7 +12,7 @@ import gac
 from gac import plots
 
 SCRIPT = Path(__file__).with_name("user_script.py")
-"""mypy checks it too, strictly and with no ``Any``: pyproject.toml lists it."""
+"""mypy checks it with the fast tests, strictly and with no ``Any``: pyproject.toml lists it."""
 
 
 def imported_for_checkers() -> set[str]:
@@ -35,6 +35,7 @@ def test_the_package_says_that_it_has_types() -> None:
     assert Path(gac.__file__).with_name("py.typed").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="pyright is not installed")
 def test_pyright_finds_nothing_in_it() -> None:
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(SCRIPT)]
