@@ -4,6 +4,8 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from gac.core.operations import Operation
@@ -72,11 +74,7 @@ class SharedDim:
 def stored_places(source: Source, choices: Iterable[WeightChoice], reason: str) -> tuple[Place, ...]:
     """The places of the weights' dims in the tensors.
 
-    Args:
-        reason: where the expected length comes from, for an error.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another length.
+    A CheckpointError says if a tensor is missing or has another length, and the ``reason`` to expect the right one.
     """
     places = [
         replace(place, tensor=f"{choice.name}.{place.tensor}")
@@ -95,7 +93,7 @@ def stored_places(source: Source, choices: Iterable[WeightChoice], reason: str) 
 
 def insertions(shared: Iterable[SharedDim], dims: Dims) -> Insertions:
     """The zeros that the new dims need; unchanged tensors have no entry."""
-    zeros: defaultdict[str, list[Insertion]] = defaultdict(list)
+    zeros = defaultdict[str, list[Insertion]](list)
     for shared_dim in shared:
         if count := dims[shared_dim.name] - shared_dim.dim:
             for place in shared_dim.places:
@@ -114,8 +112,5 @@ def with_dims(config: Mapping[str, Any], shared: Iterable[SharedDim], dims: Dims
     for shared_dim in shared:
         if shared_dim.stated:
             *path, last = shared_dim.stated
-            inner: Any = changed
-            for key in path:
-                inner = inner[key]
-            inner[last] = dims[shared_dim.name]
+            reduce(getitem, path, changed)[last] = dims[shared_dim.name]
     return changed

@@ -50,7 +50,7 @@ def total_times(
 
 
 def in_table(profile: Profile) -> Latency:
-    """Latencies from a table, as for an allocation: nothing is interpolated across a cliff."""
+    """Latencies from a table, as for an allocation."""
 
     def latency(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)
@@ -63,8 +63,7 @@ def in_table(profile: Profile) -> Latency:
 def on_gpu(runs: Sequence[Run], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> tuple[str, Latency]:
     """Time every shape once on the current CUDA device; returns its name and the latencies.
 
-    Raises:
-        ProfileError: there is no CUDA device, or it has failed.
+    A ProfileError says if there is no CUDA device, or if it has failed.
     """
     from gac.profiling.timing.device import fingerprint
     from gac.profiling.timing.measure import GpuMeasurer
@@ -87,8 +86,7 @@ def on_gpu(runs: Sequence[Run], dims: tuple[Dims, Dims], workloads: Sequence[Wor
 def measured_dims(profile: Profile, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:
     """ns, summed over the workloads, at every dim from this one on that a table has measured for all its GEMMs.
 
-    Raises:
-        ProfileError: there is no such dim.
+    A ProfileError says if there is none.
     """
     runs = [run for run in shared.runs if run.factors.keys() == {shared.name}]
     tables = [

@@ -36,6 +36,11 @@ class Source:
         return not self.files[0].endswith(".safetensors")
 
     @cached_property
+    def has_plan(self) -> bool:
+        """True for a checkpoint of GAC."""
+        return is_checkpoint(self.directory)
+
+    @cached_property
     def config(self) -> dict[str, Any]:
         path = self.directory / "config.json"
         return read_model_json(path, "the config of a transformers model", CheckpointError)

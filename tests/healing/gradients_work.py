@@ -51,6 +51,19 @@ def capture(folder: Path) -> None:
     torch.save((means, capturing.enabled), folder / f"{ours.rank}.pt")
 
 
+def average_once() -> None:
+    """Average one pass after another; a pass after that is not averaged."""
+    ours, weight = this_run(), nn.Parameter(torch.zeros(2))
+    for _ in range(2):
+        weight.grad = None
+        with ours.averaging([weight]):
+            (weight * ours.rank).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [0.5, 0.5]
+    (weight * ours.rank).sum().backward()
+    assert weight.grad.tolist() == [0.5 + ours.rank] * 2
+
+
 def look() -> None:
     """The loss on windows that both processes share, and the passes of each."""
     ours, dense, small = this_run(), tiny_model(), tiny_model()

@@ -26,5 +26,9 @@ def test_no_process_captures_if_one_cannot(tmp_path: Path) -> None:
         assert torch.load(tmp_path / f"{rank}.pt") == ([[3.0] * 3, [4.5] * 3, [4.5] * 3], False)
 
 
+def test_a_later_pass_is_not_averaged(tmp_path: Path) -> None:
+    assert together(2, work.average_once, tmp_path / "home") == WELL
+
+
 def test_processes_share_heldout_windows(tmp_path: Path) -> None:
     assert together(2, work.look, tmp_path / "home") == WELL
