@@ -57,11 +57,9 @@ class ShapeContract:
 
     @checked
     def becomes(self, dim: Count, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
-        """The padded dim; the dim itself if every choice is too large.
+        """The padded dim, ``most`` at most; the dim itself if every choice is too large.
 
-        Args:
-            most: the largest dim that the layout allows; None: any.
-            latency: ns by measured dim, if the contract is ``measured``.
+        ``latency`` is ns by measured dim, if the contract is ``measured``.
         """
         room = min(inf if self.most_overhead is None else self.most_overhead * dim, inf if most is None else most - dim)
         if self.measured:

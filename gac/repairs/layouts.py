@@ -71,19 +71,13 @@ def dense_model(config: Mapping[str, Any]) -> DenseModel:
 
 @dataclass(frozen=True)
 class Peer:
-    """The names that a compressor gives the factors of a weight: A ``(sum of ranks, in)`` is ``first``, B_g ``second``.
-
-    Attributes:
-        second, first: endings of the tensors' names; ``{}`` stands for the group, if there are groups.
-        weights: possible names of the weight, with the part before these endings as ``{}``.
-        stated: the key of ``config.json`` with the rank, or those of the groups, by the weight's name.
-    """
+    """The names that a compressor gives the factors of a weight: A ``(sum of ranks, in)`` and B_g of every group g."""
 
     name: str
-    second: str
-    first: str
-    weights: tuple[str, ...] = ("{}",)
-    stated: str = ""
+    second: str  # ending of the names of the B_g; ``{}`` stands for the group, if there are groups
+    first: str  # ending of the name of A
+    weights: tuple[str, ...] = ("{}",)  # possible names of the weight, with the part before these endings as ``{}``
+    stated: str = ""  # the key of ``config.json`` with the rank, or those of the groups, by the weight's name
 
 
 PEERS = {
@@ -151,8 +145,9 @@ def _stated_path(source: Source, peer: Peer, name: str, stored: Any) -> tuple[st
 
 def value_heads(source: Source, dense: DenseModel) -> Iterator[SharedDim]:
     """The value vectors of every layer, all of the length that the config states."""
-    sizes = [source.config.get(name) for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")]
-    if not all(isinstance(size, int) for size in sizes):
+    names = ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
+    sizes = [size for name in names if isinstance(size := source.config.get(name), int)]
+    if len(sizes) < len(names):
         return
     heads, keys, values = sizes
     for tensor in source.tensors:
@@ -287,8 +282,7 @@ LAYOUTS: Mapping[str, Callable[[Source, DenseModel], Iterable[SharedDim]]] = Map
 def find_dims(source: Source) -> dict[str, tuple[SharedDim, ...]]:
     """Every shared dim of a checkpoint that others wrote, by layout.
 
-    Raises:
-        CheckpointError: there is none, or the tensors contradict each other or the config.
+    A CheckpointError says if there is none, or if the tensors contradict each other or the config.
     """
     dense = dense_model(source.config)
     layouts = {name: dims for name, find in LAYOUTS.items() if (dims := tuple(find(source, dense)))}

@@ -30,10 +30,8 @@ from gac.schemes import scheme_named
 def planned_dims(source: Source) -> Iterator[SharedDim]:
     """The weights that are not dense; weights of one site whose shortened sides meet share a dim.
 
-    The width that the forms of a site are named after (``narrow_pair:104``) stays.
-
-    Raises:
-        CheckpointError: weights are quantised, so that no zeros can be put between numbers, or differ from the plan.
+    The width that the forms of a site are named after (``narrow_pair:104``) stays. A CheckpointError says if weights
+    are quantised, so that no zeros can be put between numbers, or differ from the plan.
     """
     plan = read_plan(source.directory)
     schemes = {*(choice.scheme for choice in plan.weights), plan.recipe.space.head}
@@ -107,10 +105,7 @@ def adopt(
     """Return the plan and the config that make a checkpoint GAC's, if only GAC's forms can describe its weights.
 
     The plan states the form and the dim of every weight, from the tensors; nothing was decided or measured for it. The
-    config's key ``gac`` is to be filled from the plan.
-
-    Raises:
-        CheckpointError: weights of its architecture are missing, or there are others.
+    config's key ``gac`` is to be filled from the plan. A CheckpointError says if weights are missing or unexpected.
     """
     if not any(dim.fixed for dim in shared):
         return None

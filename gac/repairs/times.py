@@ -22,21 +22,15 @@ Latency = Callable[[Run, Dims, int], int | None]
 
 @dataclass(frozen=True)
 class Times:
-    """Latency of the GEMMs of every shared dim, summed over the model, for one workload, in bf16.
+    """Latency of the GEMMs of every shared dim, summed over the model, for one workload, in bf16."""
 
-    Attributes:
-        how: ``predicted`` from a latency table, or ``measured`` here, shape by shape.
-        before_ns, after_ns: None if a shape is unknown.
-        before_unknown, after_unknown: how many of the ``gemms`` are.
-    """
-
-    how: How
+    how: How  # ``predicted`` from a latency table, or ``measured`` here, shape by shape
     gpu: str
     workload: str
     gemms: int
-    before_ns: int | None
+    before_ns: int | None  # None if a shape is unknown
     after_ns: int | None
-    before_unknown: int
+    before_unknown: int  # how many of the GEMMs are
     after_unknown: int
 
 
