@@ -39,9 +39,9 @@ def make_header() -> Header:
     return Header(**MACHINE)
 
 
-def make_profile(rows: Iterable[Measurement], header: Header | None = None, digest: str = "2" * 64) -> Profile:
+def make_profile(rows: Iterable[Measurement], digest: str = "2" * 64) -> Profile:
     """A profile of these measurements, whose kernels are not known."""
-    lines = [HeaderLine(header or make_header())]
+    lines = [HeaderLine(make_header())]
     lines += [RowLine(**{name: getattr(row, name) for name in RowLine.__struct_fields__}) for row in rows]
     found = parse(b"\n".join(map(msgspec.json.encode, lines)) + b"\n", "test.jsonl")
     return Profile(Path("test.jsonl"), found.header, found.measurements, digest, {})

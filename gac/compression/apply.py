@@ -86,9 +86,9 @@ def rounded_inputs(config: Any, weights: Sequence[WeightChoice]) -> list[dict[st
     """List the norms that quantise inputs of weights, as ``gac.runtime.fusion.quantised_inputs`` takes them."""
     rounding = {choice.name for choice in weights if scheme_named(choice.scheme).input_quantiser}
     return [
-        {"by": output.norm, "readers": output.consumers}
-        for output in family_of(config).norm_outputs(config)
-        if not rounding.isdisjoint(output.consumers)
+        {"by": norm, "readers": readers}
+        for norm, readers in family_of(config).norm_outputs(config)
+        if not rounding.isdisjoint(readers)
     ]
 
 

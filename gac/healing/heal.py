@@ -11,11 +11,10 @@ from typing import Any
 from gac.checkpoint.planned import PlannedModel, attach_plan
 from gac.core.distributed.ranks import Ranks
 from gac.core.errors import HealingError
-from gac.healing.checkpoint import CheckpointFile, key_of
 from gac.healing.layerwise import train_layers
 from gac.healing.losses import mean_loss, windows_per_pass
 from gac.healing.records import Result, TrainingBudget
-from gac.healing.run import DistillationRun, trainables_of
+from gac.healing.run import CheckpointFile, DistillationRun, key_of, trainables_of
 from gac.healing.sampling import sampled_windows
 from gac.healing.sharding import needs_sharding, offloaded
 from gac.healing.text import HealingText, healing_text
@@ -44,9 +43,7 @@ def heal_model(
 ) -> tuple[PlannedModel, Result]:
     """Train the compressed model in place, record it in its plan, and return it; ``loaded`` was given as ``against``.
 
-    Raises:
-        HealingError: the held-out loss did not fall and the model is unchanged, or a loss was not finite and the model
-            has its best snapshot.
+    A HealingError says if the held-out loss did not fall and the model is unchanged.
     """
     sites = family_of(loaded.model.config).sites(loaded.model.config)
     digest = planned_digest(plan, loaded, sites)

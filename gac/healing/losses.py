@@ -27,6 +27,12 @@ def training_autocast(model: Any) -> torch.autocast:
     return torch.autocast(kind, torch.bfloat16, enabled=enabled, cache_enabled=False)  # a cache would miss steps
 
 
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which autocast computes with a tensor; its own if autocast is off."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
 def windows_per_pass(model: Any, length: int, ranks: Ranks = ALONE) -> int:
     """The number of windows in one forward pass: the same on all GPUs of a kind, for the same bits."""
     logits, device = LOGITS, input_device(model)

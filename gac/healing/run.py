@@ -1,29 +1,91 @@
-"""State of a distillation run: models, trainable parameters, held-out windows, best snapshot."""
+"""State of a distillation run: models, trainable parameters, held-out windows, best snapshot; and its checkpoint."""
 
+import hashlib
+import json
 import logging
+import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gac.core.distributed.ranks import Ranks
-from gac.healing.checkpoint import CheckpointFile
+from gac.core.errors import StatisticsError
+from gac.core.io import from_json, home, to_json
+from gac.core.version import __version__
 from gac.healing.gradients import Capturing, can_capture
 from gac.healing.losses import mean_loss, training_autocast, windows_per_pass
 from gac.healing.records import LossPoint, Progress, TrainingBudget
 from gac.healing.sharding import fits, shard
 from gac.healing.text import HealingText
 from gac.healing.trainables import Snapshot, Trainables
+from gac.measurement.store import CPU, read_tensors, write_tensors
 from gac.models.families import family_of
+from gac.models.loading import tensor_digest
 from gac.models.modules import input_device
 from gac.plan.plan import Plan
 from gac.runtime.storage.modules import count_parameters
 
 logger = logging.getLogger(__name__)
+
+INTERVAL = 60.0  # the minimum number of seconds between two checkpoints
+TIME_SHARE = 0.05  # the largest share of the time that writing them takes
+
+
+class CheckpointFile:
+    """The checkpoint, complete or absent, of the run with this digest of everything that decides its result."""
+
+    def __init__(self, key: str) -> None:
+        self.path = home() / "healing" / key / "state.safetensors"
+        self._next = time.monotonic() + INTERVAL
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def write(self, progress: Progress, values: Mapping[str, Snapshot]) -> None:
+        """Write the progress, and snapshots by kind; a StatisticsError if the path cannot be written."""
+        start = time.monotonic()
+        tensors = {f"{kind}:{name}": tensor for kind, named in values.items() for name, tensor in named.items()}
+        text = torch.frombuffer(bytearray(to_json(progress)), dtype=torch.uint8)
+        write_tensors(self.path, tensors | {"progress": text})
+        now = time.monotonic()
+        self._next = now + max(INTERVAL, (now - start) / TIME_SHARE)
+
+    def read(self) -> tuple[Progress, dict[str, Snapshot]] | None:
+        """The checkpoint; None if there is none, or if it is damaged, which is logged."""
+        try:
+            tensors = read_tensors(self.path, CPU)
+            text = tensors.pop("progress").numpy().tobytes()
+            progress = from_json(Progress, text, f"the checkpoint of healing in {self.path}", StatisticsError)
+        except FileNotFoundError:
+            return None
+        except (KeyError, StatisticsError) as failure:
+            logger.warning("the checkpoint of healing in %s cannot be read, starting afresh: %s", self.path, failure)
+            return None
+        values: dict[str, Snapshot] = {}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(":")
+            values.setdefault(kind, {})[name] = tensor
+        return progress, values
+
+    def remove(self) -> None:
+        """Remove the checkpoint, and what a killed run was writing."""
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+def key_of(model: Any, dense_digest: str, text: Mapping[str, Tensor], budget: TrainingBudget) -> str:
+    """A digest of a compressed model, the dense model, the tensors of the text, and the budget."""
+    settings = json.dumps([dense_digest, asdict(budget), __version__, torch.__version__, model.device.type])
+    digest = hashlib.sha256(settings.encode())
+    for name, values in (*model.state_dict().items(), *text.items()):
+        digest.update(tensor_digest(name, values))
+    return digest.hexdigest()[:40]
 
 
 def trainables_of(model: Any, plan: Plan, budget: TrainingBudget) -> Trainables:

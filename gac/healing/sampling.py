@@ -25,9 +25,10 @@ from gac.core.distributed.ranks import Ranks
 from gac.core.errors import StatisticsError, TextError
 from gac.core.io import home
 from gac.core.progress import progress_bar
-from gac.healing.losses import training_autocast
+from gac.healing.losses import autocast_dtype, training_autocast
 from gac.measurement.store import read_tensors, write_tensors
 from gac.measurement.text import Windows, bos_of, windows_of
+from gac.models.attentions import heads_of
 from gac.models.modules import free_memory, frozen, input_device
 
 SELF = "self"  # the name of text that the dense model writes
@@ -186,8 +187,7 @@ class _PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._tokens = tokens
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
-        kind = key_states.device.type  # under autocast, rotated keys come in float32
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else key_states.dtype
+        dtype = autocast_dtype(key_states)  # under autocast, rotated keys come in float32
         new = key_states.to(dtype), value_states.to(dtype)
         if not self.is_initialized:
             self.lazy_initialization(*new)
@@ -215,11 +215,9 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
 def batch_size(model: Any, length: int) -> int:
     """The number of windows of ``length`` tokens that fit in memory at a time."""
     config, device = model.config, input_device(model)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    numbers = 2 * config.num_hidden_layers * heads * head_dim * length
+    numbers = config.num_hidden_layers * heads_of(config).numbers * length
     cached = numbers * (2 if device.type == "cuda" else model.dtype.itemsize)  # as ``training_autocast`` has them
     window = cached + LOGIT_COPIES * torch.float32.itemsize * config.vocab_size
-    if device.type == "cuda":
-        return int(max(1, min(MAX_BATCH_GPU, FREE * free_memory(device) // window)))
-    return int(max(1, min(MAX_BATCH, CPU_BYTES // window)))
+    gpu = device.type == "cuda"
+    memory, most = (FREE * free_memory(device), MAX_BATCH_GPU) if gpu else (CPU_BYTES, MAX_BATCH)
+    return int(max(1, min(most, memory // window)))

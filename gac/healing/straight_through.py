@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gac.healing.losses import autocast_dtype
 from gac.runtime.kernels.gpu import kernels_run_on
 from gac.runtime.latents.quantise import quantise_latents
 from gac.runtime.modules import multiply_blocks
@@ -48,8 +49,7 @@ class StraightThrough(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         (stored,) = self._stored
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = x.to(autocast_dtype(x))
         weight = self.quantized_weight(x.dtype).view(stored.shape)
         if isinstance(stored, StoredBlocks):
             return multiply_blocks(quantise_latents(x, len(weight), stored.bits), weight, self.bias)

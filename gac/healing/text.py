@@ -66,13 +66,9 @@ def healing_text(
 ) -> HealingText:
     """Cut texts into windows: all of their calibration parts, or as many windows as their names say.
 
-    Args:
-        text: one text or a list; strings that name no text are documents, and ``self`` or ``self:WINDOWSxLENGTH`` is
-            text that the dense model writes. None is the plan's calibration text.
-        labels: learn the text's own tokens, which text of the dense model does not have.
-
-    Raises:
-        GacError: a text cannot be read or used with this model, or the plan's text was given in memory.
+    Strings of a list that name no text are documents, and ``self`` or ``self:WINDOWSxLENGTH`` is text that the dense
+    model writes; None is the plan's calibration text. ``labels`` needs other text than that of the dense model. A
+    GacError says if a text cannot be read or used with this model, or if the plan's text was given in memory.
     """
     requests = _requests(text, plan)
     if labels and all(request.part.name == SELF for request in requests):
@@ -91,10 +87,9 @@ def healing_text(
     names, length = tuple(request.name for request in requests), requests[0].part.length
     check_positions(loaded.model, length, "windows")
     out = held_out(" and ".join(names), counts, length)
-    rows = zip(cut, torch.split(~out, counts), strict=True)
-    prompts = [replace(windows, ids=windows.ids[mask]) for windows, mask in rows if windows is not None]
-    sizes = zip(cut, counts, strict=True)
-    complete = [sample(count, length, prompts) if windows is None else windows for windows, count in sizes]
+    parts = [*zip(cut, counts, torch.split(~out, counts), strict=True)]
+    prompts = [replace(windows, ids=windows.ids[mask]) for windows, _, mask in parts if windows is not None]
+    complete = [sample(count, length, prompts) if windows is None else windows for windows, count, _ in parts]
     ids = torch.cat([windows.ids for windows in complete])
     text_of_window = torch.arange(len(complete)).repeat_interleave(torch.tensor(counts))
     labelled = torch.tensor([windows is not None for windows in cut]).float()[text_of_window]

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from gac.healing.losses import autocast_dtype
 from gac.runtime.fusion.elementwise import Forward, Norm, eps_of, fuse_elementwise
 from gac.runtime.kernels.gpu import SIXTEEN_BIT
 
@@ -102,8 +103,7 @@ class _TrainedNorm(Forward):
             return y
         gain = weight + self._offset if self._offset else weight
         y = functional.rms_norm(hidden_states, gain.shape, gain, self._eps)
-        kind = y.device.type  # autocast would round it again for every weight that reads it
-        return y.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else y
+        return y.to(autocast_dtype(y))  # else it would be rounded again for every weight that reads it
 
 
 @contextmanager
@@ -145,8 +145,7 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Transformers' attention call: ``(batch, heads, tokens, size)`` each, returns ``(batch, tokens, heads, size)``."""
-    kind = query.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    dtype = autocast_dtype(query)
     size = max(query.shape[-1], value.shape[-1])
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

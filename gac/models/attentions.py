@@ -13,17 +13,11 @@ WITHOUT_HEAD_KEYS = ("gpt2", "gpt_neox", "opt")
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention.
+    """The heads of an attention."""
 
-    Attributes:
-        queries: how many query heads.
-        cached: how many key-value heads.
-        length: numbers of a key and of a value.
-    """
-
-    queries: int
-    cached: int
-    length: int
+    queries: int  # query heads
+    cached: int  # key-value heads
+    length: int  # numbers of a key and of a value
 
     @property
     def numbers(self) -> int:
@@ -59,11 +53,7 @@ def window_of(config: Any) -> int | None:
 
 
 def cut_layers(config: Any) -> list[int]:
-    """The layers from whose caches tokens can be taken: all that are not of a sliding window.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The layers from whose caches tokens can be taken: all that are not of a sliding window; a ModelError if none."""
     sliding = sliding_layers(config)
     layers = [layer for layer in range(config.num_hidden_layers) if layer not in sliding]
     if not layers:

@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotated parts of a model: the values of heads, and the residual stream.
+    """The rotated parts of a model: the values of heads, and the residual stream."""
 
-    Attributes:
-        stream: the residual stream is rotated.
-        untied: parameters of the head where it was tied to the embedding and is now a weight of its own; else 0.
-    """
-
-    stream: bool
-    untied: int
+    stream: bool  # the residual stream is rotated
+    untied: int  # parameters of the head where it was tied to the embedding and is now a weight of its own; else 0
 
     def __str__(self) -> str:
         """``residual stream and values of heads; the head is no longer tied: 28,311,552 parameters more``."""

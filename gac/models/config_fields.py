@@ -47,8 +47,7 @@ _SHOWN = 40
 def check_content(content: Mapping[str, Any]) -> None:
     """Refuse the content of a ``config.json`` before transformers makes a config of it, with as many entries as layers.
 
-    Raises:
-        ValueError: names the field. Of architectures that are not supported only the number of layers is looked at.
+    A ValueError names the field. Of architectures that are not supported only the number of layers is looked at.
     """
     for part in (part for part in (content, content.get("text_config")) if isinstance(part, dict)):
         for name in _LAYERS:
@@ -62,11 +61,7 @@ def check_content(content: Mapping[str, Any]) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Refuse a transformers config whose layers have attentions that its architecture lacks.
-
-    Raises:
-        ValueError: names the field.
-    """
+    """Refuse a transformers config whose layers have attentions that its architecture lacks, by a ValueError."""
     config = text_config(config)
     kinds = getattr(config, "layer_types", None)
     if kinds is None or str(config.model_type).removeprefix(COMPRESSED) not in supported():
@@ -82,9 +77,7 @@ def check_config(config: Any) -> None:
 def check_generation_config(folder: Path, error: type[GacError]) -> None:
     """Refuse a ``generation_config.json`` whose fields have types that ``generate`` cannot use; there need be none.
 
-    Raises:
-        GacError: of the class ``error``, where the file cannot be read.
-        ValueError: names the field.
+    An ``error`` says if the file cannot be read; a ValueError names the field.
     """
     if os.path.lexists(path := folder / "generation_config.json"):
         _check_generation(read_model_json(path, "the generation config of a model", error))

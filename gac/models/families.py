@@ -18,79 +18,47 @@ _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim
 
 @dataclass(frozen=True)
 class ResidualPath:
-    """A norm or a factor between the output of a weight and the residual stream, if any.
-
-    Attributes:
-        norm: dotted name of the norm.
-        factor: multiplies the output.
-    """
+    """The norm (its dotted name) and the factor between the output of a weight and the residual stream, if any."""
 
     norm: str | None = None
     factor: float = 1.0
 
 
 @dataclass(frozen=True)
-class NormOutput:
-    """The output of a norm, by dotted names.
-
-    Attributes:
-        norm: the norm.
-        consumers: the weights whose input it is, and nothing else's.
-    """
-
-    norm: str
-    consumers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Family:
     """One layout of decoder layers: the names of their linear weights, and which of these are stacked in one.
 
-    All else may differ: norms, biases, rotary embeddings, the activation.
-
-    Attributes:
-        model_types: of the transformers configs.
-        layers: name of the list of layers in the model; all names below but the next are names in a layer.
-        last_norm: name in the model of the norm that the last layer's output passes before the head; see
-            ``gac.models.modules.last_norm_of`` for models that were made without it.
-        qkv: the projections of queries, keys and values, in this order; or the one of all three.
-        output: the output projection of the attention.
-        up: the projections to the MLP's neurons: gate and up, or the only one.
-        down: the projection from them.
-        blocks: number of consecutive vectors of neurons in the output of each of ``up``: 2 where it is gate above up.
-        neurons: the config's key for their number; where it holds None, they are 4 times the hidden size.
-        norms: the norms between the outputs of ``output`` and ``down`` and the residual stream.
-        before: the input norms of the attention and the MLP alone; no name where there is no such norm.
-        factor: the config's key for the factor of those outputs before the stream.
-        pre_norm: the config's flag without which the residual stream itself passes norms.
+    All else may differ: norms, biases, rotary embeddings, the activation. Names are those in a layer, unless said.
     """
 
-    model_types: tuple[str, ...]
-    layers: str = "model.layers"
+    model_types: tuple[str, ...]  # of the transformers configs
+    layers: str = "model.layers"  # the list of layers in the model
+    # The norm in the model that the last layer's output passes before the head; see ``modules.last_norm_of``.
     last_norm: str = "model.norm"
+    # The projections of queries, keys and values, in this order; or the one of all three.
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
-    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # to the MLP's neurons: gate and up, or the only one
     down: str = "mlp.down_proj"
-    blocks: int = 1
-    neurons: str = "intermediate_size"
-    norms: tuple[str, str] | None = None
+    blocks: int = 1  # consecutive vectors of neurons in the output of each of ``up``: 2 where it is gate above up
+    neurons: str = "intermediate_size"  # the config's key; where it holds None, they are 4 times the hidden size
+    norms: tuple[str, str] | None = None  # between the outputs of ``output`` and ``down`` and the residual stream
+    # The input norms of the attention and the MLP alone; no name where there is no such norm.
     before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    factor: str | None = None
-    pre_norm: str | None = None
+    factor: str | None = None  # the config's key for the factor of those outputs before the stream
+    pre_norm: str | None = None  # the config's flag without which the residual stream itself passes norms
 
     def sites(self, config: Any) -> tuple[Site, ...]:
-        """Every site in model order, from a transformers config (no weights are needed).
-
-        Raises:
-            ModelError: no model can have these sizes.
-        """
+        """Every site in model order, from a transformers config; a ModelError if no model can have these sizes."""
         self._check(config)
         sites: list[Site] = []
+        # transformers asks the first attention of each kind how many tokens are cached, so these are never skipped.
+        kinds = getattr(config, "layer_types", None) or ["attention"]
+        counting = {kinds.index(kind) for kind in kinds}
         from_norms = {name for names in self._readers_of_norms(config).values() for name in names}
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
-            for weight in self._blocked(self._attention(config), layer not in _counting(config)):
+            for weight in self._blocked(self._attention(config), layer not in counting):
                 named = _with_prefix(prefix, weight, from_norms)
                 sites.append(Site(named.name, layer, named.name.rpartition(".")[2], (named,)))
             mlp = self._blocked(self._mlp(config), layer > 0 and "." in self.down)
@@ -104,11 +72,7 @@ class Family:
         return self.layers == "model.layers"
 
     def sizes(self, config: Any) -> tuple[Any, ...]:
-        """The values of the config that determine the sizes in ``sites``.
-
-        Raises:
-            ModelError: no model can have these sizes.
-        """
+        """The values of the config that determine the sizes in ``sites``; errors as there."""
         self._check(config)
         model_type = config.model_type.removeprefix(COMPRESSED)
         names = ("num_hidden_layers", *_SIZES, self.neurons, *filter(None, [self.pre_norm]))
@@ -127,12 +91,12 @@ class Family:
         norms = (self.before[index], (self.norms or ("", ""))[index])
         return tuple(f"{layer}.{norm}" for norm in norms if norm)
 
-    def norm_outputs(self, config: Any) -> Iterator[NormOutput]:
-        """Outputs of norms that can quantise them, and that are the inputs of weights alone, layer by layer."""
+    def norm_outputs(self, config: Any) -> Iterator[tuple[str, list[str]]]:
+        """Norms that can quantise their output, with the weights whose input it is, and nothing else's."""
         for layer in range(config.num_hidden_layers):
             prefix = f"{self.layers}.{layer}."
             for norm, consumers in self._readers_of_norms(config).items():
-                yield NormOutput(prefix + norm, tuple(prefix + name for name in consumers))
+                yield prefix + norm, [prefix + name for name in consumers]
 
     def _readers_of_norms(self, config: Any) -> dict[str, tuple[str, ...]]:
         if config.model_type.removeprefix(COMPRESSED) in LAYER_NORMS:
@@ -167,7 +131,9 @@ class Family:
             yield output(self.output, hidden, query)
             return
         q_proj, k_proj, v_proj = self.qkv
-        dropped = groups if _drops_heads(config) and heads % groups == 0 else 0
+        model_type = config.model_type.removeprefix(COMPRESSED)
+        drops_heads = model_type not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
+        dropped = groups if drops_heads and heads % groups == 0 else 0
         shared = partial(Weight, in_features=hidden, input_group=_owner(q_proj), groups=dropped)
         yield shared(q_proj, query)
         yield shared(k_proj, key, heads=groups, cached=True, query_heads=heads)
@@ -188,16 +154,6 @@ class Family:
         yield self._writing(config)(self.down, hidden, neurons, neurons="in")
 
 
-def _drops_heads(config: Any) -> bool:
-    model_type = config.model_type.removeprefix(COMPRESSED)
-    return model_type not in FIXED_HEADS and not getattr(config, "use_qk_norm", False)
-
-
-def _counting(config: Any) -> tuple[int, ...]:
-    kinds = getattr(config, "layer_types", None) or ["attention"]
-    return tuple(sorted({kind: kinds.index(kind) for kind in kinds}.values()))
-
-
 def _with_prefix(prefix: str, weight: Weight, from_norms: Container[str]) -> Weight:
     group = None if weight.input_group is None else prefix + weight.input_group
     return replace(weight, name=prefix + weight.name, input_group=group, input_from_norm=weight.name in from_norms)
@@ -208,16 +164,8 @@ def _owner(name: str) -> str:
 
 
 LLAMA = (
-    "ernie4_5",
-    "gemma",
-    "hunyuan_v1_dense",
-    "llama",
-    "ministral",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "seed_oss",
-    "smollm3",
+    *("ernie4_5", "gemma", "hunyuan_v1_dense", "llama", "ministral", "mistral"),
+    *("qwen2", "qwen3", "seed_oss", "smollm3"),
 )
 """Architectures whose layers are named and shaped as Llama's: q/k/v/o and a gated MLP, GQA, any head_dim."""
 
@@ -266,12 +214,7 @@ _ALL = (
         pre_norm="do_layer_norm_before",
     ),
     Family(("glm",), up=("mlp.gate_up_proj",), blocks=2),
-    Family(
-        ("glm4",),
-        up=("mlp.gate_up_proj",),
-        blocks=2,
-        norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
-    ),
+    Family(("glm4",), up=("mlp.gate_up_proj",), blocks=2, norms=("post_self_attn_layernorm", "post_mlp_layernorm")),
     Family(("phi3",), qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",), blocks=2),
     Family(
         ("gpt2",),
@@ -312,10 +255,7 @@ def text_config(config: Any) -> Any:
 def family_of(config: Any) -> Family:
     """The family of a transformers config, dense or compressed.
 
-    A multimodal model has none: its weights have other names.
-
-    Raises:
-        ModelError: the architecture is not supported; the error names what makes it another kind of model.
+    A multimodal model has none: its weights have other names. A ModelError names what makes it another kind of model.
     """
     model_type = str(getattr(config, "model_type", None)).removeprefix(COMPRESSED)
     family, experts = _FAMILIES.get(model_type), _experts(config)
@@ -323,10 +263,8 @@ def family_of(config: Any) -> Family:
         return family
     kind, expected, remedy = "", f"a supported architecture ({', '.join(supported())})", _OTHER
     if experts:
-        kind, expected = (
-            f", a mixture of experts ({experts} experts a layer)",
-            "one MLP a layer, which every token passes",
-        )
+        kind = f", a mixture of experts ({experts} experts a layer)"
+        expected = "one MLP a layer, which every token passes"
         remedy = "Use a dense model: mixture-of-experts models are not supported."
     if family is None:
         kind, expected, remedy = _another_kind(config) or (kind, expected, remedy)

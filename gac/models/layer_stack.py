@@ -16,12 +16,7 @@ HOST_BYTES = 4 * 2**30
 
 
 class LayerStack:
-    """A model's decoder layers, each of which can be run as the model itself runs it.
-
-    Args:
-        model: a causal LM.
-        layers: its decoder layers, in order.
-    """
+    """The decoder layers of a causal LM, in order, each of which can be run as the model itself runs it."""
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.model, self.layers = model, layers
@@ -30,14 +25,10 @@ class LayerStack:
 
     @contextmanager
     def traced(self, lowest: int, seen: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Record how the layers are called, one window at a time.
+        """Record how the layers from ``lowest`` on are called, one window at a time.
 
-        Args:
-            lowest: the first layer that will be run.
-            seen: called with the number and the input ``(1, tokens, hidden)`` of each layer.
-
-        Raises:
-            ModelError: a layer is not called with hidden states first, or with what differs between windows.
+        ``seen`` gets the number and the input ``(1, tokens, hidden)`` of each. A ModelError says if a layer is not
+        called with hidden states first, or with what differs between windows.
         """
         with ExitStack() as hooks:
             for layer in range(lowest, len(self.layers)):
@@ -47,15 +38,10 @@ class LayerStack:
 
     @torch.no_grad()
     def entered(self, windows: Tensor) -> Tensor:
-        """Inputs of the first layer for windows ``(windows, tokens)``; records how all layers are called.
+        """Inputs ``(windows, tokens, hidden)`` of the first layer for windows ``(windows, tokens)``.
 
-        Only the first layer runs, for one window: that shows the structure of outputs.
-
-        Returns:
-            hidden states, ``(windows, tokens, hidden)``.
-
-        Raises:
-            ModelError: as ``traced``.
+        This records how all layers are called; errors as for ``traced``. Only the first layer runs, for one window:
+        that shows the structure of outputs.
         """
         heard: list[Tensor] = []
 
@@ -82,7 +68,8 @@ class LayerStack:
         args, kwargs = self._calls[layer]
         output = self.layers[layer](hidden, *args, **kwargs)
         self._extra_outputs = None if isinstance(output, Tensor) else (None,) * (len(output) - 1)
-        return _hidden(output)
+        states: Tensor = output if isinstance(output, Tensor) else output[0]
+        return states
 
     def logits(self, ids: Tensor, hidden: Tensor) -> Tensor:
         """The model's logits ``(tokens, vocabulary)`` of a window, as ``ending`` lets it run; ids ``(tokens,)``."""
@@ -107,12 +94,7 @@ class LayerStack:
         return hidden if self._extra_outputs is None else (hidden, *self._extra_outputs)
 
     def _enter(
-        self,
-        layer: int,
-        seen: Callable[[int, Tensor], None],
-        _module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, layer: int, seen: Callable[[int, Tensor], None], _module: Any, args: tuple[Any, ...], kwargs: Any
     ) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise _not_a_decoder(self.model, "whose layers take something else first")
@@ -140,11 +122,6 @@ def entering(model: nn.Module, first: nn.Module, parts: Iterable[Tensor]) -> Ite
         with torch.no_grad(), stopping, suppress(StopLayerError):
             run_on(model, ids)
         yield heard[0].clone()
-
-
-def _hidden(output: Any) -> Tensor:
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
 
 
 @contextmanager

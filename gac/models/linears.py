@@ -31,11 +31,7 @@ def linear_at(model: nn.Module, name: str) -> nn.Linear:
 
 
 def check_sizes(model: nn.Module, weights: Iterable[Weight]) -> None:
-    """Refuse a model whose config gives a linear weight another size than it has.
-
-    Raises:
-        ModelError: names the first.
-    """
+    """Refuse a model whose config gives a linear weight another size than it has, by a ModelError."""
     for weight in weights:
         linear = linear_at(model, weight.name)
         sizes = linear.out_features, linear.in_features
@@ -48,13 +44,6 @@ def check_sizes(model: nn.Module, weights: Iterable[Weight]) -> None:
 
 
 def read_weight(model: nn.Module, name: str) -> Tensor:
-    """W of a linear weight, shape ``(out, in)``, read back where ``device_map`` has offloaded it.
-
-    Args:
-        name: of the module.
-
-    Raises:
-        ModelError: it has no values.
-    """
+    """W of the linear weight of this name, shape ``(out, in)``; errors as for ``read_parameter``."""
     values = read_parameter(model, f"{name}.weight")
     return values.T if isinstance(model.get_submodule(name), Conv1D) else values

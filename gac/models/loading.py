@@ -28,7 +28,7 @@ from gac.core.errors import GacError, ModelError, did_you_mean, first_line, one_
 from gac.core.progress import has_bars
 from gac.core.untrusted import check_model_files, read_model_json
 from gac.models.config_fields import check_config, check_content, check_generation_config
-from gac.models.packaged import PACKAGED
+from gac.models.packaged import AUTO_CONFIG, AUTO_MODEL, AUTO_TOKENIZER, PACKAGED
 from gac.models.quantised import ACTIVATIONS, ORIGINAL, SCALES, check_stored, dequantising, quantisation
 from gac.models.shapes import SHAPES
 from gac.models.streaming import placed, spread
@@ -45,19 +45,12 @@ UNREADABLE = (
     SafetensorError,
     StrictDataclassError,
 )
-# The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
-_AutoConfig: Any = transformers.AutoConfig
-_AutoModel: Any = transformers.AutoModelForCausalLM
-_AutoTokenizer: Any = transformers.AutoTokenizer
 _logging: Any = transformers.utils.logging
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A causal LM, its name, and its tokenizer or the source from which that is read on first use.
-
-    Reading ``tokenizer`` raises ModelError where there is none.
-    """
+    """A causal LM, its name, and its tokenizer or the source from which that is read on first use."""
 
     model: PreTrainedModel
     name: str
@@ -116,36 +109,31 @@ def load_model(
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a directory (a compressed one too), a hub id, or a packaged model.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The tokenizer of a directory (a compressed one too), a hub id, or a packaged model; a ModelError if none."""
     if name in PACKAGED:
         with LOADING, quiet_transformers():
             return PACKAGED[name].tokenizer()
+    expected, remedy = "a tokenizer, or the name of one", "Pass tokenizer=."
     if not name or not (os.path.isdir(name) or _is_hub_id(name)):
         model = f"the model {name!r}" if name else "a model in memory"
-        raise _no_tokenizer(f"{model} came without a tokenizer")
+        raise ModelError(f"{model} came without a tokenizer", expected, remedy)
     _check_name(name)
     try:
         with LOADING:
-            tokenizer = _AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokenizer = AUTO_TOKENIZER.from_pretrained(name, trust_remote_code=False)
             tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     except UNREADABLE as failure:
-        raise _no_tokenizer(f"no tokenizer can be read from {name!r} ({first_line(failure)})") from failure
+        problem = f"no tokenizer can be read from {name!r} ({first_line(failure)})"
+        raise ModelError(problem, expected, remedy) from failure
     if not tokens:  # transformers makes an empty one for some architectures
-        raise _no_tokenizer(f"{name} has no files of a tokenizer")
+        raise ModelError(f"{name} has no files of a tokenizer", expected, remedy)
     return tokenizer
 
 
 def load_config(name: str) -> Any:
     """The dims of a model without its weights: ``Shapes`` for a name in ``SHAPES``, else a transformers config.
 
-    That of a packaged model is read from its file.
-
-    Raises:
-        ModelError: nothing of this name, or its config cannot be read.
+    A ModelError says if there is nothing of this name, or if its config cannot be read.
     """
     if name in SHAPES:
         return SHAPES[name]
@@ -154,7 +142,7 @@ def load_config(name: str) -> Any:
             return PACKAGED[name].config()
     _check_name(name)
     with LOADING, _reading(name):
-        config = _AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AUTO_CONFIG.from_pretrained(name, trust_remote_code=False)
         check_config(config)
     return config
 
@@ -165,11 +153,7 @@ def config_of(model: PreTrainedModel | str | Path) -> Any:
 
 
 def read_parameter(model: nn.Module, name: str) -> torch.Tensor:
-    """The values of a parameter, read back where ``device_map`` has offloaded it to the host or to disk.
-
-    Raises:
-        ModelError: the parameter has no values.
-    """
+    """The values of a parameter, read back where ``device_map`` has offloaded it; a ModelError if it has none."""
     values = model.get_parameter(name).detach()
     if values.is_meta and importlib.util.find_spec("accelerate") is not None:
         from accelerate.utils import align_module_device
@@ -185,12 +169,7 @@ def model_digest(model: PreTrainedModel, names: Iterable[str]) -> str:
     """SHA-256 of the config, and of the SHA-256 of every parameter in its dtype.
 
     The model's source, and the config's keys for generation and versions, do not count; tied parameters count once.
-
-    Args:
-        names: the targeted modules, such as ``model.layers.0.self_attn.q_proj``; they come first, in this order.
-
-    Raises:
-        ModelError: a parameter has no values.
+    The weights of the modules of these ``names`` come first, in this order.
     """
     config = _essential(json.loads(model.config.to_json_string()))
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -252,21 +231,15 @@ def default_device() -> str:
 
 
 def usable_device(name: torch.device | str | None) -> torch.device:
-    """The device of this name, None being the GPU if there is one.
-
-    Raises:
-        ModelError: there is no such device here.
-    """
+    """The device of this name, None being the GPU if there is one; a ModelError if there is no such device here."""
     gpus = torch.cuda.device_count()
-    refusal = ModelError(
-        f"device {str(name)!r}", f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out."
-    )
     try:
         device = torch.device(default_device() if name is None else name)
+        if device.type == "cuda" and (device.index or 0) >= gpus:
+            raise RuntimeError("there is no such GPU")
     except RuntimeError as failure:
-        raise refusal from failure
-    if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise refusal
+        expected, remedy = f"cpu, or one of the {gpus} GPUs here", "Correct it, or leave it out."
+        raise ModelError(f"device {str(name)!r}", expected, remedy) from failure
     return device
 
 
@@ -285,11 +258,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(error: Callable[[str], GacError]) -> Iterator[None]:
-    """Turn errors of transformers for unreadable files into one error, and make its log safe to print.
-
-    Args:
-        error: gets the first line of the message.
-    """
+    """Turn errors of transformers for unreadable files into ``error`` of their first line; its log is safe to print."""
     handlers = logging.getLogger("transformers").handlers
     for handler in handlers:
         handler.addFilter(_escape)
@@ -318,7 +287,7 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
         raise ModelError(f"{name} was compressed by GAC", "a dense model", "Open it with gac.load.")
     folder, options = Path(name), dict[str, Any]()
     with _reading(name):
-        config = _AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AUTO_CONFIG.from_pretrained(name, trust_remote_code=False)
         check_config(config)
         stated = quantisation(config, folder)
     if stated and dequantise:
@@ -327,7 +296,7 @@ def _read(name: str, dtype: torch.dtype | None, dequantise: bool) -> Any:
     with _reading(name), quiet_transformers():
         if folder.is_dir() and (dequantise or not stated):
             check_stored(folder, stated, name)
-        model, report = _AutoModel.from_pretrained(
+        model, report = AUTO_MODEL.from_pretrained(
             name,
             dtype=dtype or "auto",
             trust_remote_code=False,
@@ -356,21 +325,14 @@ def _check_report(model: Any, report: Any, name: str, dequantised: bool) -> None
             ORIGINAL if scales else "Correct config.json, or use the checkpoint of another model.",
         )
     if unexpected:
-        logger.warning(
-            "%s: %d tensors that a %s does not have are left out: %s", name, len(unexpected), kind, unexpected[0]
-        )
-    for key, stored, expected in sorted(report["mismatched_keys"]):
-        raise ModelError(
-            f"{name} has {key} of shape {tuple(stored)}",
-            f"{tuple(expected)}, as config.json says",
-            "Use the config that belongs to the weights.",
-        )
+        message = "%s: %d tensors that a %s does not have are left out: %s"
+        logger.warning(message, name, len(unexpected), kind, unexpected[0])
+    for key, stored, shape in sorted(report["mismatched_keys"]):
+        expected, remedy = f"{tuple(shape)}, as config.json says", "Use the config that belongs to the weights."
+        raise ModelError(f"{name} has {key} of shape {tuple(stored)}", expected, remedy)
     if missing:
-        raise ModelError(
-            f"{name} has no {min(missing)} ({len(missing)} missing)",
-            f"every weight of a {kind}",
-            "Use a whole checkpoint of a causal language model.",
-        )
+        problem = f"{name} has no {min(missing)} ({len(missing)} missing)"
+        raise ModelError(problem, f"every weight of a {kind}", "Use a whole checkpoint of a causal language model.")
 
 
 def _spine(model: nn.Module) -> set[str]:
@@ -383,10 +345,6 @@ def _owner(model: nn.Module, key: str) -> str:
     modules = dict(model.named_modules())
     parts = key.split(".")
     return next(name for end in reversed(range(len(parts))) if (name := ".".join(parts[:end])) in modules)
-
-
-def _no_tokenizer(problem: str) -> ModelError:
-    return ModelError(problem, "a tokenizer, or the name of one", "Pass tokenizer=.")
 
 
 def _check_name(name: str) -> None:

@@ -12,7 +12,6 @@ from gac.models.families import family_of
 
 
 def swap_in(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    """Replace each named submodule."""
     for name, module in modules.items():
         model.set_submodule(name, module)
 
@@ -32,7 +31,6 @@ def cast(model: Any, dtype: torch.dtype) -> None:
 
 @contextmanager
 def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """With these modules in the place of those of the same names."""
     before = {name: model.get_submodule(name) for name in modules}
     try:
         swap_in(model, modules)
@@ -43,7 +41,6 @@ def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None
 
 @contextmanager
 def listening(model: nn.Module, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
-    """With these forward hooks on the modules of these names."""
     with ExitStack() as registered:
         for name, hook in hooks.items():
             registered.enter_context(model.get_submodule(name).register_forward_hook(hook))

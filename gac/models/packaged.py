@@ -21,9 +21,9 @@ from gac.core.errors import ModelError
 from gac.core.io import atomic_path, home
 
 # The annotations of transformers' factories say less than they return, so they are taken for what they are at run time.
-_AutoConfig: Any = transformers.AutoConfig
-_AutoModel: Any = transformers.AutoModelForCausalLM
-_AutoTokenizer: Any = transformers.AutoTokenizer
+AUTO_CONFIG: Any = transformers.AutoConfig
+AUTO_MODEL: Any = transformers.AutoModelForCausalLM
+AUTO_TOKENIZER: Any = transformers.AutoTokenizer
 
 
 SAVED_IN = torch.bfloat16
@@ -32,29 +32,19 @@ SAVED_IN = torch.bfloat16
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model in a GGUF file of one package, or in parts of it in several.
-
-    Attributes:
-        name: as users give it.
-        install: arguments of pip.
-        packages: import names, in the order of the parts.
-        pattern: glob of the file in each package.
-        joined: name of the file of all parts, and its SHA-256; None where there is one part.
-        transformers: the oldest version that reads it right.
-    """
+    """A model in a GGUF file of one package, or in parts of it in several."""
 
     name: str
-    install: str
-    packages: tuple[str, ...]
-    pattern: str
-    joined: tuple[str, str] | None = None
-    transformers: tuple[int, int] = (0, 0)
+    install: str  # arguments of pip
+    packages: tuple[str, ...]  # import names, in the order of the parts
+    pattern: str  # glob of the file in each package
+    joined: tuple[str, str] | None = None  # name of the file of all parts, and its SHA-256; None: one part
+    transformers: tuple[int, int] = (0, 0)  # the oldest version that reads it right
 
     def source(self) -> dict[str, str]:
         """The file as arguments of ``from_pretrained``; parts are joined in GAC's home the first time.
 
-        Raises:
-            ModelError: something is not installed, too old or damaged.
+        A ModelError says what is not installed, too old or damaged.
         """
         for package in ("gguf", "accelerate"):
             if importlib.util.find_spec(package) is None:
@@ -72,24 +62,19 @@ class Packaged:
         return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
 
     def config(self) -> Any:
-        """The transformers config; raises as ``source``."""
-        return _AutoConfig.from_pretrained(**self.source())
+        return AUTO_CONFIG.from_pretrained(**self.source())
 
     def tokenizer(self) -> Any:
-        """The tokenizer; raises as ``source``."""
-        return _AutoTokenizer.from_pretrained(**self.source())
+        return AUTO_TOKENIZER.from_pretrained(**self.source())
 
     def read(self, dtype: torch.dtype) -> Any:
-        """The model, without the marks of the quantised file, which would make a saved model unreadable.
-
-        The weights are dequantised as they are read. Raises as ``source``.
-        """
+        """The dequantised model, without the marks of the quantised file, which would make a saved model unreadable."""
         source, gguf = self.source(), importlib.import_module("gguf")
         with (
             mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),  # it is made per tensor
             contextlib.redirect_stderr(io.StringIO()),  # the reader's progress bar knows no switch
         ):
-            model = _AutoModel.from_pretrained(**source, dtype=dtype)
+            model = AUTO_MODEL.from_pretrained(**source, dtype=dtype)
         for owner, mark in (  # which of them are there differs between versions of transformers
             (model.config, "quantization_config"),
             (model.config, "_model_name_or_path"),

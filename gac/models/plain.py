@@ -19,17 +19,15 @@ from gac.runtime.storage.embeddings import embeddings_of
 
 
 def check_plain(model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Refuse a model that cannot be compressed and saved, before anything is measured.
+    """Refuse a dense model that cannot be compressed and saved, before anything is measured.
 
     Args:
-        model: a dense causal LM of a supported family.
         names: the linear weights that may be replaced, such as ``model.layers.0.self_attn.q_proj``.
 
     Raises:
         ModelError: the model is quantised, has an adapter, hooks or other parameters than its architecture, a weight
-            is no plain matrix, shares its memory with another one, or is not finite; or its generation config is
-            invalid.
-        CheckpointError: its class is not transformers' own.
+            is no plain matrix, shares its memory with another one, or is not finite; or a config is invalid.
+        CheckpointError: its class is not transformers' own causal LM of its architecture.
     """
     check_class(model)
     _check_parameters(model)
@@ -42,11 +40,7 @@ def check_plain(model: PreTrainedModel, names: Iterable[str]) -> None:
 
 
 def check_class(model: PreTrainedModel) -> None:
-    """Refuse a dense model of a class that no checkpoint can name.
-
-    Raises:
-        CheckpointError: it is not transformers' own causal LM of its architecture.
-    """
+    """Refuse a dense model that is not transformers' own causal LM of its architecture, by a CheckpointError."""
     dense: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), PreTrainedModel)
     if type(model) is not dense:
         raise CheckpointError(
@@ -81,11 +75,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _remedy(model: Any, names: Iterable[str] = ()) -> str:
-    """Advice for a model with other parameters than its architecture's.
-
-    Args:
-        names: of these parameters.
-    """
+    """Advice for a model with other parameters than its architecture's, of these names."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         return "Merge the adapter into the weights first (merge_and_unload of peft)."
     if getattr(model, "is_quantized", False) or any(SCALES.search(name) for name in names):
@@ -106,21 +96,15 @@ def _check_linear(model: nn.Module, name: str) -> None:
         raise ModelError(f"{name} has weights in {weight.dtype}", "16 or 32 bits a number", ORIGINAL)
     offloaded = hasattr(module, "_hf_hook")  # accelerate replaces ``forward`` to bring the weights
     if _hooks(module) or ("forward" in vars(module) and not offloaded):
-        raise ModelError(
-            f"{name} has a forward hook, or a forward of its own",
-            "a plain linear weight: whatever replaces it has no hooks",
-            _WITHOUT_HOOKS,
-        )
+        expected = "a plain linear weight: whatever replaces it has no hooks"
+        raise ModelError(f"{name} has a forward hook, or a forward of its own", expected, _WITHOUT_HOOKS)
 
 
 def _check_hooks(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if any(getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING for hook in _hooks(module)):
-            raise ModelError(
-                f"{name or 'the model'} has a forward hook",
-                "a model without hooks, which are not saved",
-                _WITHOUT_HOOKS,
-            )
+            expected = "a model without hooks, which are not saved"
+            raise ModelError(f"{name or 'the model'} has a forward hook", expected, _WITHOUT_HOOKS)
 
 
 def _hooks(module: nn.Module) -> list[Any]:
@@ -175,13 +159,9 @@ def check_in_memory(
     use: str = "where its smaller one can take its place",
     otherwise: str = " to compress it; a plan can be made as it is",
 ) -> None:
-    """Refuse a model with weights that accelerate has offloaded.
+    """Refuse a model with weights that accelerate has offloaded, by a ModelError that names the first.
 
-    Args:
-        option, use, otherwise: parts of the message: the option that needs it, its use of weights, and the alternative.
-
-    Raises:
-        ModelError: names the first such parameter.
+    Parts of its message: the ``option`` that needs them, its ``use`` of weights, and what to do ``otherwise``.
     """
     tensors = (*model.named_parameters(), *model.named_buffers())
     if name := next((name for name, values in tensors if values.is_meta), None):
@@ -193,11 +173,7 @@ def check_in_memory(
 
 
 def check_one_dtype(model: nn.Module) -> None:
-    """Refuse a model with several dtypes; a compressed checkpoint has one.
-
-    Raises:
-        ModelError: names the first parameter of each dtype.
-    """
+    """Refuse a model with several dtypes, by a ModelError: a compressed checkpoint has one."""
     first: dict[torch.dtype, str] = {}
     for name, parameter in model.named_parameters():
         first.setdefault(parameter.dtype, name)
@@ -212,8 +188,7 @@ def check_one_dtype(model: nn.Module) -> None:
 def check_frequencies(model: nn.Module) -> None:
     """Refuse rotary embeddings with other frequencies than the config's, which is all that is saved of them.
 
-    Raises:
-        ModelError: names the first such buffer.
+    The ModelError names the first such buffer.
     """
     for path, module in model.named_modules():
         if not hasattr(module, "rope_type") or not hasattr(module, "config"):
@@ -234,17 +209,13 @@ def check_frequencies(model: nn.Module) -> None:
 
 
 def check_finite(model: nn.Module) -> None:
-    """Refuse a model with NaN or infinite weights or buffers.
-
-    Raises:
-        ModelError: names the first, and how many of its values are not finite.
-    """
+    """Refuse a model with NaN or infinite weights or buffers, by a ModelError that names the first."""
     named = ((name, read_parameter(model, name)) for name, _ in model.named_parameters())
     buffers = ((name, values) for name, values in model.named_buffers() if not values.is_meta)
     for name, values in chain(named, buffers):
-        finite = torch.isfinite(
-            values.float() if values.element_size() == 1 else values
-        )  # isfinite has no 8-bit kernel
+        if values.element_size() == 1:
+            values = values.float()  # isfinite has no 8-bit kernel
+        finite = torch.isfinite(values)
         if not finite.all():
             raise ModelError(
                 f"{name} holds {int((~finite).sum()):,} NaN or infinite values of {values.numel():,}",

@@ -36,12 +36,7 @@ ACTIVATIONS = re.compile(r"(input|output|activation|[qkv])_(scale|zero_point|glo
 
 
 def quantisation(config: Any, folder: Path) -> dict[str, Any]:
-    """The quantisation that a config, or a file beside it, states; empty where the checkpoint is dense.
-
-    Args:
-        config: a transformers config as it was read.
-        folder: its directory, if there is one.
-    """
+    """The quantisation that a transformers config, or a file in its ``folder``, states; empty if there is none."""
     stated = getattr(config, "quantization_config", None)
     stated = stated or getattr(config.get_text_config(decoder=True), "quantization_config", None)
     if stated:
@@ -57,12 +52,7 @@ def quantisation(config: Any, folder: Path) -> dict[str, Any]:
 def dequantising(stated: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The ``quantization_config`` with which transformers dequantises a checkpoint as it reads it.
 
-    Args:
-        stated: from ``quantisation``.
-        name: of the checkpoint.
-
-    Raises:
-        ModelError: no exact dequantisation is known.
+    A ModelError says if no exact dequantisation of what is ``stated`` (by ``quantisation``) is known.
     """
     method, transforms = stated.get("quant_method"), stated.get("transform_config")
     if method != "fp8" and (method != "compressed-tensors" or len(_schemes(stated)) != 1 or transforms):
@@ -94,13 +84,7 @@ def _schemes(stated: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
     """Refuse low-bit weights that transformers would not dequantise exactly.
 
-    Args:
-        folder: where the files of weights are.
-        stated: the quantisation that is undone; empty where none is stated.
-        name: of the checkpoint.
-
-    Raises:
-        ModelError: no quantisation is stated, a weight has no scale, or blocks do not divide it.
+    A ModelError says if no quantisation is ``stated``, a weight has no scale, or blocks do not divide it.
     """
     tensors = {tensor: (dtype, shape) for tensor, dtype, shape in stored(folder)}
     block = (stated.get("weight_block_size", (128, 128)) or ()) if stated.get("quant_method") == "fp8" else ()
@@ -126,8 +110,7 @@ def check_stored(folder: Path, stated: Mapping[str, Any], name: str) -> None:
 def stored(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Name, dtype and shape of every tensor in the files of weights that transformers reads, from their headers.
 
-    Raises:
-        ModelError: the index cannot be read, or names files elsewhere.
+    A ModelError says if the index cannot be read, or names files elsewhere.
     """
     for file in _weight_files(folder):
         if file.endswith(".safetensors"):

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from gac.core.errors import ModelError
 from gac.core.linalg import orthogonal
+from gac.models.attentions import heads_of
 from gac.models.basis import Rotation
-from gac.models.families import Family, family_of
+from gac.models.families import family_of
 from gac.models.plain import check_in_memory
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 
@@ -38,21 +39,18 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
     own, for the last norm's gain is folded into it alone; ``config.tie_word_embeddings`` is then False.
 
     Where a norm with gains lies between o_proj or down_proj and the stream (Gemma 2 and 3, OLMo 2 and 3, EXAONE 4,
-    GLM 4), no matrix can pass it: only the values of heads are rotated, and no norm is changed.
-
-    Args:
-        model: a transformers causal LM of a supported family, all in memory.
-        seed: of the matrices; those of one seed are the same on every device.
+    GLM 4), no matrix can pass it: only the values of heads are rotated, and no norm is changed. The matrices of one
+    seed are the same on every device.
 
     Raises:
         ModelError: its norms are no RMSNorm, a weight is offloaded or no plain linear weight, or the embedding is no
             plain one. Nothing is changed.
     """
-    rotation, layers = _checked(model)
+    rotation = _checked(model)
     generator = torch.Generator().manual_seed(seed)
     basis = orthogonal(model.config.hidden_size, generator) if rotation.stream else None
-    for layer in layers:
-        layer.rotate(basis, orthogonal(layer.head_dim, generator))
+    for layer in range(model.config.num_hidden_layers):
+        _rotate_layer(model, layer, basis, orthogonal(heads_of(model.config).length, generator))
     if basis is not None:
         _rotate_ends(model, basis)
     if rotation.untied:
@@ -65,7 +63,7 @@ def rotate(model: PreTrainedModel, seed: int = SEED) -> Rotation:
 def rotates_freely(model: PreTrainedModel) -> bool:
     """True if ``rotate`` accepts the model and adds no parameters."""
     try:
-        return not _checked(model)[0].untied
+        return not _checked(model).untied
     except ModelError:
         return False
 
@@ -74,8 +72,7 @@ def rotates_freely(model: PreTrainedModel) -> bool:
 def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
     """With a model rotated; it then gets back the very parameters that it had, which are kept in memory meanwhile.
 
-    Args:
-        keep: whether it stays rotated, unless something raises.
+    With ``keep`` it stays rotated, unless something raises.
     """
     config: Any = model.config
     before = list(model.named_parameters(remove_duplicate=False))
@@ -92,51 +89,39 @@ def rotated(model: PreTrainedModel, keep: bool = False) -> Iterator[Rotation]:
             _tied_names(model).update(names)
 
 
-def _checked(model: PreTrainedModel) -> tuple[Rotation, list["_Layer"]]:
-    """The rotation and the layers that it changes; nothing is changed yet.
-
-    Raises:
-        ModelError: as ``rotate``.
-    """
+def _checked(model: PreTrainedModel) -> Rotation:
+    """The rotation of a model; nothing is changed yet, and errors are those of ``rotate``."""
     check_in_memory(model, ", with rotate=True", "where it is rotated", ", or leave rotate out")
     family = family_of(model.config)
     _offset(model, family.last_norm)
     stream = family.norms is None and all(family.before)
-    layers = [_Layer(model, family, layer, stream) for layer in range(model.config.num_hidden_layers)]
-    return Rotation(stream, _untied(model) if stream else 0), layers
+    for layer in range(model.config.num_hidden_layers):
+        prefix = f"{family.layers}.{layer}."
+        for name in (*family.qkv, family.output, *family.up, family.down):
+            _plain(model, prefix + name)
+        for norm in family.before if stream else ():
+            _offset(model, prefix + norm)
+    return Rotation(stream, _untied(model) if stream else 0)
 
 
-class _Layer:
-    """The linear weights of one decoder layer, and the norms that they read through where the stream is rotated."""
-
-    def __init__(self, model: PreTrainedModel, family: Family, layer: int, stream: bool) -> None:
-        self._model, self._prefix, config = model, f"{family.layers}.{layer}.", model.config
-        self._blocks = tuple(zip(family.before, (family.qkv, family.up), (family.output, family.down), strict=True))
-        self._linears = {
-            name: _plain(model, self._prefix + name)
-            for _, readers, writer in self._blocks
-            for name in (*readers, writer)
-        }
-        for norm, _, _ in self._blocks if stream else ():
-            _offset(model, self._prefix + norm)
-        self._values, self._mixed = family.qkv[-1], family.output
-        self._groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim = self._linears[self._mixed].in_features // config.num_attention_heads
-
-    def rotate(self, basis: Tensor | None, of_values: Tensor) -> None:
-        """Multiply R1, where there is one, and R2 into the weights; each is rounded once."""
-        wide = {name: _Wide(linear) for name, linear in self._linears.items()}
-        basis = None if basis is None else basis.to(self._linears[self._mixed].weight.device)
-        wide[self._values].turn_outputs(of_values, self._groups * self.head_dim)
-        wide[self._mixed].turn_inputs(of_values)
-        for norm, readers, writer in self._blocks if basis is not None else ():
-            assert basis is not None
-            gain = _folded(self._model, self._prefix + norm)
+def _rotate_layer(model: PreTrainedModel, layer: int, basis: Tensor | None, of_values: Tensor) -> None:
+    """Multiply R1, where there is one, and R2 into the weights of a decoder layer; each is rounded once."""
+    family, heads = family_of(model.config), heads_of(model.config)
+    prefix = f"{family.layers}.{layer}."
+    blocks = [*zip(family.before, (family.qkv, family.up), (family.output, family.down), strict=True)]
+    names = (*family.qkv, family.output, *family.up, family.down)
+    wide = {name: _Wide(_plain(model, prefix + name)) for name in names}
+    wide[family.qkv[-1]].turn_outputs(of_values, heads.cached * heads.length)
+    wide[family.output].turn_inputs(of_values)
+    if basis is not None:
+        basis = basis.to(_plain(model, prefix + family.output).weight.device)
+        for norm, readers, writer in blocks:
+            gain = _folded(model, prefix + norm)
             for name in readers:
                 wide[name].turn_inputs(basis, gain)
             wide[writer].turn_outputs(basis)
-        for weight in wide.values():
-            weight.store()
+    for weight in wide.values():
+        weight.store()
 
 
 class _Wide:
@@ -147,13 +132,13 @@ class _Wide:
         self._weight = linear.weight.detach().double()
         self._bias = None if linear.bias is None else linear.bias.detach().double()
 
-    def turn_inputs(self, basis: Tensor, gain: Tensor | None = None) -> None:
+    def turn_inputs(self, basis: Tensor, gain: Tensor | float = 1.0) -> None:
         """W diag(gain) R: what it reads comes without the gain, and in the basis; block by block of its size."""
-        self._weight = _in_basis(self._weight if gain is None else self._weight * gain.to(self._weight), basis)
+        self._weight = _in_basis(self._weight * torch.as_tensor(gain).to(self._weight), basis)
 
     def turn_outputs(self, basis: Tensor, last: int | None = None) -> None:
         """R^T W and R^T b: what it writes is in the basis; the last outputs alone where their number is given."""
-        first = 0 if last is None else len(self._weight) - last
+        first = len(self._weight) - (last or len(self._weight))
         self._weight = torch.cat([self._weight[:first], _in_basis(self._weight[first:].T, basis).T])
         if self._bias is not None:
             self._bias = torch.cat([self._bias[:first], _in_basis(self._bias[first:], basis)])
@@ -176,11 +161,7 @@ def _store(module: nn.Module, name: str, values: Tensor) -> None:
 
 
 def _untied(model: PreTrainedModel) -> int:
-    """Parameters of the head where it is tied to the embedding, and rotated is a weight of its own; else 0.
-
-    Raises:
-        ModelError: one of them is no plain matrix.
-    """
+    """Parameters of the head where it is tied to the embedding, and rotated is a weight of its own; else 0."""
     for name, module in embeddings_of(model).items():
         if said := unusual(module):
             problem = f"{name} is {said}, with rotate=True"
@@ -203,11 +184,6 @@ def _by_rows(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _plain(model: PreTrainedModel, name: str) -> nn.Linear:
-    """The linear weight of this name.
-
-    Raises:
-        ModelError: it is something else: an adapter, or in a packed format.
-    """
     module = model.get_submodule(name)
     if type(module) is not nn.Linear or not module.weight.is_floating_point():
         problem = f"{name} is a {type(module).__name__}, with rotate=True"
@@ -216,11 +192,7 @@ def _plain(model: PreTrainedModel, name: str) -> nn.Linear:
 
 
 def _offset(model: PreTrainedModel, norm: str) -> float:
-    """The offset between the weight of an RMSNorm and its gain: 0, or 1 (Gemma). Found by running it.
-
-    Raises:
-        ModelError: it is no RMSNorm.
-    """
+    """The offset between the weight of an RMSNorm and its gain: 0, or 1 (Gemma). Found by running it."""
     module: Any = attrgetter(norm)(model)  # None in an OPT that was made without its last norm
     weight = getattr(module, "weight", None)
     if weight is not None and getattr(module, "bias", None) is None:

@@ -42,17 +42,9 @@ SHAPES: Mapping[str, Shapes] = MappingProxyType(
 
 
 def shapes_of(model: Any) -> Any:
-    """The shapes of a known name; anything else is taken for a transformers config.
-
-    Raises:
-        ModelError: the name is unknown.
-    """
-    if not isinstance(model, str):
-        return model
-    if model in SHAPES:
-        return SHAPES[model]
-    raise ModelError(
-        f"no shapes are known for model {model!r}",
-        f"one of {', '.join(SHAPES)}, or a transformers config",
-        did_you_mean(model, SHAPES, "Pass the model's config."),
-    )
+    """The shapes of a known name, else a ModelError; anything but a string is taken for a transformers config."""
+    if isinstance(model, str) and model not in SHAPES:
+        expected = f"one of {', '.join(SHAPES)}, or a transformers config"
+        remedy = did_you_mean(model, SHAPES, "Pass the model's config.")
+        raise ModelError(f"no shapes are known for model {model!r}", expected, remedy)
+    return SHAPES[model] if isinstance(model, str) else model

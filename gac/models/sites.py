@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gac.core.errors import PlanError
 
@@ -29,48 +29,30 @@ _STORED: Any = {
 
 @dataclass(frozen=True)
 class Weight:
-    """One linear weight, y = W x with W of shape ``(out_features, in_features)``.
-
-    Attributes:
-        name: dotted module name, for example ``model.layers.0.self_attn.q_proj``.
-        neurons: the side with an MLP's neurons, which ``narrow`` shortens; None elsewhere.
-        input_group: names the input that several weights share (q/k/v, gate/up); None where no other weight has it.
-        values: the side with the value vectors of an attention's heads, which ``head_dim`` shortens: ``out`` of v_proj,
-            ``in`` of o_proj; None elsewhere.
-        heads: number of heads of its output (k_proj, v_proj: key-value heads) or input (o_proj: query heads); 0
-            elsewhere.
-        cached: the KV cache keeps its output (k_proj, v_proj), all but the queries.
-        blocks: number of consecutive vectors of neurons on that side: 2 where gate and up are one weight.
-        queries: number of outputs that are queries, where one weight has queries, keys and values as outputs.
-        to_residual: its output is added to the residual stream (o_proj, down_proj), directly or through a
-            ``ResidualPath``.
-        normed: a norm lies between that output and the stream.
-        block: the side on which it meets the other weights of an attention or MLP that can be skipped: ``in`` of the
-            weight that writes to the stream, ``out`` of all others; None where it cannot be skipped.
-        groups: number of consecutive groups of heads on that side, each a key-value head with its query heads, where
-            ``heads`` may drop some; 0 elsewhere.
-        query_heads: number of query heads that attend to its cached output (k_proj, v_proj); 0 elsewhere.
-        input_from_norm: its input is the output of a norm that can quantise it, see ``Family.norm_outputs``.
-    """
+    """One linear weight, y = W x with W of shape ``(out_features, in_features)``; None and 0: it has no such thing."""
 
     __pydantic_config__ = _STORED
 
-    name: str
+    name: str  # dotted module name: ``model.layers.0.self_attn.q_proj``
     out_features: int
     in_features: int
-    neurons: Side | None = None
-    input_group: str | None = None
+    neurons: Side | None = None  # the side with an MLP's neurons, which ``narrow`` shortens
+    input_group: str | None = None  # names the input that several weights share (q/k/v, gate/up)
+    # The side with the value vectors of heads, which ``head_dim`` shortens: ``out`` of v_proj, ``in`` of o_proj.
     values: Side | None = None
-    heads: int = 0
-    cached: bool = False
-    blocks: int = 1
-    queries: int = 0
-    to_residual: bool = False
-    normed: bool = False
+    heads: int = 0  # heads of its output (k_proj, v_proj: key-value heads) or input (o_proj: query heads)
+    cached: bool = False  # the KV cache keeps its output (k_proj, v_proj), all but the queries
+    blocks: int = 1  # consecutive vectors of neurons on that side: 2 where gate and up are one weight
+    queries: int = 0  # outputs that are queries, where one weight has queries, keys and values as outputs
+    to_residual: bool = False  # its output is added to the residual stream (o_proj, down_proj), see ``ResidualPath``
+    normed: bool = False  # a norm lies between that output and the stream
+    # The side on which it meets the other weights of an attention or MLP that can be skipped: ``in`` of the weight
+    # that writes to the stream, ``out`` of all others.
     block: Side | None = None
+    # Consecutive groups on that side, each a key-value head with its query heads, where ``heads`` may drop some.
     groups: int = 0
-    query_heads: int = 0
-    input_from_norm: bool = False
+    query_heads: int = 0  # query heads that attend to its cached output (k_proj, v_proj)
+    input_from_norm: bool = False  # its input is the output of a norm that can quantise it: ``Family.norm_outputs``
 
     @property
     def params(self) -> int:
@@ -106,8 +88,7 @@ class Weight:
 def check_weight(weight: Weight) -> None:
     """Refuse impossible sizes, which an edited file may have.
 
-    Raises:
-        PlanError: a size is out of range, or neurons or heads do not divide the side that holds them.
+    A PlanError says if a size is out of range, or if neurons or heads do not divide the side that holds them.
     """
     sides = {"out": weight.out_features, "in": weight.in_features}
     divided = [(weight.neurons, weight.blocks), (weight.values, weight.heads)]
@@ -126,34 +107,18 @@ def check_weight(weight: Weight) -> None:
         )
 
 
-class Shortens(Protocol):
-    """A form, as far as sites know of it."""
-
-    def shortens(self, weight: Weight) -> Side | None:
-        """The side of the weight that it shortens; None: neither."""
-
-
 @dataclass(frozen=True)
 class Site:
-    """A place in the model that one choice governs.
-
-    Attributes:
-        name: dotted module name (``model.layers.0.mlp``, ``model.layers.0.self_attn.q_proj``).
-        layer: index of the decoder layer.
-        kind: its name in the family (``q_proj``, ..., ``mlp``); the same in every layer.
-        weights: the linear weights it governs; some forms take several of them at once.
-        fused: positions of the first weights, whose first GEMMs run as one; empty where each runs by itself.
-        fusion_optional: they may also run one by one, so that this is chosen too.
-    """
+    """A place in the model that one choice governs."""
 
     __pydantic_config__ = _STORED
 
-    name: str
+    name: str  # dotted module name
     layer: int
-    kind: str
-    weights: tuple[Weight, ...]
-    fused: tuple[int, ...] = ()
-    fusion_optional: bool = False
+    kind: str  # its name in the family (``q_proj``, ..., ``mlp``); the same in every layer
+    weights: tuple[Weight, ...]  # some forms take several of them at once
+    fused: tuple[int, ...] = ()  # positions of the first weights, whose first GEMMs run as one; empty: each by itself
+    fusion_optional: bool = False  # they may also run one by one, so that this is chosen too
 
     @property
     def fused_and_unfused(self) -> "tuple[Site, ...]":
@@ -168,11 +133,10 @@ class Site:
     def params(self) -> int:
         return sum(weight.params for weight in self.weights)
 
-    def joint_weights(self, form: Shortens) -> tuple[int, ...]:
-        """Positions of the weights that a form shortens together; empty where no two of their sides meet."""
-        shortened = tuple(index for index, weight in enumerate(self.weights) if form.shortens(weight))
-        sides = {form.shortens(self.weights[index]) for index in shortened}
-        return shortened if sides == {"out", "in"} else ()
+    def joint_weights(self, form: Any) -> tuple[int, ...]:
+        """Positions of the weights that a ``Form`` shortens together; empty where no two of their sides meet."""
+        sides = {index: side for index, weight in enumerate(self.weights) if (side := form.shortens(weight))}
+        return tuple(sides) if {*sides.values()} == {"out", "in"} else ()
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:

@@ -31,11 +31,7 @@ _cuda: Any = torch.cuda  # whose events have no annotations
 
 
 def placed(model: Any, device: torch.device) -> Any:
-    """The model on a device, or streamed to it where it is too large.
-
-    Raises:
-        ModelError: it has to be streamed, and accelerate is not installed.
-    """
+    """The model on a device, or streamed to it where it is too large; a ModelError if accelerate is then missing."""
     size = _size(model)
     if device.type != "cuda" or size <= SHARE * free_memory(device):
         return moved(model, device)
@@ -46,11 +42,8 @@ def placed(model: Any, device: torch.device) -> Any:
 def spread(model: Any, device: torch.device) -> Any:
     """The model on a device, or whole layers of it on each GPU of this host where it is too large for one.
 
-    Args:
-        device: no other GPU is taken where it names one by number.
-
-    Raises:
-        ModelError: all GPUs together have too little room, or accelerate is not installed.
+    No other GPU is taken where ``device`` names one by number. A ModelError says if all GPUs together have too little
+    room, or if accelerate is not installed.
     """
     count, size = torch.cuda.device_count(), _size(model)
     alone = device.type != "cuda" or device.index is not None or count == 1
@@ -75,11 +68,7 @@ def spread(model: Any, device: torch.device) -> Any:
 
 
 def streamed(model: Any, device: torch.device | str) -> Any:
-    """A model in host memory whose modules run on a device, each with its weights there for as long.
-
-    Raises:
-        ModelError: accelerate is not installed.
-    """
+    """A model in host memory whose modules run on a device, each with its weights there for as long."""
     _check_accelerate(model)
     from accelerate import cpu_offload
 
@@ -98,11 +87,7 @@ def _size(model: Any) -> int:
 
 @contextmanager
 def on_its_device(module: nn.Module, without: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Keep streamed weights of a module on its device within the context.
-
-    Args:
-        without: inner modules that are left out.
-    """
+    """Keep streamed weights of a module on its device within the context, except those of modules in ``without``."""
     excluded = {inner for outer in without for inner in outer.modules()}
     hooks: list[tuple[nn.Module, Any]] = [
         (inner, hook)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from threading import Lock, RLock
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -28,10 +27,7 @@ def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
     """Give a function exclusive use of models among its arguments, and PyTorch's own settings (``standard_settings``).
 
     Measuring a model changes it for a while (hooks, gradients, its mode), so a second thread would measure something
-    else. It is refused and does not wait: after ``compress`` the model is another one.
-
-    Raises:
-        ModelError: by the function, where another thread has one of the models in such a call.
+    else. It gets a ModelError and does not wait: after ``compress`` the model is another one.
     """
 
     @wraps(call)
@@ -40,26 +36,22 @@ def one_call_at_a_time(call: Callable[P, R]) -> Callable[P, R]:
             for value in (*args, *options.values()):
                 for model in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(model, nn.Module):
-                        locks.enter_context(_locked(model, call.__name__))
+                        locks.callback(_lock(model, call.__name__).release)
             return call(*args, **options)
 
     return locked
 
 
-@contextmanager
-def _locked(model: nn.Module, doing: str) -> Iterator[None]:
+def _lock(model: nn.Module, verb: str) -> RLock:
     with _LOOKING:
         lock = _IN_USE.setdefault(model, RLock())
     if not lock.acquire(blocking=False):
         raise ModelError(
-            f"gac.{doing} of a {type(model).__name__} that another thread is using",
+            f"gac.{verb} of a {type(model).__name__} that another thread is using",
             "a model that one call at a time works on",
             "Wait for the other call, or give each thread a model of its own (copy.deepcopy).",
         )
-    try:
-        yield
-    finally:
-        lock.release()
+    return lock
 
 
 @contextmanager
@@ -94,7 +86,7 @@ class _ProcessSettings:
             if self._threads == 1:
                 _use_standards(self._restore)
 
-    def __exit__(self, *_failure: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_failure: object) -> None:
         with self._lock:
             self._threads -= 1
             if not self._threads:

@@ -1,6 +1,6 @@
 """The rules of repair: the padded dim, and its cost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
@@ -57,31 +57,26 @@ class ShapeContract:
 
     @checked
     def becomes(self, dim: Count, most: int | None = None, latency: Mapping[int, int] = MappingProxyType({})) -> int:
-        """The padded dim; the dim itself if every choice is too large.
+        """The padded dim, ``most`` at most; the dim itself if every choice is too large.
 
-        Args:
-            most: the largest dim that the layout allows; None: any.
-            latency: ns by measured dim, if the contract is ``measured``.
+        ``latency`` is ns by measured dim, if the contract is ``measured``.
         """
-        overhead = inf if self.most_overhead is None else self.most_overhead * dim
-        room = min(overhead, inf if most is None else most - dim)
-        allowed = [size for size in self._choices(dim, latency) if size - dim <= room]
+        room = min(inf if self.most_overhead is None else self.most_overhead * dim, inf if most is None else most - dim)
+        if self.measured:
+            choices = [size for size in latency if size >= dim]
+        elif self.dims and dim <= self.dims[-1]:
+            choices = [next(size for size in self.dims if size >= dim)]
+        elif dim % self.steps[-1] == 0:
+            choices = [dim]
+        else:
+            choices = [-(-dim // step) * step for step in self.steps]
+        allowed = [size for size in choices if size - dim <= room]
         if not allowed:
             return dim
         if not self.measured:
             return allowed[0]
         fastest = min(latency[size] for size in allowed)
         return min(size for size in allowed if latency[size] <= WITHIN * fastest)
-
-    def _choices(self, dim: int, latency: Mapping[int, int]) -> Iterator[int]:
-        if self.measured:
-            yield from (size for size in latency if size >= dim)
-        elif self.dims and dim <= self.dims[-1]:
-            yield next(size for size in self.dims if size >= dim)
-        elif dim % self.steps[-1] == 0:
-            yield dim
-        else:
-            yield from (-(-dim // step) * step for step in self.steps)
 
 
 STRATEGIES: Mapping[str, ShapeContract] = MappingProxyType(

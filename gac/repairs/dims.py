@@ -22,17 +22,12 @@ Insertions = Mapping[str, Sequence[Insertion]]
 
 @dataclass(frozen=True)
 class Run:
-    """A GEMM, or a pair of GEMMs, with an axis of size ``rest`` + the sum of factor * dim over shared dims.
-
-    Attributes:
-        fixed: the other axes, without the rows m.
-        factors: by the name of the shared dim.
-    """
+    """A GEMM, or a pair of GEMMs, with an axis of size ``rest`` + the sum of factor * dim over shared dims."""
 
     operator: str
-    fixed: Mapping[str, int]
+    fixed: Mapping[str, int]  # the other axes, without the rows m
     axis: str
-    factors: Mapping[str, int]
+    factors: Mapping[str, int]  # by the name of the shared dim
     rest: int = 0
 
     def size(self, dims: Dims) -> int:
@@ -44,24 +39,15 @@ class Run:
 
 @dataclass(frozen=True)
 class SharedDim:
-    """One dim that the tensors of one weight or site share.
+    """One dim that the tensors of one weight or site share."""
 
-    Attributes:
-        name: of its owner: ``model.layers.0.self_attn.q_proj``.
-        places: where it is; zeros at its end change no output.
-        runs: its GEMMs. One that several dims share is listed with the first of them.
-        most: the largest dim that the checkpoint's format allows; None: any.
-        stated: keys under which ``config.json`` states the dim; empty if it does not.
-        form: GAC's form with this dim (the name is then that of the site); None if no form describes it.
-    """
-
-    name: str
+    name: str  # of its owner: ``model.layers.0.self_attn.q_proj``
     dim: int
-    places: tuple[Place, ...]
-    runs: tuple[Run, ...] = ()
-    most: int | None = None
-    stated: tuple[str | int, ...] = ()
-    form: str | None = None
+    places: tuple[Place, ...]  # zeros at their ends change no output
+    runs: tuple[Run, ...] = ()  # its GEMMs; one that several dims share is listed with the first of them
+    most: int | None = None  # the largest dim that the checkpoint's format allows; None: any
+    stated: tuple[str | int, ...] = ()  # keys under which ``config.json`` states the dim; empty if it does not
+    form: str | None = None  # GAC's form with this dim (the name is then that of the site); None: none describes it
 
     @property
     def fixed(self) -> bool:
@@ -72,11 +58,7 @@ class SharedDim:
 def stored_places(source: Source, choices: Iterable[WeightChoice], reason: str) -> tuple[Place, ...]:
     """The places of the weights' dims in the tensors.
 
-    Args:
-        reason: where the expected length comes from, for an error.
-
-    Raises:
-        CheckpointError: a tensor is missing, or has another length.
+    A CheckpointError says if a tensor is missing or has another length, and the ``reason`` to expect the right one.
     """
     places = [
         replace(place, tensor=f"{choice.name}.{place.tensor}")
@@ -95,7 +77,7 @@ def stored_places(source: Source, choices: Iterable[WeightChoice], reason: str) 
 
 def insertions(shared: Iterable[SharedDim], dims: Dims) -> Insertions:
     """The zeros that the new dims need; unchanged tensors have no entry."""
-    zeros: defaultdict[str, list[Insertion]] = defaultdict(list)
+    zeros = defaultdict[str, list[Insertion]](list)
     for shared_dim in shared:
         if count := dims[shared_dim.name] - shared_dim.dim:
             for place in shared_dim.places:

@@ -37,32 +37,21 @@ class UnpaddedDim:
 
 @dataclass(frozen=True)
 class RepairResult:
-    """A repaired checkpoint.
-
-    Attributes:
-        dims: number of dims that can be padded.
-        moved: those that were padded, in the order of the tensors.
-        carried: dims that count heads or blocks.
-        kept: names of those that stay unaligned because of a limit.
-        bytes_before, bytes_after: of all tensors of the checkpoint.
-        times: of the GEMMs with these dims, for every workload.
-        profile: the GPU of the latency table, and the reason for this table.
-        left_out: files that were not copied: pickles and code.
-    """
+    """A repaired checkpoint."""
 
     source: str
     output: str
     layouts: tuple[str, ...]
     contract: ShapeContract
-    dims: int
-    moved: tuple[PaddedDim, ...]
+    dims: int  # number of dims that can be padded
+    moved: tuple[PaddedDim, ...]  # those that were padded, in the order of the tensors
     carried: tuple[UnpaddedDim, ...]
-    kept: tuple[str, ...]
-    bytes_before: int
+    kept: tuple[str, ...]  # names of those that stay unaligned because of a limit
+    bytes_before: int  # of all tensors of the checkpoint
     bytes_after: int
-    times: tuple[Times, ...]
-    profile: str
-    left_out: tuple[str, ...]
+    times: tuple[Times, ...]  # of the GEMMs with these dims, for every workload
+    profile: str  # the GPU of the latency table, and the reason for this table
+    left_out: tuple[str, ...]  # files that were not copied: pickles and code
 
     @property
     def added_bytes(self) -> int:

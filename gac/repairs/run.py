@@ -19,14 +19,13 @@ from gac.core.io import open_to_umask
 from gac.core.untrusted import read_model_json
 from gac.core.workloads import Workload
 from gac.forms.tensors import with_zeros
-from gac.models.loading import is_checkpoint
 from gac.plan.evidence import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
 from gac.repairs.contract import ShapeContract
 from gac.repairs.dims import Dims, Insertions, SharedDim, added_bytes, insertions, with_dims
 from gac.repairs.layouts import find_dims
-from gac.repairs.layouts.planned import adopt, padded_plan
+from gac.repairs.planned import adopt, padded_plan, planned_dims
 from gac.repairs.report import PaddedDim, RepairResult, UnpaddedDim
 from gac.repairs.times import How, Latency, in_table, measured_dims, on_gpu, total_times
 from gac.repairs.weight_files import PICKLED, PICKLES, SAFE, Source, open_source
@@ -78,22 +77,22 @@ def repair(
     contract = strategy if isinstance(strategy, ShapeContract) else ShapeContract.named(strategy)
     if max_overhead is not None:
         contract = replace(contract, most_overhead=max_overhead)
-    decoded = [Workload.parse(name) for name in ((workloads,) if isinstance(workloads, str) else workloads)]
+    parsed = [Workload.parse(name) for name in ((workloads,) if isinstance(workloads, str) else workloads)]
     table, used = select_profile(profile)
     _check_separate(Path(directory), Path(output))
     check_free(Path(output), overwrite)
     source = open_source(Path(directory), allow_pickle=allow_pickle)
-    layouts = find_dims(source)
+    layouts = {"GAC": tuple(planned_dims(source))} if source.has_plan else find_dims(source)
     shared = [dim for dims in layouts.values() for dim in dims]
     runs = [run for dim in shared for run in dim.runs]
-    before, after = {dim.name: dim.dim for dim in shared}, decide(shared, contract, table, decoded)
+    before, after = {dim.name: dim.dim for dim in shared}, decide(shared, contract, table, parsed)
     latencies: dict[How, tuple[str, Latency]] = {"predicted": (table.header.gpu, in_table(table))}
     if measure:
-        latencies["measured"] = on_gpu(runs, (before, after), decoded)
+        latencies["measured"] = on_gpu(runs, (before, after), parsed)
     size = sum(tensor.nbytes for tensor in source.tensors.values())
     padded_size = size + added_bytes(source, shared, after)
     with complete_directory(Path(output)) as part:
-        _write(source, part, shared, after, padded_size, used)
+        left_out = _write(source, part, shared, after, padded_size, used)
     padding = [dim for dim in shared if not dim.fixed]
     moved = [dim for dim in padding if after[dim.name] != dim.dim]
     return RepairResult(
@@ -110,10 +109,10 @@ def repair(
         times=tuple(
             total_times(how, gpu, runs, (before, after), workload, latency)
             for how, (gpu, latency) in latencies.items()
-            for workload in decoded
+            for workload in parsed
         ),
         profile=f"{table.header.gpu}, {table.digest[:12]}; {used.note}",
-        left_out=_left_out(source),
+        left_out=left_out,
     )
 
 
@@ -138,11 +137,12 @@ def _check_separate(directory: Path, output: Path) -> None:
 
 def _write(
     source: Source, part: Path, shared: Sequence[SharedDim], dims: Dims, size: int, profile: ProfileUsed
-) -> None:
-    """Fill the empty directory ``part`` with tensors of ``size`` bytes in total."""
-    plan, config = adopt(source, shared, dims, profile) or (None, with_dims(source.config, shared, dims))
+) -> tuple[str, ...]:
+    """Fill the empty directory ``part`` with tensors of ``size`` bytes in total; returns what was not copied."""
+    adopted = None if source.has_plan else adopt(source, shared, dims, profile)
+    plan, config = adopted or (None, with_dims(source.config, shared, dims))
     zeros = insertions(shared, dims)
-    _copy_rest(source, part)
+    left_out = _copy_rest(source, part)
     for file in source.files:
         _write_tensors(source, file, part, zeros)
     if source.index is not None:
@@ -151,33 +151,32 @@ def _write(
         shutil.copyfile(source.directory / "config.json", part / "config.json")
     else:
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if plan is None and not is_checkpoint(source.directory):
-        return
-    if plan is None and zeros:
+    if source.has_plan and zeros:
         plan = padded_plan(read_plan(source.directory), dims)
     if plan is not None:
         plan.save(part / "plan.json")
         write_header(part, plan)
         (part / "README.md").write_text(model_card(plan), encoding="utf-8")
-    write_code(part)
-    write_digests(part)
+    if plan is not None or source.has_plan:
+        write_code(part)
+        write_digests(part)
+    return left_out
 
 
-def _left_out(source: Source) -> tuple[str, ...]:
-    """Pickles and code, except the weights and GAC's own code, which is written again."""
-    known = {*source.files, *({CODE} if is_checkpoint(source.directory) else ())}
-    paths = [path for path in source.directory.iterdir() if path.suffix in _NOT_COPIED]
-    return tuple(sorted(path.name for path in paths if path.name not in known))
-
-
-def _copy_rest(source: Source, part: Path) -> None:
-    written = {*source.files, source.index, "config.json", DIGESTS}
-    unsafe = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _NOT_COPIED))
-    for path in source.directory.iterdir():
-        if path.is_dir():
+def _copy_rest(source: Source, part: Path) -> tuple[str, ...]:
+    """Copy all but pickles and code, which are returned, and what is written again."""
+    written = {*source.files, source.index, "config.json", DIGESTS, *([CODE] if source.has_plan else ())}
+    unsafe, left_out = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _NOT_COPIED)), []
+    for path in sorted(source.directory.iterdir()):
+        if path.name in written:
+            continue
+        if path.suffix in _NOT_COPIED:
+            left_out.append(path.name)
+        elif path.is_dir():
             shutil.copytree(path, part / path.name, ignore=unsafe)
-        elif path.name not in written and path.suffix not in _NOT_COPIED:
+        else:
             shutil.copyfile(path, part / path.name)
+    return tuple(left_out)
 
 
 def _safe_name(source: Source, file: str) -> str:

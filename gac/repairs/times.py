@@ -22,21 +22,15 @@ Latency = Callable[[Run, Dims, int], int | None]
 
 @dataclass(frozen=True)
 class Times:
-    """Latency of the GEMMs of every shared dim, summed over the model, for one workload, in bf16.
+    """Latency of the GEMMs of every shared dim, summed over the model, for one workload, in bf16."""
 
-    Attributes:
-        how: ``predicted`` from a latency table, or ``measured`` here, shape by shape.
-        before_ns, after_ns: None if a shape is unknown.
-        before_unknown, after_unknown: how many of the ``gemms`` are.
-    """
-
-    how: How
+    how: How  # ``predicted`` from a latency table, or ``measured`` here, shape by shape
     gpu: str
     workload: str
     gemms: int
-    before_ns: int | None
+    before_ns: int | None  # None if a shape is unknown
     after_ns: int | None
-    before_unknown: int
+    before_unknown: int  # how many of the GEMMs are
     after_unknown: int
 
 
@@ -50,7 +44,7 @@ def total_times(
 
 
 def in_table(profile: Profile) -> Latency:
-    """Latencies from a table, as for an allocation: nothing is interpolated across a cliff."""
+    """Latencies from a table, as for an allocation."""
 
     def latency(run: Run, dims: Dims, rows: int) -> int | None:
         size = np.array([run.size(dims)], dtype=np.int64)
@@ -63,8 +57,7 @@ def in_table(profile: Profile) -> Latency:
 def on_gpu(runs: Sequence[Run], dims: tuple[Dims, Dims], workloads: Sequence[Workload]) -> tuple[str, Latency]:
     """Time every shape once on the current CUDA device; returns its name and the latencies.
 
-    Raises:
-        ProfileError: there is no CUDA device, or it has failed.
+    A ProfileError says if there is no CUDA device, or if it has failed.
     """
     from gac.profiling.timing.device import fingerprint
     from gac.profiling.timing.measure import GpuMeasurer
@@ -87,8 +80,7 @@ def on_gpu(runs: Sequence[Run], dims: tuple[Dims, Dims], workloads: Sequence[Wor
 def measured_dims(profile: Profile, shared: SharedDim, workloads: Sequence[Workload]) -> dict[int, int]:
     """ns, summed over the workloads, at every dim from this one on that a table has measured for all its GEMMs.
 
-    Raises:
-        ProfileError: there is no such dim.
+    A ProfileError says if there is none.
     """
     runs = [run for run in shared.runs if run.factors.keys() == {shared.name}]
     tables = [

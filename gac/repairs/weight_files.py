@@ -36,6 +36,11 @@ class Source:
         return not self.files[0].endswith(".safetensors")
 
     @cached_property
+    def has_plan(self) -> bool:
+        """True for a checkpoint of GAC."""
+        return is_checkpoint(self.directory)
+
+    @cached_property
     def config(self) -> dict[str, Any]:
         path = self.directory / "config.json"
         return read_model_json(path, "the config of a transformers model", CheckpointError)
@@ -73,9 +78,8 @@ class Source:
 def open_source(directory: Path, *, allow_pickle: bool) -> Source:
     """Find the weights of a checkpoint: safetensors, else a PyTorch file if that is allowed.
 
-    Raises:
-        CheckpointError: a file is missing, leads out of the directory or is a pipe, the weights are pickled and
-            ``allow_pickle`` is False, or a checkpoint of GAC was changed after it was saved.
+    A CheckpointError says if a file is missing, leads out of the directory or is a pipe, the weights are pickled and
+    ``allow_pickle`` is False, or a checkpoint of GAC was changed after it was saved.
     """
     if not os.path.isdir(directory):
         raise CheckpointError(f"{directory}: no such directory", "a checkpoint's directory", "Check the path.")

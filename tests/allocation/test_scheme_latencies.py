@@ -44,8 +44,8 @@ def table(points: Sequence[Point], ns: Callable[[Point], float] = by_bytes) -> P
     return make_profile(rows)
 
 
-def sites_of(name: str, fused: bool | str = False) -> tuple[Site, ...]:
-    return as_planned(family_of(SHAPES[name]).sites(SHAPES[name]), ["low_rank", "narrow"], fused)
+def sites_of(name: str) -> tuple[Site, ...]:
+    return as_planned(family_of(SHAPES[name]).sites(SHAPES[name]), ["low_rank", "narrow"], fused=False)
 
 
 # --- what is looked up ------------------------------------------------------------------------------------------------

@@ -106,9 +106,9 @@ A, B = Weight("a", 8, 8), Weight("b", 8, 8)  # a pair saves from rank 3 on, 16 p
 SAVES = 3
 
 
-def changes(*last_first: float, full: int = 8) -> np.ndarray:
+def changes(*last_first: float) -> np.ndarray:
     """The smallest components' changes, then large ones that raise the loss."""
-    return np.array([*last_first, *[9.0] * (full - len(last_first))])[::-1]
+    return np.array([*last_first, *[9.0] * (8 - len(last_first))])[::-1]
 
 
 def test_the_smallest_change_goes_first() -> None:

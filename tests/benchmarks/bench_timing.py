@@ -123,7 +123,7 @@ class Contest:
         start, end = self.watch._spins[0]
         while True:
             torch.cuda._sleep(self.watch._lead)
-            late = self.watch._timed(start, end, self.watch._spin)
+            late = self.watch._timed(start, end, lambda: torch.cuda._sleep(_SPIN_CYCLES))
             torch.cuda.synchronize()
             self.watch._lead = next_lead(self.watch._lead, late)
             if not late:

@@ -108,7 +108,7 @@ def power(power: float) -> AbstractContextManager[Any]:
 
 
 def refit_damping(factor: float) -> AbstractContextManager[Any]:
-    return mock.patch.multiple(refit, MEAN=factor * refit.MEAN, OWN=factor * refit.OWN)
+    return mock.patch.multiple(refit, MEAN_DAMPING=factor * refit.MEAN_DAMPING, OWN_DAMPING=factor * refit.OWN_DAMPING)
 
 
 def inner_step(step: float) -> AbstractContextManager[Any]:

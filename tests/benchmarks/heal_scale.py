@@ -21,7 +21,8 @@ import torch
 from gac.core.distributed.launch import local_rank
 from gac.core.distributed.run import on_every_rank, this_run
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant
-from gac.healing import checkpoint, whole_model
+from gac.healing import run as run_module
+from gac.healing import whole_model
 from gac.healing.records import TrainingBudget, default_rate
 from gac.healing.run import DistillationRun
 from gac.healing.sharding import needs_sharding
@@ -70,9 +71,9 @@ def measured(asked: Namespace) -> dict[str, Any]:
     )
     numbers = sum(one.params for one in plan.weights if one.changed)
     parts = ranks.count > 1 and (asked.parts or needs_sharding(small, numbers, ranks))
-    checkpoint.INTERVAL = math.inf
+    run_module.INTERVAL = math.inf
     budget = TrainingBudget(None, asked.tokens, default_rate(plan.measured.params), 0.0, False, 0.0, 0)
-    settings = plan, text, budget, checkpoint.CheckpointFile("scale"), ranks, time.monotonic(), False
+    settings = plan, text, budget, run_module.CheckpointFile("scale"), ranks, time.monotonic(), False
     with frozen(dense), frozen(small):
         if parts:
             run = DistillationRun(small.to("cpu"), dense.to("cpu"), *settings)

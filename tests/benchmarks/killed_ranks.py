@@ -197,13 +197,13 @@ def work(asked: str) -> None:
     """What each process does."""
     from gac.cli import main as program
     from gac.core.distributed.run import this_run
-    from gac.healing import checkpoint
+    from gac.healing import run
     from gac.measurement import calibration
 
     given = json.loads(asked)
     tqdm.set_lock(threading.RLock())  # its own would be a semaphore that a killed process leaves behind
-    calibration.SNAPSHOT_SECONDS = checkpoint.INTERVAL = 0.0
-    checkpoint.TIME_SHARE = 1e9
+    calibration.SNAPSHOT_SECONDS = run.INTERVAL = 0.0
+    run.TIME_SHARE = 1e9
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if given["phase"] is not None and rank == count - 1:
         fatal(PHASES[given["phase"]], count, Path(given["folder"]) / "killed-at")

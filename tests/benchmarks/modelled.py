@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-import gac
 from gac.allocation.latencies import UNKNOWN, Timing
 from gac.core.arrays import Floats, Ints
+from gac.core.errors import BudgetError
 from gac.evaluation.shapes import planner_of_shapes
 from gac.forms import form_named
 from gac.models.shapes import SHAPES, Shapes
@@ -153,7 +153,7 @@ def plans() -> list[dict[str, Any]]:
         for latency in ({}, {str(one): 1.0 for one in WORKLOADS}):
             try:
                 plan = planner.plan(budget, latency=latency)
-            except gac.BudgetError as refused:
+            except BudgetError as refused:
                 found.append({"budget": budget, "latency": latency, "refused": str(refused)})
                 continue
             for at, one in enumerate(plan.workloads):

@@ -75,7 +75,7 @@ def _lost(curves: LossCurves, one: WeightChoice) -> float:
     """What one weight loses; that through which a form shortens others loses what all of them do."""
     form, (around, dim) = form_named(one.form), form_named(one.form).shortening(one.dim)
     curve = curves.of(form, one.weight, one.scheme)
-    shorter = curves.of(around, one.weight, one.scheme) if form.inside else None
+    shorter = curves.of(around, one.weight, one.scheme) if form.parent_form_name else None
     return sum(float(found.loss[at]) for found, at in ((curve, one.dim), (shorter, dim)) if found is not None)
 
 

@@ -214,13 +214,19 @@ def opened(config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> Llama
         model: Any = LlamaForCausalLM._from_config(config, dtype=dtype).eval()
     for name in stored.weight_names(config):
         stem = name.removesuffix("_proj")
-        factors = (tensors.pop(f"{stem}_{side}_proj.weight").to(model.device) for side in ("v", "u"))
-        model.set_submodule(name, nn.Sequential(*map(stored.linear, factors)))
+        factors = [tensors.pop(f"{stem}_{side}_proj.weight").to(model.device) for side in ("v", "u")]
+        model.set_submodule(name, nn.Sequential(*map(linear, factors)))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert all("_proj." in name or name == "lm_head.weight" for name in missing), missing
     loaded: LlamaForCausalLM = model
     return loaded
+
+
+def linear(weight: Tensor) -> nn.Linear:
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    return module
 
 
 def interleaved(models: list[LlamaForCausalLM], ids: Tensor) -> tuple[float, ...]:

@@ -34,9 +34,9 @@ CHOSEN = {
 }
 
 
-def chosen_model(make_plan: MakePlan, chosen: Any = CHOSEN, dtype: torch.dtype = torch.bfloat16) -> Any:
+def chosen_model(make_plan: MakePlan, chosen: Any = CHOSEN) -> Any:
     config = small_config("llama")
-    config.dtype = dtype
+    config.dtype = torch.bfloat16
     return stored(small_model(config), make_plan, chosen)
 
 

@@ -19,13 +19,12 @@ from gac.plan.plan import Plan
 from gac.runtime.finish import Description, finish
 from gac.runtime.modules import BlockLinear
 from tests.compression.applying import IDS, applied, logits
-from tests.models.small import LAYOUTS, small_config, small_model, weights_of
+from tests.models.small import VALUE_LAYOUTS, has_value_weights, small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 SHORT, GROUPS, HEAD_DIM = 8, 2, 16
 K = Weight("k", 128, 96, heads=8, cached=True)
 METHODS = {"head_dim": "kfac", "latent:1": "palu:1"}
-SEPARATE = [name for name in supported() if any(weight.values for weight in weights_of(small_config(name)))]
 
 
 def changes(config: Any, form: str, dim: int) -> dict[str, tuple[str, int]]:
@@ -95,10 +94,10 @@ def dense_model(config: Any, span: int = HEAD_DIM) -> PreTrainedModel:
 
 
 def test_most_architectures_have_values_of_their_own() -> None:
-    assert set(supported()) - set(SEPARATE) == {"gpt2", "gpt_neox", "phi3"}
+    assert set(supported()) - set(filter(has_value_weights, supported())) == {"gpt2", "gpt_neox", "phi3"}
 
 
-@pytest.mark.parametrize("model_type", [name for name in LAYOUTS if name in SEPARATE])
+@pytest.mark.parametrize("model_type", VALUE_LAYOUTS)
 def test_nothing_is_lost_where_values_lie_in_few_directions(model_type: str, make_plan: MakePlan) -> None:
     config = small_config(model_type, head_dim=HEAD_DIM)
     model = dense_model(config, span=SHORT)

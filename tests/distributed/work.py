@@ -15,8 +15,8 @@ import gac
 from gac.core.distributed import launch
 from gac.core.errors import ModelError
 from gac.forms.latent import Latent
-from gac.healing import checkpoint, run
 from gac.healing import heal as of_healing
+from gac.healing import run
 from gac.measurement import calibration, curves
 from gac.models.loading import bytes_of
 from tests.distributed.herd import llama, options
@@ -66,7 +66,7 @@ def heal(text: Path, folder: Path) -> None:
         if not left[0]:
             os._exit(3)
 
-    often = patch.multiple(checkpoint, INTERVAL=0.0, TIME_SHARE=1e9)
+    often = patch.multiple(run, INTERVAL=0.0, TIME_SHARE=1e9)
     with often, patch.object(run.DistillationRun, "checkpoint", then_gone):
         _heal_in_parts(found, small, folder)
 

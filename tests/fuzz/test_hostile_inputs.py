@@ -170,8 +170,8 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 
 
-def run_limited(code: str, path: Path) -> tuple[int, str, str]:
-    command = [sys.executable, "-c", code, str(path)]
+def run_limited(code: str, *paths: Path) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", code, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
     return done.returncode, done.stdout, done.stderr
 

@@ -14,6 +14,13 @@ from gac.healing.losses import mean_loss
 from gac.testing.models import tiny_model
 
 
+def every_check(folder: Path) -> None:
+    share_heldout_windows()
+    average_once()
+    capture(folder)
+    average(folder)
+
+
 def average(folder: Path) -> None:
     """Gradients of two parts of a batch, and means of tensors of two dtypes."""
     ours = this_run()
@@ -26,7 +33,7 @@ def average(folder: Path) -> None:
     mixed = [torch.full(size, float(ours.rank), dtype=dtype) for size, dtype in SIZES]
     ours.average(mixed)
     assert [tensor.shape for tensor in mixed] == [torch.Size(size) for size, _ in SIZES]
-    torch.save([weight.grad, bias.grad, *mixed], folder / f"{ours.rank}.pt")
+    torch.save([weight.grad, bias.grad, *mixed], folder / f"averaged-{ours.rank}.pt")
 
 
 def capture(folder: Path) -> None:
@@ -48,10 +55,23 @@ def capture(folder: Path) -> None:
         gradients.add(torch.full((rows, 3), 1.0 + ours.rank))
         assert weight.grad is not None
         means.append(weight.grad.tolist())
-    torch.save((means, capturing.enabled), folder / f"{ours.rank}.pt")
+    torch.save((means, capturing.enabled), folder / f"captured-{ours.rank}.pt")
 
 
-def look() -> None:
+def average_once() -> None:
+    """Average one pass after another; a pass after that is not averaged."""
+    ours, weight = this_run(), nn.Parameter(torch.zeros(2))
+    for _ in range(2):
+        weight.grad = None
+        with ours.averaging([weight]):
+            (weight * ours.rank).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [0.5, 0.5]
+    (weight * ours.rank).sum().backward()
+    assert weight.grad.tolist() == [0.5 + ours.rank] * 2
+
+
+def share_heldout_windows() -> None:
     """The loss on windows that both processes share, and the passes of each."""
     ours, dense, small = this_run(), tiny_model(), tiny_model()
     with torch.no_grad():

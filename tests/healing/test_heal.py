@@ -17,7 +17,7 @@ from gac import api
 from gac.checkpoint.card import model_card
 from gac.core.errors import CheckpointError, GacError, HealingError, ModelError, PlanError, TextError
 from gac.core.io import home
-from gac.healing import checkpoint, heal, layerwise, optimizer, sampling, whole_model
+from gac.healing import heal, layerwise, optimizer, sampling, whole_model
 from gac.healing import run as run_module
 from gac.healing.records import LossPoint
 from gac.healing.trainables import Trainables
@@ -96,20 +96,6 @@ def test_the_trained_model_is_the_stored_model(learned: Trained) -> None:
         assert same(small, state) == (change == 0)
         if change == 0:
             torch.testing.assert_close(inside, before)
-
-
-def test_a_snapshot_reuses_memory(learned: Trained) -> None:
-    weights = (small := learned.compressed()).gac_plan.weights
-    trained = Trainables(small, weights, {choice.name for choice in weights if choice.changed})
-    first = trained.snapshot()
-    places = {name: values.data_ptr() for name, values in first.items()}
-    assert all(values.data_ptr() != places[name] for name, values in trained.parameters.items())
-    for parameter in trained.parameters.values():
-        parameter.data += 1
-    assert not any(torch.equal(values, first[name]) for name, values in trained.parameters.items())
-    second = trained.snapshot(first)
-    assert {name: values.data_ptr() for name, values in second.items()} == places
-    assert all(torch.equal(values, second[name]) for name, values in trained.parameters.items())
 
 
 def test_the_seed_decides_the_bits(learned: Trained) -> None:
@@ -232,7 +218,7 @@ class Clock:
 def test_the_minutes_are_kept(learned: Trained, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     clock = Clock()  # an evaluation then takes as long as a step
     monkeypatch.setattr(whole_model, "BATCH", 16 * LENGTH)
-    for module in (api, heal, layerwise, optimizer, checkpoint, run_module, whole_model):
+    for module in (api, heal, layerwise, optimizer, run_module, whole_model):
         monkeypatch.setattr(module, "time", clock)
     with caplog.at_level("INFO", logger="gac"):
         [record] = learned.heal(learned.compressed(), minutes=3).gac_plan.healed
@@ -335,8 +321,8 @@ def test_a_rate_that_is_too_high_changes_nothing(learned: Trained) -> None:
 
 def test_a_loss_that_is_not_finite_ends_in_the_best_snapshot(learned: Trained, monkeypatch: Any) -> None:
     small = learned.compressed()
-    diverging(monkeypatch, first=30)
-    with pytest.raises(HealingError, match="a loss of inf in step 31 of the whole model"):
+    diverging(monkeypatch, first=20)
+    with pytest.raises(HealingError, match="a loss of inf in step 21 of the whole model"):
         learned.heal(small)
     [record] = small.gac_plan.healed
     assert record.after < record.before
@@ -409,9 +395,9 @@ def test_the_command(learned: Trained, tmp_path: Path, monkeypatch: Any) -> None
     assert "divergence from the dense model" in plan.summary()
     assert f"--text {learned.text} --text self:12x{LENGTH} --tokens {TOKENS} " in apply_commands(plan)[-1]
     assert run("verify", tmp_path / "healed").exit_code == 0
-    diverging(monkeypatch, first=30)
+    diverging(monkeypatch, first=20)
     message = refused(*command, "--learning-rate", 0.001, "-o", tmp_path / "stopped")
-    assert "Error: a loss of inf in step 31 of the whole model" in message
+    assert "Error: a loss of inf in step 21 of the whole model" in message
     assert gac.load(tmp_path / "stopped", device="cpu").gac_plan.healed
 
 

@@ -14,19 +14,19 @@ from trained import TOKENS, Trained
 
 import gac
 from gac.core.io import home
-from gac.healing import checkpoint, heal
-from gac.healing.checkpoint import CheckpointFile, key_of
+from gac.healing import heal
+from gac.healing import run as run_module
 from gac.healing.records import Progress, TrainingBudget
-from gac.healing.run import DistillationRun
+from gac.healing.run import CheckpointFile, DistillationRun, key_of
 from tests.compression.applying import logits
 
 KILLED = """
 import os, signal, sys
-from gac.healing import checkpoint
+from gac.healing import run
 
-checkpoint.INTERVAL = 0.0
-checkpoint.TIME_SHARE = 1e9
-write, left = checkpoint.CheckpointFile.write, [int(sys.argv.pop(1))]
+run.INTERVAL = 0.0
+run.TIME_SHARE = 1e9
+write, left = run.CheckpointFile.write, [int(sys.argv.pop(1))]
 
 def then_killed(self, *arguments):
     write(self, *arguments)
@@ -34,7 +34,7 @@ def then_killed(self, *arguments):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-checkpoint.CheckpointFile.write = then_killed
+run.CheckpointFile.write = then_killed
 from gac.cli import main
 main(sys.argv[1:])
 """
@@ -55,8 +55,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: int
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(checkpoint, "INTERVAL", 0.0)
-    monkeypatch.setattr(checkpoint, "TIME_SHARE", 1e9)
+    monkeypatch.setattr(run_module, "INTERVAL", 0.0)
+    monkeypatch.setattr(run_module, "TIME_SHARE", 1e9)
     monkeypatch.setattr(owner, name, then_interrupted)
 
 

@@ -13,7 +13,7 @@ import gac
 from gac.testing import models
 
 LENGTH = 64
-TOKENS = 3_000
+TOKENS = 2_000
 
 
 @dataclass(frozen=True)

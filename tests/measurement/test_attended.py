@@ -21,12 +21,12 @@ from gac.measurement.losses import drawn_loss
 from gac.measurement.store import StatisticsStore, temporary_store
 from gac.models.families import family_of
 from gac.models.sites import Weight
-from tests.models.small import LAYOUTS, small_config, small_model, weights_of
-from tests.runtime.test_latents import OTHERS, SEPARATE
+from tests.models.small import VALUE_LAYOUTS, small_config, small_model, weights_of
+from tests.runtime.test_latents import OTHERS
 
 WINDOWS = torch.randint(0, 256, (3, 21), generator=torch.Generator().manual_seed(2))
 BLOCK = 8
-CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in LAYOUTS if name in SEPARATE} | OTHERS
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in VALUE_LAYOUTS} | OTHERS
 
 
 @pytest.fixture(autouse=True)

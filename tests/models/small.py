@@ -54,3 +54,11 @@ def small_model(config: Any) -> PreTrainedModel:
 def weights_of(config: Any) -> list[Weight]:
     """Every weight that can change, in model order."""
     return [weight for site in family_of(config).sites(config) for weight in site.weights]
+
+
+def has_value_weights(model_type: str) -> bool:
+    """True if values are the outputs of a weight of their own."""
+    return any(weight.values for weight in weights_of(small_config(model_type)))
+
+
+VALUE_LAYOUTS = tuple(filter(has_value_weights, LAYOUTS))

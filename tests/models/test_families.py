@@ -8,17 +8,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, LlamaConfig
+from transformers.pytorch_utils import Conv1D
 
 import gac
 from gac.compression.apply import shared_names
 from gac.core.errors import PlanError
 from gac.core.operations import linear
 from gac.forms import FORMS
+from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import check_forms_fit, fuse_sites
+from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import measure_curves
 from gac.models.attentions import WITHOUT_HEAD_KEYS
 from gac.models.families import family_of, text_config
 from gac.models.linears import as_linear, check_sizes
@@ -28,7 +33,16 @@ from gac.models.sites import Weight
 from gac.plan.plan import Plan
 from gac.runtime.finish import Description, finish
 from tests.compression.applying import IDS, applied, logits
-from tests.models.small import LAYOUTS, NEURONS, SMALL, every_layout, small_config, small_model, weights_of
+from tests.models.small import (
+    LAYOUTS,
+    NEURONS,
+    SMALL,
+    every_family,
+    every_layout,
+    small_config,
+    small_model,
+    weights_of,
+)
 from tests.refused import assert_refused
 
 MakePlan = Callable[..., Plan]
@@ -46,14 +60,18 @@ def smaller_dims(weights: Sequence[Weight]) -> dict[str, tuple[str, int]]:
     return small | {w.name: ("narrow", 40) for w in weights if ".1." in w.name and w.neurons}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def compressed(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
-    """A model of each layout with smaller layers."""
-    config = small_config(request.param)
+def compressed_model(model_type: str, make_plan: MakePlan) -> Any:
+    """A model with smaller layers."""
+    config = small_config(model_type)
     plan = make_plan(config, smaller_dims(weights_of(config)))
     model: Any = applied(small_model(config), plan)
     model.gac_plan = plan
     return model
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def compressed(request: pytest.FixtureRequest, make_plan: MakePlan) -> Any:
+    return compressed_model(request.param, make_plan)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +142,17 @@ def test_files_give_back_the_same_bits(compressed: Any, tmp_path: Path) -> None:
 def test_generation_with_the_cache_equals_generation_without(compressed: Any) -> None:
     options: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 6, "do_sample": False}
     assert torch.equal(compressed.generate(IDS, **options), compressed.generate(IDS, use_cache=False, **options))
+
+
+@pytest.mark.slow
+@every_family
+def test_a_compressed_model_of_every_family_is_saved_and_loaded(
+    model_type: str, make_plan: MakePlan, tmp_path: Path
+) -> None:
+    test_full_dims_lose_nothing(model_type, make_plan)
+    model = compressed_model(model_type, make_plan)
+    test_files_give_back_the_same_bits(model, tmp_path)
+    test_generation_with_the_cache_equals_generation_without(model)
 
 
 def test_weights_that_read_the_same_input_can_be_fused(compressed: Any) -> None:
@@ -229,19 +258,51 @@ def test_a_model_without_a_last_norm() -> None:
     assert last_norm_of(small_model(small_config("opt", do_layer_norm_before=False))) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "linear"),
-    [
-        ("smollm2", 106_168_320),
-        ("llama-3-8b", 6_979_321_856),
-        ("llama-2-7b", 6_476_005_376),
-        ("mistral-7b", 6_979_321_856),
-        ("qwen3-8b", 6_945_767_424),
-        ("gemma-3-4b", 3_208_642_560),
-        ("llama-3-70b", 68_451_041_280),
-    ],
-)
-def test_the_linear_weights_of_well_known_models_add_up(name: str, linear: int) -> None:
-    """What the model cards give, without embeddings, lm_head and norms."""
-    assert sum(site.params for site in family_of(SHAPES[name]).sites(SHAPES[name])) == linear
-    assert SHAPES[name].num_attention_heads % SHAPES[name].num_key_value_heads == 0
+KNOWN = {
+    "smollm2": 106_168_320,
+    "llama-3-8b": 6_979_321_856,
+    "llama-2-7b": 6_476_005_376,
+    "mistral-7b": 6_979_321_856,
+    "qwen3-8b": 6_945_767_424,
+    "gemma-3-4b": 3_208_642_560,
+    "llama-3-70b": 68_451_041_280,
+}
+"""Linear weights as the model cards have them, without embeddings, lm_head and norms."""
+
+
+def test_the_linear_weights_of_well_known_models_add_up() -> None:
+    assert {name: sum(site.params for site in family_of(SHAPES[name]).sites(SHAPES[name])) for name in SHAPES} == KNOWN
+
+
+# --- transposed weights -----------------------------------------------------------------------------------------------
+
+
+def test_a_transposed_weight_computes_the_same() -> None:
+    torch.manual_seed(0)
+    stored = Conv1D(24, 40)
+    nn.init.normal_(stored.bias)
+    linear = as_linear(stored)
+    assert isinstance(linear, nn.Linear)
+    assert linear.weight.shape == (24, 40)
+    assert linear.weight.data_ptr() == stored.weight.data_ptr()
+    assert as_linear(linear) is linear
+    x = torch.randn(2, 3, 40)
+    torch.testing.assert_close(linear(x), stored(x))
+
+
+def test_loss_curves_are_those_of_the_same_linear_layers() -> None:
+    stored = small_model(small_config("gpt2"))
+    linear = copy.deepcopy(stored)
+    for weight in weights_of(stored.config):
+        twin = nn.Linear(weight.in_features, weight.out_features)
+        with torch.no_grad():
+            twin.weight.copy_(stored.get_submodule(weight.name).weight.T)
+            twin.bias.copy_(stored.get_submodule(weight.name).bias)
+        linear.set_submodule(weight.name, twin)
+    sites = family_of(stored.config).sites(stored.config)
+    ours, theirs = (
+        measure_curves(CalibrationRun(model, IDS, METHODS.get("kfac"), progress=False), sites).curves
+        for model in (stored, linear)
+    )
+    for key, curve in ours.by_key.items():
+        np.testing.assert_allclose(curve.loss, theirs.by_key[key].loss, rtol=1e-3, atol=1e-7)

@@ -120,12 +120,13 @@ def test_only_zeros_are_added_and_other_files_are_copied(tiny_model: LlamaForCau
     tensors = factored(tiny_model, RANK, svd_llm)
     source = write(tmp_path / "theirs", tiny_model.config, tensors)
     (source / "training_args.bin").write_bytes(b"a pickle")
-    (source / "assets").mkdir()
+    for folder in ("assets", "state.pt"):
+        (source / folder).mkdir()
     (source / "assets" / "code.py").write_text("")
     (source / "assets" / "words.txt").write_text("a b")
     before = {file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}
     result = gac.repair(source, tmp_path / "ours", profile=H100)
-    assert result.left_out == ("training_args.bin",)
+    assert result.left_out == ("state.pt", "training_args.bin")
     assert {file.name for file in (tmp_path / "ours").iterdir()} == (before.keys() | {"assets"}) - {"training_args.bin"}
     assert files(tmp_path / "ours" / "assets") == {"words.txt": b"a b"}
     assert {file.name: file.read_bytes() for file in source.iterdir() if file.is_file()} == before

@@ -53,8 +53,8 @@ def rounded(memory: float = 0.5) -> Plan:
     return decide(rounding(memory=memory)).plan
 
 
-def by_rule(rule: str = "uniform", budget: float = 0.5) -> Plan:
-    return RULES.get(rule).decide(asking(problem(LOSSES, SLOPE, [PREFILL]), budget, rule=rule)).plan
+def by_rule() -> Plan:
+    return RULES.get("uniform").decide(asking(problem(LOSSES, SLOPE, [PREFILL]), 0.5, rule="uniform")).plan
 
 
 def whole_range(workloads: Sequence[str] = (PREFILL,)) -> Frontier:

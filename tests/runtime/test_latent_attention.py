@@ -73,8 +73,8 @@ class Case:
         """A random one, on the device."""
         generator = torch.Generator().manual_seed(0)
 
-        def normal(*shape: int, like: torch.dtype = dtype) -> Tensor:
-            return torch.randn(shape, generator=generator).to(DEVICE, like)
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
         def factor(rank: int, group: int) -> tuple[Tensor | None, Tensor | None]:
             if not rank:
@@ -338,8 +338,8 @@ def ranks_of_16(config: Any, form: str = "latent:1") -> dict[str, tuple[str, int
     return {name: (one, 8 * (1 + dim % 2)) for name, (one, dim) in changes(config, form).items()}
 
 
-def sdpa_model(config: Any, make_plan: MakePlan, form: str = "latent:1") -> Any:
-    model = latent_model(config, make_plan, ranks_of_16(config, form))
+def sdpa_model(config: Any, make_plan: MakePlan) -> Any:
+    model = latent_model(config, make_plan, ranks_of_16(config, "latent:1"))
     model.set_attn_implementation("sdpa")
     return model.requires_grad_(False)
 

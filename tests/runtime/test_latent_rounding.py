@@ -39,9 +39,9 @@ BITS = (8, 4)
 CACHES = ("dynamic", "static")
 
 
-def rounded_model(config: Any, make_plan: MakePlan, bits: int, group: int = 1) -> Any:
+def rounded_model(config: Any, make_plan: MakePlan, bits: int) -> Any:
     """In double precision: then what a sum is off by changes next to no number that is rounded."""
-    return latent_model(config, make_plan, changes(config, f"latent:{group}:int{bits}")).double()
+    return latent_model(config, make_plan, changes(config, f"latent:1:int{bits}")).double()
 
 
 def held_bytes(cache: Any) -> int:

@@ -19,7 +19,7 @@ from gac.plan.plan import Plan
 from gac.runtime.latents import attention as latents
 from tests.compression.applying import IDS
 from tests.compression.compressed import compressed
-from tests.models.small import small_config, small_model, weights_of
+from tests.models.small import VALUE_LAYOUTS, small_config, small_model, weights_of
 
 MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
@@ -34,7 +34,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm with norms": ("stablelm", {"qk_layernorm": True}),
 }
 """Attentions that make keys in other ways than the smallest configs of their architectures do."""
-SEPARATE = ("cohere2", "gemma3_text", "glm", "granite", "llama", "olmo2", "opt", "qwen3")
 LEFT = torch.ones_like(IDS)
 LEFT[0, :5] = 0
 K, V = 7, 5
@@ -109,7 +108,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 # --- every architecture ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("named", [*SEPARATE, *OTHERS])
+@pytest.mark.parametrize("named", [*VALUE_LAYOUTS, "qwen3", *OTHERS])
 def test_generation_with_a_cache_equals_generation_without(named: str, make_plan: MakePlan) -> None:
     model_type, changed = OTHERS.get(named, (named, {}))
     config = small_config(model_type, **changed)

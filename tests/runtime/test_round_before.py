@@ -1,7 +1,10 @@
 """Norms that round what they make for the weights that read it: outputs stay the same, bit for bit."""
 
 import copy
+import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,6 +249,52 @@ def test_a_model_runs_in_the_kernels(make_plan: MakePlan, given: list[Tensor], m
         assert len(given) == 2
         expected = unchanged(model, monkeypatch)
     assert float((found - expected).norm() / expected.norm()) < 5e-3
+
+
+@pytest.mark.usefixtures("running")
+def test_a_saved_model_does_the_same(make_plan: MakePlan, given: list[Tensor], tmp_path: Path) -> None:
+    model = llama(make_plan, fused=True)
+    expected = logits(model)
+    gac.save(model, tmp_path / "saved")
+    loaded: Any = gac.load(tmp_path / "saved")
+    given.clear()
+    assert torch.equal(logits(loaded), expected)
+    assert len(given) == 4
+    assert set(loaded.state_dict()) == set(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (7, "expected `array`, got `int` - at `$.rounded`"),
+        ([{"by": "model.norm"}], "missing required field `readers` - at `$.rounded[0]`"),
+        ([{"by": "model.norm", "readers": ["model.norm"]}], "expected names of a norm and of linear weights."),
+    ],
+)
+def test_a_damaged_description_is_refused(change: Any, message: str, make_plan: MakePlan, tmp_path: Path) -> None:
+    model = llama(make_plan)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["gac"]["rounded"] = change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        type(model).from_pretrained(tmp_path)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_checkpoint_without_a_description_runs_as_before(
+    make_plan: MakePlan, given: list[Tensor], tmp_path: Path
+) -> None:
+    model = llama(make_plan)
+    expected = logits(model)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert len(config["gac"].pop("rounded")) == 4
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = type(model).from_pretrained(tmp_path)
+    given.clear()
+    assert torch.equal(logits(loaded), expected)
+    assert not given
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

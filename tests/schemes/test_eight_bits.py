@@ -109,9 +109,9 @@ def alone(out: int, ins: int) -> Site:
     return Site("w", 0, "w", (Weight("w", out, ins),))
 
 
-def mlp(neurons: int, hidden: int = 32) -> Site:
-    gate, up = (Weight(name, neurons, hidden, neurons="out", input_group="mlp") for name in ("gate", "up"))
-    return Site("mlp", 0, "mlp", (gate, up, Weight("down", hidden, neurons, neurons="in")))
+def mlp(neurons: int) -> Site:
+    gate, up = (Weight(name, neurons, 32, neurons="out", input_group="mlp") for name in ("gate", "up"))
+    return Site("mlp", 0, "mlp", (gate, up, Weight("down", 32, neurons, neurons="in")))
 
 
 def test_ranks_and_widths_are_multiples_of_16_in_8_bits() -> None:

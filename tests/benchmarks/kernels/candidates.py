@@ -147,10 +147,14 @@ def linear(weight: Weight, rows: int) -> Made:
 def of_models(weight: Weight, rows: int, plain: bool) -> Made:
     """As models of GAC multiply: in their kernels, or in plain PyTorch, where the weight is unpacked first."""
     names, storage = tuple(weight.held), weight.storage
-    multiply = storage.plain if plain else storage.multiply
+
+    def multiply(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        if plain:
+            return storage.linear(x, storage.values(tensors, weight.rows, weight.columns, x.dtype), None)
+        return storage.multiply(x, tensors, weight.rows, weight.columns, None)
 
     def run(inputs: Inputs, own: Sequence[Tensor]) -> Tensor:
-        return multiply(inputs[0], dict(zip(names, own, strict=True)), weight.rows, weight.columns, None)
+        return multiply(inputs[0], dict(zip(names, own, strict=True)))
 
     return Made(tuple(weight.held.values()), run)
 

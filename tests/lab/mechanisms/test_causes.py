@@ -19,8 +19,8 @@ COPY = "at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cu
 FILL = "at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>>"
 
 
-def ran(*names: str, grid: tuple[int, int, int] = (132, 1, 1), shared: int = 0) -> tuple[Launch, ...]:
-    return tuple(Launch(name, grid, (128, 1, 1), shared) for name in names)
+def ran(*names: str, grid: tuple[int, int, int] = (132, 1, 1)) -> tuple[Launch, ...]:
+    return tuple(Launch(name, grid, (128, 1, 1), 0) for name in names)
 
 
 EVEN, CHECKED = (

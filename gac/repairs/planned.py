@@ -15,13 +15,12 @@ from gac.core.untrusted import file_digest
 from gac.core.version import __version__
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
-from gac.models.loading import is_checkpoint
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.evidence import UNMEASURED, Measured, ProfileUsed
 from gac.plan.plan import SCHEMA, Certificate, Limit, Plan, Prediction, SiteChoice, WeightChoice, counted
 from gac.plan.recipe import Recipe
 from gac.repairs.dims import Dims, Run, SharedDim, stored_places, with_dims
-from gac.repairs.layouts.pruned import dense_model
+from gac.repairs.layouts import dense_model
 from gac.repairs.weight_files import Source
 from gac.runtime.contract import COMPRESSED, chooses_code
 from gac.runtime.contract import SCHEMA as HEADER_SCHEMA
@@ -31,10 +30,8 @@ from gac.schemes import scheme_named
 def planned_dims(source: Source) -> Iterator[SharedDim]:
     """The weights that are not dense; weights of one site whose shortened sides meet share a dim.
 
-    The width that the forms of a site are named after (``narrow_pair:104``) stays.
-
-    Raises:
-        CheckpointError: weights are quantised, so that no zeros can be put between numbers, or differ from the plan.
+    The width that the forms of a site are named after (``narrow_pair:104``) stays. A CheckpointError says if weights
+    are quantised, so that no zeros can be put between numbers, or differ from the plan.
     """
     plan = read_plan(source.directory)
     schemes = {*(choice.scheme for choice in plan.weights), plan.recipe.space.head}
@@ -45,20 +42,18 @@ def planned_dims(source: Source) -> Iterator[SharedDim]:
         names_a_form = any(form_named(choice.form).parent_form_name for choice in site.weights)
         shortened = [choice for choice in site.weights if form_named(choice.form).latency.axis(choice.weight)]
         for name in dict.fromkeys(_owner(site, choice) for choice in shortened):
-            if not (names_a_form and name == site.site):
-                yield _shared_dim(source, name, [choice for choice in shortened if _owner(site, choice) == name])
+            if names_a_form and name == site.site:
+                continue
+            choices = [choice for choice in shortened if _owner(site, choice) == name]
+            form, most = choices[0].form, min(form_named(choice.form).full(choice.weight) for choice in choices)
+            timed = [] if form_named(form).dim_counts_units else choices
+            runs = tuple(run for choice in timed for run in _runs(name, choice))
+            places = stored_places(source, choices, "as plan.json says")
+            yield SharedDim(name, choices[0].dim, places, runs, most, form=form)
 
 
 def _owner(site: SiteChoice, choice: WeightChoice) -> str:
     return site.site if form_named(choice.form).shortens(choice.weight) else choice.name
-
-
-def _shared_dim(source: Source, name: str, choices: Sequence[WeightChoice]) -> SharedDim:
-    form, most = choices[0].form, min(form_named(choice.form).full(choice.weight) for choice in choices)
-    places = stored_places(source, choices, "as plan.json says")
-    timed = [] if form_named(form).dim_counts_units else choices
-    runs = tuple(run for choice in timed for run in _runs(name, choice))
-    return SharedDim(name, choices[0].dim, places, runs, most, form=form)
 
 
 def _runs(name: str, choice: WeightChoice) -> Iterator[Run]:
@@ -75,40 +70,33 @@ def _runs(name: str, choice: WeightChoice) -> Iterator[Run]:
 
 
 def padded_plan(plan: Plan, dims: Dims) -> Plan:
-    """The plan with new dims, recounted.
+    """The plan with new dims (by the name of the weight, or of the site that is shortened as a whole), recounted.
 
     Zeros change no output, so the loss stays. The proof that no choice within the budget loses less is void. Latencies
     and the alternatives of the sites are dropped, since they belong to other dims.
-
-    Args:
-        dims: by the name of the weight, or of the site that is shortened as a whole.
     """
-    sites = tuple(_padded_site(site, dims) for site in plan.sites)
-    weights = [weight for site in sites for weight in site.weights]
+    sites = []
+    for site in plan.sites:
+        weights = tuple(replace(choice, dim=dims.get(_owner(site, choice), choice.dim)) for choice in site.weights)
+        params = sum(choice.params for choice in weights)
+        sites.append(replace(site, weights=weights, params=params, latency_ns=(), alternatives=()))
     recipe, proof = plan.recipe, plan.certificate
     limits, prices = [], []
     for limit, price in zip(plan.limits, proof.multipliers, strict=True):
         if limit.column in COSTS:
-            used, _ = counted(weights, limit.column)
+            used, _ = counted([choice for site in sites for choice in site.weights], limit.column)
             limits.append(replace(limit, used=used, over=max(0, used - limit.limit)))
             prices.append(price)
+    deployment, recipe_limits = replace(recipe.deployment, workloads=()), replace(recipe.limits, latency={})
     method = f"{proof.method}; zero-padded by gac repair"
     return replace(
         plan,
-        recipe=replace(
-            recipe, deployment=replace(recipe.deployment, workloads=()), limits=replace(recipe.limits, latency={})
-        ),
-        sites=sites,
+        recipe=replace(recipe, deployment=deployment, limits=recipe_limits),
+        sites=tuple(sites),
         limits=tuple(limits),
         certificate=replace(proof, status="feasible", method=method, multipliers=tuple(prices)),
         workloads=(),
     )
-
-
-def _padded_site(site: SiteChoice, dims: Dims) -> SiteChoice:
-    weights = tuple(replace(choice, dim=dims.get(_owner(site, choice), choice.dim)) for choice in site.weights)
-    params = sum(choice.params for choice in weights)
-    return replace(site, weights=weights, params=params, latency_ns=(), alternatives=())
 
 
 def adopt(
@@ -117,12 +105,9 @@ def adopt(
     """Return the plan and the config that make a checkpoint GAC's, if only GAC's forms can describe its weights.
 
     The plan states the form and the dim of every weight, from the tensors; nothing was decided or measured for it. The
-    config's key ``gac`` is to be filled from the plan.
-
-    Raises:
-        CheckpointError: weights of its architecture are missing, or there are others.
+    config's key ``gac`` is to be filled from the plan. A CheckpointError says if weights are missing or unexpected.
     """
-    if is_checkpoint(source.directory) or not any(dim.fixed for dim in shared):
+    if not any(dim.fixed for dim in shared):
         return None
     config = with_dims(source.config, shared, dims)
     dense = dense_model(config)
@@ -136,14 +121,13 @@ def adopt(
     sites = []
     for site in as_planned(dense.sites, forms, fused=False):
         form, dim = chosen.get(site.name, ("dense", 0))
-        weights = tuple(
-            WeightChoice(weight, "dense", form_named("dense").full(weight))
-            if form == "dense" or dim == form_named(form).full(weight)
-            else WeightChoice(weight, form, dim)
-            for weight in site.weights
-        )
-        params = sum(choice.params for choice in weights)
-        sites.append(SiteChoice(site.name, site.layer, site.kind, weights, params, site.params, 0.0, ()))
+        choices = []
+        for weight in site.weights:
+            changed = form != "dense" and dim != form_named(form).full(weight)
+            dense_choice = WeightChoice(weight, "dense", form_named("dense").full(weight))
+            choices.append(WeightChoice(weight, form, dim) if changed else dense_choice)
+        params = sum(choice.params for choice in choices)
+        sites.append(SiteChoice(site.name, site.layer, site.kind, tuple(choices), params, site.params, 0.0, ()))
     classes = classes_of(dense.config.model_type)
     config = {name: value for name, value in config.items() if not chooses_code(name)} | {
         "model_type": COMPRESSED + dense.config.model_type,
