@@ -1,4 +1,7 @@
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -87,6 +90,15 @@ def test_a_sweep_resumes_where_an_interrupt_stopped_it(path, run) -> None:
     assert sorted(len(row.passes) for row in Profile.load(path).measurements) == [1] * 18 + [2] * 12
     assert run(passes=2) == 18
     assert {len(row.passes) for row in Profile.load(path).measurements} == {2}
+
+
+def test_a_time_limit_stops_a_sweep_and_the_next_run_goes_on(path, run, monkeypatch) -> None:
+    clock = SimpleNamespace(monotonic=partial(next, count()))
+    monkeypatch.setattr(sweep, "time", clock)
+    timed = run(seconds=40, passes=1)
+    assert 0 < timed == len(Profile.load(path).measurements) < 30
+    assert run(passes=1) == 30 - timed
+    assert {row.point for row in Profile.load(path).measurements} == set(POINTS)
 
 
 def test_a_complete_file_is_not_changed(path, run) -> None:
