@@ -40,11 +40,7 @@ def tokens(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True) -> "A
 
 @checked
 def token_losses(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True) -> "Axes":
-    """Draw the measured loss of each layer's budget, nats a token, without layers that keep all.
-
-    Raises:
-        PlanError, GacError: as for ``tokens``.
-    """
+    """Draw the measured loss of each layer's budget, nats a token, without layers that keep all; as ``tokens``."""
     opened = _opened(plans)
     with panel(ax, (5.6, 3.0)) as ax:
         losses = [[layer.loss or None for layer in plan.layers] for plan in opened.values()]
@@ -57,20 +53,14 @@ def token_losses(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True)
 
 @checked
 def figure_of_tokens(plans: Plans, title: str | None = None) -> "Figure":
-    """Draw ``tokens`` and ``token_losses`` on one page with one legend.
-
-    Raises:
-        PlanError, GacError: as for ``tokens``.
-    """
+    """Draw ``tokens`` and ``token_losses`` on one page with one legend."""
     opened = _opened(plans)
     model = next(iter(opened.values())).model
     presses = ", ".join(dict.fromkeys(plan.press for plan in opened.values()))
     with page(2, f"{model}, {presses}" if title is None else title) as (figure, (kept, lost)):
         tokens(opened, ax=kept, legend=False)
         token_losses(opened, ax=lost, legend=False)
-        box = figure.legend(handles=_legend(opened), loc="outside lower center", ncols=3, fontsize=7)
-        for text in box.get_texts():
-            text.set_parse_math(False)
+        figure.legend(handles=_legend(opened), loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 

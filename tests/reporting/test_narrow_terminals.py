@@ -10,11 +10,9 @@ HEADINGS = ("layer", "kept", "perplexity", "parameters", "prefill:1x1024", "coll
 NUMBERS = ("0", "0.8000", "1,234.5678", "134,515,008", "30.4 µs", "1017")
 
 
-def _lines(columns: int, width: int, name: str = "a", rows: int = 2) -> list[str]:
-    table = new_table([("plan", "<"), *((heading, ">") for heading in HEADINGS[:columns])])
-    for _ in range(rows):
-        table.add_row(name, *NUMBERS[:columns])
-    return _printed(table, width)
+def _lines(columns: int, width: int, name: str = "a") -> list[str]:
+    headings = [("plan", "<"), *((heading, ">") for heading in HEADINGS[:columns])]
+    return _printed(new_table(headings, [(name, *NUMBERS[:columns])] * 2), width)
 
 
 def _printed(table: Table, width: int) -> list[str]:
