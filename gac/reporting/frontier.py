@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,7 @@ from gac.core.errors import GacError, PlanError
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.plan import Plan
 from gac.plan.summary import FUSED
-from gac.reporting.page import COLOURS, MARKERS, check_many, entry, log_scale, page, panel, time_unit
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from gac.reporting.page import COLOURS, MARKERS, Axes, Figure, check_many, entry, log_scale, page, panel, time_unit
 
 _COLOUR, _PLAN_COLOUR = COLOURS[:2]
 _PLAN_MARKERS = ("*", *MARKERS[1:])

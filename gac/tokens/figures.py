@@ -2,16 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gac.core.arguments import checked
-from gac.reporting.page import DOTTED, check_many, log_scale, marker, page, panel, proxy
+from gac.reporting.page import DOTTED, Axes, Figure, Line2D, check_many, log_scale, marker, page, panel, proxy
 from gac.tokens.plan import TokenPlan, check_comparable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _SPREAD = 0.5  # of a layer's width: the markers of several plans stand side by side in it
 Plans = Mapping[str, TokenPlan | str | Path]

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +14,22 @@ from gac.forms import DENSE, form_named
 from gac.plan.layers import kinds_of, weights_by_layer
 from gac.plan.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
-from gac.reporting.page import ALIGNED, DOTTED, HATCHES, MAP, check_many, marker, page, panel, proxy, time_unit
+from gac.reporting.page import (
+    ALIGNED,
+    DOTTED,
+    HATCHES,
+    MAP,
+    Axes,
+    Figure,
+    Line2D,
+    check_many,
+    marker,
+    page,
+    panel,
+    proxy,
+    time_unit,
+)
 from gac.schemes import scheme_named
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _APART = 0.5  # of a layer's width: what the plans' markers are spread over
 

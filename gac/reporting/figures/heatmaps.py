@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,7 @@ from gac.plan.layers import cell_of, kinds_of, legend_of, weights_by_layer
 from gac.plan.plan import Plan
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.page import MAP, panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from gac.reporting.page import MAP, Axes, panel
 
 _TALLEST = 9.6  # inches: a page
 _ROW = 0.155

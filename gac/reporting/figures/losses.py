@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gac.core.arguments import checked
 from gac.core.errors import GacError
 from gac.healing.records import LossPoint
-from gac.reporting.page import COLOURS, page, panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from gac.reporting.page import COLOURS, Axes, Figure, page, panel
 
 _BAND = 1.25
 _LARGEST = 1000
