@@ -131,8 +131,9 @@ def _certificate(plan: Plan) -> Pairs:
 
 def _limit(limit: Limit, price: float) -> Iterator[tuple[str, str]]:
     cost, workload = COSTS.get(limit.column), limit.column.removeprefix("ns:")
-    label, shown = (cost.label, "{:,}".format) if cost else (f"latency, {workload}", duration)
-    words, unit = cost.priced if cost else (f"a microsecond at {workload}", 1e3)
+    shown = duration if cost is None else "{:,}".format
+    label = f"latency, {workload}" if cost is None else cost.label
+    words, unit = (f"a microsecond at {workload}", 1e3) if cost is None else cost.priced
     rest = f"overshot by {shown(limit.over)}" if limit.over else f"{shown(limit.limit - limit.used)} left"
     yield f"Limit, {label}", f"{shown(limit.limit)} of {shown(limit.total)} ({limit.asked:g}); {rest}"
     yield f"Price of {words}", f"{unit * price:.3g} nats a token"
