@@ -53,7 +53,7 @@ from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe, Refit, Shots
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.reporting.figures.healing import figure_of_healing
+from gac.reporting.figures.losses import figure_of_healing
 from gac.reporting.page import check_figure
 from gac.reporting.page import save as save_figure
 from gac.runtime.finish import finish

@@ -19,7 +19,6 @@ from gac.cli.options import (
     reject_options,
     several,
     switch,
-    tokenizer_named,
     tokenizer_option,
     workloads_option,
 )
@@ -66,7 +65,7 @@ def _names(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
 @option("--batch", "Windows, and requests of a task, in one batch.", AT_LEAST_1, default=1)
 @tokenizer_option
 @document_option
-def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | None, **options: Any) -> Answer:
+def evaluate(models: tuple[str, ...], texts: tuple[str, ...], **options: Any) -> Answer:
     """Measure models on text that no calibration uses, and on tasks, side by side.
 
     MODEL_OR_DIR is a directory (dense or compressed), a hub id, or a packaged model; several are measured alike, one
@@ -80,6 +79,7 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | N
     if not texts:
         reject_options({"windows", "length", "bos"}, "with --text.")
     from gac.measurement.text import check_text, window_length
+    from gac.models.loading import load_tokenizer
 
     for text in texts:
         check_text(text)
@@ -87,8 +87,9 @@ def evaluate(models: tuple[str, ...], texts: tuple[str, ...], tokenizer: str | N
     work = [f"{count} windows of {options['length'] or window_length(text):,} tokens of {text}" for text in texts]
     work += [f"the tasks {', '.join(options['tasks'])}"] if options["tasks"] else []
     note(f"on each model {' and '.join(work)}")
-    named: dict[str, Any] = {"text": texts[0] if texts else None, "also": texts[1:]}
-    result = gac.evaluate(models, tokenizer=tokenizer_named(tokenizer), **named, **options)
+    if options["tokenizer"]:
+        options["tokenizer"] = load_tokenizer(options["tokenizer"])
+    result = gac.evaluate(models, text=texts[0] if texts else None, also=texts[1:], **options)
     document: dict[str, Any] = {"models": [_figures(result, model) for model in result.models]}
     if result.against is not None:
         document["against"] = _figures(result, result.against)
@@ -174,7 +175,7 @@ def bench(
     parsed = tuple(map(Workload.parse, workloads))
     timed: Timed
     if shapes is not None:
-        timed = _shapes_bench(shapes, parsed, compiled, **options)
+        timed = _shapes_bench(shapes, parsed, compiled, options)
     else:
         names = (*([against] if against else ()), *models)
         for name in names:
@@ -189,8 +190,8 @@ def bench(
     answer = timed(ranks)
     if ranks is not None:
         end_together(ranks)
-    measured = {"gpu": gpu, "gpus": ranks.size if ranks else 1, "method": METHOD}
-    return Answer(measured | dict(answer.document), answer.tables)
+    document = {"gpu": gpu, "gpus": ranks.size if ranks else 1, "method": METHOD, **answer.document}
+    return Answer(document, answer.tables)
 
 
 def _check_usage(models: Sequence[str], against: str | None, shapes: str | None, options: Mapping[str, Any]) -> None:
@@ -210,18 +211,7 @@ def _check_usage(models: Sequence[str], against: str | None, shapes: str | None,
         raise click.UsageError(f"{'--head' if options['head'] else '--kv-cache'} is timed on one GPU.")
 
 
-def _shapes_bench(
-    name: str,
-    workloads: "tuple[Workload, ...]",
-    compiled: bool,
-    budget: float | None,
-    kv_cache: float | None,
-    forms: Sequence[str],
-    profile: str | None,
-    schemes: Sequence[str],
-    head: str | None,
-    layers: int | None,
-) -> "Timed":
+def _shapes_bench(name: str, workloads: "tuple[Workload, ...]", compiled: bool, options: Mapping[str, Any]) -> "Timed":
     """Refuse what cannot be planned, and return the part that needs a GPU."""
     from gac.evaluation.shapes import planner_of_shapes
     from gac.evaluation.versions import cache_versions, check_cached, compiled_versions
@@ -229,9 +219,10 @@ def _shapes_bench(
     from gac.models.shapes import shapes_of
 
     library = CurveLibrary.load()
-    planner = planner_of_shapes(name, workloads, profile, layers, library, schemes, processes())
-    rounded = library.head_of(shapes_of(name), head) if head else None
-    kept = budget if budget is not None else _KEPT if kv_cache is None else 1.0
+    schemes, forms, kv_cache, layers = (options[key] for key in ("schemes", "forms", "kv_cache", "layers"))
+    planner = planner_of_shapes(name, workloads, options["profile"], layers, library, schemes, processes())
+    rounded = library.head_of(shapes_of(name), options["head"]) if options["head"] else None
+    kept = options["budget"] if options["budget"] is not None else _KEPT if kv_cache is None else 1.0
     if kv_cache is None:
         planner.problem_of(kept)
     else:
@@ -262,7 +253,7 @@ def _time_shapes(
     from gac.evaluation.split import SlowestTimer, SplitShapes
     from gac.reporting.evaluation import latency_table
 
-    split = SplitShapes.of(name, ranks, layers=layers) if ranks else None
+    split = SplitShapes(name, ranks, layers=layers) if ranks else None
     model = split.dense if split else model_of_shapes(name, layers=layers)
     graphs, problem = GraphTimer(), planner.problem
     timer = SlowestTimer(graphs, ranks) if ranks else graphs
@@ -311,7 +302,7 @@ def _time_models(
 
     models = {name: _open(name, ranks) for name in dict.fromkeys(names)}
     timer = SlowestTimer(GraphTimer(), ranks) if ranks else GraphTimer()
-    entries = [Entry(name, partial(models.get, name), compiled) for name in models]  # type: ignore[arg-type]
+    entries = [Entry(name, partial(models.__getitem__, name), compiled) for name in models]
     results = [timed for workload in workloads for timed in time_in_turns(entries, workload, timer)]
     return Answer({"results": [asdict(result) for result in results]}, lambda: [timed_table(results)])
 

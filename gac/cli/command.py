@@ -102,7 +102,7 @@ class Program(click.Group):
         except click.ClickException as failure:
             _let_rank_0_speak(failure.exit_code)
             if "--json" in (sys.argv[1:] if args is None else args):
-                click.echo(_as_json(_error(_wrong_usage(failure))))
+                click.echo(_error_json(_wrong_usage(failure)))
             else:
                 failure.show()
             sys.exit(failure.exit_code)
@@ -145,7 +145,7 @@ def note(text: str) -> None:
 def _fail(ctx: click.Context, failure: GacError, as_json: bool, status: int) -> NoReturn:
     _let_rank_0_speak(status)
     if as_json:
-        click.echo(_as_json(_error(failure)))
+        click.echo(_error_json(failure))
     else:
         click.echo(f"\nInterrupted. {failure.remedy}" if status == INTERRUPTED else f"Error: {failure}", err=True)
     ctx.exit(status)
@@ -157,8 +157,8 @@ def _let_rank_0_speak(status: int) -> None:
         sys.exit(status)
 
 
-def _error(failure: GacError) -> dict[str, Any]:
-    return {"error": {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}}
+def _error_json(failure: GacError) -> str:
+    return _as_json({"error": {"given": failure.given, "expected": failure.expected, "remedy": failure.remedy}})
 
 
 def _as_json(document: Mapping[str, Any]) -> str:

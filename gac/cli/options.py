@@ -186,9 +186,3 @@ def named(files: Sequence[Path]) -> dict[str, Path]:
         raise click.UsageError(f"{', '.join(twice)} is given more than once. Name each file once.")
     short = len({file.stem for file in files}) == len(files)
     return {file.stem if short else str(file): file for file in files}
-
-
-def tokenizer_named(name: str | None) -> Any:
-    from gac.models.loading import load_tokenizer
-
-    return load_tokenizer(name) if name else None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,12 +24,6 @@ from gac.cli.options import (
 from gac.core.errors import GacError
 from gac.core.untrusted import read_document
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Page
-
-    from gac.reporting.figures.prediction import Outcome
-
 
 @click.group()
 def plot() -> None:
@@ -47,7 +41,7 @@ def _files(metavar: str) -> Callable[..., Any]:
     return click.argument("files", metavar=f"{metavar} [{metavar} ...]", nargs=-1, required=True, type=FILE)
 
 
-def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
+def _figure(draw: Callable[..., Any]) -> click.Command:
     """Make the command that draws a figure without a window, and writes it."""
     kind = draw.__name__
 
@@ -76,7 +70,7 @@ def _figure(draw: Callable[..., "Axes | Page"]) -> click.Command:
 @shape_option
 @dims_option
 @_title
-def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **chosen: Any) -> "Axes":
+def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **chosen: Any) -> Any:
     """Latency against the dim, with collapsed dims, staircase edges and the kernels that ran.
 
     Of the sweeps that match, the one with the most dims is drawn; with --dims, with the most of them.
@@ -90,7 +84,7 @@ def latency(profile: str, dims: tuple[int, int] | None, title: str | None, **cho
 
 @_figure
 @click.argument("profile")
-def atlas(profile: str) -> "Page":
+def atlas(profile: str) -> Any:
     """The cliffs of a GPU on one page: linear, low_rank, attention, FP8 and INT4."""
     return gac.plots.atlas(profile)
 
@@ -98,13 +92,13 @@ def atlas(profile: str) -> "Page":
 @_figure
 @click.argument("profile")
 @_title
-def alignment(profile: str, title: str | None) -> "Axes":
+def alignment(profile: str, title: str | None) -> Any:
     """The cost of misaligned dims on a GPU, operator by operator."""
     return gac.plots.alignment(profile, title=title)
 
 
 @_figure
-def published() -> "Axes":
+def published() -> Any:
     """The dims that PaLU's score gives heads, as a published study lists them."""
     return gac.published_heads()
 
@@ -112,7 +106,7 @@ def published() -> "Axes":
 @_figure
 @_plan
 @_title
-def plan(file: Path, title: str | None) -> "Axes":
+def plan(file: Path, title: str | None) -> Any:
     """A plan as a heat map: layers by projections, with kept fraction, form and dim."""
     return gac.plots.plan(file, title=title)
 
@@ -121,7 +115,7 @@ def plan(file: Path, title: str | None) -> "Axes":
 @_files("PLAN.json")
 @several("--weight weights", "Only this projection (down_proj).", None, "NAME")
 @_title
-def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> "Page":
+def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> Any:
     """The dims of plans for one model, layer by layer, such as PaLU's, ASVD's, SVD-LLM's and GAC's.
 
     Hollow markers are dims that are no multiple of 8.
@@ -132,14 +126,14 @@ def dims(files: tuple[Path, ...], weights: Sequence[str], title: str | None) -> 
 @_figure
 @_files("TOKENS.json")
 @_title
-def tokens(files: tuple[Path, ...], title: str | None) -> "Page":
+def tokens(files: tuple[Path, ...], title: str | None) -> Any:
     """The tokens that every layer keeps under plans of gac tokens, and the loss of that."""
     return gac.plots.figure_of_tokens(named(files), title)
 
 
 @_figure
 @_plan
-def heads(file: Path) -> "Axes":
+def heads(file: Path) -> Any:
     """The rank or head_dim of each key-value head under a plan."""
     return gac.plots.heads(file)
 
@@ -150,7 +144,7 @@ def heads(file: Path) -> "Axes":
 @option("--workload", "The workload. Default: the first one of the plan.", metavar="WORKLOAD")
 @option("--layer number", "One decoder layer. Default: the sum over all layers.", click.IntRange(min=0))
 @_title
-def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: int | None, title: str | None) -> "Axes":
+def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: int | None, title: str | None) -> Any:
     """The time of a layer by weight: latency of every weight, dense and under each plan."""
     return gac.plots.layer_time(named(files), profile, workload, layer=number, title=title)
 
@@ -159,7 +153,7 @@ def layer(files: tuple[Path, ...], profile: str, workload: str | None, number: i
 @click.argument("file", metavar="FRONTIER.json", type=FILE)
 @several("--plan plans", "A plan to mark in the figure.", FILE, "PLAN.json")
 @several("--beside others", "Another frontier of the same model, such as one without schemes.", FILE, "FRONTIER.json")
-def frontier(file: Path, plans: tuple[Path, ...], others: tuple[Path, ...]) -> "Page":
+def frontier(file: Path, plans: tuple[Path, ...], others: tuple[Path, ...]) -> Any:
     """Predicted perplexity against sizes and latency for every budget, with plans and other frontiers."""
     return gac.plots.figure_of_frontier(file, named(plans), named(others))
 
@@ -167,15 +161,13 @@ def frontier(file: Path, plans: tuple[Path, ...], others: tuple[Path, ...]) -> "
 @_figure
 @click.argument("files", metavar="REPORT.json [REPORT.json ...]", nargs=-1, required=True)
 @_title
-def prediction(files: tuple[str, ...], title: str | None) -> "Axes":
+def prediction(files: tuple[str, ...], title: str | None) -> Any:
     """Predicted loss against measured loss, from the reports of gac eval --against."""
     return gac.plots.prediction([outcome for file in files for outcome in outcomes_of(Path(file))], title=title)
 
 
-def outcomes_of(path: Path) -> list["Outcome"]:
+def outcomes_of(path: Path) -> list[Any]:
     """The predicted and the measured loss of each model of a report that has both; a GacError if none has."""
-    from gac.reporting.figures.prediction import Outcome
-
     expected = "a report of gac eval DIR --against MODEL -o REPORT.json"
     report = read_document(path, "report", expected, GacError)
     models = report.get("models") if isinstance(report, dict) else None
@@ -185,10 +177,6 @@ def outcomes_of(path: Path) -> list["Outcome"]:
     if not entries:
         problem = f"report {path} has no predicted and measured loss"
         raise GacError(problem, expected, "Evaluate a compressed directory against the model it was made of.")
-    return [
-        Outcome(
-            path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}",
-            *(float(entry[field]) for field in fields),
-        )
-        for entry in entries
-    ]
+    names = [path.stem if len(entries) == 1 else f"{path.stem} {entry.get('name')}" for entry in entries]
+    losses = ([float(entry[field]) for field in fields] for entry in entries)
+    return [gac.plots.Outcome(name, *both) for name, both in zip(names, losses, strict=True)]

@@ -150,10 +150,9 @@ def _model_points(
 
     parsed = [Workload.parse(text) for text in workloads]
     for config in map(load_config, models):
-        points = model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
+        yield from model_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         if fuse:
-            points += fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
-        yield from points
+            yield from fused_points(config, parsed, dtype, forms, schemes, tensor_parallel)
         if tokens:
             yield from token_points(config, parsed, SHARES, STEP, dtype)
 

@@ -15,7 +15,6 @@ from gac.cli.options import (
     several,
     switch,
     table_option,
-    tokenizer_named,
     tokenizer_option,
     workloads_option,
 )
@@ -137,5 +136,4 @@ def request(model: str, options: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError("--align-to goes without --no-align.", click.get_current_context())
     options |= {} if step is None else {"align": step}
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    recipe = Recipe.of(**chosen) if file is None else Recipe.load(file)
-    return {"recipe": recipe, "tokenizer": tokenizer_named(tokenizer)}
+    return {"recipe": file or Recipe.of(**chosen), "tokenizer": tokenizer}

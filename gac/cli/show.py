@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import gac
-from gac.cli.command import Answer, Command, note, plan_document, tokens_document
+from gac.cli.command import Answer, Command, plan_document, tokens_document
 from gac.cli.options import FILE, Target, forms_option, named, option, profile_option, several
 from gac.core.errors import ModelError
 from gac.forms import FORMS
@@ -57,17 +57,18 @@ def compare(files: tuple[Path, ...]) -> Answer:
 
     if len(files) < 2:
         raise click.UsageError("Name two plans or more.")
-    paths = named(files)
-    plans: dict[str, Any] = dict(zip(paths, token_plans.load_plans(files), strict=True))
-    if isinstance(plans[next(iter(plans))], gac.TokenPlan):
-        token_plans.check_comparable(plans)
-        entries = [{"path": str(paths[name])} | tokens_document(plan) for name, plan in plans.items()]
-        differences = [token_plans.differences_table(plans)] if len(plans) == 2 else []
-        return Answer({"plans": entries}, lambda: [token_plans.comparison_table(plans), *differences])
+    names = named(files)
+    plans: dict[str, Any] = dict(zip(names, token_plans.load_plans(files), strict=True))
     first, *others = plans.values()
-    comparisons = [first.compare(plan) for plan in others]
-    entries = [{"path": str(paths[name])} | plan_document(plan) for name, plan in plans.items()]
+    of_tokens = isinstance(first, gac.TokenPlan)
+    describe = tokens_document if of_tokens else plan_document
+    entries = [{"path": str(path)} | describe(plans[name]) for name, path in names.items()]
     document: dict[str, Any] = {"plans": entries}
+    if of_tokens:
+        token_plans.check_comparable(plans)
+        differences = [token_plans.differences_table(plans)] if len(plans) == 2 else []
+        return Answer(document, lambda: [token_plans.comparison_table(plans), *differences])
+    comparisons = [first.compare(plan) for plan in others]
     tables: list[Any] = [comparison_table(list(plans.items()))]
     if len(comparisons) == 1:
         document["differences"] = [asdict(difference) for difference in comparisons[0].differences]
@@ -95,20 +96,12 @@ def report(
     For a plan of gac tokens: the tokens that every layer keeps, and the loss of each budget. The page is a single HTML
     file that needs no network.
     """
-    from gac.profiling.folders import profile_with
     from gac.tokens.plan import load_plans
 
     paths = named((plan_file, *against))
-    plan, *others = load_plans(paths.values())
-    name, *names = paths
-    if isinstance(plan, gac.TokenPlan):
-        counts = {"layers": len(plan.layers)}
-    else:
-        counts, digest = {"sites": len(plan.sites)}, plan.measured.profile.digest
-        if profile is None and profile_with(digest) is None:
-            table = f"the latency table {digest[:12]} is not at hand"
-            note(f"{table}: the page will not say what the next dims would take")
+    (name, *names), (plan, *others) = paths, load_plans(paths.values())
     plans: Any = dict(zip(names, others, strict=True))
     gac.report(plan, output, against=plans, frontier=frontier_file, profile=profile, tokens=tokens, name=name)
+    counts = {"layers": len(plan.layers)} if isinstance(plan, gac.TokenPlan) else {"sites": len(plan.sites)}
     size = output.stat().st_size
     return Answer({"path": str(output), "bytes": size} | counts, lambda: [f"saved as {output}, {size / 1e3:,.0f} kB"])

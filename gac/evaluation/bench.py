@@ -1,12 +1,10 @@
 """Build versions, time them in groups that all include the dense model, and compare with the prediction."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
 from math import inf
-from typing import Any
 
 import torch
 from torch import nn
@@ -74,23 +72,19 @@ def without(sites: Sequence[Site], part: str | None = None) -> tuple[WeightChoic
     return tuple(dense.values())
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The measurements, all from one run, that predictions of a workload rest on."""
+Reduced = Mapping[str, tuple[float, Spread]]
+"""By component of PARTS: a share of it, and the time of the model without GEMMs with that share."""
 
-    dense: Spread  # the dense model, fused as the predicted model is
-    table_ns: int  # its GEMMs by the latency table
-    rest: Spread  # the model without the GEMMs of its targeted weights
-    reduced: Mapping[str, tuple[float, Spread]]  # by component of PARTS: its remaining share, and ``rest`` with that
 
-    def predict(self, table_ns: int, shares: Mapping[str, float]) -> float:
-        """ns of a model: its GEMMs by the table, scaled as the dense model's, and the rest by its components."""
-        rest = self.rest.median_ns
-        scale = (self.dense.median_ns - rest) / self.table_ns
-        saved = (
-            (1 - shares[part]) * (rest - less.median_ns) / (1 - share) for part, (share, less) in self.reduced.items()
-        )
-        return scale * table_ns + rest - sum(saved)
+def predicted_latency(
+    dense_ns: float, rest_ns: float, gemms: float, reduced: Reduced, kept: Mapping[str, float]
+) -> float:
+    """ns of a model: the GEMMs of the dense one times ``gemms``, and the rest less what the ``kept`` shares save.
+
+    ``rest_ns`` is the time of the dense model without the GEMMs of its targeted weights, measured in the same run.
+    """
+    saved = ((1 - kept[part]) * (rest_ns - less.median_ns) / (1 - share) for part, (share, less) in reduced.items())
+    return (dense_ns - rest_ns) * gemms + rest_ns - sum(saved)
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class Result:
     dense_fused: Spread
     rest: Spread  # of the model without the GEMMs of its targeted weights, likewise
     planned_bytes: int  # those of the dense model, with the plan's weights and KV cache
-    predicted_ns: float | None = None  # by ``Reference.predict``
+    predicted_ns: float | None = None  # by ``predicted_latency``
     sum_ns: float | None = None  # the table's sum, and the dense model's time beyond its own sum
 
     @property
@@ -129,7 +123,7 @@ class Bench:
     sites: Sequence[Site]  # of its family
     timing: Timing  # of the versions' table latencies
     dense_versions: tuple[Version, Version, Version]  # as ``Planner.dense_versions`` gives them
-    timer: Timer[Any]
+    timer: Timer
     memory_bytes: int | None = None  # of the device, which limits the versions in memory; None means no limit
     split: SplitShapes | None = None  # builds this process's shard of each version, if they are split
     _quantized_ends: dict[str, Mapping[str, nn.Module]] = field(default_factory=dict, init=False, repr=False)
@@ -198,7 +192,7 @@ class Bench:
         timed: Timed,
         dense: Mapping[bool, Timed],
         rests: Mapping[RoundedHead | None, Spread],
-        reduced: Mapping[str, tuple[float, Spread]],
+        reduced: Reduced,
     ) -> Result:
         """The result, with a prediction if the table has what it needs; ``dense`` is by fusing."""
         rest, fused, workload = rests[None], version.fused is True, timed.workload
@@ -212,17 +206,19 @@ class Bench:
             return result
         # The model without GEMMs has dense attention, and reduced models show the effect of other forms. So attention
         # is subtracted from the sums, and the difference that latents make is added.
-        latent = [form_named(choice.form).cache.axis(choice.weight) is not None for choice in version.choices]
-        both = dense_version.choices, version.choices
-        dense_attention, attention, before, after = (
-            summed_attention(self.timing, choices, workload)
-            for choices in (*both, *([*compress(choices, latent)] for choices in both))
-        )
-        reference = Reference(dense_timed.latency, dense_ns - dense_attention, rest, reduced)
-        head_ns = rests[version.head].median_ns - rest.median_ns
-        predicted = reference.predict(table_ns - attention, shares(version.choices)) + after - before + head_ns
-        by_sum = table_ns - dense_attention + reference.dense.median_ns - reference.table_ns
-        return replace(result, predicted_ns=predicted, sum_ns=by_sum)
+        dense_attention, attention = self._attention_ns(dense_version, workload), self._attention_ns(version, workload)
+        latents = {each.name for each in version.choices if form_named(each.form).cache.axis(each.weight) is not None}
+        change = self._attention_ns(version, workload, latents) - self._attention_ns(dense_version, workload, latents)
+        gemms, measured_ns = dense_ns - dense_attention, dense_timed.latency.median_ns
+        ratio, kept = (table_ns - attention) / gemms, shares(version.choices)
+        predicted = predicted_latency(measured_ns, rest.median_ns, ratio, reduced, kept)
+        predicted += change + rests[version.head].median_ns - rest.median_ns
+        return replace(result, predicted_ns=predicted, sum_ns=table_ns - dense_attention + measured_ns - gemms)
+
+    def _attention_ns(self, version: Version, workload: str, names: Container[str] | None = None) -> int:
+        """The sum by the table, over all weights or those of these names."""
+        choices = (choice for choice in version.choices if names is None or choice.name in names)
+        return summed_attention(self.timing, choices, workload)
 
     def _bytes(self, version: Version, workload: str) -> int:
         parsed = Workload.parse(workload)

@@ -109,7 +109,11 @@ def _open(model: ModelOrName, dtype: torch.dtype | None = None) -> Loaded:
 
 def _shared_tokenizer(models: Sequence[ModelOrName]) -> Any:
     """The tokenizer of the first model, if all models have the same vocabulary; else a ModelError."""
-    (first, shared), *others = map(_name_and_tokenizer, models)
+    pairs = []
+    for model in models:
+        loaded = None if isinstance(model, str | Path) else load_model(model)
+        pairs.append((loaded.name, loaded.tokenizer) if loaded else (str(model), load_tokenizer(str(model))))
+    (first, shared), *others = pairs
     for name, tokenizer in others:
         if tokenizer.get_vocab() != shared.get_vocab():
             raise ModelError(
@@ -118,13 +122,6 @@ def _shared_tokenizer(models: Sequence[ModelOrName]) -> Any:
                 "Evaluate each on its own.",
             )
     return shared
-
-
-def _name_and_tokenizer(model: ModelOrName) -> tuple[str, Any]:
-    if isinstance(model, str | Path):
-        return str(model), load_tokenizer(str(model))
-    loaded = load_model(model)
-    return loaded.name, loaded.tokenizer
 
 
 def _measure(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,9 +32,7 @@ METHOD = (
     "medians"
 )
 
-Prepared = TypeVar("Prepared")
 Step = Callable[[], Tensor]
-_Layout = tuple[tuple[tuple[int, ...], ...], ...]
 _cuda: Any = torch.cuda
 
 
@@ -52,13 +50,13 @@ class Spread:
         return cls(median, high - low, len(samples))
 
 
-class Timer(Protocol, Generic[Prepared]):
+class Timer(Protocol):
     """Times whole models: on a GPU, or in a test."""
 
-    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Prepared, int]:
+    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Any, int]:
         """Prepare a run of the workload; also returns the bytes of the model and one run."""
 
-    def round(self, prepared: Sequence[Prepared]) -> Batch:
+    def round(self, prepared: Sequence[Any]) -> Batch:
         """Run each once, in this order; ns of each."""
 
 
@@ -81,7 +79,7 @@ class Timed:
     memory_bytes: int  # weights, KV cache and the peak allocation of a run
 
 
-def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: "Timer[Any]") -> list[Timed]:
+def time_in_turns(entries: Sequence[Entry], workload: Workload, timer: Timer) -> list[Timed]:
     """Time models in turns, with all of them in memory.
 
     Raises:
@@ -139,7 +137,7 @@ class GraphTimer:
             ids = prepare(model, workload)
             cached, step = 0, prefill_step(model, ids)
             if workload.phase == "decode":
-                context = self._contexts.get(model, workload, ids)
+                context = self._contexts.of(model, workload, ids)
                 cached, step = context.nbytes, decode_step(model, context)
             if compiled:
                 compile_layers(model)
@@ -195,29 +193,20 @@ class Context:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers if layer.is_initialized)
 
 
-class Contexts:
+class Contexts(dict[Any, Context]):
     """The contexts of one workload. Models with keys and values of the same shape share one, to save memory."""
 
-    def __init__(self) -> None:
-        self._workload: Workload | None = None
-        self._contexts: dict[_Layout, Context] = {}
-
-    def get(self, model: Any, workload: Workload, ids: Tensor) -> Context:
-        if workload != self._workload:
-            self._workload, self._contexts = workload, {}
-        layout = _layout(model, ids[:1, :1])
-        if layout not in self._contexts:
-            self._contexts[layout] = Context(model, ids)
-        return self._contexts[layout]
-
-
-def _layout(model: Any, ids: Tensor) -> _Layout:
-    """The shapes of keys and values in every layer that has any; plans can shorten values."""
-    cache = DynamicCache(config=model.config)
-    _last_logits(model, cache, input_ids=ids)
-    layers: Any = cache.layers
-    pairs = ((layer.keys, layer.values) if layer.is_initialized else () for layer in layers)
-    return tuple(tuple(tuple(states.shape) for states in pair) for pair in pairs)
+    def of(self, model: Any, workload: Workload, ids: Tensor) -> Context:
+        cache = DynamicCache(config=model.config)
+        _last_logits(model, cache, input_ids=ids[:1, :1])
+        layers: Any = cache.layers  # plans can shorten values, and skip layers
+        shapes = ((*layer.keys.shape, *layer.values.shape) if layer.is_initialized else () for layer in layers)
+        key = (workload, *shapes)
+        if any(known[0] != workload for known in self):
+            self.clear()
+        if key not in self:
+            self[key] = Context(model, ids)
+        return self[key]
 
 
 def prepare(model: PreTrainedModel, workload: Workload) -> Tensor:

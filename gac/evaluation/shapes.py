@@ -51,12 +51,8 @@ def planner_of_shapes(
 
     Args:
         layers: to plan fewer layers than the model has.
-        schemes: the schemes that plans may use.
-        gpus: the number of GPUs that weights are split over.
-
-    Raises:
-        ModelError: the shapes are unknown, or the loss of a scheme is.
-        ProfileError: as for ``gac.allocate``.
+        schemes: that plans may use; a ModelError if the loss of one is unknown.
+        gpus: that weights are split over.
     """
     shapes, label = _shapes(name, layers), name if isinstance(name, str) else name.model_type
     sites = family_of(shapes).sites(shapes)
@@ -106,7 +102,7 @@ def variant(
     Args:
         fused: sites whose marked weights share their first GEMM.
         plain: run norms, activations and rotary embeddings as transformers does.
-        ends: replacements of embedding and LM head, by name.
+        ends: in place of embedding and LM head, by name.
     """
     copied = sharing(model)
     replace_embeddings(copied, ends)

@@ -2,8 +2,8 @@
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,7 @@ from gac.checkpoint.load import load
 from gac.compression.apply import empty_stored, skipped_blocks
 from gac.core.distributed import launch
 from gac.core.errors import ModelError
-from gac.core.workloads import Workload
-from gac.evaluation.latency import Prepared, Timer
+from gac.evaluation.latency import Timer
 from gac.evaluation.shapes import SCALE, StandIn, is_stored, model_of_shapes, running, sharing
 from gac.models.linears import linear_at
 from gac.models.loading import is_checkpoint, load_model
@@ -30,21 +29,17 @@ from gac.runtime.storage.modules import Stored, stored_modules
 from gac.schemes import scheme_named
 
 
-@dataclass(frozen=True, eq=False)
 class SplitShapes:
-    """This process's shard of a model on the meta device, ``dense``, and shards of variants; weights are random."""
+    """This process's shard of named shapes, ``dense``, and shards of variants; weights are random.
 
-    meta: PreTrainedModel
-    ranks: Ranks
-    dense: PreTrainedModel = field(init=False)
+    Raises:
+        ModelError: the shapes are unknown or cannot be split.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dense", self._filled(self._split(()), {}, ()))
-
-    @staticmethod
-    def of(name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> "SplitShapes":
-        """For named shapes; a ModelError if they are unknown or cannot be split."""
-        return SplitShapes(model_of_shapes(name, device="meta", dtype=dtype, layers=layers), ranks)
+    def __init__(self, name: str, ranks: Ranks, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> None:
+        self.meta = model_of_shapes(name, device="meta", dtype=dtype, layers=layers)
+        self.ranks = ranks
+        self.dense: PreTrainedModel = self._filled(self._split(()), {}, ())
 
     def variant(
         self, choices: Sequence[WeightChoice], fused: Sequence[Site] = (), plain: bool = False
@@ -98,16 +93,13 @@ class SplitShapes:
         return model
 
 
-class SlowestTimer(Generic[Prepared]):
+class SlowestTimer:
     """Times models in every process; each round counts as the slowest process saw it, so that all take equally many."""
 
-    def __init__(self, timer: Timer[Prepared], ranks: Ranks) -> None:
-        self._timer, self._ranks = timer, ranks
+    def __init__(self, timer: Timer, ranks: Ranks) -> None:
+        self.hold, self._timer, self._ranks = timer.hold, timer, ranks
 
-    def hold(self, model: PreTrainedModel, workload: Workload, compiled: bool) -> tuple[Prepared, int]:
-        return self._timer.hold(model, workload, compiled)
-
-    def round(self, prepared: Sequence[Prepared]) -> Batch:
+    def round(self, prepared: Sequence[Any]) -> Batch:
         """Run each once, in this order, in all processes at once; ns of each."""
         rounds: list[Any] = [None] * self._ranks.size
         torch.distributed.all_gather_object(rounds, self._timer.round(prepared), group=self._ranks.group)

@@ -79,7 +79,7 @@ class Planner:
     def alone(self) -> "Planner":
         recipe = self.problem.recipe
         recipe = replace(recipe, deployment=replace(recipe.deployment, tensor_parallel=1))
-        return replace(self, problem=replace(self.problem, recipe=recipe))
+        return Planner(replace(self.problem, recipe=recipe))
 
     def problem_of(self, budget: float, **options: Any) -> Problem:
         """The problem of the same model with another recipe; options as for ``Recipe.of``."""
@@ -183,11 +183,7 @@ def versions_at(planner: Planner, budget: float) -> list[Version]:
 
 
 def fastest_versions(planner: Planner, budget: float, workload: Workload, max_loss: float) -> list[Version]:
-    """The fastest version; with several GPUs also the fastest for one, if the table has it and it exists.
-
-    Raises:
-        BudgetError: no aligned choice within the budget loses as little.
-    """
+    """As ``fastest_version``; with several GPUs also the fastest for one, if the table has it and it exists."""
     versions = [fastest_version(planner, budget, workload, max_loss)]
     if planner.gpus > 1 and planner.alone.dense(fused=True).table_ns[str(workload)] is not None:
         with suppress(BudgetError):
@@ -201,8 +197,7 @@ def fastest_version(
 ) -> Version:
     """GAC's plan of least latency within the budget and the loss, with dims that are multiples of 32, fused or not.
 
-    Raises:
-        BudgetError: no aligned choice within the budget loses as little.
+    A BudgetError if no such choice loses as little.
     """
     best = _fastest(_problems(planner, budget, workload, more_forms), workload, max_loss)
     return replace(best, name=", ".join([best.name, *more_forms]))
@@ -249,9 +244,8 @@ def scheme_versions(planner: Planner, budget: float, schemes: Sequence[str]) -> 
     versions = [planner.uniform(scheme) for scheme in schemes]
     if budget < 1:
         versions.append(planner.by_default(budget))
-        versions += [
-            replace(planner.by_default(budget, schemes=(each,)), name=f"{DEFAULT}, in {each}") for each in schemes
-        ]
+        for scheme in schemes:
+            versions.append(replace(planner.by_default(budget, schemes=(scheme,)), name=f"{DEFAULT}, in {scheme}"))
     return versions
 
 
@@ -288,11 +282,7 @@ def with_head(
 
 
 def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> None:
-    """Check what ``cache_versions`` needs, before anything is planned.
-
-    Raises:
-        GacError: a form or its loss is unknown, or a limit is out of range.
-    """
+    """Raise a GacError, before anything is planned, if a form or its loss is unknown, or a limit is out of range."""
     known = {form for form, *_ in planner.problem.curves.by_key}
     if unknown := [form for form in forms if form_named(form).name not in known]:
         problem, expected = f"no loss curve of the form {unknown[0]} is known", f"one of {', '.join(sorted(known))}"
@@ -303,10 +293,8 @@ def check_cached(planner: Planner, budget: float, kv_cache: float, forms: Sequen
 def cache_versions(planner: Planner, budget: float, kv_cache: float, forms: Sequence[str]) -> list[Version]:
     """Versions with a share of the KV cache: equal ranks in all layers, and GAC's plans of least loss, fused or not.
 
-    Dims are multiples of 32, so that layers share kernels. Equal ranks use the first of the forms.
-
-    Raises:
-        BudgetError: the forms cannot reach the share, or not within the budget.
+    Dims are multiples of 32, so that layers share kernels. Equal ranks use the first of the forms. A BudgetError if the
+    forms cannot reach the share within the budget.
     """
     name = f"{kv_cache:g} of the cache"
     options: dict[str, dict[str, Any]] = {f"GAC, {name}": {"fuse": False}, f"GAC, {name}, fused": {"fuse": True}}

@@ -29,16 +29,12 @@ _LEGEND_TOKENS = (
 
 @dataclass(frozen=True)
 class Moved:
-    """One axis of one operator, whose size is ``per_dim / dims`` times the dim that is chosen.
-
-    Attributes:
-        axis: ``k`` or ``n`` of the GEMM ``x[m, k] @ W[n, k].T``, ``values`` of attention (the length of its value
-            vectors), ``heads`` (key-value heads) or ``t`` (cached tokens), ``k`` or ``v`` of attention over latents
-            (the rank of either); None for the cache.
-    """
+    """One axis of one operator, whose size is ``per_dim / dims`` times the dim that is chosen."""
 
     weight: str  # short name, ``first`` or ``second`` for a factor; ``attention``; ``cache`` (of a token)
     operator: str | None  # ``linear``, ``batched_gemm``, ``sdpa`` or attention over latents; None for the cache
+    # ``k`` or ``n`` of a GEMM; of attention ``values`` (the length of a value), ``heads`` (key-value heads), ``t``
+    # (cached tokens), over latents ``k`` or ``v`` (the rank of either); None for the cache
     axis: str | None
     per_dim: int
     fixed: dict[str, int]  # the operator's other axes but m, the number of tokens
@@ -75,11 +71,7 @@ def choices(sites: Sequence[Site], forms: Sequence[str]) -> tuple[Choice, ...]:
 
 
 def tokens_kept(family: Family, config: Any, step: int) -> Choice:
-    """The number of tokens, in steps, that stay in the cache of a layer without a sliding window.
-
-    Raises:
-        ModelError: no press can cut a layer.
-    """
+    """The tokens, in steps, that the cache of a layer without a sliding window keeps; a ModelError without a press."""
     if not family.supports_kvpress:
         raise not_pressed(config.model_type)
     heads = heads_of(config)

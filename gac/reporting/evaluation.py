@@ -69,7 +69,7 @@ def task_table(result: Evaluation) -> Table:
     scores = [{(score.task, score.metric): score for score in model.scores} for model in models]
     columns = [("task", "<"), ("metric", "<"), ("shots", ">"), *((model.name, ">") for model in models)]
     rows = [
-        (*key, "" if first.num_fewshot is None else str(first.num_fewshot), *(_score(of[key]) for of in scores))
+        (*key, "" if first.num_fewshot is None else str(first.num_fewshot), *(_score(each[key]) for each in scores))
         for key, first in scores[0].items()
     ]
     sizes = {score.task: f"{_count(score)} of {score.task} {score.version}".rstrip() for score in models[0].scores}

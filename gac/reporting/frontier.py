@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,7 @@ from gac.core.errors import GacError, PlanError
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.plan import Plan
 from gac.plan.summary import FUSED
-from gac.reporting.page import COLOURS, MARKERS, check_many, entry, log_scale, page, panel, time_unit
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from gac.reporting.page import COLOURS, MARKERS, Axes, Figure, check_many, entry, log_scale, page, panel, time_unit
 
 _COLOUR, _PLAN_COLOUR = COLOURS[:2]
 _PLAN_MARKERS = ("*", *MARKERS[1:])
@@ -50,10 +46,10 @@ def check_comparable(frontier: Frontier, other: Plan | Frontier, name: str) -> N
     """Refuse a plan, or another frontier, for another model or calibrated on other text, so of another scale."""
     ours, theirs, kind = frontier.measured, other.measured, "plan" if isinstance(other, Plan) else "frontier"
     if theirs.digest != ours.digest:
-        names = [f"{of.model} ({of.digest[:12]})" for of in (theirs, ours)]
+        names = [f"{each.model} ({each.digest[:12]})" for each in (theirs, ours)]
         problem, expected = f"{kind} {name} for {' beside a frontier of '.join(names)}", f"a {kind} and a frontier"
         raise PlanError(problem, f"{expected} of the same model", "Use those that were made for the same weights.")
-    text, expected = (f"{of.calibration} ({of.calibration.digest[:12]})" for of in (theirs, ours))
+    text, expected = (f"{each.calibration} ({each.calibration.digest[:12]})" for each in (theirs, ours))
     if theirs.calibration != ours.calibration:
         expected = f"{expected}, as the frontier: perplexities on other text are of another scale"
         raise PlanError(f"{kind} {name}, calibrated on {text}", expected, "Make both with the same calibration.")
@@ -70,10 +66,9 @@ def figure_of_frontier(
     Also against bytes where numbers are rounded, and against the KV cache where that is limited.
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
-    beside = Frontier.opened_each(beside or {})
-    axes = frontier.axes()
-    made, method = frontier.measured, frontier.recipe.measure.method
-    with page(len(axes), f"{made.model}, {method}, {made.profile.gpu}") as (figure, panels):
+    beside, axes = Frontier.opened_each(beside or {}), frontier.axes()
+    measured, method = frontier.measured, frontier.recipe.measure.method
+    with page(len(axes), f"{measured.model}, {method}, {measured.profile.gpu}") as (figure, panels):
         for ax, against in zip(panels, axes, strict=True):
             plot_frontier(frontier, plans, beside, against=against, ax=ax)
     return figure
@@ -101,11 +96,10 @@ def plot_frontier(
     """
     frontier, plans = Frontier.opened(frontier), Plan.opened_each(plans or {})
     beside = Frontier.opened_each(beside or {})
-    others: Mapping[str, Mapping[str, Plan | Frontier]] = {"plans": {**plans}, "frontiers": {**beside}}
-    for kind, many in others.items():
-        if many:
-            check_many(len(many), kind)
-        for name, other in many.items():
+    for kind, others in (("plans", plans), ("frontiers", beside)):
+        if others:
+            check_many(len(others), kind)
+        for name, other in others.items():
             check_comparable(frontier, other, name)
     axes = frontier.axes()
     if against not in axes:

@@ -13,9 +13,11 @@ from gac.core.errors import GacError
 from gac.core.io import complete_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+    from matplotlib.lines import Line2D as Line2D
+else:  # for annotations here and in the modules that draw
+    Axes = Figure = Line2D = Any
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")

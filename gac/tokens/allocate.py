@@ -2,34 +2,40 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.core.arguments import Count, checked
+from gac.core.arrays import Floats
 from gac.core.errors import BudgetError, ProfileError, TextError
 from gac.core.io import home
+from gac.core.progress import progress_bar
 from gac.core.version import __version__
+from gac.evaluation.perplexity import window_divergences
 from gac.measurement.session import load_dense_model, targeted_digest
+from gac.measurement.store import read_arrays, write_tensors
 from gac.measurement.text import check_positions, check_vocabulary
 from gac.measurement.texts import CalibrationText, Texts
 from gac.models.attentions import cut_layers, heads_of, sliding_layers, window_of
 from gac.models.families import family_of
+from gac.models.modules import frozen, input_device
 from gac.models.plain import check_finite, check_in_memory
 from gac.models.threads import one_call_at_a_time
 from gac.plan.costs import floored
 from gac.plan.evidence import ProfileUsed
 from gac.profiling.select import select_profile
 from gac.profiling.table import Profile
-from gac.tokens.attending import attentions
+from gac.tokens.attending import Prefill, attending, attentions
 from gac.tokens.decide import AttentionLatency, TimeLimit, decide, decode_workloads, latency_fractions
 from gac.tokens.defaults import FOLLOWING, KEEP, PRESS, SHARES, STEP, TEXT
-from gac.tokens.losses import measure_losses
 from gac.tokens.plan import SCHEMA, TokenPlan, kept_of
-from gac.tokens.presses import VERSION, press_of
+from gac.tokens.presses import VERSION, evicted, kvpress, press_of
 
 if TYPE_CHECKING:
     from gac.tokens.planned_press import PlannedPress
@@ -55,7 +61,7 @@ def allocate_tokens(
     """Choose how many tokens of a context the cache of every layer keeps: the least loss within the limit.
 
     The press cuts one layer at a time to each share of the context. The loss of a cut is the divergence from the dense
-    model on the tokens that follow (equation in ``gac.tokens.losses``). The exact knapsack chooses one share a layer
+    model on the tokens that follow (equation in ``measure_losses``). The exact knapsack chooses one share a layer
     with the least summed loss. Measurements are saved in ``GAC_HOME`` window by window. The plan holds the latency of
     attention over the kept tokens, if the latency table has it.
 
@@ -89,8 +95,7 @@ def allocate_tokens(
     budgets = [*_budgets(keep, shares, step, context, following), context]
     runs = decode_workloads([f"decode:1@{context}"] if workloads is None else workloads)
     limits = latency_fractions(latency, runs)
-    for fraction in limits.values():
-        _check_fraction(fraction, "latency")
+    _check_fractions(limits.values(), "latency")
     table, used = _table(profile, bool(limits))
     loaded = load_dense_model(model, tokenizer)
     config = loaded.model.config.get_text_config()
@@ -152,7 +157,7 @@ def press(plan: TokenPlan | str | Path) -> "PlannedPress":
         GacError: kvpress cannot be imported.
     """
     opened = TokenPlan.opened(plan)
-    press_of(opened.press, opened.options)
+    kvpress()  # a GacError names the way to install it
     from gac.tokens.planned_press import PlannedPress
 
     return PlannedPress(opened)
@@ -163,8 +168,7 @@ def _budgets(keep: float, shares: Sequence[float], step: int, context: int, foll
     if context < step:
         problem = f"windows of {context + following} tokens, of which {following} follow the context"
         raise TextError(problem, f"{step + following} or more", f"Ask for longer windows: {TEXT}.")
-    for fraction in (keep, *shares):
-        _check_fraction(fraction, "kept")
+    _check_fractions((keep, *shares), "kept")
     budgets = sorted({floored(share, context) // step * step for share in shares if share < 1})
     if 0 in budgets:
         problem = f"a share of {min(shares):g} of {context} tokens in steps of {step}, which leaves no token"
@@ -180,9 +184,10 @@ def _check_keep(keep: float, layers: int, budgets: Sequence[int]) -> None:
         raise BudgetError(problem, expected, "Keep more, or give a smaller share or step.")
 
 
-def _check_fraction(fraction: float, kind: str) -> None:
-    if not (math.isfinite(fraction) and 0 < fraction <= 1):
-        raise BudgetError(f"a {kind} fraction of {fraction:g}", "one above 0, up to 1", "Give a half: 0.5.")
+def _check_fractions(fractions: Iterable[float], kind: str) -> None:
+    for fraction in fractions:
+        if not 0 < fraction <= 1:
+            raise BudgetError(f"a {kind} fraction of {fraction:g}", "one above 0, up to 1", "Give a half: 0.5.")
 
 
 def _table(profile: Profile | str | Path | None, limited: bool) -> tuple[Profile | None, ProfileUsed | None]:
@@ -193,3 +198,82 @@ def _table(profile: Profile | str | Path | None, limited: bool) -> tuple[Profile
         if profile is not None or limited:
             raise
         return None, None
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+def measure_losses(
+    model: PreTrainedModel,
+    windows: Tensor,
+    press: Any,
+    layers: Sequence[int],
+    budgets: Sequence[int],
+    following: int,
+    folder: Path,
+    progress: bool,
+) -> Floats:
+    """The loss of every layer at every budget, nats a token, float64 ``(layers, budgets)``.
+
+    Of layer l and k tokens it is ``1 / (N F) sum_n sum_t KL(p(x_t) || p_lk(x_t))`` over the F tokens that follow each
+    of N contexts: p is the dense model's next-token distribution, and p_lk that with the cache of layer l cut to k
+    tokens after the context. A press cuts after a layer has attended, so that one prefill serves all layers and
+    budgets, and only the F tokens are run for each.
+
+    Args:
+        windows: token ids, shape ``(windows, context + following)``.
+        folder: stores the loss of each window; windows with a file there are not measured again.
+    """
+    runs = len(layers) * len(budgets) * len(windows)
+    total = np.zeros((len(layers), len(budgets)))
+    with frozen(model), torch.no_grad(), progress_bar("tokens kept", "run", runs, shown=progress) as bar:
+        for number, ids in enumerate(windows):
+            path = folder / f"window-{number:04d}.safetensors"
+            if path.exists():
+                bar.update(len(layers) * len(budgets))
+            else:
+                write_tensors(path, {"losses": _window_losses(model, ids, press, layers, budgets, following, bar)})
+            total += read_arrays(path)["losses"]
+    return total / len(windows)
+
+
+def _window_losses(
+    model: PreTrainedModel,
+    ids: Tensor,
+    press: Any,
+    layers: Sequence[int],
+    budgets: Sequence[int],
+    following: int,
+    bar: Any,
+) -> Tensor:
+    ids = ids.to(input_device(model))[None]
+    context, after = ids[:, :-following], ids[:, -following:]
+    cut: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def cut_to_budgets(prefill: Prefill) -> None:
+        for budget in budgets:
+            cut[prefill.layer, budget] = evicted(press, prefill, budget)
+
+    prefilled: Any = DynamicCache()
+    with attending(model, layers, cut_to_budgets):
+        model(input_ids=context, past_key_values=prefilled, use_cache=True, logits_to_keep=1)
+    full = [(layer.keys, layer.values) for layer in prefilled.layers]
+    positions = torch.arange(context.shape[1], ids.shape[1], device=ids.device)[None]
+
+    def logits(cached: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(cached):
+            cache.update(keys, values, layer)  # copies them
+        result: Tensor = model(input_ids=after, position_ids=positions, past_key_values=cache).logits
+        return result
+
+    losses = torch.zeros(len(layers), len(budgets), dtype=torch.float64)
+    with attending(model, layers, None):
+        dense = logits(full)
+        for row, layer in enumerate(layers):
+            for column, budget in enumerate(budgets):
+                cached = [*full[:layer], cut[layer, budget], *full[layer + 1 :]]
+                divergence = window_divergences(logits(cached), dense)[0] / following
+                losses[row, column] = divergence.clamp(min=0)
+                bar.update()
+    return losses

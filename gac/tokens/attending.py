@@ -21,22 +21,14 @@ _MASKED = ("sdpa", "eager")
 
 
 class Prefill(NamedTuple):
-    """An attention that has read a context.
-
-    Attributes:
-        layer: its number.
-        hidden: its inputs, shape ``(batch, tokens, hidden size)``.
-        cache: its layer of the cache, with keys and values of shape ``(batch, key-value heads, tokens, head_dim)``.
-        weights: attention weights, if the attention returns them.
-        arguments: its keyword arguments.
-    """
+    """An attention that has read a context."""
 
     attention: nn.Module
-    layer: int
-    hidden: Tensor
-    cache: Any
-    weights: Tensor | None
-    arguments: Mapping[str, Any]
+    layer: int  # its number
+    hidden: Tensor  # its inputs, ``(batch, tokens, hidden size)``
+    cache: Any  # its layer of the cache, with keys and values ``(batch, key-value heads, tokens, head_dim)``
+    weights: Tensor | None  # of attention, if it returns them
+    arguments: Mapping[str, Any]  # its keyword arguments
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
@@ -63,13 +55,10 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
 
 
 class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values after eviction. The length counts evicted tokens too, so that positions continue.
+    """Keys and values after eviction. The length counts evicted tokens too, so that positions continue."""
 
-    ``context`` is the number of tokens before the eviction, ``evicted`` the number of removed ones.
-    """
-
-    context: int
-    evicted: int
+    context: int  # number of tokens before the eviction
+    evicted: int  # number of those that were removed
 
     def get_seq_length(self) -> int:
         return super().get_seq_length() + self.evicted if self.is_initialized else 0
@@ -78,11 +67,7 @@ class EvictedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return super().get_seq_length() + query_length, self.evicted
 
     def crop(self, tokens: int) -> None:
-        """Remove the last ``-tokens`` tokens, or all behind the first ``tokens``, but none of the context.
-
-        Raises:
-            GacError: the context would be cut.
-        """
+        """Remove the last ``-tokens`` tokens, or all behind the first ``tokens``; a GacError if the context is cut."""
         removed = -tokens if tokens < 0 else self.get_seq_length() - tokens if tokens else 0
         if removed > self.get_seq_length() - self.context:
             problem = f"a cache that is cropped to {self.get_seq_length() - removed} tokens"
@@ -124,10 +109,9 @@ def attending(
             if not hasattr(attention, "rotary_emb"):
                 attention.rotary_emb = _rotary(decoder.rotary_emb, attention)
                 stack.callback(delattr, attention, "rotary_emb")
-            before = partial(_before, layer, masked)
+            before, after = partial(_before, layer, masked), partial(_after, layer, prefilled)
             stack.callback(attention.register_forward_pre_hook(before, with_kwargs=True).remove)
             if prefilled is not None:
-                after = partial(_after, layer, prefilled)
                 stack.callback(attention.register_forward_hook(after, with_kwargs=True).remove)
         yield
 
@@ -136,11 +120,11 @@ def _cache_of(arguments: Mapping[str, Any]) -> Any:
     return next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
 
 
-def _rotary(rotary: Any, attention: nn.Module) -> Any:
+def _rotary(rotary: Any, attention: Any) -> Any:
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return rotary
-    described: Any = attention  # Gemma-3 has a rotary embedding for each kind of layer
-    return partial(rotary, layer_type=described.config.layer_types[described.layer_idx])
+    # Gemma-3 has a rotary embedding for each kind of layer.
+    return partial(rotary, layer_type=attention.config.layer_types[attention.layer_idx])
 
 
 def _before(layer: int, masked: bool, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -169,18 +153,11 @@ def _check_no_padding(mask: Tensor, new: int) -> None:
     last = (mask[..., -1, :] if mask.ndim == 4 else mask)[..., -new:]
     visible = last if last.dtype == torch.bool else last >= 0 if mask.ndim == 4 else last != 0
     if not bool(visible.all()):
-        expected = "texts of one length, without padding"
-        raise GacError("a padded batch with a press", expected, "Run texts of different lengths one by one.")
+        remedy = "Run texts of different lengths one by one."
+        raise GacError("a padded batch with a press", "texts of one length, without padding", remedy)
 
 
-def _after(
-    layer: int,
-    prefilled: Callable[[Prefill], None],
-    attention: nn.Module,
-    _: tuple[Any, ...],
-    named: dict[str, Any],
-    output: Any,
-) -> None:
+def _after(layer: int, prefilled: Any, attention: nn.Module, _: Any, named: dict[str, Any], output: Any) -> None:
     cache, hidden = _cache_of(named), named["hidden_states"]
     stored = cache.layers[layer]
     if int(stored.get_seq_length()) != hidden.shape[1]:

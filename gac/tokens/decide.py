@@ -1,5 +1,6 @@
 """Choose one budget of tokens a layer with the exact knapsack, within limits of tokens and of attention latency."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,19 +20,13 @@ from gac.tokens.plan import LayerTokens, kept_of
 
 @dataclass(frozen=True, eq=False)
 class AttentionLatency:
-    """Latency of attention of one new token a text over the cache of every layer.
-
-    Attributes:
-        profile: the latency table; without one every latency is unknown.
-        cut, uncut: number of layers that a press may cut, and of the others.
-        window: tokens that the others cache at most.
-    """
+    """Latency of attention of one new token a text over the cache of every layer."""
 
     heads: Heads
-    profile: Profile | None
-    cut: int
-    uncut: int = 0
-    window: int | None = None
+    profile: Profile | None  # without one every latency is unknown
+    cut: int  # number of layers that a press may cut
+    uncut: int = 0  # number of the others
+    window: int | None = None  # tokens that these cache at most
 
     def by_tokens(self, workload: Workload, tokens: Sequence[int]) -> Latencies:
         """ns of one layer for each number of cached tokens, -1 if unknown, and how each was obtained."""
@@ -48,13 +43,10 @@ class AttentionLatency:
         uncut = self.uncut_tokens(workload)
         dense, _ = self.by_tokens(workload, [workload.tokens] * self.cut + uncut)
         planned, source = self.by_tokens(workload, [*kept, *uncut])
-        known = planned != UNKNOWN
-        measured, interpolated, modelled = (
-            int((known & (source == kind)).sum()) for kind in (MEASURED, INTERPOLATED, MODELLED)
-        )
         sums = [None if (ns == UNKNOWN).any() else int(ns.sum()) for ns in (dense, planned)]
-        unknown = int((~known).sum())
-        return WorkloadLatency(str(workload), sums[0], sums[1], measured, interpolated, unknown, modelled)
+        sources = Counter(np.where(planned == UNKNOWN, UNKNOWN, source).tolist())
+        counts = [sources[kind] for kind in (MEASURED, INTERPOLATED, UNKNOWN, MODELLED)]
+        return WorkloadLatency(str(workload), sums[0], sums[1], *counts)
 
 
 def decode_workloads(names: Sequence[str]) -> tuple[Workload, ...]:
@@ -70,10 +62,8 @@ def decode_workloads(names: Sequence[str]) -> tuple[Workload, ...]:
 def latency_fractions(latency: float | dict[str, float] | None, workloads: Sequence[Workload]) -> dict[str, float]:
     """The allowed fraction by workload; raises PlanError if a limit is for another workload."""
     names = [str(workload) for workload in workloads]
-    if latency is None:
-        return {}
     if not isinstance(latency, dict):
-        return dict.fromkeys(names, float(latency))
+        return {} if latency is None else dict.fromkeys(names, float(latency))
     fractions = {str(Workload.parse(name)): float(fraction) for name, fraction in latency.items()}
     if other := next((name for name in fractions if name not in names), None):
         listed = ", ".join(names) or "no workload"
@@ -83,27 +73,20 @@ def latency_fractions(latency: float | dict[str, float] | None, workloads: Seque
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Limit of the attention latency at a workload, for all layers.
-
-    Attributes:
-        ns: of one layer that is cut, by budget; -1 if unknown.
-        uncut_ns: sum over the layers that are not cut.
-        limit: ns for all layers.
-    """
+    """Limit of the attention latency at a workload, for all layers."""
 
     name: str
-    ns: tuple[int, ...]
-    uncut_ns: int
-    limit: int
+    ns: tuple[int, ...]  # of one layer that is cut, by budget; -1 if unknown
+    uncut_ns: int  # sum over the layers that are not cut
+    limit: int  # ns for all layers
 
     @classmethod
     def of(
         cls, latency: AttentionLatency, workload: Workload, fraction: float, budgets: Sequence[int], step: int
     ) -> "TimeLimit":
-        """A fraction of the dense model's latency; the last budget is the priced context.
+        """A fraction of the dense latency; a ProfileError if the table lacks it, or that of every smaller budget.
 
-        Raises:
-            ProfileError: the table lacks the dense latency, or that of every smaller budget.
+        The last budget is the priced context.
         """
         dense = latency.total(workload, [workload.tokens] * latency.cut).dense_ns
         if dense is None:
@@ -126,11 +109,9 @@ def _lacks(workload: Workload, lengths: str, expected: str) -> ProfileError:
 def decide(
     layers: Sequence[int], budgets: Sequence[int], losses: Floats, limit: int, times: Sequence[TimeLimit] = ()
 ) -> tuple[Certificate, tuple[LayerTokens, ...]]:
-    """Minimise the summed loss within the limits; budgets of unknown latency are excluded if latency is limited.
+    """Minimise the summed loss, shape ``(layers, budgets)``, within a limit of tokens for all layers, and of latency.
 
-    Args:
-        losses: shape ``(layers, budgets)``.
-        limit: of tokens, for all layers.
+    Budgets of unknown latency are excluded if latency is limited.
 
     Raises:
         BudgetError: no choice is within the limits.

@@ -2,16 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gac.core.arguments import checked
-from gac.reporting.page import DOTTED, check_many, log_scale, marker, page, panel, proxy
+from gac.reporting.page import DOTTED, Axes, Figure, Line2D, check_many, log_scale, marker, page, panel, proxy
 from gac.tokens.plan import TokenPlan, check_comparable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _SPREAD = 0.5  # of a layer's width: the markers of several plans stand side by side in it
 Plans = Mapping[str, TokenPlan | str | Path]
@@ -40,11 +34,7 @@ def tokens(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True) -> "A
 
 @checked
 def token_losses(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True) -> "Axes":
-    """Draw the measured loss of each layer's budget, nats a token, without layers that keep all.
-
-    Raises:
-        PlanError, GacError: as for ``tokens``.
-    """
+    """Draw the measured loss of each layer's budget, nats a token, without layers that keep all; as ``tokens``."""
     opened = _opened(plans)
     with panel(ax, (5.6, 3.0)) as ax:
         losses = [[layer.loss or None for layer in plan.layers] for plan in opened.values()]
@@ -57,20 +47,14 @@ def token_losses(plans: Plans, *, ax: "Axes | None" = None, legend: bool = True)
 
 @checked
 def figure_of_tokens(plans: Plans, title: str | None = None) -> "Figure":
-    """Draw ``tokens`` and ``token_losses`` on one page with one legend.
-
-    Raises:
-        PlanError, GacError: as for ``tokens``.
-    """
+    """Draw ``tokens`` and ``token_losses`` on one page with one legend."""
     opened = _opened(plans)
     model = next(iter(opened.values())).model
     presses = ", ".join(dict.fromkeys(plan.press for plan in opened.values()))
     with page(2, f"{model}, {presses}" if title is None else title) as (figure, (kept, lost)):
         tokens(opened, ax=kept, legend=False)
         token_losses(opened, ax=lost, legend=False)
-        box = figure.legend(handles=_legend(opened), loc="outside lower center", ncols=3, fontsize=7)
-        for text in box.get_texts():
-            text.set_parse_math(False)
+        figure.legend(handles=_legend(opened), loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 

@@ -67,19 +67,15 @@ def report(
     else:
         points = None if frontier is None else Frontier.opened(frontier)
         table = profile_of(opened) if profile is None else Profile.opened(profile)
-        kept = None if tokens is None else tokens_section(TokenPlan.opened(tokens), opened, name)
-        page = report_page(Sources(opened, name, others, points, table, kept))
+        section = None if tokens is None else tokens_section(TokenPlan.opened(tokens), opened, name)
+        page = report_page(Sources(opened, name, others, points, table, section))
     with complete_file(Path(output), "report") as temporary:
         temporary.write_bytes(page.encode())
     return Path(output)
 
 
 def tokens_page(plan: TokenPlan, name: str = "plan", against: Mapping[str, TokenPlan] | None = None) -> str:
-    """The page of a plan of tokens, as HTML without a script.
-
-    Raises:
-        PlanError: the plans are for different models or contexts.
-    """
+    """The page of a plan of tokens, as HTML without a script; a PlanError for plans that cannot be compared."""
     plans = {name: plan} | dict(against or {})
     check_comparable(plans)
     content = {
@@ -96,27 +92,22 @@ def tokens_page(plan: TokenPlan, name: str = "plan", against: Mapping[str, Token
 
 
 def tokens_section(plan: TokenPlan, weights: Plan, name: str = "plan") -> dict[str, Any]:
-    """The section about tokens on the page of a plan of weights.
-
-    Raises:
-        PlanError: the two are for different weights.
-    """
+    """The section about tokens on the page of a plan of weights; a PlanError if they are for different weights."""
     if plan.digest != weights.measured.digest:
         problem = f"plan {name} for {weights.measured.model} beside a plan of tokens for {plan.model}"
         raise PlanError(problem, "plans for the same weights", "Make the plan of tokens for the same model.")
     used = dense = 0
     for site in weights.sites:
-        kept, uncompressed = counted(site.weights, KV_NUMBERS)
+        numbers, dense_numbers = counted(site.weights, KV_NUMBERS)
         tokens = plan.kept(site.layer, plan.context)
-        used += kept * tokens
-        dense += uncompressed * (tokens if site.layer in plan.whole else plan.context)
+        used += numbers * tokens
+        dense += dense_numbers * (tokens if site.layer in plan.whole else plan.context)
     cut = f"{used:,} of {dense:,} numbers of 16 bits ({used / dense:.4f})"
     both = f"With what the plan of weights caches of a token, {plan.context:,} tokens take {cut} in all layers."
-    section = _layers(plan)
-    return section | {"summary": [*section["summary"], both]}
+    return _layers(plan, both)
 
 
-def _layers(plan: TokenPlan) -> dict[str, Any]:
+def _layers(plan: TokenPlan, *more: str) -> dict[str, Any]:
     """The sentences, and the loss of every layer with each budget; ``shade`` is for the chosen one."""
     budgets = list(dict(plan.layers[0].priced))
     shades = {tokens: sum(tokens / plan.context < share for share in _SHADES) for tokens in budgets}
@@ -128,7 +119,7 @@ def _layers(plan: TokenPlan) -> dict[str, Any]:
         ]
         rows.append((layer.layer, cells))
     summary = [f"{name.capitalize()}: {value}." for name, value in facts(plan)]
-    return {"budgets": budgets, "rows": rows, "summary": summary}
+    return {"budgets": budgets, "rows": rows, "summary": [*summary, *more]}
 
 
 def _tiles(plan: TokenPlan) -> list[tuple[str, str, str]]:

@@ -27,16 +27,11 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The budget of one layer.
-
-    Attributes:
-        kept: tokens of the context that its cache keeps for each key-value head.
-        priced: every measured budget with its loss, nats a token; fewest tokens first.
-    """
+    """The budget of one layer."""
 
     layer: int
-    kept: int
-    priced: tuple[tuple[int, float], ...]
+    kept: int  # tokens of the context that its cache keeps for each key-value head
+    priced: tuple[tuple[int, float], ...]  # every measured budget with its loss, nats a token; fewest tokens first
 
     @property
     def loss(self) -> float:
@@ -48,50 +43,33 @@ class LayerTokens:
 class TokenPlan(Shown, Record):
     """Tokens of a context that every layer keeps, for one press and one model.
 
-    Attributes:
-        digest: of the model's weights.
-        family: its architecture in transformers.
-        press: of kvpress, as ``gac.allocate_tokens`` names it, with its ``options`` other than the compression ratio.
-        text_digest: SHA-256 of the token ids of the calibration text.
-        windows: number of contexts, each with the tokens that follow.
-        context: tokens of a context; budgets refer to these.
-        following: tokens after the context, on which losses were measured.
-        step: every budget is a multiple of it, unless the layer keeps all.
-        keep: the requested fraction of all layers' tokens.
-        limit: ``floor(keep * layers * context)``.
-        certificate: proof that no choice of the priced budgets within the limits loses less. The first multiplier is
-            the price of a token; those of a nanosecond at each workload of ``latency`` follow.
-        layers: those that the press may cut, in order.
-        workloads: latency of attention over the cache of all layers, dense and as planned; it counts layers, not
-            weights.
-        latency: the allowed fraction of that, by workload, where it was limited.
-        whole: layers of a sliding window, which the press may not cut; no limit of tokens counts them.
-        window: tokens that these cache at most; None if there are none.
+    The certificate proves that no choice of the priced budgets within the limits loses less. Its first multiplier is
+    the price of a token; those of a nanosecond at each workload of ``latency`` follow.
     """
 
     schema_version: int
     gac_version: str
     model: str
-    digest: str
-    family: str
-    press: str
-    options: dict[str, bool | int | float | str]
+    digest: str  # of its weights
+    family: str  # its architecture in transformers
+    press: str  # of kvpress, as ``gac.allocate_tokens`` names it
+    options: dict[str, bool | int | float | str]  # of the press, without the compression ratio
     text: str
-    text_digest: str
-    windows: int
-    context: int
-    following: int
-    step: int
-    keep: float
-    limit: int
+    text_digest: str  # SHA-256 of its token ids
+    windows: int  # number of contexts, each with the tokens that follow
+    context: int  # tokens of a context; budgets refer to these
+    following: int  # tokens after the context, on which losses were measured
+    step: int  # every budget is a multiple of it, unless the layer keeps all
+    keep: float  # the requested fraction of all layers' tokens
+    limit: int  # ``floor(keep * layers * context)``
     certificate: Certificate
-    layers: tuple[LayerTokens, ...]
+    layers: tuple[LayerTokens, ...]  # those that the press may cut, in order
     heads: Heads
-    workloads: tuple[WorkloadLatency, ...] = ()
-    latency: dict[str, float] = field(default_factory=dict)
+    workloads: tuple[WorkloadLatency, ...] = ()  # attention over the cache of all layers; it counts layers, not weights
+    latency: dict[str, float] = field(default_factory=dict)  # the allowed fraction, by workload, where it was limited
     profile: ProfileUsed | None = None
-    whole: tuple[int, ...] = ()
-    window: int | None = None
+    whole: tuple[int, ...] = ()  # layers of a sliding window, which are not cut; no limit of tokens counts them
+    window: int | None = None  # tokens that these cache at most; None if there are none
     _error = PlanError
     _taken_for = "recipe", "a plan of weights", "Apply it with gac compress; gac tokens makes plans of tokens kept."
 
@@ -108,14 +86,16 @@ class TokenPlan(Shown, Record):
             raise PlanError(problem, f"at most its limit of {self.limit:,}", REMEDY)
         for workload, fraction in self.latency.items():
             timed = next((latency for latency in self.workloads if latency.workload == workload), None)
-            if timed is None or not _within(timed, fraction):
+            planned, dense = (timed.plan_ns, timed.dense_ns) if timed else (None, None)
+            if planned is None or dense is None or planned > floored(fraction, dense):
                 expected = f"at most {fraction:g} of the dense attention at {workload}"
                 raise PlanError(f"a plan that states {timed}", expected, REMEDY)
 
     def tables(self) -> Sequence[Table | str]:
-        columns = [("layer", ">"), ("tokens", ">"), ("share", ">"), ("loss", ">")]
+        columns = [(heading, ">") for heading in ("layer", "tokens", "share", "loss")]
         rows = [
-            (f"{row['layer']}", f"{row['kept']:,}", f"{row['share']:.3f}", nats(row["loss"])) for row in self.rows()
+            (f"{layer.layer}", f"{layer.kept:,}", f"{layer.kept / self.context:.3f}", nats(layer.loss))
+            for layer in self.layers
         ]
         return Table(columns, rows), "\n".join(f"{name:<10}{value}" for name, value in facts(self))
 
@@ -180,11 +160,6 @@ def _check_counts(plan: TokenPlan) -> None:
         raise PlanError(f"plan of tokens has {wrong} out of range", "counts that can be", REMEDY)
 
 
-def _within(timed: WorkloadLatency, fraction: float) -> bool:
-    planned, dense = timed.plan_ns, timed.dense_ns
-    return planned is not None and dense is not None and planned <= floored(fraction, dense)
-
-
 def kept_of(budget: int, context: int, tokens: int, step: int, where: str = ", of which none is kept") -> int:
     """Tokens kept of a context of ``tokens``, for a budget that was planned for ``context`` tokens.
 
@@ -201,11 +176,7 @@ def kept_of(budget: int, context: int, tokens: int, step: int, where: str = ", o
 
 
 def load_plans(sources: Iterable[Plan | TokenPlan | str | Path]) -> list[Plan] | list[TokenPlan]:
-    """Load plans of weights, or plans of tokens, from their paths; a plan itself is returned as it is.
-
-    Raises:
-        PlanError: they are of two kinds, or one of them is no plan.
-    """
+    """Load plans of weights, or plans of tokens, from their paths, or return plans; a PlanError for both kinds."""
     plans: list[Any] = []
     for source in sources:
         document: Any = None
@@ -286,13 +257,13 @@ def comparison_table(plans: Mapping[str, TokenPlan]) -> Table:
     return Table([("plan", "<"), ("press", "<"), *headings], rows, notes=notes)
 
 
-def differences_table(plans: Mapping[str, TokenPlan], most: int = 10) -> Table | str:
-    """The layers of two plans that differ most."""
+def differences_table(plans: Mapping[str, TokenPlan]) -> Table | str:
+    """The ten layers of two plans that differ most."""
     (name, first), (other, second) = plans.items()
     both = [(a.layer, a.kept, b.kept) for a, b in zip(first.layers, second.layers, strict=True)]
     differing = sorted((row for row in both if row[1] != row[2]), key=lambda row: -abs(row[1] - row[2]))
     if not differing:
         return f"all {len(both)} layers keep the same"
-    cells = [(str(layer), f"{a:,}", f"{b:,}") for layer, a, b in differing[:most]]
+    cells = [(str(layer), f"{a:,}", f"{b:,}") for layer, a, b in differing[:10]]
     notes = f"{len(differing)} of {len(both)} layers keep another number of tokens"
     return Table([("layer", ">"), (name, ">"), (other, ">")], cells, notes=notes)

@@ -19,11 +19,7 @@ Options = dict[str, bool | int | float | str]
 
 
 def kvpress() -> Any:
-    """Import the package.
-
-    Raises:
-        GacError: it cannot be imported.
-    """
+    """Import the package; a GacError if it cannot be."""
     try:
         import kvpress
     except ImportError as failure:
@@ -37,27 +33,27 @@ def kvpress() -> Any:
 
 def known_presses() -> dict[str, type]:
     """The presses that can be named: each scores tokens, keeps the best, and needs nothing but a ratio."""
+    return {name: kind for name, (kind, refusal) in _presses().items() if not refusal}
+
+
+def _presses() -> dict[str, tuple[type, str]]:
+    """Every press of kvpress by its plain name, with the reason why no plan can name it, if there is one."""
     package = kvpress()
     kinds = [getattr(package, name) for name in sorted(package.__all__)]
-    usable = [kind for kind in kinds if isinstance(kind, type) and _why_unusable(kind) is None]
-    return {_plain(kind.__name__): kind for kind in usable if not _needs_more(kind) and kind is not package.ScorerPress}
+    return {_plain(kind.__name__): (kind, _refusal(kind)) for kind in kinds if isinstance(kind, type)}
 
 
-def _needs_more(kind: type) -> bool:
-    """True if it has required arguments, or learns from the model or a download first."""
-    base = kvpress().BasePress
-    arguments = inspect.signature(kind).parameters.values()
-    learns = kind.post_init_from_model is not base.post_init_from_model  # type: ignore[attr-defined]
-    return learns or any(argument.default is argument.empty for argument in arguments)
-
-
-def _why_unusable(kind: type) -> str | None:
+def _refusal(kind: Any) -> str:
     package = kvpress()
     if not issubclass(kind, package.ScorerPress):
         return "which has no scores by which the best tokens of a layer are kept"
-    if kind.compress is not package.ScorerPress.compress:  # type: ignore[attr-defined]
+    if kind.compress is not package.ScorerPress.compress:
         return "which decides by itself how many tokens a layer keeps"
-    return None
+    arguments = inspect.signature(kind).parameters.values()
+    learns = kind.post_init_from_model is not package.BasePress.post_init_from_model  # from the model or a download
+    if learns or kind is package.ScorerPress or any(argument.default is argument.empty for argument in arguments):
+        return "which needs more than a ratio to be made"
+    return ""
 
 
 def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any, str, Options]:
@@ -70,22 +66,24 @@ def press_of(press: Any, options: Mapping[str, Any] | None = None) -> tuple[Any,
     Raises:
         GacError: it is unknown, has no ratios by layer, or has parameters that no plan can hold.
     """
-    known = known_presses()
-    if isinstance(press, str):
-        name = _plain(press)
-        if name not in known:
-            raise _unknown(press, known)
+    presses, known = _presses(), known_presses()
+    kind, listed = type(press), f"one of {', '.join(known)}"
+    if by_name := isinstance(press, str):
+        if _plain(press) not in presses:
+            raise GacError(f"press {press!r} is unknown", listed, did_you_mean(press, known, "Choose one of these."))
+        kind, _ = presses[_plain(press)]
+    if refusal := _refusal(kind):
+        shown = f"press {press!r}" if by_name else f"a {kind.__name__}"
+        raise GacError(f"{shown}, {refusal}", listed, "Choose a press with a ratio for each layer.")
+    name = _plain(kind.__name__)
+    if known.get(name) is not kind:
+        raise GacError(f"a {kind.__name__}, which no plan can make again", listed, "Choose one of these.")
+    if by_name:
         try:
-            press = known[name](**(options or {}))
+            press = kind(**(options or {}))
         except (TypeError, AssertionError) as failure:
             problem = f"press {name} with {dict(options or {})} ({first_line(failure)})"
             raise GacError(problem, "its own parameters", "See the press in kvpress.") from failure
-    kind, listed = type(press), f"one of {', '.join(known)}"
-    name = _plain(kind.__name__)
-    if reason := _why_unusable(kind):
-        raise GacError(f"a {kind.__name__}, {reason}", listed, "Choose a press with a ratio for each layer.")
-    if known.get(name) is not kind:
-        raise GacError(f"a {kind.__name__}, which no plan can make again", listed, "Choose one of these.")
     stored = [field.name for field in fields(press) if field.init and field.name != RATIO and field.name[0] != "_"]
     values = {key: getattr(press, key) for key in stored if getattr(press, key) is not None}
     if wrong := next((key for key, value in values.items() if not isinstance(value, bool | int | float | str)), None):
@@ -98,21 +96,8 @@ def _plain(name: str) -> str:
     return name.removesuffix("Press").lower().replace("_", "").replace("-", "")
 
 
-def _unknown(press: str, known: Mapping[str, type]) -> GacError:
-    package, listed = kvpress(), f"one of {', '.join(known)}"
-    kind = next((getattr(package, name) for name in package.__all__ if _plain(name) == _plain(press)), None)
-    if kind is None:
-        return GacError(f"press {press!r} is unknown", listed, did_you_mean(press, known, "Choose one of these."))
-    reason = _why_unusable(kind) or "which needs more than a ratio to be made"
-    return GacError(f"press {press!r}, {reason}", listed, "Choose a press with a ratio for each layer.")
-
-
 def evicted(press: Any, prefill: Prefill, kept: int) -> tuple[Tensor, Tensor]:
-    """Return the keys and values that the press keeps of a layer: exactly ``kept`` tokens for each head.
-
-    Raises:
-        GacError: the press cannot score this layer or this context.
-    """
+    """The keys and values that the press keeps of a layer, ``kept`` tokens for each head; a GacError if it fails."""
     attention, _, hidden, cache, weights, arguments = prefill
     tokens = cache.keys.shape[2]
     if kept == tokens:

@@ -20,8 +20,8 @@ from gac.plan.recipe import Recipe
 from gac.plan.summary import latencies
 from gac.reporting.frontier import plot_frontier
 from gac.reporting.report.charts import charts
+from gac.reporting.report.render import tiles
 from gac.reporting.report.sources import Sources
-from gac.reporting.report.summary import tiles
 from tests.allocation.small_problems import MEASURED, PREFILL, SIDE, curves_by, measured, profile, rows
 
 SITES = tuple(
@@ -62,7 +62,7 @@ def test_the_summary_and_the_page_set_a_plan_beside_both() -> None:
     assert "latency      prefill:1x8: 0.009 ms of 0.007 ms dense, fused (1.286x)" in plan.summary().splitlines()
     tile = next(near for name, _, near in tiles(plan) if name == PREFILL)
     assert tile == "12.0 µs dense; 1.286x of 7.0 µs dense, fused"
-    marks = charts(Sources(plan, "plan", {}, None, None, None))[-1].marks
+    marks = charts(Sources(plan, "plan", {}, None, None, None))[-1]["marks"]
     assert [mark.letter for mark in marks] == ["D", "F", "P"]
     assert marks[1].words.startswith("F, dense, fused: 7, perplexity")
 

@@ -51,21 +51,14 @@ def test_a_device_is_nowhere_to_write(place: str) -> None:
 
 def test_a_file_or_directory_is_written_where_symlinks_lead(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
-    file, link, second, nothing = (
-        tmp_path / "far" / "plan",
-        *(tmp_path / name for name in ("link", "second", "nothing")),
-    )
-    file.write_text("old")
+    file, link, second = tmp_path / "far" / "plan", tmp_path / "link", tmp_path / "second"
     link.symlink_to(file)
     second.symlink_to("link")
-    nothing.symlink_to("new")
-    with complete_file(second, "plan") as temporary:
-        assert temporary.parent == file.parent
-        temporary.write_text("new")
-    assert (file.read_text(), link.readlink(), second.readlink()) == ("new", file, Path("link"))
-    with complete_file(nothing, "plan") as temporary:
-        temporary.write_text("new")
-    assert ((tmp_path / "new").read_text(), nothing.is_symlink()) == ("new", True)
+    for text in ("first", "again"):  # at first there is no file
+        with complete_file(second, "plan") as temporary:
+            assert temporary.parent == file.parent
+            temporary.write_text(text)
+        assert (file.read_text(), link.readlink(), second.readlink()) == (text, file, Path("link"))
     (tmp_path / "empty").mkdir()
     (directory := tmp_path / "directory").symlink_to("empty")
     with complete_directory(directory) as part:
@@ -74,10 +67,8 @@ def test_a_file_or_directory_is_written_where_symlinks_lead(tmp_path: Path) -> N
 
 
 def test_symlinks_in_a_circle_are_refused(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.symlink_to(other)
-    other.symlink_to(one)
-    with pytest.raises(GacError, match="plan cannot be written"), complete_file(one, "plan"):
+    (link := tmp_path / "link").symlink_to(link)
+    with pytest.raises(GacError, match="plan cannot be written"), complete_file(link, "plan"):
         pass
-    with pytest.raises(CheckpointError, match="cannot be written"), complete_directory(one):
+    with pytest.raises(CheckpointError, match="cannot be written"), complete_directory(link):
         pass

@@ -27,9 +27,9 @@ def places(plan: Plan, tmp_path: Path) -> dict[str, Path]:
     """A file of each kind that can be drawn."""
     plan.save(tmp_path / "plan.json")
     with_measured(plan, digest="1" * 64).save(tmp_path / "elsewhere.json")
-    found = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
-    found.save(tmp_path / "frontier.json")
-    found.plan(1).save(tmp_path / "point.json")
+    points = frontier(problem([[8, 4, 2, 1, 0.5]], [10, 20, 30, 40, 50, 60]), points=5)
+    points.save(tmp_path / "frontier.json")
+    points.plan(1).save(tmp_path / "point.json")
     (tmp_path / "report.json").write_text(json.dumps({"models": [{"predicted": 0.2, "log_ratio": 0.25}]}))
     write_profile(tmp_path / "gpu.jsonl", ranks(), lambda point: point.operation.axes["r"])
     return {path.stem: path for path in tmp_path.iterdir()}

@@ -9,6 +9,7 @@ from commands import answer, ranks, refused, run, write_profile
 
 from gac.core.workloads import Workload
 from gac.lab.studies import STUDIES
+from gac.profiling.folders import find_profile
 from gac.profiling.records import Point
 from gac.profiling.sweeps.coverage import fused_points, general_points, model_points
 from gac.profiling.sweeps.profiler import Estimate
@@ -125,6 +126,8 @@ def test_without_a_gpu_the_shipped_profiles_are_named(command: str, monkeypatch:
 
 def test_profiles_lists_shipped_saved_and_unreadable_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GAC_HOME", str(tmp_path))
+    shipped = [find_profile("nvidia-h100-80gb-hbm3")]
+    monkeypatch.setattr("gac.profiling.folders.shipped_profiles", lambda: shipped)
     (tmp_path / "profiles").mkdir()
     write_profile(tmp_path / "profiles" / "mine.jsonl", ranks(), lambda point: point.operation.axes["r"])
     assert "mine saved NVIDIA Test GPU 129 1 2026-01-01" in " ".join(run("profiles").stdout.split())

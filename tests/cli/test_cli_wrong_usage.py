@@ -4,6 +4,8 @@ import json
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from tests.cli.commands import run
 
 H100 = "nvidia-h100-80gb-hbm3"
 USAGE, ERROR = 2, 1
+NO_MODELS = ("é", "model-", "a--b", "a/b/c", "a" * 300, "org/" + "b" * 300, "no/such/directory")
+OF_MODELS = ("frontier", "eval", "bench", "profile --model", "graph", *(["tokens"] if find_spec("kvpress") else []))
 
 TABLE = [
     # limits that the table cannot serve, and names that are misspelt
@@ -32,6 +36,8 @@ TABLE = [
     ("plot atlas p -o range.gif", ERROR, "figure range.gif ends in '.gif'"),
     ("graph llama-3-8b --form token", ERROR, "latent, heads, skip, tokens. Did you mean 'tokens'?"),
     # names of models that are no ids of the hub
+    *((f"allocate {name}", ERROR, f"model {name!r}: no such directory; expected a directory") for name in NO_MODELS),
+    *((f"{command} é", ERROR, "model 'é': no such directory; expected a directory") for command in OF_MODELS),
     ("allocate smolm2", ERROR, "Did you mean 'smollm2'?"),
     ("eval smolm2", ERROR, "Did you mean 'smollm2'?"),
     ("eval llama-3-8b", ERROR, "Of llama-3-8b the shapes alone are known"),
@@ -171,13 +177,13 @@ def _process(words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_closed_standard_output_is_an_error() -> None:
-    result = _process("profiles --json >&-")
+    result = _process("study --json >&-")
     message = "standard output is closed; expected an open one, for the answer. Send it to a file or a pipe."
     assert (result.returncode, result.stderr) == (ERROR, f"Error: {message}\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
-@pytest.mark.parametrize("words", ["report -h", "profiles"])
+@pytest.mark.parametrize("words", ["report -h", "study"])
 def test_a_full_standard_output_is_an_error(words: str) -> None:
     result = _process(f"{words} >/dev/full")
     message = "Error: the answer cannot be written: No space left on device\n"
@@ -185,9 +191,19 @@ def test_a_full_standard_output_is_an_error(words: str) -> None:
 
 
 def test_a_closed_standard_error_loses_notes_alone() -> None:
-    result = _process("profiles --json 2>&-")
+    result = _process("study --json 2>&-")
     assert result.returncode == 0
-    assert json.loads(result.stdout)["profiles"]
+    assert json.loads(result.stdout)["studies"]
+
+
+def test_what_standard_output_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr(main, "callback", lambda: print("é"))
+    with pytest.raises(SystemExit) as ended:
+        main(["profiles", "--help"])
+    stream.flush()
+    assert (ended.value.code, b"\\xe9\n" in stream.buffer.getvalue()) == (0, True)  # type: ignore[attr-defined]
 
 
 def interrupted(*_given: Any) -> None:

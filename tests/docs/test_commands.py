@@ -17,11 +17,11 @@ OTHERS = {
 
 def leaves(group: click.Group = main, *before: str) -> dict[str, click.Command]:
     """Every command that is no group, by its words after ``gac``."""
-    found: dict[str, click.Command] = {}
+    by_words: dict[str, click.Command] = {}
     for name, command in group.commands.items():
         words = (*before, name)
-        found |= leaves(command, *words) if isinstance(command, click.Group) else {" ".join(words): command}
-    return found
+        by_words |= leaves(command, *words) if isinstance(command, click.Group) else {" ".join(words): command}
+    return by_words
 
 
 LEAVES = leaves()
@@ -30,7 +30,9 @@ LEAVES = leaves()
 def options(command: click.Command) -> set[str]:
     """The long names of all options, as in ``--align`` and ``--no-align``."""
     names = [*command.params, *([command.get_help_option(click.Context(command))] if command.add_help_option else [])]
-    return {name for one in names if one for name in (*one.opts, *one.secondary_opts) if name.startswith("--")}
+    return {
+        name for option in names if option for name in (*option.opts, *option.secondary_opts) if name.startswith("--")
+    }
 
 
 def resolved(words: list[str]) -> tuple[str, click.Command, list[str]]:
@@ -60,8 +62,8 @@ def test_quoted_commands_have_their_options(page: str) -> None:
         if isinstance(main.commands.get(words[0]), click.Group) and words[1:2] in ([], ["KIND"]):
             continue
         _, command, arguments = resolved(words)
-        given = {word.split("=")[0] for word in arguments if word.startswith("--")}
-        assert given <= options(command), quoted
+        named = {word.split("=")[0] for word in arguments if word.startswith("--")}
+        assert named <= options(command), quoted
 
 
 def test_every_option_on_a_page_exists() -> None:
@@ -76,7 +78,9 @@ def test_every_option_on_a_page_exists() -> None:
 def test_every_command_and_option_is_on_a_page(name: str) -> None:
     pages = [text for text in PAGES.values() if re.search(rf"\bgac {name}\b", text)]
     assert pages, name
-    missing = [one for one in options(LEAVES[name]) - {"--help"} if not any(_mentions(text, one) for text in pages)]
+    missing = [
+        option for option in options(LEAVES[name]) - {"--help"} if not any(_mentions(text, option) for text in pages)
+    ]
     assert missing == []
 
 

@@ -11,8 +11,8 @@ WRITTEN = ("-o", "--plot", ">")
 
 
 def _commands() -> Iterator[list[str]]:
-    told = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return (words[1:] for line in told.splitlines() if (words := shlex.split(line)) and words[0].endswith("/gac"))
+    recipe = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return (words[1:] for line in recipe.splitlines() if (words := shlex.split(line)) and words[0].endswith("/gac"))
 
 
 def test_each_command_reads_what_one_before_it_wrote() -> None:

@@ -15,22 +15,7 @@ from gac.allocation.decide import SLACK
 from gac.core.errors import GacError, ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.evaluation import latency
-from gac.evaluation.bench import PARTS, Bench, Reference, in_groups, shares, without
-from gac.evaluation.latency import (
-    MAX_ROUNDS,
-    MIN_ROUNDS,
-    Context,
-    Contexts,
-    Entry,
-    GraphTimer,
-    Spread,
-    Step,
-    decode_step,
-    interleaved,
-    prefill_step,
-    prepare,
-    time_in_turns,
-)
+from gac.evaluation.bench import PARTS, Bench, in_groups, predicted_latency, shares, without
 from gac.evaluation.shapes import model_of_shapes, planner_of_shapes, variant, weight_bytes, without_gemms
 from gac.evaluation.versions import (
     DEFAULT,
@@ -63,9 +48,13 @@ SCHEMES = ("w8a16", "w4a16")
 PREFILL, DECODE = Workload.parse("prefill:2x8"), Workload.parse("decode:2@8")
 
 
-def step_of(model: PreTrainedModel, workload: Workload) -> Step:
-    ids = prepare(model, workload)
-    return decode_step(model, Context(model, ids)) if workload.phase == "decode" else prefill_step(model, ids)
+def step_of(model: PreTrainedModel, workload: Workload) -> latency.Step:
+    ids = latency.prepare(model, workload)
+    return (
+        latency.decode_step(model, latency.Context(model, ids))
+        if workload.phase == "decode"
+        else latency.prefill_step(model, ids)
+    )
 
 
 class CountingTimer:
@@ -121,33 +110,33 @@ def test_a_step_gives_what_the_model_gives(model: PreTrainedModel, workload: Wor
 
 
 def test_a_long_context_repeats_a_short_one(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = prepare(model, Workload.parse("decode:2@12"))
-    full = Context(model, ids)
+    ids = latency.prepare(model, Workload.parse("decode:2@12"))
+    full = latency.Context(model, ids)
     monkeypatch.setattr(latency, "READ", 4)
-    context = Context(model, ids)
+    context = latency.Context(model, ids)
     layers: list[Any] = [each.cache.layers[1] for each in (full, context)]
     for states in (layers[1].keys, layers[1].values):
         assert torch.equal(states[:, :, 4:8], states[:, :, :4])
         assert torch.equal(states[:, :, 8:], states[:, :, :4])
     # A CPU may add up the products of 4 rows in another order than those of 12.
     assert torch.allclose(layers[0].keys[:, :, :4], layers[1].keys[:, :, :4], rtol=1e-4, atol=1e-4)
-    step = decode_step(model, context)
+    step = latency.decode_step(model, context)
     assert torch.equal(step(), step())
     assert context.nbytes == full.nbytes
 
 
 def test_models_share_a_context_if_their_caches_have_one_shape(planner: Planner, model: PreTrainedModel) -> None:
-    ids, contexts = prepare(model, DECODE), Contexts()
+    ids, contexts = latency.prepare(model, DECODE), latency.Contexts()
     weights = [weight for site in planner.problem.sites if site.layer == 1 for weight in site.weights]
     shorter = variant(model, [WeightChoice(weight, "head_dim", 8) for weight in weights if weight.values])
     skipping = variant(model, without(planner.problem.sites, "attentions"))
-    context, of_shorter, of_skipping = (contexts.get(each, DECODE, ids) for each in (model, shorter, skipping))
-    assert contexts.get(copy.deepcopy(model), DECODE, ids) is context
+    context, of_shorter, of_skipping = (contexts.of(each, DECODE, ids) for each in (model, shorter, skipping))
+    assert contexts.of(copy.deepcopy(model), DECODE, ids) is context
     assert of_shorter is not context
     assert of_skipping is not context
     assert 2 * of_skipping.nbytes == context.nbytes
     assert context.nbytes - of_shorter.nbytes == 4 * 2 * 8 * 4 * (32 - 8)
-    assert decode_step(shorter, of_shorter)().isfinite().all()
+    assert latency.decode_step(shorter, of_shorter)().isfinite().all()
 
 
 def test_few_layers_with_two_latency_limits_have_a_plan() -> None:
@@ -163,7 +152,7 @@ def test_what_cannot_be_timed_is_refused(model: PreTrainedModel) -> None:
         step_of(model, Workload.parse("decode:1@200000"))
     timer: Any = CountingTimer()
     with pytest.raises(GacError, match="11 models at once; expected at most 10"):
-        time_in_turns([Entry("model", lambda: model)] * 11, PREFILL, timer)
+        latency.time_in_turns([latency.Entry("model", lambda: model)] * 11, PREFILL, timer)
     with pytest.raises(ModelError, match="no price of rounding a head to w4a16 is known"):
         CurveLibrary.load().head_of(SMALL, "w4a16")
 
@@ -211,10 +200,9 @@ def test_a_quantised_head_is_planned_and_timed(planner: Planner, model: PreTrain
     assert uniform.loss == reference.loss + head.loss
     assert by_name[f"{FASTEST_IN_SCHEMES} uniform w4a16, head in w8a16"].loss <= reference.loss
     assert {version.head for version in versions} == {head}
-    *_, plain, quantised = bench_of(planner, model).run([reference, replace(reference, head=head)], PREFILL)
+    *_, plain, quantised = bench_of(planner, model).run([reference, replace(reference, head=head)], DECODE)
     less = 4 * head.params - head.bytes  # of float32
     assert plain.timed.memory_bytes - quantised.timed.memory_bytes == less
-    *_, plain, quantised = bench_of(planner, model).run([reference, replace(reference, head=head)], DECODE)
     assert plain.planned_bytes - quantised.planned_bytes == head.dense_bytes - head.bytes
     assert plain.predicted_ns is not None
     assert quantised.predicted_ns == plain.predicted_ns - less
@@ -253,27 +241,27 @@ def test_every_version_runs_once_a_round_in_random_order() -> None:
         orders.append(list(order))
         return Batch([100.0 + version for version in order], 1980)
 
-    samples = interleaved(run_round, 3)
+    samples = latency.interleaved(run_round, 3)
     assert all(sorted(order) == [0, 1, 2] for order in orders)
     assert len({*map(tuple, orders)}) > 3
     assert (samples == [100.0, 101.0, 102.0]).all()
-    assert len(samples) == MIN_ROUNDS
+    assert len(samples) == latency.MIN_ROUNDS
 
 
 def test_noise_takes_more_rounds_and_late_rounds_are_repeated() -> None:
     generator = np.random.default_rng(0)
-    samples = interleaved(lambda order: Batch(list(generator.uniform(50, 150, len(order))), 1980), 2)
-    assert len(samples) == MAX_ROUNDS
-    late = iter([False, *[True, False] * MAX_ROUNDS])
-    samples = interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
+    samples = latency.interleaved(lambda order: Batch(list(generator.uniform(50, 150, len(order))), 1980), 2)
+    assert len(samples) == latency.MAX_ROUNDS
+    late = iter([False, *[True, False] * latency.MAX_ROUNDS])
+    samples = latency.interleaved(lambda order: Batch([200.0 if (slow := next(late)) else 100.0], 1980, slow), 1)
     assert (samples == 100.0).all()
 
 
 def test_the_dense_model_is_predicted_as_it_is_measured() -> None:
-    reduced = {"neurons": (0.5, Spread(15.0, 0, 9)), "heads": (0.75, Spread(19.0, 0, 9))}
-    reference = Reference(Spread(100.0, 0, 9), 70, Spread(20.0, 0, 9), reduced)
-    assert reference.predict(70, dict.fromkeys(PARTS, 1.0)) == 100.0
-    assert reference.predict(0, dict.fromkeys(PARTS, 1.0) | {"neurons": 0.5, "heads": 0.5}) == 13.0
+    reduced = {"neurons": (0.5, latency.Spread(15.0, 0, 9)), "heads": (0.75, latency.Spread(19.0, 0, 9))}
+    full = dict.fromkeys(PARTS, 1.0)
+    assert predicted_latency(100.0, 20.0, 1.0, reduced, full) == 100.0
+    assert predicted_latency(100.0, 20.0, 0.0, reduced, full | {"neurons": 0.5, "heads": 0.5}) == 13.0
 
 
 def test_a_bench_times_every_version_with_the_dense_models(
@@ -294,4 +282,4 @@ def test_groups_are_as_large_as_there_is_room(room: float, sizes: list[int], ver
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_timing_needs_a_gpu() -> None:
     with pytest.raises(ProfileError, match="no CUDA device"):
-        GraphTimer()
+        latency.GraphTimer()

@@ -41,7 +41,7 @@ def test_a_spec_may_carry_a_size(text: str, spec: TextSpec) -> None:
 
 @pytest.mark.parametrize("size", ["0x512", "3x0", "-3x512", "2.5x10", "+3x8", "1e3x8", "9999999999x8"])
 def test_a_size_that_is_no_whole_number_above_0_is_refused(size: str) -> None:
-    with pytest.raises(TextError):
+    with pytest.raises(TextError, match=r"c4.*(a positive size|or a path)"):
         check_text(TextSpec.parse(f"c4:{size}").name)
 
 

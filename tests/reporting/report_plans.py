@@ -34,15 +34,11 @@ def decided(
     return decide(asking(problem(LOSSES, SLOPE, workloads), budget, latency=latency)).plan
 
 
-def rounding(**asked: Any) -> Problem:
-    """The same two sites of 288 bytes, whose numbers may have 4 bits, which costs a dense weight 0.25 nats.
-
-    Args:
-        asked: as for ``Recipe.of``.
-    """
+def rounding(**options: Any) -> Problem:
+    """The same two sites of 288 bytes, whose numbers may have 4 bits, which costs a dense weight 0.25 nats."""
     of, plain = problem(LOSSES, SLOPE, [PREFILL]), {"align": False, "refit": "none", "latency": "any", "slack": 0}
     plain |= {"schemes": ["bf16", "w4a16"], "forms": ["low_rank"], "workloads": [PREFILL]}
-    recipe = Recipe.of(**plain | asked)
+    recipe = Recipe.of(**plain | options)
     weights = [weight for site in of.sites for weight in site.weights]
     price = {weight.name: np.array(0.25) for weight in weights}
     forms = [form_named("dense"), form_named("low_rank")]
@@ -68,6 +64,6 @@ def renamed(plan: Plan, name: str) -> Plan:
 
 
 def _renamed(site: SiteChoice, name: str) -> SiteChoice:
-    named = [replace(one.weight, name=f"{site.site}.{name}") for one in site.weights]
-    weights = tuple(replace(one, weight=weight) for one, weight in zip(site.weights, named, strict=True))
+    named = [replace(choice.weight, name=f"{site.site}.{name}") for choice in site.weights]
+    weights = tuple(replace(choice, weight=weight) for choice, weight in zip(site.weights, named, strict=True))
     return replace(site, weights=weights, kind=name)

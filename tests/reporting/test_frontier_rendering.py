@@ -14,7 +14,7 @@ from tests.reporting.report_plans import LOSSES, SLOPE, rounded, rounding, whole
 
 
 @pytest.fixture
-def found() -> Frontier:
+def saved() -> Frontier:
     return whole_range((PREFILL, DECODE))
 
 
@@ -24,8 +24,8 @@ def lines_of(frontier: Frontier) -> list[str]:
     return shown(table)[1:]  # type: ignore[arg-type]
 
 
-def test_points_from_dense_down(found: Frontier) -> None:
-    assert lines_of(found) == [
+def test_points_from_dense_down(saved: Frontier) -> None:
+    assert lines_of(saved) == [
         "kept params loss perplexity prefill:1x8 decode:1@8",
         "───────────────────────────────────────────────────────────",
         "1.0000 288 0.0000 7.39 1.000x 1.000x",
@@ -68,8 +68,8 @@ def titles(figure: Figure) -> list[str]:
     return [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.axison]
 
 
-def test_a_panel_for_parameters_and_one_a_workload(found: Frontier) -> None:
-    figure = figure_of_frontier(found)
+def test_a_panel_for_parameters_and_one_a_workload(saved: Frontier) -> None:
+    figure = figure_of_frontier(saved)
     assert titles(figure) == ["parameters (3 points beyond 20x dense not shown)", "prefill:1x8", "decode:1@8"]
     assert [ax.get_xlabel() for ax in figure.axes if ax.axison] == [
         "parameters of the targeted weights (millions)",
@@ -80,15 +80,15 @@ def test_a_panel_for_parameters_and_one_a_workload(found: Frontier) -> None:
     assert titles(figure_of_frontier(lacking)) == ["parameters", "prefill:1x8"]
 
 
-def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(found: Frontier) -> None:
-    params, prefill, _ = figure_of_frontier(found).axes[:3]
+def test_points_stand_where_they_are_and_only_the_limited_axis_has_a_line(saved: Frontier) -> None:
+    params, prefill, _ = figure_of_frontier(saved).axes[:3]
     assert [ax.lines[0].get_linestyle() for ax in (params, prefill)] == ["-", "None"]
     assert legend(params) == ["least loss for each limit", "dense, 7.39"]
     assert legend(prefill) == ["the same choices, limited in parameters", "dense, 7.39"]
     line, dense = prefill.lines
     assert list(line.get_xdata()) == [0.09, 0.12]
-    assert list(line.get_ydata()) == [point.perplexity for point in found.points[-2:]]
-    assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [found.dense_perplexity])
+    assert list(line.get_ydata()) == [point.perplexity for point in saved.points[-2:]]
+    assert (list(dense.get_xdata()), list(dense.get_ydata())) == ([0.12], [saved.dense_perplexity])
 
 
 def test_another_frontier_is_drawn_where_its_costs_are_known() -> None:
@@ -101,17 +101,17 @@ def test_another_frontier_is_drawn_where_its_costs_are_known() -> None:
     assert [ax.lines[-1].get_linestyle() for ax in (params, size)] == ["-", "None"]
 
 
-def test_a_frontier_of_another_model_is_not_drawn(found: Frontier) -> None:
-    other = replace(found, measured=replace(found.measured, model="another", digest="1" * 64))
+def test_a_frontier_of_another_model_is_not_drawn(saved: Frontier) -> None:
+    other = replace(saved, measured=replace(saved.measured, model="another", digest="1" * 64))
     with pytest.raises(PlanError, match=r"frontier theirs for another .* beside a frontier of tiny"):
-        figure_of_frontier(found, beside={"theirs": other})
+        figure_of_frontier(saved, beside={"theirs": other})
     with pytest.raises(GacError, match="7 frontiers in one figure; expected 1 to 6"):
-        figure_of_frontier(found, beside=dict.fromkeys("abcdefg", found))
+        figure_of_frontier(saved, beside=dict.fromkeys("abcdefg", saved))
 
 
-def test_points_that_are_not_proved_are_hollow(found: Frontier) -> None:
-    last = found.points[-1]
+def test_points_that_are_not_proved_are_hollow(saved: Frontier) -> None:
+    last = saved.points[-1]
     open_end = replace(last, certificate=replace(last.certificate, status="feasible"))
-    ax = plot_frontier(replace(found, points=(*found.points[:-1], open_end)))
+    ax = plot_frontier(replace(saved, points=(*saved.points[:-1], open_end)))
     assert legend(ax) == ["least loss for each limit", "not proved in time", "dense, 7.39"]
     assert ax.lines[1].get_markerfacecolor() == "white"

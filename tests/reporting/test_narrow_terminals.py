@@ -11,10 +11,8 @@ NUMBERS = ("0", "0.8000", "1,234.5678", "134,515,008", "30.4 µs", "1017")
 
 
 def _lines(columns: int, width: int, name: str = "a") -> list[str]:
-    table = new_table([("plan", "<"), *((heading, ">") for heading in HEADINGS[:columns])])
-    for _ in range(2):
-        table.add_row(name, *NUMBERS[:columns])
-    return _printed(table, width)
+    headings = [("plan", "<"), *((heading, ">") for heading in HEADINGS[:columns])]
+    return _printed(new_table(headings, [(name, *NUMBERS[:columns])] * 2), width)
 
 
 def _printed(table: Table, width: int) -> list[str]:

@@ -47,9 +47,9 @@ def test_a_row_a_layer_and_a_column_a_projection(aligned: Plan, other: Plan) -> 
     assert [label.get_text() for label in ax.get_xticklabels()] == ["q", "k", "v", "o", "gate", "up", "down"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1"]
     assert words(ax) == ["-"] * 7 + ["r 16", "-", "-", "-", "-", "-", "r 24"]
-    given = pyplot.figure().subplots()
-    assert plots.plan(other, ax=given) is given
-    assert words(given)[7] == "r 15*"  # no multiple of 8
+    ax_of_caller = pyplot.figure().subplots()
+    assert plots.plan(other, ax=ax_of_caller) is ax_of_caller
+    assert words(ax_of_caller)[7] == "r 15*"  # no multiple of 8
 
 
 def test_560_weights_fit_a_page(make_plan: Make) -> None:
@@ -107,20 +107,21 @@ def test_a_bar_of_the_dense_layer_and_one_a_plan(aligned: Plan) -> None:
     assert words(ax) == [" 7.0", " 11.0 (1.57x)"]
     assert ax.get_xlabel() == "predicted latency of the targeted weights (µs)"
     assert len({patch.get_hatch() for patch in ax.patches}) == 7
-    every = plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL)
-    assert words(every) == [" 14.0", " 18.0 (1.29x)"]
-    with pytest.raises(PlanError, match="layer 2 of tiny; expected one from 0 to 1"):
-        plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL, layer=2)
-    with pytest.raises(PlanError, match="plan ours, whose weights share their first GEMMs; expected"):
-        plots.layer_time({"ours": with_recipe(aligned, fuse=True)}, profile(shapes()), PREFILL)
+    assert words(plots.layer_time({"ours": aligned}, profile(shapes()), PREFILL)) == [" 14.0", " 18.0 (1.29x)"]
+    for plan, layer, message in (
+        (aligned, 2, "layer 2 of tiny; expected one from 0 to 1"),
+        (with_recipe(aligned, fuse=True), 1, "plan ours, whose weights share their first GEMMs"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            plots.layer_time({"ours": plan}, profile(shapes()), PREFILL, layer=layer)
 
 
 def test_chosen_plans_stand_on_the_frontier() -> None:
-    found = whole_range()
-    chosen = found.plan(len(found.points) - 2)
-    star = plots.frontier(found, {"chosen": chosen}).lines[-1]
+    points = whole_range()
+    chosen = points.plan(len(points.points) - 2)
+    star = plots.frontier(points, {"chosen": chosen}).lines[-1]
     assert (star.get_marker(), star.get_xdata()[0]) == ("*", chosen.budget.used / 1e6)
-    ax = plots.frontier(found, {"chosen": chosen}, against=PREFILL)
+    ax = plots.frontier(points, {"chosen": chosen}, against=PREFILL)
     assert ax.get_xlabel() == "latency of the targeted weights (µs)"
 
 

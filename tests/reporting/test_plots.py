@@ -36,8 +36,8 @@ def sweep(scale: float = 1.0, recorded: bool = True) -> Sweep:
     return Sweep("linear", "bf16", "cold", "n", (("m", 1024), ("k", 4096)), dims, ns, 0.001 * ns, launches)
 
 
-def drawn(one: Sweep, dims: tuple[int, int] | None = None) -> Axes:
-    return plots.latency(one, dims=dims, ax=Figure().subplots())
+def drawn(steps: Sweep, dims: tuple[int, int] | None = None) -> Axes:
+    return plots.latency(steps, dims=dims, ax=Figure().subplots())
 
 
 def test_every_axis_has_its_unit() -> None:
@@ -64,9 +64,9 @@ def test_classes_differ_by_shape_and_kernel_and_sweet_spots_stand_before_each_ed
 
 @pytest.mark.parametrize(("slowest", "height"), [(1, 0.02), (3, 0.99)])
 def test_the_name_of_a_switch_stands_where_fewer_points_are(slowest: int, height: float) -> None:
-    one = sweep()
-    one.ns[-2] *= slowest  # all others, and so those at the switch, are low in the panel
-    (words,) = (text for text in drawn(one).texts if text.get_text() == "to 256x128")
+    steps = sweep()
+    steps.ns[-2] *= slowest  # all others, and so those at the switch, are low in the panel
+    (words,) = (text for text in drawn(steps).texts if text.get_text() == "to 256x128")
     assert isinstance(words, Annotation)
     assert words.xy[1] == height
 
@@ -74,9 +74,9 @@ def test_the_name_of_a_switch_stands_where_fewer_points_are(slowest: int, height
 def test_a_stretch_of_dims_and_a_logarithmic_scale_for_steep_cliffs() -> None:
     low, high = drawn(sweep(), (100, 140)).get_xlim()
     assert (low > 90, high < 150) == (True, True)
-    one = sweep()
-    one.ns[:8] /= 50
-    assert (drawn(one).get_yscale(), drawn(sweep()).get_yscale()) == ("log", "linear")
+    steps = sweep()
+    steps.ns[:8] /= 50
+    assert (drawn(steps).get_yscale(), drawn(sweep()).get_yscale()) == ("log", "linear")
 
 
 def profile(*sweeps: tuple[str, str, str]) -> Profile:

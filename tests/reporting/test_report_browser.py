@@ -28,10 +28,10 @@ EVERY_SHADE = """() => [0, 1, 2, 3, 4, 5, 6, 7].forEach((shade) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
-    assert found, f"these tests need one of {', '.join(CHROMIUM)}: apt-get install chromium"
+    program = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+    assert program, f"these tests need one of {', '.join(CHROMIUM)}: apt-get install chromium"
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found)
+        opened = playwright.chromium.launch(executable_path=program)
         yield opened
         opened.close()
 

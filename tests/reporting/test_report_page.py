@@ -32,10 +32,10 @@ def words(page: str) -> str:
 
 
 def cells(page: str) -> list[dict[str, Any]]:
-    found = re.search(r'<script type="application/json" id="cells">(.*?)</script>', page, re.DOTALL)
-    assert found
-    told: list[dict[str, Any]] = json.loads(found[1])
-    return told
+    match = re.search(r'<script type="application/json" id="cells">(.*?)</script>', page, re.DOTALL)
+    assert match
+    entries: list[dict[str, Any]] = json.loads(match[1])
+    return entries
 
 
 def test_it_answers_from_the_page_alone() -> None:
@@ -82,11 +82,11 @@ def test_the_rule_says_how_far_it_is_from_the_best() -> None:
 
 
 def test_a_frontier_is_drawn_and_its_other_settings_are_said() -> None:
-    plan, found = decided(), whole_range()
-    page = page_of(plan, frontier=found)
-    assert page.count('class="dot"') == 2 * len(found.readable())
+    plan, points = decided(), whole_range()
+    page = page_of(plan, frontier=points)
+    assert page.count('class="dot"') == 2 * len(points.readable())
     assert "The frontier was made otherwise" not in page
-    unlike = words(page_of(with_recipe(plan, refit="residual", shots=2), frontier=found))
+    unlike = words(page_of(with_recipe(plan, refit="residual", shots=2), frontier=points))
     assert "made otherwise than the plan, with refit none instead of residual, shots 1 instead of 2." in unlike
     page = page_of(rounded(), frontier=frontier(rounding(budget=1.0), points=5, limit="bytes"))
     assert "within one limit on the bytes:" in words(page)
@@ -106,9 +106,9 @@ def test_what_the_table_lacks_is_said() -> None:
 
 def test_bytes_bits_and_schemes_are_said() -> None:
     plan = rounded(0.44)
-    (used, total), (whole, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
-    assert (used, total, whole, dense) == (252, 576, 20_000 - 576 + 252, 20_000)
-    assert (bits, of_model) == (8 * 252 / 288, 8 * whole / 10_000)
+    (used, total), (model, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
+    assert (used, total, model, dense) == (252, 576, 20_000 - 576 + 252, 20_000)
+    assert (bits, of_model) == (8 * 252 / 288, 8 * model / 10_000)
     said = words(page_of(plan))
     assert "Targeted weights 0.3 kB 0.6 kB dense; 7.00 bits each" in said
     assert "Whole model 19.7 kB 20.0 kB dense; 15.74 bits each" in said

@@ -33,7 +33,7 @@ def test_smaller_and_larger_are_weighed_at_the_plans_prices() -> None:
 
 def test_bytes_count_where_they_are_limited() -> None:
     plan = rounded(0.44)  # of 576 bytes
-    assert [one.weights[0].becomes for one in plan.sites] == [("dense", 12, "w4a16"), ("low_rank", 4, "w4a16")]
+    assert [partial.weights[0].becomes for partial in plan.sites] == [("dense", 12, "w4a16"), ("low_rank", 4, "w4a16")]
     smaller, larger = trades(plan, plan.sites[1])
     assert (smaller.choice, smaller.freed) == ("low_rank\N{NO-BREAK SPACE}1", 124 - 48)
     assert (larger.choice, larger.freed) == ("dense\N{NO-BREAK SPACE}w4a16", 124 - 128)
@@ -86,8 +86,8 @@ def test_where_nothing_was_weighed() -> None:
     bare = replace(plan, sites=tuple(replace(site, alternatives=()) for site in plan.sites))
     said = "The plan does not hold what its sites could have had instead; gac allocate writes that now."
     assert (reasons(bare, bare.sites[0]), about_dense(bare)) == ((said,), said)
-    one = replace(plan, sites=(bare.sites[0], plan.sites[1]))
-    assert reasons(one, one.sites[0]) == ("None of the plan's forms gives this site another candidate.",)
+    partial = replace(plan, sites=(bare.sites[0], plan.sites[1]))
+    assert reasons(partial, partial.sites[0]) == ("None of the plan's forms gives this site another candidate.",)
 
 
 def test_dense_weights_by_projection() -> None:

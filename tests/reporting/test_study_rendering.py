@@ -1,4 +1,4 @@
-"""Tables of studies: headings, figures, verdicts."""
+"""The table of a study: headings, figures, verdict."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from rendering import shown
 from rich.console import Group
 
 from gac.lab.studies import Column, StudyResult
-from gac.lab.tables import studies_table, study_tables, verdicts_table
+from gac.lab.tables import study_tables
 
 RESULT = StudyResult(
     "gemm-k",
@@ -36,9 +36,3 @@ def test_a_study_is_its_table_its_verdict_the_claim_and_the_rule() -> None:
 def test_a_long_heading_takes_several_lines_and_keeps_its_table_narrow() -> None:
     result = replace(RESULT, columns=(Column("over next multiple of 8", "x"), *RESULT.columns[1:]))
     assert shown(Group(*study_tables(result)))[1:4] == ["over next", "multiple of 8 here A100", "(x) (ms) (ms) kernel"]
-
-
-def test_verdicts_and_studies_are_one_line_each() -> None:
-    assert shown(verdicts_table("a GPU", [RESULT]))[3:] == ["gemm-k held Holds on this GPU: 1.78x."]
-    entries = [{"name": "gemm-k", "claim": "misaligned K costs 25-60 %", "shapes": 1193}]
-    assert shown(studies_table(entries))[2] == "gemm-k misaligned K costs 25-60 % 1,193"

@@ -24,10 +24,10 @@ def plan(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
 
 @pytest.fixture
 def other(make_plan: Callable[..., Plan], tiny_config: LlamaConfig) -> Plan:
-    made = make_plan(tiny_config, {Q: ("low_rank", 9)} | MLP)
+    plan = make_plan(tiny_config, {Q: ("low_rank", 9)} | MLP)
     return replace(
-        made,
-        limits=(replace(made.budget, limit=made.budget.used - 1234, over=1234),),
+        plan,
+        limits=(replace(plan.budget, limit=plan.budget.used - 1234, over=1234),),
         workloads=(WorkloadLatency("decode:1@1024", 2_000_000, 1_500_000, 14, 0, 0),),
     )
 

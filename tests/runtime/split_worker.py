@@ -138,7 +138,7 @@ def _bench() -> list[list[Any]]:
     workload, ranks = Workload.parse("decode:2@8"), ranks_of_torchrun()
     planner = planner_of_shapes(shapes, [workload], "nvidia-h100-80gb-hbm3", schemes=("w8a16",))
     assert ranks is not None
-    made = SplitShapes.of(shapes, ranks, torch.float32)
+    made = SplitShapes(shapes, ranks, torch.float32)
     timer: Any = SlowestTimer(Slower(), ranks)
     bench = Bench(
         made.dense, planner.problem.sites, planner.problem.timing, planner.dense_versions(), timer, None, made

@@ -173,9 +173,9 @@ def test_plans_of_other_models(press: Any) -> None:
 
 def test_latents_are_refused(small: Small) -> None:
     model = small_model(small_config("llama"))
-    options: dict[str, Any] = {"calibration": f"{small.text}:2x16", "tokenizer": small.tokenizer, "progress": False}
-    plan = gac.allocate(model, 1.0, forms=("latent",), kv_cache=0.5, **options)
-    compressed = gac.compress(model, plan, tokenizer=small.tokenizer, progress=False)
+    options: dict[str, Any] = {"tokenizer": small.tokenizer, "progress": False}
+    plan = gac.allocate(model, 1.0, forms=("latent",), kv_cache=0.5, calibration=f"{small.text}:2x16", **options)
+    compressed = gac.compress(model, plan, **options)
     press = gac.press(planned(small, small_model(small_config("llama"))))
     with pytest.raises(ModelError, match="a model that caches latents, with a press"), press(compressed):
         pass

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +14,22 @@ from gac.forms import DENSE, form_named
 from gac.plan.layers import kinds_of, weights_by_layer
 from gac.plan.plan import Plan, WeightChoice
 from gac.profiling.table import Profile
-from gac.reporting.page import ALIGNED, DOTTED, HATCHES, MAP, check_many, marker, page, panel, proxy, time_unit
+from gac.reporting.page import (
+    ALIGNED,
+    DOTTED,
+    HATCHES,
+    MAP,
+    Axes,
+    Figure,
+    Line2D,
+    check_many,
+    marker,
+    page,
+    panel,
+    proxy,
+    time_unit,
+)
 from gac.schemes import scheme_named
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _APART = 0.5  # of a layer's width: what the plans' markers are spread over
 
@@ -42,10 +50,11 @@ def dims(
     plans = Plan.opened_each(plans)
     check_plans(plans)
     chosen = [_choices(plan, weight) for plan in plans.values()]
-    top = 1.1 * max((choice.dim for of in chosen for choice in of.values() if choice.form != "dense"), default=8)
+    compressed = [each.dim for by_layer in chosen for each in by_layer.values() if each.form != "dense"]
+    top = 1.1 * max(compressed, default=8)
     with panel(ax, (5.6, 3.0)) as ax:
-        for number, of_plan in enumerate(chosen):
-            _draw(ax, of_plan, number, len(chosen), top)
+        for number, by_layer in enumerate(chosen):
+            _draw(ax, by_layer, number, len(chosen), top)
         _label(ax, weight, top)
         if legend:
             ax.legend(handles=_legend(plans), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=6)
@@ -78,15 +87,15 @@ def check_plans(plans: Mapping[str, Plan]) -> Plan:
 
 def _choices(plan: Plan, weight: str) -> dict[int, WeightChoice]:
     layers = weights_by_layer(plan)
-    choices = {layer: of[weight] for layer, of in layers.items() if weight in of}
+    choices = {layer: by_name[weight] for layer, by_name in layers.items() if weight in by_name}
     if not choices:
         known = ", ".join(kinds_of(layers))
         raise PlanError(f"weight {weight!r} of {plan.measured.model}", f"one of {known}", "Name one of these.")
     return choices
 
 
-def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, of: int, top: float) -> None:
-    shift = 0.0 if of == 1 else _APART * (number / (of - 1) - 0.5)
+def _draw(ax: "Axes", chosen: Mapping[int, WeightChoice], number: int, plans: int, top: float) -> None:
+    shift = 0.0 if plans == 1 else _APART * (number / (plans - 1) - 0.5)
     for layer, choice in chosen.items():
         dense = choice.is_dense
         height = top if dense else choice.dim
@@ -184,11 +193,10 @@ def layer_time(
     plans = Plan.opened_each(plans)
     first = check_plans(plans)
     profile = Profile.opened(profile)
-    if workload is None:
-        if not first.workloads:
-            problem = f"plan for {first.measured.model} names no workload"
-            raise PlanError(problem, "one, to look latencies up for", "Name one.")
-        workload = first.workloads[0].workload
+    if workload is None and not first.workloads:
+        problem = f"plan for {first.measured.model} names no workload"
+        raise PlanError(problem, "one, to look latencies up for", "Name one.")
+    workload = workload or first.workloads[0].workload
     timing = Timing(profile, (Workload.parse(workload),))
     bars = {"dense": _latencies(first, timing, layer, dense=True)}
     for name, plan in plans.items():
@@ -213,8 +221,8 @@ def _latencies(plan: Plan, timing: Timing, layer: int | None, *, dense: bool) ->
         problem, known = f"layer {layer} of {plan.measured.model}", f"one from 0 to {max(layers)}"
         raise PlanError(problem, known, "Name one of these.")
     latencies: Counter[str] = Counter()
-    for name, choice in (pair for of in (layers if layer is None else (layer,)) for pair in layers[of].items()):
-        latencies[name] += _latency(choice, timing, dense=dense)
+    for weights in layers.values() if layer is None else [layers[layer]]:
+        latencies.update({name: _latency(choice, timing, dense=dense) for name, choice in weights.items()})
     return latencies
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,7 @@ from gac.plan.layers import cell_of, kinds_of, legend_of, weights_by_layer
 from gac.plan.plan import Plan
 from gac.profiling.cliffs import CLASSES, MUCH_SLOWER, find_cliffs
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.page import MAP, panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from gac.reporting.page import MAP, Axes, panel
 
 _TALLEST = 9.6  # inches: a page
 _ROW = 0.155
@@ -90,22 +87,24 @@ def alignment(
         ProfileError: there is no sweep, or there are more than 40.
     """
     profile = Profile.opened(profile)
-    known = {sweep: _slowdown(sweep) for sweep in (_longest_sweeps(profile) if sweeps is None else sweeps)}
-    if sweeps is None:
-        known = {sweep: times for sweep, times in known.items() if np.isfinite(times).any()}
+    known = {}
+    for sweep in _longest_sweeps(profile) if sweeps is None else sweeps:
+        slowdown = find_cliffs(sweep).class_slowdown
+        if slowdown or sweeps is not None:
+            known[sweep] = [slowdown.get(step, np.nan) for step in CLASSES]
     if not 1 <= len(known) <= _MOST_ROWS:
         problem = f"{len(known)} sweeps of {profile.path.stem} to draw"
         raise ProfileError(problem, f"1 to {_MOST_ROWS}", "Choose by operator or axis.")
-    slowdown = np.array(list(known.values()))
+    times = np.array(list(known.values()))
     words = {
-        place: f"{times:.2f}x{'*' if times > MUCH_SLOWER else ''}"
-        for place, times in np.ndenumerate(slowdown)
-        if np.isfinite(times)
+        place: f"{ratio:.2f}x{'*' if ratio > MUCH_SLOWER else ''}"
+        for place, ratio in np.ndenumerate(times)
+        if np.isfinite(ratio)
     }
     with panel(ax, (6.2, 1.2 + 0.2 * len(known))) as ax:
         colours: dict[str, Any] = {"cmap": f"{MAP}_r", "vmin": 1, "vmax": _TOP, "linewidth": 0.5}
         bar = {"label": "latency over the padded dim's (times)", "extend": "max"}
-        _draw(ax, slowdown, words, slowdown > _TIMES_DARK, list(map(class_name, CLASSES)), 6.5, bar, **colours)
+        _draw(ax, times, words, times > _TIMES_DARK, list(map(class_name, CLASSES)), 6.5, bar, **colours)
         ax.set_yticks(np.arange(len(known)) + 0.5, [f"{each.operator} {each.dtype}, {each.axis}" for each in known])
         ax.set(xlabel="alignment class: the largest power of two that divides the dim", ylabel="operator and axis")
         ax.set_title(f"{profile.header.gpu}: what misaligned dims cost" if title is None else title, pad=6)
@@ -118,11 +117,6 @@ def _longest_sweeps(profile: Profile) -> list[Sweep]:
         key = sweep.operator, sweep.dtype, sweep.axis
         best[key] = max(best.get(key, sweep), sweep, key=len)
     return list(best.values())
-
-
-def _slowdown(sweep: Sweep) -> Floats:
-    known = find_cliffs(sweep).class_slowdown
-    return np.array([known.get(step, np.nan) for step in CLASSES])
 
 
 def _draw(

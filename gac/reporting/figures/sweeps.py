@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,7 @@ from gac.core.errors import GacError, ProfileError
 from gac.profiling.cliffs import Cliffs, find_cliffs
 from gac.profiling.kernel_names import Kernel, describe
 from gac.profiling.table import Profile, Sweep
-from gac.reporting.page import DOTTED, log_scale, page, panel, time_unit
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from gac.reporting.page import DOTTED, Axes, Figure, log_scale, page, panel, time_unit
 
 Mask = NDArray[np.bool_]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from math import ceil, floor, log10
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gac.plan.costs import COSTS, PARAMS
 from gac.plan.layers import lossy_schemes
@@ -17,27 +17,15 @@ Ticks = list[tuple[float, str]]  # the place of each, and its number
 
 
 class Mark(NamedTuple):
-    """A plan on a chart."""
+    """A plan on a chart; ``letter`` is its mark in the table of plans (P: the page's own; D: dense; F: that, fused)."""
 
-    letter: str  # its mark in the table of plans (P: the page's own; D: dense; F: that, fused)
+    letter: str
     x: float
     y: float
     words: str
 
 
-class Chart(NamedTuple):
-    """Predicted perplexity against one cost."""
-
-    title: str
-    unit: str  # the axis label, with the unit of the cost
-    x_ticks: Ticks
-    y_ticks: Ticks
-    line: list[tuple[float, float]]  # points of the frontier; empty where there is none
-    joined: bool  # the frontier limits this cost, so that no choice has a smaller sum of losses for as little
-    marks: list[Mark]
-
-
-def charts(sources: Sources) -> list[Chart]:
+def charts(sources: Sources) -> list[dict[str, Any]]:
     """One against the parameters, one for each other cost that matters, and one a workload that the plan knows.
 
     Other costs of the weights matter where numbers are rounded; every cost does where it is limited.
@@ -55,7 +43,8 @@ def letter_of(number: int) -> str:
     return "ABC"[number] if number < 3 else str(number + 1)
 
 
-def _chart(sources: Sources, against: str) -> Chart:
+def _chart(sources: Sources, against: str) -> dict[str, Any]:
+    """Predicted perplexity against one cost."""
     plan, frontier = sources.plan, sources.frontier
     times = {timed.workload: timed for timed in plan.workloads}
     dense = plan.amount(against)[1] if against in COSTS else times[against].dense_ns or 0
@@ -70,20 +59,22 @@ def _chart(sources: Sources, against: str) -> Chart:
             points.append((letter, name, cost / scale, drawn.prediction.perplexity))
     known = curve(frontier, against) if frontier is not None else []
     line = [(cost / scale, point.perplexity) for cost, point in known]
-    x, x_ticks = _axis([*(cost for _, _, cost, _ in points), *(cost for cost, _ in line)], LEFT, RIGHT)
-    y, y_ticks = _axis([*(height for *_, height in points), *(height for _, height in line)], BOTTOM, TOP, log=True)
-    return Chart(
-        f"Perplexity against {COSTS[against].label if against in COSTS else f'latency, {against}'}",
-        label,
-        x_ticks,
-        y_ticks,
-        [(x(cost), y(height)) for cost, height in line],
-        frontier is not None and frontier.limit == against,
-        [
+    costs, heights = zip(*(point[2:] for point in points), *line, strict=True)
+    x, x_ticks = _axis(costs, LEFT, RIGHT)
+    y, y_ticks = _axis(heights, BOTTOM, TOP, log=True)
+    return {
+        "title": f"Perplexity against {COSTS[against].label if against in COSTS else f'latency, {against}'}",
+        "x_label": label,
+        "x_ticks": x_ticks,
+        "y_ticks": y_ticks,
+        "line": [(x(cost), y(height)) for cost, height in line],  # points of the frontier
+        # where the frontier limits this cost, no choice has a smaller sum of losses for as little
+        "joined": frontier is not None and frontier.limit == against,
+        "marks": [
             Mark(letter, x(cost), y(height), f"{letter}, {name}: {cost:,.4g}, perplexity {height:,.2f}")
             for letter, name, cost, height in points
         ],
-    )
+    }
 
 
 def _axis(

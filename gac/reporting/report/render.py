@@ -1,17 +1,25 @@
-"""The page as one HTML file: a template filled, its style and script inside it, and nothing else allowed to run."""
+"""The page as one HTML file: a template filled with tables and the plan in words; nothing else is allowed to run."""
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from gac.core.version import __version__
+from gac.core.words import duration, megabytes, nats
+from gac.plan import summary
 from gac.plan.costs import COSTS
-from gac.plan.layers import legend_of
-from gac.plan.summary import facts, what_is_kept
-from gac.reporting.report import reasons, summary, tables
+from gac.plan.layers import legend_of, lossy_schemes
+from gac.plan.plan import Limit, Plan, WorkloadLatency
+from gac.profiling.folders import saved_profiles, shipped_profiles
+from gac.profiling.table import Profile
+from gac.reporting.report import reasons, tables
 from gac.reporting.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, charts
 from gac.reporting.report.sources import Sources
+
+Pairs = list[tuple[str, str]]
 
 
 def report_page(sources: Sources) -> str:
@@ -46,18 +54,18 @@ def _content(sources: Sources) -> dict[str, Any]:
     return {
         "sources": sources,
         "plan": plan,
-        "kept": what_is_kept(plan),
-        "summary": [(label[0].upper() + label[1:], value) for label, value in facts(plan)],
-        "tiles": summary.tiles(plan),
+        "kept": summary.what_is_kept(plan),
+        "summary": [(label[0].upper() + label[1:], value) for label, value in summary.facts(plan)],
+        "tiles": tiles(plan),
         "columns": columns,
         "rows": rows,
-        "cells": [{"label": cell.label, "facts": cell.facts, "reasons": cell.reasons} for cell in cells],
+        "cells": [{name: cell[name] for name in ("label", "facts", "reasons")} for cell in cells],
         "legend": legend_of(plan),
         "stayed": tables.stayed_dense(plan),
         "about_dense": tables.about_dense(plan),
         "charts": drawn,
         "called": {name: f"the {cost.label}" for name, cost in COSTS.items()},
-        "fused": any(mark.letter == "F" for chart in drawn for mark in chart.marks),
+        "fused": any(mark.letter == "F" for chart in drawn for mark in chart["marks"]),
         "size": (WIDTH, HEIGHT),
         "frame": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "alike": all(comparison.same_prediction for comparison in sources.comparisons.values()),
@@ -66,8 +74,124 @@ def _content(sources: Sources) -> dict[str, Any]:
         "keys": keys,
         "forms": [list(dict.fromkeys(weight.form for weight in site.weights)) for site in plan.sites],
         "sizes": reasons.size_noun(plan),
-        "certificate": summary.certificate(plan),
-        "provenance": summary.provenance(sources),
-        "commands": summary.commands(sources),
+        "certificate": _certificate(plan),
+        "provenance": _provenance(sources),
+        "commands": _commands(sources),
         "tokens": sources.tokens,
     }
+
+
+# --- headline figures -----------------------------------------------------------------------------------------------
+
+
+def tiles(plan: Plan) -> list[tuple[str, str, str]]:
+    budget, prediction, proof = plan.budget, plan.prediction, plan.certificate
+    (used, total), (model, dense), (bits, of_model) = plan.bytes, plan.model_bytes, plan.bits
+    return [
+        ("Parameters kept", f"{budget.kept:.4f}", f"{budget.asked:g} asked"),
+        ("Targeted weights", megabytes(used), f"{megabytes(total)} dense; {bits:.2f} bits each"),
+        ("Whole model", megabytes(model), f"{megabytes(dense)} dense; {of_model:.2f} bits each"),
+        ("Predicted perplexity", f"{prediction.perplexity:,.2f}", f"{prediction.dense_perplexity:,.2f} dense"),
+        *(_time_tile(plan, timed) for timed in plan.workloads),
+        ("Proof", proof.status, f"gap {proof.gap:.3g}"),
+    ]
+
+
+def _time_tile(plan: Plan, timed: WorkloadLatency) -> tuple[str, str, str]:
+    if not timed.dense_ns or not timed.plan_ns:
+        return timed.workload, "unknown", f"the table {summary.lacking(timed, lossy_schemes(plan))}"
+    ratio = summary.over_fused(timed)
+    fused = "" if ratio is None else f"; {ratio:.3f}x of {duration(timed.fused_ns)} {summary.FUSED}"
+    return timed.workload, f"{timed.plan_ns / timed.dense_ns:.3f}x", f"{duration(timed.dense_ns)} dense{fused}"
+
+
+# --- the proof ------------------------------------------------------------------------------------------------------
+
+
+def _certificate(plan: Plan) -> Pairs:
+    proof, rule = plan.certificate, summary.rule_of(plan)
+    prices = plan.prices if any(site.alternatives for site in plan.sites) else proof.multipliers
+    limits = zip(plan.limits, prices, strict=True)
+    share = f" ({proof.gap / proof.value:.1%} of its loss)" if proof.value > 0 else ""
+    words = f"at most {nats(proof.gap)} nats a token{share} from the best choice"
+    if proof.status == "optimal":
+        words = "within the limits, no choice of the candidates loses less"
+    elif rule:
+        words = f"the rule {rule} made the choice, {words} with as many parameters"
+    return [
+        ("Status", f"{proof.status}: {words}"),
+        ("Loss of the choice" if plan.speed is None else "Least loss", f"{proof.value:.6g} nats a token"),
+        ("No choice loses less than", f"{proof.lower_bound:.6g} nats a token"),
+        ("Gap", f"{proof.gap:.3g} nats a token{share if proof.gap else ''}"),
+        *(pair for limit, price in limits for pair in _limit(limit, price)),
+        ("Found by", proof.method),
+        *_fastest(plan),
+    ]
+
+
+def _limit(limit: Limit, price: float) -> Iterator[tuple[str, str]]:
+    cost, workload = COSTS.get(limit.column), limit.column.removeprefix("ns:")
+    shown = duration if cost is None else "{:,}".format
+    label = f"latency, {workload}" if cost is None else cost.label
+    words, unit = (f"a microsecond at {workload}", 1e3) if cost is None else cost.priced
+    rest = f"overshot by {shown(limit.over)}" if limit.over else f"{shown(limit.limit - limit.used)} left"
+    yield f"Limit, {label}", f"{shown(limit.limit)} of {shown(limit.total)} ({limit.asked:g}); {rest}"
+    yield f"Price of {words}", f"{unit * price:.3g} nats a token"
+
+
+def _fastest(plan: Plan) -> Pairs:
+    if plan.speed is None:
+        return []
+    proof = plan.speed.certificate
+    return [
+        ("Loss allowed for speed", f"{nats(plan.speed.loss * (plan.recipe.slack or 0))} nats a token"),
+        ("Fastest within the slack", f"{proof.status}, gap {proof.gap:.3g}"),
+        ("Times as fractions of dense", f"{proof.value:.6g} in all; no choice takes less than {proof.lower_bound:.6g}"),
+        ("Found by", proof.method),
+    ]
+
+
+# --- the origin -----------------------------------------------------------------------------------------------------
+
+
+def _provenance(sources: Sources) -> Pairs:
+    plan = sources.plan
+    recipe, measured = plan.recipe, plan.measured
+    text, table, measure, align = measured.calibration, measured.profile, recipe.measure, recipe.space.align
+    step = "" if align is True else f", and of those the multiples of {align}"
+    latencies = []
+    for timed in plan.workloads:
+        unknown = f", {timed.unknown:,} unknown" if timed.unknown else ""
+        latencies.append((f"Latencies, {timed.workload}", f"{summary.how_known(timed)}{unknown}"))
+    pairs = [
+        ("Model", f"{measured.model} ({measured.family}), weights {measured.digest[:12]}"),
+        ("Method", f"{measure.method}; shots {measure.shots}; refit {recipe.refit}; factor {measured.factor:g}"),
+        ("Forms", f"dense, {', '.join(recipe.space.forms)}{summary.fusion(plan)}"),
+        ("Schemes", ", ".join(recipe.space.schemes)),
+        ("Dims", f"those that the latency table shows to be sound{step}" if align else "every integer"),
+        ("Calibration", f"{text}, digest {text.digest[:12]}"),
+        ("Seed", str(measure.seed)),
+        ("Made with", f"GAC {plan.gac_version}; this page with GAC {__version__}"),
+        ("GPU", table.gpu),
+        ("Latency table", f"{table.digest[:12]}{f'; {table.note}' if table.note else ''}"),
+        *latencies,
+        ("Modelled latencies", summary.modelled(plan).removeprefix("modelled latencies lie ")),
+        ("Measured on", _machine(sources.profile)),
+    ]
+    return [(name, value) for name, value in pairs if value]
+
+
+def _machine(profile: Profile | None) -> str:
+    if profile is None:
+        return "the table is not at hand, so its driver and libraries are not told"
+    header = profile.header
+    gpu = f"{header.sm_count} SMs, {header.power_limit_w:g} W"
+    words = f"{header.date}: driver {header.driver}, {header.libraries}; {gpu}"
+    return f"{words}; {header.shared_with}" if header.shared_with else words
+
+
+def _commands(sources: Sources) -> str:
+    model, profile = quote(sources.plan.measured.model), sources.profile
+    known = profile if profile is not None and profile.path in (*shipped_profiles(), *saved_profiles()) else None
+    allocate = summary.allocate_command(sources.plan, None if known is None else known.path.stem)
+    return "\n".join([allocate, *summary.apply_commands(sources.plan), f"gac eval DIR --against {model}"])

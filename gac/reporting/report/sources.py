@@ -1,5 +1,6 @@
 """The plans, frontier and profile of a page, checked to belong together."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,8 @@ from gac.plan.plan import Plan, PlanComparison
 from gac.profiling.folders import profile_with
 from gac.profiling.table import Profile
 from gac.reporting.frontier import check_comparable
+
+logger = logging.getLogger("gac")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,23 +62,29 @@ class Sources:
         """The settings in which the frontier differs from the plan: ``refit residual instead of none``."""
         if self.frontier is None:
             return ()
-        made, ours = _made_with(self.frontier), _made_with(self.plan)
-        return tuple(f"{name} {made[name]} instead of {value}" for name, value in ours.items() if made[name] != value)
+        theirs, ours = _settings(self.frontier), _settings(self.plan)
+        return tuple(
+            f"{name} {theirs[name]} instead of {value}" for name, value in ours.items() if theirs[name] != value
+        )
 
 
-def _made_with(made: Plan | Frontier) -> dict[str, object]:
-    recipe = made.recipe
+def _settings(record: Plan | Frontier) -> dict[str, object]:
+    recipe = record.recipe
     return {
         "refit": recipe.refit,
         "shots": recipe.measure.shots,
         "forms": "+".join(recipe.space.forms),
         "align": recipe.space.align,
         "fuse": recipe.deployment.fuse,
-        "profile": made.measured.profile.digest[:12],
+        "profile": record.measured.profile.digest[:12],
     }
 
 
 def profile_of(plan: Plan) -> Profile | None:
-    """The shipped or saved profile that a plan names by its digest; None where it is not at hand."""
-    path = profile_with(plan.measured.profile.digest)
-    return None if path is None else Profile.load(path)
+    """The shipped or saved profile that a plan names by its digest; None, and a line in the log, if there is none."""
+    digest = plan.measured.profile.digest
+    if (path := profile_with(digest)) is not None:
+        return Profile.load(path)
+    missing = "the latency table %s is not at hand: the page will not say what the next dims would take"
+    logger.info(missing, digest[:12])
+    return None

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
-from typing import NamedTuple
+from typing import Any
 
 from gac.core.display import Table
 from gac.core.words import duration, nats, ranges
@@ -18,22 +18,11 @@ from gac.reporting.tables import memory_figures, plan_figures
 
 # --- the heat map ---------------------------------------------------------------------------------------------------
 
-# The least kept fraction of the bytes of each shade but the last; a weight that is as it was has none.
+# The least kept fraction of the bytes of each shade but the last, from 1 to 7; a weight that is as it was has shade 0.
 SHADES = (0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
 
 
-class Cell(NamedTuple):
-    """One weight on the heat map."""
-
-    number: int  # its place in reading order
-    text: str  # for example ``r 128``; a dash where dense
-    shade: int  # 0 as large as dense, then 1 to 7, the less is kept the larger
-    label: str  # the cell in words
-    facts: tuple[tuple[str, str], ...]  # name and value pairs
-    reasons: tuple[str, ...]  # sentences
-
-
-def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[Cell | None]]]:
+def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[dict[str, Any] | None]]]:
     """The short names of the columns, and for each layer a cell a column; None where it has no such weight."""
     layers = weights_by_layer(sources.plan)
     columns, number = kinds_of(layers), count()
@@ -42,22 +31,25 @@ def heat_map(sources: Sources) -> tuple[list[str], dict[int, list[Cell | None]]]
         f"In {other}": {choice.name: choice for choice in plan.weights} for other, plan in sources.against.items()
     }
 
-    def cell(kind: str, weight: WeightChoice) -> Cell:
+    def cell(kind: str, weight: WeightChoice) -> dict[str, Any]:
         plan, site = sources.plan, site_of[weight.name]
         kept = weight.bytes / weight.dense_bytes
-        shade = 1 + next((number for number, least in enumerate(SHADES) if kept >= least), len(SHADES))
-        theirs = ((other, choice(of[weight.name])) for other, of in others.items())
-        return Cell(
-            next(number),
-            cell_of(weight),
-            shade if weight.changed else 0,
-            f"layer {site.layer}, {kind}: {choice(weight)}, {kept:.0%} kept",
-            (*_facts(plan, site, weight), *theirs),
-            (*reasons(plan, site), *next_dims(plan, sources.profile, weight, shared=site.shared)),
-        )
+        shade = 1 + sum(kept < least for least in SHADES)
+        theirs = ((other, choice(by_name[weight.name])) for other, by_name in others.items())
+        return {
+            "number": next(number),  # in reading order
+            "text": cell_of(weight),
+            "shade": shade if weight.changed else 0,
+            "label": f"layer {site.layer}, {kind}: {choice(weight)}, {kept:.0%} kept",
+            "facts": (*_facts(plan, site, weight), *theirs),
+            "reasons": (*reasons(plan, site), *next_dims(plan, sources.profile, weight, shared=site.shared)),
+        }
 
-    rows = ([cell(kind, of[kind]) if kind in of else None for kind in columns] for of in layers.values())
-    return columns, dict(zip(layers, rows, strict=True))
+    rows = {
+        layer: [cell(kind, weights[kind]) if kind in weights else None for kind in columns]
+        for layer, weights in layers.items()
+    }
+    return columns, rows
 
 
 def _facts(plan: Plan, site: SiteChoice, weight: WeightChoice) -> Iterator[tuple[str, str]]:
@@ -138,8 +130,8 @@ def plans_table(sources: Sources) -> Table:
     columns = [("Mark", "<"), ("Plan", "<"), *((name, ">") for name in capital), ("Proof", "<")]
     columns += [("Weights that differ", ">")] if sources.against else []
     rows = [
-        [letter, name, *of.values(), plan.certificate.status, differing][: len(columns)]
-        for (letter, name, plan, differing), of in zip(plans, figures, strict=True)
+        [letter, name, *cells.values(), plan.certificate.status, differing][: len(columns)]
+        for (letter, name, plan, differing), cells in zip(plans, figures, strict=True)
     ]
     return Table(columns, rows)
 

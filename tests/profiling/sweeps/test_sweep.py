@@ -1,3 +1,5 @@
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,9 +55,9 @@ def path(tmp_path: Path) -> Path:
 def run(path, header):
     """Run a sweep into the file; returns the number of timings."""
 
-    def run(points=POINTS, measurer=None, passes=3, path=path, **changed) -> int:
+    def run(points=POINTS, measurer=None, passes=3, path=path, seconds=None, **changed) -> int:
         here = replace(header, **changed)
-        return run_sweep(points, path, measurer or FakeMeasurer(), here, passes, progress=False)
+        return run_sweep(points, path, measurer or FakeMeasurer(), here, passes, seconds, progress=False)
 
     return run
 
@@ -86,6 +88,15 @@ def test_a_sweep_resumes_where_an_interrupt_stopped_it(path, run) -> None:
     assert sorted(len(row.passes) for row in Profile.load(path).measurements) == [1] * 18 + [2] * 12
     assert run(passes=2) == 18
     assert {len(row.passes) for row in Profile.load(path).measurements} == {2}
+
+
+def test_a_time_limit_stops_a_sweep_and_the_next_run_goes_on(path, run, monkeypatch) -> None:
+    clock = SimpleNamespace(monotonic=partial(next, count()))
+    monkeypatch.setattr(sweep, "time", clock)
+    timed = run(seconds=40, passes=1)
+    assert 0 < timed == len(Profile.load(path).measurements) < 30
+    assert run(passes=1) == 30 - timed
+    assert {row.point for row in Profile.load(path).measurements} == set(POINTS)
 
 
 def test_a_complete_file_is_not_changed_and_a_partial_last_line_is_cut_off(path, run) -> None:
