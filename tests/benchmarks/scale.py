@@ -29,7 +29,6 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 import gac
-from gac import api
 from gac.allocation import rules
 from gac.compression import refit, rounding
 from gac.forms import decomposition
@@ -62,12 +61,12 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("of which eliminations", narrow, "eliminate"),
     ("of which of which block updates", elimination._State, "update"),
     ("of which values", head_dim, "_shortened"),
-    ("prices of rounding", curves, "prices_of"),
+    ("prices of rounding", curves, "_prices_of"),
     ("allocation", rules, "decide"),
-    ("modules from factors", api, "build_modules"),
-    ("rounding for the dense model's inputs", api, "store_all"),
+    ("modules from factors", refit, "build_modules"),
+    ("rounding for the dense model's inputs", refit, "store_all"),
     ("of which rounding", rounding, "store"),
-    ("fitting again", api, "fit_again"),
+    ("fitting again", refit, "refit"),
     ("of which rounding again", refit, "store"),
 )
 
