@@ -83,10 +83,10 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     pairs = {pair: by_form.get(next(iter(pair))[0], share) * lost for pair, lost in curves.pairs.items()}
     on_text = {key: share / unfitted * lost for key, lost in curves.on_text.items()}
     wholes = {}
-    for name, whole in curves.wholes.items():
-        of_form = by_form.get(whole.form, share)
-        summed, lost = (tuple(of_form * loss for loss in losses) for losses in (whole.summed, whole.lost))
-        wholes[name] = WholeModelLoss(whole.form, summed, lost)
+    for name, whole_model in curves.wholes.items():
+        of_form = by_form.get(whole_model.form, share)
+        summed, lost = (tuple(of_form * loss for loss in losses) for losses in (whole_model.summed, whole_model.lost))
+        wholes[name] = WholeModelLoss(whole_model.form, summed, lost)
     return LossCurves(by_key, pairs, on_text, wholes)
 
 
