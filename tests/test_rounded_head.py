@@ -92,7 +92,7 @@ def test_what_it_loses_is_in_the_prediction(asked: Small, monkeypatch: pytest.Mo
     assert "--head w8a16" in allocate_command(plan)
     assert "--head" not in allocate_command(plain)
     assert "embedding and head" not in plain.summary()
-    monkeypatch.setattr("gac.measurement.session.quantised_embeddings", pytest.fail)  # the price is kept
+    monkeypatch.setattr("gac.measurement.embeddings.quantised_embeddings", pytest.fail)  # the price is kept
     assert asked.allocate(0.8, head="w8a16") == plan
 
 

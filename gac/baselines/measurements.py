@@ -19,8 +19,8 @@ from gac.core.linalg import check_measured
 from gac.core.progress import progress_bar
 from gac.forms.low_rank.torch import every_rank
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import stream_fits
-from gac.measurement.losses import window_loss
+from gac.measurement.curves import fit_layers
+from gac.measurement.runs import window_loss
 from gac.measurement.weight_measurements import WeightMeasurement
 from gac.models.linears import linear_at
 from gac.models.modules import frozen
@@ -55,9 +55,10 @@ class LossChanges(WeightMeasurement):
             chunk = [site for layer in layers[start : start + count] for site in layer]
             weights = [weight for site in chunk for weight in site.weights]
             gradients = mean_gradients(run.model, weights, run.windows, run.progress)
-            for layer, fit in stream_fits(run, chunk):
+            for layer, fit in fit_layers(run, chunk).items():
                 members = [weight for site in chunk if site.layer == layer for weight in site.weights]
-                yield layer, {w.name: component_changes(*every_rank(fit.kept, w), gradients[w.name]) for w in members}
+                factors = {weight.name: every_rank(fit.artifacts, weight) for weight in members}
+                yield layer, {name: component_changes(*pair, gradients[name]) for name, pair in factors.items()}
             del gradients  # before the next chunk's are summed
 
 
@@ -77,10 +78,10 @@ class TruncationLosses(WeightMeasurement):
         model, ids = run.model, run.windows[:WINDOWS]
         logger.info("truncating weights takes %d runs of the model over %d windows of %d tokens", count, *ids.shape)
         with progress_bar("truncating", "run", count, shown=run.progress) as bar:
-            for layer, fit in stream_fits(run, sites):
+            for layer, fit in fit_layers(run, sites).items():
                 arrays = {}
                 for weight in (weight for site in sites if site.layer == layer for weight in site.weights):
-                    second, first = every_rank(fit.kept, weight)
+                    second, first = every_rank(fit.artifacts, weight)
                     losses = []
                     for fraction in KEPT_FRACTIONS:
                         rank = max(1, int(weight.params * fraction / (weight.out_features + weight.in_features)))

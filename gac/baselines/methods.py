@@ -10,7 +10,7 @@ from gac.core.linalg import damped, identity_like
 from gac.forms import form_named
 from gac.forms.curvature.methods import Method
 from gac.forms.curvature.metric import MeasuredWeight, Moments
-from gac.forms.head_dim.shortened import ShortenedValues
+from gac.forms.head_dim.torch import ShortenedValues
 from gac.forms.latent.torch import decompose_groups
 
 

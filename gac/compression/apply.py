@@ -1,6 +1,6 @@
 """From a plan to modules in the model: which one each weight becomes, built, swapped in, sharing first GEMMs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from gac.core.errors import PlanError
 from gac.forms import form_named
-from gac.forms.artifacts import LayerArtifacts
 from gac.forms.planned_sites import as_planned
 from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import LayerFit
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
 from gac.plan.plan import Plan, WeightChoice
@@ -33,10 +33,7 @@ def empty_stored(choice: WeightChoice, bias: bool, device: torch.device | str, d
 
 
 def merged(choice: WeightChoice, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
-
-    ``parameters`` are those of the weight's module, by their names in it, none in a storage.
-    """
+    """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding."""
     return tensors_of(form_named(choice.form)).merge(choice.weight, choice.dim, parameters)
 
 
@@ -60,7 +57,6 @@ def where_they_run(sites: Sequence[Site], weights: Sequence[WeightChoice]) -> tu
 
 
 def runs(choice: WeightChoice) -> bool:
-    """True if the weight is multiplied at all."""
     return form_named(choice.form).params(choice.weight, choice.dim) > 0
 
 
@@ -77,7 +73,6 @@ def skipped_blocks(config: Any, weights: Sequence[WeightChoice]) -> list[dict[st
 
 
 def shared_names(sites: Sequence[Site]) -> tuple[tuple[str, ...], ...]:
-    """The names of the weights of each site whose first GEMMs run as one."""
     groups = (tuple(site.weights[index].name for index in site.fused) for site in sites)
     return tuple(names for names in groups if len(names) > 1)
 
@@ -116,28 +111,20 @@ def build_modules(
     run: CalibrationRun,
     weights: Sequence[WeightChoice],
     sites: Sequence[Site],
-    stream: Iterator[tuple[int, LayerArtifacts]],
+    fits: Mapping[int, LayerFit],
 ) -> dict[str, nn.Module]:
     """The new module of every weight that changes, by name, as yet in 16 bits; the model itself is not touched.
 
-    Of several processes each builds some layers, and gives them to the others.
-
-    Args:
-        weights: what every weight becomes.
-        sites: all that change, such as those of ``changed_sites``.
-        stream: what calibration has kept, layer by layer.
-
-    Raises:
-        ModelError: a statistic is not finite.
+    ``sites`` are those that change. Of several processes each builds some layers, and gives them to the others.
     """
     choices = {choice.name: choice for choice in weights}
     modules: dict[str, nn.Module] = {}
-    for turn, (layer, artifacts) in enumerate(stream):
+    for turn, (layer, fit) in enumerate(fits.items()):
         if not run.ranks.owns(turn):
             continue
-        statistics = Statistics(run.model, artifacts.moments, run.method, artifacts)
+        statistics = Statistics(run.model, fit.artifacts.moments, run.method, fit.artifacts)
         for site in (site for site in sites if site.layer == layer):
-            work = SiteBuild(site.weights, artifacts, statistics)
+            work = SiteBuild(site.weights, statistics)
             for weight in site.weights:
                 if module := _module(work, weight, choices[weight.name]):
                     modules[weight.name] = module
@@ -145,7 +132,6 @@ def build_modules(
 
 
 def _module(work: SiteBuild, weight: Weight, choice: WeightChoice) -> nn.Module | None:
-    """Build the module of a weight, not quantised yet; None where it stays dense."""
     linear = work.linear(weight)
     parameters = tensors_of(form_named(choice.form)).parameters(work, weight, choice.dim)
     if parameters is None:

@@ -17,7 +17,7 @@ from gac.compression.apply import build_modules, merged
 from gac.compression.refit import refit
 from gac.forms.loss_curves import LossCurves
 from gac.measurement.calibration import FIRST_KEPT, CalibrationRun
-from gac.measurement.curves import measure_curves, stream_fits
+from gac.measurement.curves import fit_layers, measure_curves
 from gac.models.families import family_of
 from gac.models.linears import as_linear
 from gac.models.sites import Site
@@ -42,14 +42,13 @@ def first_shot(run: CalibrationRun) -> nn.Module:
     """
     sites = family_of(run.model.config).sites(run.model.config)
     weights = _chosen(sites, measure_curves(run, sites).curves)
-    factors = {layer: fit.kept for layer, fit in stream_fits(run, sites)}
-    modules = build_modules(run, weights, sites, iter(factors.items()))
-    fitted = refit(run, modules, weights, "residual", sites, factors)
+    fits = fit_layers(run, sites)
+    modules = build_modules(run, weights, sites, fits)
+    fitted = refit(run, modules, weights, "residual", sites, fits)
     return _multiplied_out(run.model, weights, fitted)
 
 
 def _chosen(sites: Sequence[Site], curves: LossCurves) -> list[WeightChoice]:
-    """Choose the least loss for every weight, on any GPU."""
     sets = [candidates(site, curves, Space(align=STEP), Timing(None, ()), (PARAMS,)) for site in sites]
     instance = as_knapsack(sets, {PARAMS: floored(FIRST_KEPT, sum(site.params for site in sites))})
     chosen = instance.chosen(instance.solve())

@@ -8,13 +8,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gac.compression.stream import ToStream
 from gac.core.errors import ModelError
 from gac.measurement.sums import first_half
+from gac.models.families import family_of
 from gac.models.layer_stack import LayerStack, StopLayerError, entering, room, stop_at
 from gac.models.modules import listening, run_on, swapped
 from gac.models.sites import Weight
 
+RIDGE = 1e-2
+"""Gains of a norm below the root of this times their mean square ask for no more of the weight than larger ones."""
+_TINY = torch.finfo(torch.float32).tiny
 PLAIN = 0.02
 """The largest relative part of a layer's output that its weights may leave unexplained."""
 SETS = 10
@@ -23,8 +26,55 @@ TRACED = 2
 """Windows that run through all layers, to learn their arguments and that these are alike."""
 TOKENS = 8192
 """Tokens that run at once, in whole windows: enough to keep a GPU busy with a small model."""
-
 Heard = dict[str, list[Tensor]]
+
+
+class ToStream:
+    """The way of outputs y ``(..., out)`` of a weight into the residual stream: times a number, mostly 1."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def added(self, outputs: Tensor) -> Tensor:
+        return outputs if self._factor == 1 else outputs * self._factor
+
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        """Return the change of the outputs that adds ``more`` to the stream, float32; both ``(tokens, out)``."""
+        return more if self._factor == 1 else more / self._factor
+
+
+class Norm(ToStream):
+    """Outputs pass an RMS norm: a(y) = s g y with gains g, and s = 1 / rms(y), which follows from what it returns.
+
+    A step is divided by s and g, as if s stayed as it is. What it has along y, the norm undoes; leaving that out, or
+    counting tokens by s, changes nothing that could be measured (results/refit.md).
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        self._norm = norm
+        with torch.no_grad():
+            self._gains: Tensor = norm(torch.ones_like(next(norm.parameters()))).float()
+
+    def added(self, outputs: Tensor) -> Tensor:
+        normed: Tensor = self._norm(outputs)
+        return normed
+
+    def step(self, outputs: Tensor, more: Tensor) -> Tensor:
+        gains = self._gains
+        scaled = gains * outputs.float()
+        slope = (self.added(outputs).float() * scaled).sum(1) / scaled.square().sum(1).clamp_min(_TINY)
+        step = more * (gains / (gains.square() + RIDGE * gains.square().mean())) / slope[:, None]
+        return step.where(slope[:, None] > 0, 0.0)  # outputs that are all zero have no direction to keep
+
+
+def ways_of(model: nn.Module, weights: Sequence[Weight]) -> dict[str, ToStream]:
+    """The ways of those weights that write to the residual stream, by name."""
+    family = family_of(model.config)
+    ways: dict[str, ToStream] = {}
+    for weight in (weight for weight in weights if weight.to_residual):
+        path = family.residual_path(model.config, weight.name)
+        ways[weight.name] = ToStream(path.factor) if path.norm is None else Norm(model.get_submodule(path.norm))
+    return ways
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +151,7 @@ class PairedRun:
     def dense_pass(self, layer: int, stages: Sequence[Sequence[Weight]]) -> Seen:
         """Take the dense states through a layer, which only adds to the residual stream what its weights write.
 
-        Args:
-            stages: the layer's weights in the order in which they run, those that read the same input together.
+        ``stages`` are its weights in the order in which they run, those that read the same input together.
         """
         read: Heard = {stage[0].name: [] for stage in stages if not stage[0].to_residual}
         written: Heard = {weight.name: [] for stage in stages for weight in stage if weight.to_residual}
@@ -152,7 +201,6 @@ class PairedRun:
             yield x, _flat(lost)
 
     def compressed_pass(self, layer: int) -> None:
-        """Take the compressed states through a layer, whose weights are the compressed ones now."""
         for index, hidden in enumerate(self._ours):
             self._ours[index] = self._run(layer, hidden)
 

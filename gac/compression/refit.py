@@ -3,8 +3,11 @@
 A weight was truncated for the inputs that the dense model gives it; in the compressed model it reads the output of
 truncated weights. So the weights of each layer are solved for again in the order in which they run, on the activations
 of the model as it is compressed so far (``gac.forms.refit``). Each form says what it makes of the solution: a low-rank
-pair is truncated again, in the metric of the method with the new inputs. In the end the last norm takes the scale at
-which the model is as sure of its tokens as the dense one (``gac.compression.confidence``).
+pair is truncated again, in the metric of the method with the new inputs.
+
+Errors of compressed weights spread the logits, so the model is surer of its tokens than it should be. Once its weights
+are fitted, its last norm is multiplied by one number: the one at which the KL divergence of its next tokens from the
+dense model's is least. This is temperature scaling (arXiv 1706.04599, section 4.2), there fitted to labels.
 
 SVD-LLM's closed-form update (arXiv 2403.07378, section 3.2) is here too: it solves for the second factor of low-rank
 weights alone. ``results/refit.md`` has what each part gives.
@@ -12,10 +15,9 @@ weights alone. ``results/refit.md`` has what each part gives.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
@@ -23,21 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from gac.compression.apply import build_modules
-from gac.compression.confidence import fitted_scale, scaled_norm
-from gac.compression.paired_run import PairedRun, Seen
+from gac.compression.paired_run import PairedRun, Seen, ToStream, ways_of
 from gac.compression.rounding import store, store_all
-from gac.compression.stream import ToStream, ways_of
-from gac.core.distributed.ranks import Ranks
-from gac.core.linalg import add_square, fits_tf32, mirrored, tf32_products
+from gac.core.distributed.ranks import ALONE, Ranks
+from gac.core.linalg import add_square, check_measured, fits_tf32, mirrored, tf32_products
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms import form_named
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.metric import Halves
 from gac.forms.refit import CompressedMeans, WeightRefit
 from gac.forms.tensors import tensors_of
-from gac.measurement.calibration import CalibrationRun, decoder_layers, weights_by_layer
-from gac.measurement.curves import stream_kept
-from gac.measurement.sums import TINY, first_half
+from gac.measurement.calibration import CalibrationRun, decoder_layers, group_by_layer
+from gac.measurement.curves import LayerFit, fit_layers
+from gac.measurement.sums import TINY, RunningSums, first_half
 from gac.models.linears import linear_at
 from gac.models.modules import frozen, last_norm_of, swapped
 from gac.models.sites import Site, Weight
@@ -45,10 +45,43 @@ from gac.plan.plan import Plan, WeightChoice
 from gac.plan.recipe import Refit
 from gac.schemes import scheme_named
 
+LEAST, MOST = 0.75, 1.25
+"""Logits are not scaled further than that."""
 logger = logging.getLogger(__name__)
-
 SCALED_ON = 4096
 """Tokens that tell the scale of the logits well enough, in whole windows."""
+
+
+def fitted_scale(pairs: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> float:
+    """The factor of a model's logits at which its KL divergence from another model is least: one Newton step from 1.
+
+    ``pairs`` are the other model's logits and its own, ``(tokens, vocabulary)``; each process has pairs of its own.
+    """
+    slope = curvature = 0.0
+    for other, logits in pairs:
+        chances, wanted = (logits.float().softmax(-1) for logits in (logits, other))
+        centred = logits.float() - (chances * logits.float()).sum(-1, keepdim=True)
+        slope -= float((wanted * centred).sum())
+        curvature += float((chances * centred.square()).sum())
+    total = ranks.total(torch.tensor([slope, curvature], dtype=torch.float64))
+    check_measured(total, "logits that are not finite", "finite logits")
+    slope, curvature = total.tolist()
+    return min(max(1 - slope / curvature, LEAST), MOST) if curvature else 1.0
+
+
+def scaled_norm(norm: nn.Module, factor: float) -> nn.Module:
+    """A copy of an RMS or layer norm whose outputs are multiplied; of those too whose gains are 1 plus their weight."""
+    copied = deepcopy(norm)
+    weight = copied.get_parameter("weight")
+    signs = torch.ones_like(weight)
+    signs[::2] = -1
+    with torch.no_grad():
+        gains = (copied(signs).float() - copied(-signs).float()) / 2 * signs
+        offset = (gains - weight).mean().round()
+        weight.copy_(factor * (weight.float() + offset) - offset)
+        if getattr(copied, "bias", None) is not None:
+            copied.get_parameter("bias").mul_(factor)
+    return copied
 
 
 def fitted_modules(
@@ -60,13 +93,8 @@ def fitted_modules(
 ) -> dict[str, nn.Module]:
     """Build the module of every weight that changes, fitted again or quantised as the plan says.
 
-    Args:
-        run: of the dense model.
-        sites: all of the model's, as planned; ``changed`` those with a weight that changes.
-        embeddings: the quantised embedding and LM head by name, if any.
-
-    Raises:
-        ModelError: a layer does more than add what its weights write to the residual stream.
+    ``sites`` are all of the model's, as planned; ``changed`` those with a weight that changes. ModelError if a layer
+    does more than add what its weights write to the residual stream.
     """
     refit_mode, forms = plan.recipe.refit or "none", plan.recipe.space.forms
     layers = {site.layer for site in changed}
@@ -74,11 +102,11 @@ def fitted_modules(
         lowest = 0 if embeddings else min(layers)
         layers = {site.layer for site in sites if site.layer >= lowest}
     targets = [site for site in sites if site.layer in layers]
-    factors = partial(stream_kept, run, targets, forms)
-    modules = build_modules(run, plan.weights, changed, factors())
+    fits = fit_layers(run, targets, forms=forms)
+    modules = build_modules(run, plan.weights, changed, fits)
     if refit_mode != "none":
-        return refit(run, modules, plan.weights, refit_mode, sites, dict(factors()), embeddings)
-    return store_all(run, modules, plan.weights, targets, factors(rounding=True))
+        return refit(run, modules, plan.weights, refit_mode, sites, fits, embeddings)
+    return store_all(run, modules, plan.weights, targets, fit_layers(run, targets, forms=forms, rounding=True))
 
 
 def refit(
@@ -87,26 +115,21 @@ def refit(
     weights: Sequence[WeightChoice],
     mode: Refit,
     sites: Sequence[Site],
-    artifacts: Mapping[int, LayerArtifacts],
+    fits: Mapping[int, LayerFit],
     ends: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> dict[str, nn.Module]:
     """The modules of compressed weights fitted again, and fitted copies of the others and of the last norm.
 
     The model is as it was when this returns or raises.
-
-    Args:
-        run: of the dense model.
+    // Args:
         modules: the new module of every weight that changes, by name; what they hold is changed.
-        weights: what every weight becomes.
-        mode: ``residual`` or ``update``.
         sites: all of the model's, as planned.
-        artifacts: by layer, from the first that changes on.
-        ends: embedding and head of the compressed model, by name, where they are rounded: then every layer makes up
-            for that.
+        fits: what was measured of each layer, from the first that changes on.
+        ends: embedding and head of the compressed model, by name, where they are rounded: all layers make up for that.
     """
     if not modules and not ends:
         return {}
-    layers = weights_by_layer(sites)
+    layers = group_by_layer(sites)
     changed = (layer for layer, weights in layers.items() if any(weight.name in modules for weight in weights))
     lowest = 0 if ends else min(changed)
     model = run.model
@@ -119,8 +142,8 @@ def refit(
         both.start(lowest)
         begun = time.monotonic()
         for layer in progress_bar("refitting", "layer", steps=range(lowest, len(layers)), shown=run.progress):
-            fit = _LayerFit(run, both, ways, layer, layers[layer], choices, artifacts[layer], mode)
-            fitted |= fit.run(modules)
+            work = _LayerWork(run, both, ways, layer, layers[layer], choices, fits[layer].artifacts, mode)
+            fitted |= work.run(modules)
             if layer == lowest and run.progress:
                 many = len(layers) - lowest
                 logger.info("refitting %d layers: %s", many, rough_duration(many * (time.monotonic() - begun)))
@@ -141,7 +164,7 @@ def _spaced(run: CalibrationRun) -> Iterator[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class _LayerFit:
+class _LayerWork:
     """Fit one layer; each of several processes solves for some weights, and gives them to the others."""
 
     calibration: CalibrationRun
@@ -158,7 +181,6 @@ class _LayerFit:
         return self.calibration.model
 
     def run(self, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        """Fit the layer's weights in the order in which they run, and take both models' states through it."""
         stages = [list(stage) for _, stage in groupby(self.weights, lambda weight: weight.input_group or weight.name)]
         seen = self.both.dense_pass(self.layer, stages)
         dense = {weight.name: linear_at(self.model, weight.name) for weight in self.weights}
@@ -186,14 +208,12 @@ class _LayerFit:
         return new
 
     def _solved_here(self, stage: Sequence[Weight], sums: dict[str, "_Sums"]) -> list[Weight]:
-        """Return the weights of a stage that this process solves for; sums of the others are freed."""
+        """Return the weights of a stage that this process solves for, and bring it their sums."""
         ranks = self.calibration.ranks
         owners = ranks.shared_out([weight.params * weight.in_features for weight in stage])
         for weight, owner in zip(stage, owners, strict=True):
             if weight.name in sums:
                 sums[weight.name].bring_to(owner, ranks)
-                if not ranks.owns(owner):
-                    del sums[weight.name]
         return [weight for weight, owner in zip(stage, owners, strict=True) if ranks.owns(owner)]
 
     def _solved(
@@ -213,7 +233,6 @@ class _LayerFit:
     def _sums(
         self, stage: Sequence[Weight], fitted: Sequence[Weight], seen: Seen, dense: Mapping[str, nn.Linear]
     ) -> dict[str, "_Sums"]:
-        """The sums to fit weights that read one input, from a run of the compressed layer up to these weights."""
         sums: dict[str, _Sums] = {}
         rows, half_at = self.calibration.rows, first_half(len(self.calibration.windows))
         counts = {weight.name: self.artifacts.tokens(weight)[rows].sqrt() for weight in fitted}
@@ -234,44 +253,48 @@ class _LayerFit:
         return sums
 
 
-class _Sums:
-    """Sums over the tokens of the windows: float64 on a CPU, float32 on a GPU."""
+class _Sums(RunningSums):
+    """Sums over the tokens of the windows, from which one weight is fitted."""
 
     def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
-        kind = torch.float64 if device.type == "cpu" else torch.float32
-        self.squares = torch.zeros(2, inputs, inputs, dtype=kind, device=device)
-        self.cross = torch.zeros(targets, inputs, dtype=kind, device=device)
-        self.scale = torch.zeros(inputs, dtype=kind, device=device)
-        self.target = torch.zeros(targets, dtype=kind, device=device)
+        super().__init__(
+            {
+                "square/0": (inputs, inputs),
+                "square/1": (inputs, inputs),
+                "cross": (targets, inputs),
+                "scale": (inputs,),
+                "target": (targets,),
+            }
+        )
+        self._device = device
         self.counts = torch.zeros(2, dtype=torch.float64, device=device)
         self.tokens = 0
 
+    def __getitem__(self, name: str) -> Tensor:
+        return self.total(name, self._device)
+
     def add(self, x: Tensor, missing: Tensor, counts: Tensor, half: int) -> None:
-        """Some windows of a half: x ``(tokens, in)``, m ``(tokens, out)``, how much each token counts ``(tokens,)``."""
         roots = counts.sqrt()[:, None]
         rows, columns = x.float() * roots, missing * roots
         with tf32_products(fits_tf32(x)):
-            add_square(self.squares[half], rows)
-            self.cross += columns.T @ rows
-        self.scale += x.float().abs().T @ counts
-        self.target += missing.T @ counts
+            add_square(self[f"square/{half}"], rows)
+            self["cross"].add_(columns.T @ rows)
+        self["scale"].add_(x.float().abs().T @ counts)
+        self["target"].add_(missing.T @ counts)
         self.counts[half] += counts.sum(dtype=torch.float64)
         self.tokens += len(x)
 
     def bring_to(self, owner: int, ranks: Ranks) -> None:
-        """Add up the sums of all processes, each of its own windows, at the owner."""
-        if ranks.count == 1:
-            return
-        for sums in (self.squares, self.cross, self.scale, self.target, self.counts):
-            ranks.total_at(owner, sums)
+        super().bring_to(owner, ranks)
+        ranks.total_at(owner, self.counts)
         self.tokens = sum(ranks.gathered(self.tokens))
 
     def means(self) -> CompressedMeans:
         total = self.counts.sum().clamp_min(TINY)
         first, second = (
-            mirrored(square).div_(count.clamp_min(TINY)).float()
-            for square, count in zip(self.squares, self.counts, strict=True)
+            mirrored(self[f"square/{half}"]).div_(count.clamp_min(TINY)).float()
+            for half, count in enumerate(self.counts)
         )
         halves = Halves(first, second if self.counts[1] else None, float(self.counts[0] / total))
-        cross, scale, target = (total_sum.double() / total for total_sum in (self.cross, self.scale, self.target))
+        cross, scale, target = (self[name].double() / total for name in ("cross", "scale", "target"))
         return CompressedMeans(halves, cross, scale, target, self.tokens)

@@ -1,22 +1,22 @@
 """Storing what was built in the schemes of a plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gac.core.errors import PlanError
 from gac.core.linalg import cholesky, damped
-from gac.forms.artifacts import LayerArtifacts
 from gac.forms.decomposition import with_rotated_latents
 from gac.measurement.calibration import CalibrationRun
+from gac.measurement.curves import LayerFit
 from gac.models.sites import Site
 from gac.plan.plan import WeightChoice
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage.modules import StoredLinear, is_matrix, plain_state
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.base import storage_of
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 
 LATENTS = 1e-6
 """Damping of what a second factor is solved with for the quantised first factor, see ``gac.core.linalg.damped``."""
@@ -27,24 +27,20 @@ def store_all(
     modules: Mapping[str, nn.Module],
     weights: Sequence[WeightChoice],
     sites: Sequence[Site],
-    stream: Iterator[tuple[int, LayerArtifacts]],
+    fits: Mapping[int, LayerFit],
 ) -> dict[str, nn.Module]:
     """The modules, each in the scheme of its weight, rounded for what the dense model gives it.
 
-    Of several processes each rounds some layers, and gives them to the others.
-
-    Args:
-        weights: what every weight becomes.
-        stream: what calibration has kept, layer by layer, the inputs of all weights too.
+    Of several processes each rounds some layers, and gives them to the others. ``fits`` hold the inputs of all weights.
     """
     schemes = {choice.name: scheme_named(choice.scheme) for choice in weights if choice.name in modules}
     lossy = {name: scheme for name, scheme in schemes.items() if scheme.lossy}
     quantised: dict[str, nn.Module] = {}
-    for turn, (layer, artifacts) in enumerate(stream) if lossy else ():
+    for turn, (layer, fit) in enumerate(fits.items()) if lossy else ():
         if not run.ranks.owns(turn):
             continue
         for weight in (each for site in sites if site.layer == layer for each in site.weights if each.name in lossy):
-            moments = artifacts.moments(weight) if weight.scores else artifacts.inputs(weight)
+            moments = fit.artifacts.moments(weight) if weight.scores else fit.artifacts.inputs(weight)
             gradients = run.method.gradients(moments) if weight.scores else None
             module = store(lossy[weight.name], modules[weight.name], run.method.inputs(moments), gradients)
             quantised[weight.name] = module
@@ -102,11 +98,7 @@ def _stored(
     gradients: Tensor | None = None,
     matrix: Tensor | None = None,
 ) -> nn.Module:
-    """Quantise a matrix, or a module of several; of several the inputs are not known.
-
-    Args:
-        matrix: what is rounded instead of the module's weight.
-    """
+    """Quantise a module's matrix, or ``matrix`` in its place; of a module of several the inputs are not known."""
     if not is_matrix(module):
         for name, values in module.named_parameters(recurse=False):
             if values.dim() > 1:

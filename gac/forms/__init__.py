@@ -1,4 +1,4 @@
-"""Forms of a weight, one folder each. Other rooms never ask which form they have; they ask the form."""
+"""Forms of a weight, one folder each but for the dense one. Other rooms ask the form, never which form it is."""
 
 from gac.core.errors import PlanError
 from gac.core.registry import Registry, check_contract
@@ -12,7 +12,7 @@ _EDITED = "Make it again; this file was edited."
 FORMS: Registry[Form] = Registry(
     "form",
     {
-        "dense": "gac.forms.dense:Dense",
+        "dense": "gac.forms.base:Dense",
         "low_rank": "gac.forms.low_rank:LowRank",
         "narrow": "gac.forms.narrow:Narrow",
         "head_dim": "gac.forms.head_dim:HeadDim",
@@ -37,20 +37,12 @@ LATENCY_FORMS = (*DEFAULT_FORMS, "skip")
 
 
 def form_named(name: str) -> Form:
-    """The form of this name.
-
-    Raises:
-        PlanError: there is no such form.
-    """
+    """The form of this name; PlanError if there is none."""
     return FORMS.get(name)
 
 
 def check_choice(weight: Weight, form: str, dim: int) -> None:
-    """Refuse a form and dim that a weight cannot have, or a weight that cannot be.
-
-    Raises:
-        PlanError: the form is unknown or none that the weight can take, or the dim is none of it.
-    """
+    """Refuse a form and dim that a weight cannot have, or a weight that cannot be."""
     check_weight(weight)
     known = form_named(form)
     if not known.applies_to(weight):

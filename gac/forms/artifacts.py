@@ -22,11 +22,9 @@ class LayerArtifacts:
         self.tensors = tensors
 
     def of(self, form: Form, name: str, weight: Weight) -> Tensor:
-        """The tensor of a form, see ``Fit.tensors``."""
         return self.tensors[f"{form.name}.{name}/{weight.name}"]
 
     def tokens(self, weight: Weight) -> Tensor:
-        """Weight of each token, shape ``(windows, tokens)``."""
         return self.tensors[f"tokens/{weight.name}"]
 
     def gradients(self, weight: Weight) -> Tensor:
@@ -34,7 +32,6 @@ class LayerArtifacts:
         return unpacked(self.tensors[f"gradients/{weight.name}"], weight.out_features)
 
     def moments(self, weight: Weight) -> Moments:
-        """Of a weight whose moments a form keeps."""
         return replace(self.inputs(weight), gradients=self.gradients(weight))
 
     def inputs(self, weight: Weight) -> Moments:

@@ -36,7 +36,6 @@ class Place:
 
 
 def ends(dim: int, copies: int) -> tuple[int, ...]:
-    """The ends of consecutive vectors of ``dim``."""
     return tuple(dim * (copy + 1) for copy in range(copies))
 
 
@@ -129,7 +128,6 @@ class KVCache:
         return weight.cached_numbers * self.form.size(weight, dim) // full
 
     def attention(self, weight: Weight, dim: int, texts: int, context: int) -> Operation:
-        """Attention of one new token of each sequence over the cache."""
         return attend(texts, weight.query_heads, weight.heads, context, weight.out_features // weight.heads)
 
     def axis(self, weight: Weight) -> str | None:
@@ -185,12 +183,10 @@ class Form(ABC):
 
     @cached_property
     def latency(self) -> Latency:
-        """The GEMMs that run it."""
         return Latency(self)
 
     @cached_property
     def cache(self) -> KVCache:
-        """Its numbers in the KV cache."""
         return KVCache(self)
 
     @property
@@ -200,11 +196,9 @@ class Form(ABC):
 
     @property
     def kind(self) -> str:
-        """The name without its parameter."""
         return self.name.partition(":")[0]
 
     def applies_to(self, weight: Weight) -> bool:
-        """True if the weight can have this form."""
         return True
 
     def variants(self, weight: Weight) -> "tuple[Form, ...]":
@@ -228,7 +222,6 @@ class Form(ABC):
         """The positions of the dim in the module's tensors, biases included whether the weight has one or not."""
 
     def sides(self, weight: Weight, dim: int) -> tuple[int, int]:
-        """Inputs and outputs of the weight at this dim."""
         return weight.in_features, weight.out_features
 
     def label(self, dim: int) -> str:
@@ -244,7 +237,6 @@ class Form(ABC):
         return self, dim
 
     def size(self, weight: Weight, dim: int) -> int:
-        """The length of the axis that the dim sets."""
         return dim
 
     def max_useful_dim(self, weight: Weight) -> int:
@@ -252,13 +244,27 @@ class Form(ABC):
         return (weight.params - 1) // self.params(weight, 1)
 
     def can_exceed_dense(self, weight: Weight) -> bool:
-        """True if it may have more parameters than the dense weight."""
         return self.applies_to(weight) and self.params(weight, self.max_useful_dim(weight)) > weight.params
 
 
 def variants_of(forms: Iterable[Form], weight: Weight) -> Iterator[Form]:
-    """The forms that the weight may have where these are asked for."""
     return (variant for form in forms for variant in form.variants(weight))
+
+
+class Dense(Form):
+    """The weight as it is."""
+
+    name = "dense"
+    symbol = "-"
+    meaning = "dense, as it was"
+    is_dense = True
+    tensor_form = "gac.forms.tensors:DenseTensors"
+
+    def params(self, weight: Weight, dim: int) -> int:
+        return weight.params
+
+    def places(self, weight: Weight, dim: int) -> tuple[Place, ...]:
+        return ()
 
 
 class Shorter(Form):

@@ -49,13 +49,10 @@ def _balance(second: Tensor, first: Tensor) -> Tensor:
 
 
 def decompose(weight: Tensor, metric: Metric) -> Decomposition:
-    """Truncate ``weight`` ``(out, in)`` in a metric, at every rank.
+    """Truncate ``weight`` ``(out, in)`` in a metric, at every rank; ModelError if anything is not finite.
 
     Only the smaller side is decomposed: the squared singular values of M = R_g^T W R_a are the eigenvalues of M M^T
     (out x out) and of M^T M (in x in), and the best rank-r weight is a projection of W on that side.
-
-    Raises:
-        ModelError: a statistic or the weight is not finite.
     """
     matrix = weight.detach().double()
     if matrix.shape[0] <= matrix.shape[1]:
@@ -76,7 +73,6 @@ def decompose_as_seen(weight: Tensor, inputs: Tensor, seen: Tensor) -> Decomposi
 
 
 def _along_inputs(rotated: Tensor, root: Tensor, gram: Tensor) -> Decomposition:
-    """From W R_a, R_a and M^T M."""
     values, vectors = eigh(gram)
     return Decomposition(curve_of(values), rotated @ vectors, _solved(root, vectors).T, values)
 
@@ -88,7 +84,6 @@ def _solved(root: Tensor, vectors: Tensor) -> Tensor:
 
 
 def curve_of(squared: Tensor) -> LossCurve:
-    """The loss curve of squared singular values in descending order, shape ``(full,)``."""
     tail = squared.flip(0).cumsum(0).flip(0)
     return LossCurve(FACTOR * torch.cat([tail, tail.new_zeros(1)]).cpu().numpy())
 

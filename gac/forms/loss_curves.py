@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log
-from types import MappingProxyType
 
 import numpy as np
 
@@ -50,11 +49,6 @@ class WholeModelLoss:
         ratios = np.log(np.array(self.lost) / np.array(self.summed))
         return exp(np.interp(log(total), np.log(self.summed), ratios)) if total > 0 else 1.0
 
-    def scaled(self, share: float) -> "WholeModelLoss":
-        """With both losses times a share."""
-        summed, lost = (tuple(share * loss for loss in losses) for losses in (self.summed, self.lost))
-        return WholeModelLoss(self.form, summed, lost)
-
 
 @dataclass(frozen=True, eq=False)
 class LossCurves:
@@ -77,32 +71,7 @@ class LossCurves:
     wholes: Mapping[str, WholeModelLoss] = field(default_factory=dict)
 
     def of(self, form: Form, weight: Weight, scheme: str = DEFAULT_SCHEME) -> LossCurve | None:
-        """The curve of a form for a weight; None where it was not measured."""
         return self.by_key.get((form.name, scheme, weight.name))
-
-    def scaled(
-        self,
-        share: float,
-        rounded: float = 1.0,
-        by_form: Mapping[str, float] = MappingProxyType({}),
-        on_text: float = 1.0,
-    ) -> "LossCurves":
-        """With a share of each loss, and a share of the loss of quantisation.
-
-        Args:
-            rounded: of the loss of quantisation, beside ``share``.
-            by_form: the shares of some forms, by name.
-            on_text: the share of losses on text.
-        """
-        curves = {}
-        for (form, scheme, name), curve in self.by_key.items():
-            unquantised = self.by_key.get((form, DEFAULT_SCHEME, name))
-            exact = np.zeros(1) if unquantised is None else unquantised.loss
-            scaled = by_form.get(form, share) * exact + share * rounded * (curve.loss - exact)
-            curves[form, scheme, name] = LossCurve(scaled)
-        pairs = {pair: by_form.get(next(iter(pair))[0], share) * lost for pair, lost in self.pairs.items()}
-        wholes = {name: loss.scaled(by_form.get(loss.form, share)) for name, loss in self.wholes.items()}
-        return LossCurves(curves, pairs, {key: on_text * lost for key, lost in self.on_text.items()}, wholes)
 
     def beyond_sum(self, chosen: Iterable[tuple[str, str, int]]) -> float:
         """Loss on text of choices, each a form, a weight's name and a dim, beyond their sum, nats a token.
@@ -146,8 +115,8 @@ class LossCurves:
                 group = [other for other in weights if form.shortens(other)] if form.shortens(weight) else [weight]
                 dense = 0.0 if form.parent_form_name else sum(float(price[other.name]) for other in group)
                 if curve := self.of(form, weight):
-                    left = np.minimum(1, form.params(weight, 1) * np.arange(curve.full + 1) / weight.params)
-                    lost = price.get(f"{form.name}/{weight.name}", dense * left)
+                    fractions = np.minimum(1, form.params(weight, 1) * np.arange(curve.full + 1) / weight.params)
+                    lost = price.get(f"{form.name}/{weight.name}", dense * fractions)
                     curves[form.name, scheme.name, weight.name] = LossCurve(curve.loss + lost)
                 elif form.is_dense:
                     curves[form.name, scheme.name, weight.name] = LossCurve(np.full(form.full(weight) + 1, dense))

@@ -14,12 +14,9 @@ Fusing = bool | Literal["auto"]
 
 
 def fuse_sites(sites: Sequence[Site], optional: bool = False) -> tuple[Site, ...]:
-    """The sites where weights with the same input run their first GEMMs as one.
+    """The sites where weights with the same input run their first GEMMs as one; ``optional``: or one by one.
 
     Neighbouring sites whose weights have the same input become one site, so that their dims are chosen together.
-
-    Args:
-        optional: the weights of such a site may also run one by one.
     """
     grouped = []
     for _, group in groupby(sites, key=lambda site: site.weights[0].input_group or site.name):
@@ -59,15 +56,7 @@ def _joined(sites: Sequence[Site], form: Form) -> list[Site]:
 
 
 def check_forms_fit(sites: Sequence[Site], forms: Sequence[str], model_type: str) -> None:
-    """Refuse a form that no weight of the model can take, or whose parent form is missing.
-
-    Args:
-        sites: the family's.
-        model_type: what the error calls the model.
-
-    Raises:
-        PlanError: there is such a form, or a form is unknown.
-    """
+    """Refuse a form that no weight of the model can take, or whose parent form is missing."""
     for form in map(form_named, forms):
         if not _fits(sites, form):
             if form.dim_counts_units and any(weight.groups == 1 for site in sites for weight in site.weights):

@@ -7,7 +7,7 @@ does in the moments, and D a damping that grows where there are few tokens for a
   ``T = I + 1/2 (E[x x'^T] - S) (S + D)^-1``;
 - a weight that writes to the residual stream (o_proj, down_proj) is fitted to its dense output and to what the residual
   stream has lost so far: ``W + (E[t x'^T] - W S) (S + D)^-1``, t being both together. Where a norm or a factor comes
-  before the stream, what it has lost is divided by that (``gac.compression.stream``).
+  before the stream, what it has lost is divided by that (``gac.compression.paired_run``).
 
 Dense targets on compressed inputs are GPTAQ's (arXiv 2504.02692), there for quantisation.
 """
@@ -78,7 +78,7 @@ class WeightRefit:
         form, dim: what the weight was compressed to.
         dense: W of the dense model, shape ``(out, in)``.
         bias: of the dense model, shape ``(out,)``, where there is one.
-        kept: of the weight's layer.
+        artifacts: of the weight's layer.
         method: the method that measures errors.
     """
 
@@ -87,7 +87,7 @@ class WeightRefit:
     dim: int
     dense: Tensor
     bias: Tensor | None
-    kept: LayerArtifacts
+    artifacts: LayerArtifacts
     means: CompressedMeans
     method: Method
 
@@ -109,7 +109,6 @@ Refits = Mapping[str, Callable[[WeightRefit, nn.Module], None]]
 
 
 def refit_matrix(refit: WeightRefit, module: nn.Module) -> None:
-    """Fit a module again that is one GEMM."""
     weight = as_linear(module).weight
     assert isinstance(weight, Tensor)
     weight.copy_(refit.matrix(weight))

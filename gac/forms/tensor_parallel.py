@@ -24,16 +24,12 @@ def split_operations(form: Form, weight: Weight, dim: int, rows: int, gpus: int)
     """Operations of each GPU for ``rows`` tokens, in order: its part of every GEMM, and the collective that follows.
 
     Sizes that cannot be divided are rounded down, see ``divides``. Nothing runs where a GEMM has a size of 0.
-
-    Raises:
-        GacError: the form does not say how each of its matrices is divided.
     """
     pairs = _parts(form, weight, dim, rows, gpus)
     return tuple(operation for pair in pairs for operation in pair if operation is not None)
 
 
 def split_gemms(form: Form, weight: Weight, dim: int, rows: int, gpus: int) -> tuple[Operation, ...]:
-    """The GEMMs of each GPU; on one GPU those of the form."""
     if gpus == 1:
         return form.latency.gemms(weight, dim, rows)
     return tuple(gemm for gemm, _ in _parts(form, weight, dim, rows, gpus))
@@ -46,7 +42,6 @@ def split_fused(form: Form, weight: Weight, dim: int, gpus: int) -> int:
 
 
 def split_matrices(form: Form, weight: Weight, dim: int, gpus: int) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of each GPU's parts of the form's matrices."""
     divided = zip(form.latency.matrices(weight, dim), _divided(form, weight, dim, 1), strict=True)
     return tuple(
         (rows, columns // gpus) if split == "rowwise" else (rows // _count(weight, split, gpus), columns)
@@ -92,9 +87,6 @@ def check_splits(sites: Sequence[Site], gpus: int) -> None:
     """Refuse a number of GPUs over which not every weight can be divided evenly.
 
     Heads and neurons are kept whole. Where there are fewer key-value heads than GPUs, several GPUs have the same one.
-
-    Raises:
-        GacError: names what cannot be divided, and the numbers of GPUs that divide it all.
     """
     if gpus == 1:
         return

@@ -21,7 +21,7 @@ from gac.models.sites import Weight
 from gac.models.streaming import on_its_device
 from gac.runtime.modules import KINDS
 from gac.schemes import Scheme
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 
 
 class ModelRuns(Protocol):
@@ -46,7 +46,7 @@ class Statistics:
         model: the dense model.
         moments: the moments of a weight.
         method: the method that measures errors.
-        kept: of forms that were measured before; where a site is built, all that was kept.
+        artifacts: of forms that were measured before; where a site is built, all of the layer's.
         losses: curves of forms that were measured before, by ``<form>/<weight>``; none where a site is built.
         runs: for forms that need forward runs or have ``anchors``; for the latter on text that ``attended`` has not
             seen. For forms that need no statistics there is nothing else.
@@ -57,7 +57,7 @@ class Statistics:
     model: nn.Module
     moments: Callable[[Weight], Moments]
     method: Method
-    kept: LayerArtifacts
+    artifacts: LayerArtifacts
     runs: ModelRuns | None = None
     losses: Mapping[str, Floats] = field(default_factory=dict)
     attended: Callable[[Weight], Moments] | None = None
@@ -101,18 +101,19 @@ class SiteBuild:
 
     Attributes:
         weights: all of them, also those that stay dense.
-        kept: of the site's layer.
-        statistics: with the moments that forms keep.
+        statistics: with the moments and the artifacts that forms keep.
         cache: results that the weights of the site share, filled by forms.
     """
 
     weights: Sequence[Weight]
-    kept: LayerArtifacts
     statistics: Statistics
     cache: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def artifacts(self) -> LayerArtifacts:
+        return self.statistics.artifacts
+
     def linear(self, weight: Weight) -> nn.Linear:
-        """The dense weight and its bias."""
         return linear_at(self.statistics.model, weight.name)
 
 
@@ -131,26 +132,14 @@ class TensorForm(ABC):
 
     @abstractmethod
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
-        """Loss curves, and the tensors for building.
-
-        Args:
-            weights: all of one layer, also those that cannot have the form.
-
-        Raises:
-            ModelError: a statistic is not finite.
-        """
+        """Loss curves, and the tensors for building, of all weights of one layer that can have the form."""
 
     @abstractmethod
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         """The parameters of the module ``form.module(weight, dim)``, by their names in it; None: it stays as it is."""
 
     def empty(self, weight: Weight, dim: int, bias: bool, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-        """The module of a weight at a dim; its parameters are allocated, not initialised.
-
-        Args:
-            bias: add one, as the dense weight does.
-            device: ``meta`` allocates nothing.
-        """
+        """The module of a weight at a dim; its parameters are allocated (not on ``meta``), and not initialised."""
         spec = self.form.module(weight, dim)
         return KINDS[spec.module][0](**spec.sizes, bias=bias, device=device, dtype=dtype)
 
@@ -166,21 +155,14 @@ class TensorForm(ABC):
     def rounding(self, statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> Floats | None:
         """Loss that quantising the weight adds at every dim, nats a token, shape ``(full + 1,)``.
 
-        None: as much per remaining parameter as for the dense weight.
-
-        Args:
-            statistics: with what was kept when the form was measured.
-            inputs: of the dense weight, in the metric.
+        None: as much per remaining parameter as for the dense weight, whose ``inputs`` are given.
         """
         return None
 
     def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The dense ``weight (out, in)``, and ``bias (out,)`` where there is one, of the same function up to rounding.
 
-        Here: zeros where the dim is shorter than the full one.
-
-        Args:
-            parameters: of the module, by their names in it.
+        Here: the module's ``parameters``, with zeros where the dim is shorter than the full one.
         """
         filled, missing = dict(parameters), self.form.full(weight) - dim
         for place in self.form.places(weight, dim):
@@ -188,6 +170,16 @@ class TensorForm(ABC):
                 insertions = [Insertion(place.axis, end, missing * place.unit) for end in place.ends]
                 filled[place.tensor] = with_zeros(parameters[place.tensor], insertions)
         return filled
+
+
+class DenseTensors(TensorForm):
+    """A weight as it is: nothing is measured or built, and it can be fitted again."""
+
+    def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
+        return iter(())
+
+    def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> None:
+        return None
 
 
 class RunForm(TensorForm):
@@ -202,8 +194,8 @@ class RunForm(TensorForm):
         for group in joint_weights(self.form, weights):
             modules = self.modules(statistics.runs, group)
             loss = statistics.runs.divergence(modules)
-            kept = {name: value.detach() for name, value in modules[group[-1].name].named_parameters()}
-            yield Fit(group[-1], np.array([loss, 0.0]), kept)
+            parameters = {name: value.detach() for name, value in modules[group[-1].name].named_parameters()}
+            yield Fit(group[-1], np.array([loss, 0.0]), parameters)
 
 
 def joint_weights(form: Form, weights: Sequence[Weight]) -> Iterator[list[Weight]]:
@@ -217,13 +209,11 @@ def joint_weights(form: Form, weights: Sequence[Weight]) -> Iterator[list[Weight
 
 
 def tensors_of(form: Form) -> TensorForm:
-    """The form's operations on tensors."""
-    made: TensorForm = resolve_name(form.tensor_form)(form)
-    return made
+    operations: TensorForm = resolve_name(form.tensor_form)(form)
+    return operations
 
 
 def bias_of(linear: nn.Linear, name: str = "bias") -> dict[str, Tensor]:
-    """The bias under a name, where there is one."""
     return {} if linear.bias is None else {name: linear.bias}
 
 

@@ -1,7 +1,7 @@
 """Activation and gradient statistics of linear weights, streamed over calibration windows.
 
 For y = W x, with g the gradient, at y, of the summed token loss of the window under labels that the model draws
-(``gac.measurement.losses.drawn_loss``), expectations over the tokens, and a power p that a method has:
+(``gac.measurement.runs.drawn_loss``), expectations over the tokens, and a power p that a method has:
 
     A = E[|g|^p x x^T] / E[|g|^p]        G = E[|x|^p g g^T] E[|g|^p] / E[|g|^p |x|^p]
 
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from operator import gt
 from pathlib import Path
 
 import torch
@@ -92,10 +93,7 @@ class LayerMoments:
         return Moments(inputs, gradients, self.tensors[f"scale/{weight.name}"], noise)
 
     def attended(self, weight: Weight, pooled: Callable[[Halves], Tensor] = Halves.mean) -> Moments:
-        """The moments of k_proj or v_proj as attention reads what is cached, see ``gac.measurement.attended``.
-
-        They are there where the run was asked for them.
-        """
+        """The moments of k_proj or v_proj as attention reads what is cached, where the run was asked for them."""
         windows, length = self.tokens(weight).shape
         seen = seen_windows(windows, first_half(windows), held_out(windows, length))
         share = seen[0] / sum(seen)
@@ -134,19 +132,13 @@ class CalibrationRun:
 
     @property
     def rows(self) -> slice:
-        """The windows that this process runs; there have to be as many as processes."""
         if len(self.windows) < self.ranks.count:
             problem = f"{len(self.windows)} calibration windows in {self.ranks.count} processes"
             raise ModelError(problem, "a window for each process at least", "Start fewer, or use more windows.")
         return self.ranks.rows(len(self.windows))
 
-    def moments(self, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
-        """Those of the sites' layers, from the last layer to the first; raises as ``stream_moments`` does."""
-        return (self.source or stream_moments)(self, sites)
-
     @property
     def held_out(self) -> list[int]:
-        """The numbers of the windows that moments of keys and values as attention reads them leave out."""
         return held_out(*self.windows.shape)
 
     def moments_path(self, layer: int) -> Path:
@@ -167,14 +159,13 @@ class CalibrationRun:
 Source = Callable[[CalibrationRun, Sequence[Site]], Iterator[tuple[int, LayerMoments | None]]]
 
 
-def weights_by_layer(sites: Sequence[Site]) -> dict[int, list[Weight]]:
-    """The weights of whole layers of sites, in model order, by layer."""
+def group_by_layer(sites: Sequence[Site]) -> dict[int, list[Weight]]:
     layers = groupby(sites, key=lambda site: site.layer)
     return {layer: [weight for site in group for weight in site.weights] for layer, group in layers}
 
 
 def kept_on_disk(sites: Sequence[Site], attended: bool = False) -> bool:
-    """True if the moments of these sites' layers are small enough to be stored; arguments as for ``moment_bytes``."""
+    """True if the moments of these sites' layers are small enough to be stored."""
     return moment_bytes(sites, attended) <= LAYER_BYTES * len({site.layer for site in sites})
 
 
@@ -186,7 +177,7 @@ def moment_bytes(sites: Sequence[Site], attended: bool = False) -> int:
 
 
 def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, LayerMoments | None]]:
-    """Yield ``(layer, moments)`` for the weights of ``sites``, from the last layer to the first; kept ones are read.
+    """Yield ``(layer, moments)`` for whole layers of sites, from the last layer to the first; stored ones are read.
 
     Several processes take turns: as many layers are measured by all of them, each on its windows, as there are
     processes, and the sums of each go to another one, its owner. Then every process yields these layers, with the
@@ -195,14 +186,11 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
     Moments of more than ``LAYER_BYTES`` a layer are not kept on disk. A run that was cut short goes on from a boundary
     between layers that was written at most ``SNAPSHOT_SECONDS`` before, where the layers above it are not asked for.
 
-    Args:
-        sites: whole layers of them, in model order.
-
     Raises:
         ModelError: the loss or a statistic is not finite, or the model is no stack of decoder layers.
         StatisticsError: what is kept cannot be written or read.
     """
-    weights, on_disk, ranks = weights_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
+    weights, on_disk, ranks = group_by_layer(sites), kept_on_disk(sites, run.attended), run.ranks
     stored = ranks.once(lambda: {layer for layer in weights if on_disk and run.moments_path(layer).exists()})
     missing = {layer: of for layer, of in weights.items() if layer not in stored}
     descending = sorted(weights, reverse=True)  # each process works on one layer of a turn
@@ -212,7 +200,11 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
         turn_moments: list[tuple[int, LayerMoments | None]] = []
         for owner, layer in enumerate(turn):
             if layer in stored:
-                turn_moments.append((layer, _read(run, weights[layer][0], layer) if ranks.owns(owner) else None))
+                moments = None
+                if ranks.owns(owner):
+                    device = read_parameter(run.model, f"{weights[layer][0].name}.weight").device
+                    moments = LayerMoments(read_tensors(run.moments_path(layer), device))
+                turn_moments.append((layer, moments))
                 continue
             turn_moments.append(next(measured))
             moments = turn_moments[-1][1]
@@ -222,11 +214,6 @@ def stream_moments(run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple
         while turn_moments:
             yield turn_moments.pop(0)  # so that it is let go before the next layer's are summed
     next(measured, None)  # what it does after its last layer
-
-
-def _read(run: CalibrationRun, weight: Weight, layer: int) -> LayerMoments:
-    device = read_parameter(run.model, f"{weight.name}.weight").device
-    return LayerMoments(read_tensors(run.moments_path(layer), device))
 
 
 def _measure(
@@ -257,12 +244,15 @@ def _measure(
                     part.bring_to(owners[layer], ranks)
                 moments = None
                 if ranks.owns(owners[layer]):
-                    moments = _checked(sums.means() | attended.means() | {"loss": loss}, layer)
+                    moments = LayerMoments(sums.means() | attended.means() | {"loss": loss})
+                    for name, tensor in moments.tensors.items():
+                        problem = f"statistic {name} of layer {layer} is not finite"
+                        check_measured(tensor, problem, "finite activations and gradients")
                 del sums, attended
                 yield layer, moments
                 del moments
                 settled = layer in ends
-            if layer > lowest and settled and ranks.once(partial(_is_due, saved)):
+            if layer > lowest and settled and ranks.once(partial(gt, time.monotonic() - saved, SNAPSHOT_SECONDS)):
                 gradients = ranks.collected(backward.gradients)
                 if gradients is not None:
                     write_tensors(run.store.boundary, {"gradients": gradients, "layer": torch.tensor(layer)})
@@ -270,16 +260,6 @@ def _measure(
     ranks.wait()  # others may work on their last layer: if one is lost, the next run begins at the boundary
     if ranks.leads:
         run.store.boundary.unlink(missing_ok=True)
-
-
-def _is_due(saved: float) -> bool:
-    return time.monotonic() - saved > SNAPSHOT_SECONDS
-
-
-def _checked(tensors: dict[str, Tensor], layer: int) -> LayerMoments:
-    for name, tensor in tensors.items():
-        check_measured(tensor, f"statistic {name} of layer {layer} is not finite", "finite activations and gradients")
-    return LayerMoments(tensors)
 
 
 def _with_eta(tick: Tick, windows: int, layers: int, lowest: int) -> Tick:

@@ -80,8 +80,7 @@ class CurveLibrary:
     def curves_of(self, sites: Sequence[Site], schemes: Sequence[str] = ()) -> LossCurves:
         """Curves for the sites of another model, in these schemes too; forms that the library has nothing of have none.
 
-        Raises:
-            ModelError: a weight is called as none in the library, or there is no price of rounding to a scheme.
+        ModelError if a weight is called as none in the library, or if there is no price of rounding to a scheme.
         """
         layers, stored = max(site.layer for site in sites) + 1, {key.rpartition("/")[0] for key in self.curves}
         curves = LossCurves(
@@ -103,7 +102,7 @@ class CurveLibrary:
         return curves
 
     def head_of(self, shapes: Shapes, scheme: str) -> RoundedHead | None:
-        """Embedding and head of these shapes, apart, in a scheme, and what that loses; None where it does not round."""
+        """Embedding and head of these shapes, untied, in a scheme, and their loss; None where it does not round."""
         if not scheme_named(scheme).lossy:
             return None
         if scheme not in self.heads:
@@ -143,8 +142,8 @@ class CurveLibrary:
         losses = _at_depth(self.curves[key], depth)
         # A monotone cubic has no corners at the measured dims, which a choice between all integers would fall on.
         fractions = np.linspace(0, self.fractions.get(key, 1.0), len(losses))
-        kept = np.minimum(_kept_fractions(form, weight), fractions[-1])
-        at_dims = np.minimum.accumulate(np.maximum(PchipInterpolator(fractions, losses)(kept), 0.0))
+        at_fractions = np.minimum(_kept_fractions(form, weight), fractions[-1])
+        at_dims = np.minimum.accumulate(np.maximum(PchipInterpolator(fractions, losses)(at_fractions), 0.0))
         if form.cache.bits is None:
             at_dims[-1] = 0.0
         return LossCurve(at_dims)

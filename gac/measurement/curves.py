@@ -16,23 +16,28 @@ import torch
 from torch import Tensor
 
 from gac.core.arrays import Floats
-from gac.core.distributed.ranks import ALONE
 from gac.core.linalg import packed
 from gac.core.progress import progress_bar, rough_duration
 from gac.forms import FORMS, Form, form_named, variants_of
 from gac.forms.artifacts import LayerArtifacts
-from gac.forms.curvature.metric import Moments
+from gac.forms.curvature.metric import FACTOR, Moments
 from gac.forms.loss_curves import LossCurve, LossCurves
 from gac.forms.tensors import RunForm, Statistics, tensors_of
-from gac.measurement.calibration import ATTENDED, CalibrationRun, LayerMoments, decoder_layers, weights_by_layer
-from gac.measurement.pairs import with_pairs
-from gac.measurement.prices import prices_of
+from gac.measurement.calibration import (
+    ATTENDED,
+    CalibrationRun,
+    LayerMoments,
+    decoder_layers,
+    group_by_layer,
+    stream_moments,
+)
+from gac.measurement.joint_losses import Layers, with_joint_losses
 from gac.measurement.runs import ModelRuns, unseen
 from gac.measurement.store import TensorFile, background_writer, read_arrays, write_tensors
-from gac.measurement.whole_model import calibrated_to_whole_model
 from gac.models.loading import read_parameter
 from gac.models.sites import Site, Weight
 from gac.schemes import DEFAULT_SCHEME, Scheme, scheme_named
+from gac.schemes.feedback.order import Inputs
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +52,16 @@ class LayerFit:
     Attributes:
         losses: loss curves by ``<form>/<weight>``; what rounding a dense weight costs by ``<scheme>/<weight>``, one
             number, and a form by ``<scheme>/<form>/<weight>``; the dense model's loss by ``loss``.
-        kept: what compressing the layer needs.
+        artifacts: what compressing the layer needs.
     """
 
     losses: Mapping[str, Floats]
-    kept: LayerArtifacts
+    artifacts: LayerArtifacts
 
     @staticmethod
     def merged(fits: Sequence["LayerFit"]) -> "LayerFit":
         losses = {name: loss for fit in fits for name, loss in fit.losses.items()}
-        return LayerFit(losses, _chained(*(fit.kept for fit in fits)))
+        return LayerFit(losses, _chained(*(fit.artifacts for fit in fits)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +88,6 @@ class _Part:
 
 _INPUTS = _Part("inputs")
 """The input moments that quantising for the dense model's inputs needs."""
-_Layers = Mapping[int, Sequence[Weight]]
 _RunsByPart = Callable[[_Part], ModelRuns | None]
 """Runs the model for a part; None where the part needs no runs."""
 
@@ -96,31 +100,30 @@ def measure_curves(
     schemes: Sequence[str] = (),
     rounding: bool = False,
 ) -> ModelCurves:
-    """Calibrate, and measure every form and scheme; arguments and errors as for ``stream_fits``."""
-    weights, parts = weights_by_layer(sites), _parts((*run.method.forms, *forms), schemes, rounding)
+    """Calibrate, and measure every form and scheme; arguments and errors as for ``fit_layers``."""
+    weights, parts = group_by_layer(sites), _parts((*run.method.forms, *forms), schemes, rounding)
+    fits = fit_layers(run, sites, forms=forms, schemes=schemes, rounding=rounding)
     by_key: dict[tuple[str, str, str], LossCurve] = {}
-    dense_loss = 0.0
-    for layer, fit in stream_fits(run, sites, forms=forms, schemes=schemes, rounding=rounding):
-        dense_loss = float(fit.losses["loss"])
+    for layer, fit in fits.items():
         by_key |= _curves(weights[layer], fit, parts).by_key
     measured = [form for part in parts for form in part.forms]
-    curves = with_pairs(run, weights, measured, LossCurves(by_key))
-    artifacts_of = partial(_artifacts_of, replace(run, ranks=ALONE), sites)
-    return ModelCurves(calibrated_to_whole_model(run, weights, measured, curves, artifacts_of), dense_loss)
+    artifacts = LayerFit.merged([*fits.values()]).artifacts
+    curves = with_joint_losses(run, weights, measured, LossCurves(by_key), artifacts)
+    return ModelCurves(curves, float(fits[min(fits)].losses["loss"]))
 
 
-def stream_fits(
+def fit_layers(
     run: CalibrationRun,
     sites: Sequence[Site],
     *,
     forms: Sequence[str] = (),
     schemes: Sequence[str] = (),
     rounding: bool = False,
-) -> Iterator[tuple[int, LayerFit]]:
-    """Measure what is not stored yet; then yield ``(layer, what is measured of it)``, read from the store.
+) -> dict[int, LayerFit]:
+    """Measure what is not stored yet; return what is measured of each layer, the last one first, as it is stored.
 
     Layers are measured from the last to the first, each written while the next one is measured. Several processes
-    yield the same: each measures layers of its own (``gac.measurement.calibration.stream_moments``).
+    return the same: each measures layers of its own (``gac.measurement.calibration.stream_moments``).
 
     Args:
         sites: whole layers of them, in model order.
@@ -132,7 +135,7 @@ def stream_fits(
         ModelError: a statistic is not finite.
         StatisticsError: what is kept cannot be written or read.
     """
-    parts, weights = _parts((*run.method.forms, *forms), schemes, rounding), weights_by_layer(sites)
+    parts, weights = _parts((*run.method.forms, *forms), schemes, rounding), group_by_layer(sites)
     missing = run.ranks.once(
         lambda: [
             (index, layer)
@@ -147,19 +150,7 @@ def stream_fits(
         steps = [(parts[index], layer) for index, layer in missing]
         _measure_by_runs(run, weights, [step for step in steps if step[0].runs_suffice], runs_of)
         _measure_by_moments(run, sites, parts, [step for step in steps if not step[0].runs_suffice], runs_of)
-    for layer, group in reversed(weights.items()):
-        yield layer, LayerFit.merged([_read(run, part, layer, group) for part in parts])
-
-
-def stream_kept(
-    run: CalibrationRun, sites: Sequence[Site], forms: Sequence[str], rounding: bool = False
-) -> Iterator[tuple[int, LayerArtifacts]]:
-    """Yield what compressing needs of each layer; arguments as for ``stream_fits``."""
-    return ((layer, fit.kept) for layer, fit in stream_fits(run, sites, forms=forms, rounding=rounding))
-
-
-def _artifacts_of(run: CalibrationRun, sites: Sequence[Site], form: Form) -> LayerArtifacts:
-    return _chained(*(artifacts for _, artifacts in stream_kept(run, sites, [form.name])))
+    return {layer: _read(run, parts, layer, group[0]) for layer, group in reversed(weights.items())}
 
 
 def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_Part]:
@@ -178,14 +169,12 @@ def _parts(forms: Sequence[str], schemes: Sequence[str], inputs: bool) -> list[_
 
 
 def _measure_by_runs(
-    run: CalibrationRun, weights: _Layers, steps: Sequence[tuple[_Part, int]], runs_of: _RunsByPart
+    run: CalibrationRun, weights: Layers, steps: Sequence[tuple[_Part, int]], runs_of: _RunsByPart
 ) -> None:
-    """Measure the forms that need only runs of the model; each result is written at once."""
     mine = [step for turn, step in enumerate(steps) if run.ranks.owns(turn)]
     for part, layer in progress_bar("leaving out blocks", "layer", steps=mine, shown=run.progress):
-        fit = fit_layer(
-            Statistics(run.model, unseen, run.method, LayerArtifacts({}), runs_of(part)), weights[layer], part
-        )
+        statistics = Statistics(run.model, unseen, run.method, LayerArtifacts({}), runs_of(part))
+        fit = fit_layer(statistics, weights[layer], part)
         for path, tensors in _files(run, part, layer, fit).items():
             write_tensors(path, tensors)
     run.ranks.wait()
@@ -203,8 +192,9 @@ def _measure_by_moments(
     if not missing:
         return
     lacking = [site for site in sites if site.layer in missing]
-    weights = weights_by_layer(lacking)
-    stream = replace(run, attended=_attends(run, [part for part, _ in steps])).moments(lacking)
+    weights = group_by_layer(lacking)
+    asking = replace(run, attended=_attends(run, [part for part, _ in steps]))
+    stream = (run.source or stream_moments)(asking, lacking)
     logged = not run.progress
     with background_writer() as write:
         for layer, moments in progress_bar("decomposing", "layer", len(missing), stream, run.progress):
@@ -212,7 +202,7 @@ def _measure_by_moments(
                 continue
             begun, group = time.monotonic(), weights[layer]
             stored = [part for part in parts if part not in missing[layer] and not part.runs_suffice]
-            known = LayerFit.merged([_read(run, part, layer, group) for part in stored])
+            known = _read(run, stored, layer, group[0])
             for part, fit in _fits_of(run, missing[layer], known, group, moments, runs_of):
                 write(_files(run, part, layer, fit))
             if not logged:
@@ -238,55 +228,87 @@ def _fits_of(
 ) -> Iterator[tuple[_Part, LayerFit]]:
     """Measure parts of one layer: the forms part by part, the inputs, then all schemes at once.
 
-    Args:
-        known: what is stored of the layer.
+    ``known`` is what is stored of the layer.
     """
     pooled = cache(partial(moments.of, pooled=run.method.pooled))
     attended = partial(moments.attended, pooled=run.method.pooled) if _attends(run, parts) else None
     loss = {"loss": np.array(moments.loss)}
     for part in (part for part in parts if part.scheme is None):
-        statistics = Statistics(run.model, pooled, run.method, known.kept, runs_of(part), known.losses, attended)
+        statistics = Statistics(run.model, pooled, run.method, known.artifacts, runs_of(part), known.losses, attended)
         if part is _INPUTS:
             tensors: dict[str, Tensor] = {}
-            for weight in (weight for weight in weights if f"inputs/{weight.name}" not in known.kept.tensors):
+            for weight in (weight for weight in weights if f"inputs/{weight.name}" not in known.artifacts.tensors):
                 tensors |= _packed_moments(weight, pooled(weight), ("inputs",))
         else:
             tensors = {f"tokens/{weight.name}": moments.tokens(weight) for weight in weights}
             for weight in (weight for weight in weights if weight.to_residual or weight.scores):
                 tensors[f"gradients/{weight.name}"] = packed(pooled(weight).gradients)
         fit = fit_layer(statistics, weights, part, tensors)
-        fit = LayerFit({**loss, **fit.losses}, fit.kept)
+        fit = LayerFit({**loss, **fit.losses}, fit.artifacts)
         known = LayerFit.merged([known, fit])
         yield part, fit
-    schemes = {part.scheme: part for part in parts if part.scheme is not None}
-    statistics = Statistics(run.model, pooled, run.method, known.kept)
-    prices = prices_of(statistics, weights, [*schemes])
-    for scheme, part in schemes.items():
-        losses = {f"{scheme.name}/{name}": price for name, price in prices[scheme.name].items()}
-        yield part, LayerFit(loss | losses, LayerArtifacts({}))
+    statistics = Statistics(run.model, pooled, run.method, known.artifacts)
+    prices = _prices_of(statistics, weights, [part.scheme for part in parts if part.scheme is not None])
+    for part in (part for part in parts if part.scheme is not None):
+        yield part, LayerFit(loss | prices[part.scheme.name], LayerArtifacts({}))
+
+
+def _prices_of(
+    statistics: Statistics, weights: Sequence[Weight], schemes: Sequence[Scheme]
+) -> dict[str, dict[str, Floats]]:
+    """Price schemes of one layer, nats a token, from what its standard forms have measured.
+
+    By scheme, and then: one number for the dense weight by ``<scheme>/<weight>``, and for a form that prices itself one
+    for each dim by ``<scheme>/<form>/<weight>``.
+    """
+    prices: dict[str, dict[str, Floats]] = {scheme.name: {} for scheme in schemes}
+    for weight in weights if schemes else ():
+        inputs = Inputs(statistics.metric(weight).inputs, thorough=False)  # whose factors all schemes and forms share
+        forms = [form for form in FORMS if form.loss.in_every_calibration and form.applies_to(weight)]
+        for scheme in (scheme for scheme in schemes if scheme.applies_to(weight)):
+            of_scheme, name = prices[scheme.name], scheme.name
+            of_scheme[f"{name}/{weight.name}"] = np.array(rounding_loss(statistics, weight, scheme, inputs))
+            for form in forms:
+                if (by_dim := tensors_of(form).rounding(statistics, weight, scheme, inputs)) is not None:
+                    of_scheme[f"{name}/{form.name}/{weight.name}"] = by_dim
+    return prices
+
+
+def rounding_loss(statistics: Statistics, weight: Weight, scheme: Scheme, inputs: Inputs) -> float:
+    """Loss of storing the dense weight W in a scheme, nats a token: ``tr(G E A E^T)`` of its quantisation error E.
+
+    Where inputs are rounded too, by errors of variance n that follow nothing else, ``tr(W^T G W diag(n))`` more. To
+    first order all of it adds to what a form loses. A form that keeps less of the weight loses no more by rounding.
+
+    ``inputs`` holds A. ModelError if the scheme cannot store the weight's numbers.
+    """
+    matrix, metric = statistics.matrix(weight), statistics.metric(weight)
+    scheme.check_range(matrix, weight.name)
+    error = (matrix - scheme.quantised(matrix, inputs, metric.gradients if weight.scores else None)).detach().double()
+    lost = float(metric.cost(error))
+    if scheme.input_quantiser is not None:
+        dense = matrix.detach().double()
+        noise = statistics.moments(weight).noise[scheme.input_quantiser].double()
+        lost += float(((metric.gradients @ dense) * dense).sum(0) @ noise)
+    return FACTOR * lost
 
 
 def fit_layer(
     statistics: Statistics, weights: Sequence[Weight], part: _Part, tensors: Mapping[str, Tensor] = MappingProxyType({})
 ) -> LayerFit:
-    """Measure the weights of one layer in the forms of a part.
-
-    Args:
-        statistics: with what was measured before the part.
-        tensors: of the layer, stored with those of the forms.
-    """
+    """Measure the weights of one layer in the forms of a part; ``tensors`` are stored with those of the forms."""
     losses: dict[str, Floats] = {}
-    kept = dict(tensors)
-    statistics = replace(statistics, kept=_chained(LayerArtifacts(kept), statistics.kept))
+    artifacts = dict(tensors)
+    statistics = replace(statistics, artifacts=_chained(LayerArtifacts(artifacts), statistics.artifacts))
     for form in part.forms:
         for fit in tensors_of(form).measure(statistics, weights):
             name = (fit.form or form).name
             losses[f"{name}/{fit.weight.name}"] = fit.loss
-            kept |= {f"{name}.{key}/{fit.weight.name}": tensor for key, tensor in fit.tensors.items()}
+            artifacts |= {f"{name}.{key}/{fit.weight.name}": tensor for key, tensor in fit.tensors.items()}
             for weight in (*fit.moments, *fit.inputs):
                 names = ("inputs", "gradients") if weight in fit.moments else ("inputs",)
-                kept |= _packed_moments(weight, statistics.moments(weight), names)
-    return LayerFit(losses, LayerArtifacts(kept))
+                artifacts |= _packed_moments(weight, statistics.moments(weight), names)
+    return LayerFit(losses, LayerArtifacts(artifacts))
 
 
 def _packed_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> dict[str, Tensor]:
@@ -294,7 +316,7 @@ def _packed_moments(weight: Weight, moments: Moments, names: Sequence[str]) -> d
     return tensors | {f"scale/{weight.name}": moments.scale}
 
 
-def _runs_by_part(run: CalibrationRun, weights: _Layers) -> _RunsByPart:
+def _runs_by_part(run: CalibrationRun, weights: Layers) -> _RunsByPart:
     """Return what runs the model for a part, made at the first call; None where the part needs no runs.
 
     Forms with ``anchors`` are run on the windows that their moments have not seen, if there are such.
@@ -322,13 +344,15 @@ def _paths(run: CalibrationRun, part: _Part, layer: int) -> tuple[Path, Path]:
 
 def _files(run: CalibrationRun, part: _Part, layer: int, fit: LayerFit) -> dict[Path, Mapping[str, Tensor]]:
     losses = {name: torch.from_numpy(loss) for name, loss in fit.losses.items()}
-    return dict(zip(_paths(run, part, layer), (fit.kept.tensors, losses), strict=True))
+    return dict(zip(_paths(run, part, layer), (fit.artifacts.tensors, losses), strict=True))
 
 
-def _read(run: CalibrationRun, part: _Part, layer: int, weights: Sequence[Weight]) -> LayerFit:
-    factors, losses = _paths(run, part, layer)
-    device = read_parameter(run.model, f"{weights[0].name}.weight").device
-    return LayerFit(read_arrays(losses), LayerArtifacts(TensorFile(factors, device)))
+def _read(run: CalibrationRun, parts: Sequence[_Part], layer: int, weight: Weight) -> LayerFit:
+    device = read_parameter(run.model, f"{weight.name}.weight").device
+    paths = [_paths(run, part, layer) for part in parts]
+    return LayerFit.merged(
+        [LayerFit(read_arrays(losses), LayerArtifacts(TensorFile(factors, device))) for factors, losses in paths]
+    )
 
 
 def _chained(*parts: LayerArtifacts) -> LayerArtifacts:

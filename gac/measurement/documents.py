@@ -57,32 +57,25 @@ class Documents:
 
     @classmethod
     def of(cls, documents: "Documents | Iterable[str]") -> "Documents":
-        """An iterable of strings, packed in the default way; documents as they are."""
         return documents if isinstance(documents, Documents) else cls(documents)
 
     @property
     def name(self) -> str:
-        """Name in plans and reports."""
         count = len(tuple(self.texts))
         return f"{count:,} document{'s' if count > 1 else ''} given in memory"
 
     @property
     def text(self) -> str:
-        """The one text that is cut into windows."""
         return self.separator.join(self.texts)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """For each document the first 16 hexadecimal digits of its SHA-256."""
+        """Of each document the first 16 hexadecimal digits of its SHA-256."""
         return tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in self.texts)
 
 
 def ordered(documents: object) -> tuple[Any, ...]:
-    """Read an iterable of documents to its end.
-
-    Raises:
-        TextError: it is a string, a mapping or table, whose entries are names of columns, or a set, which has no order.
-    """
+    """Read an iterable of documents to its end; TextError for strings, mappings, tables and sets (without order)."""
     kind = f"a {type(documents).__name__}"
     if isinstance(documents, Mapping) or hasattr(documents, "columns"):
         names: Any = getattr(documents, "columns", documents)
@@ -98,12 +91,7 @@ def ordered(documents: object) -> tuple[Any, ...]:
 
 
 def check_characters(text: str, name: str, remedy: str | None = None) -> None:
-    """Refuse NUL and lone surrogates, which no tokenizer and no file in UTF-8 takes.
-
-    Args:
-        name: what the error calls the text.
-        remedy: what to do about it; None says how to read or mend a document.
-    """
+    """Refuse NUL and lone surrogates, which no tokenizer and no file in UTF-8 takes; ``name`` is for the error."""
     if wrong := _NOT_TEXT.search(text):
         character, mend = f"the lone surrogate {wrong[0]!a}", _MEND
         if wrong[0] == "\0":

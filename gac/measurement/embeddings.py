@@ -4,7 +4,7 @@ They are rounded to nearest, since no input statistics exist for them. The loss 
 nothing else changed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from gac.measurement.calibration import CalibrationRun
 from gac.measurement.runs import diverged, predicted, sampled
 from gac.models.modules import frozen, swap_in, swapped
 from gac.models.plain import check_in_memory
+from gac.plan.evidence import RoundedHead
 from gac.runtime.storage.embeddings import embeddings_of, unusual
 from gac.runtime.storage.embeddings import replace_embeddings as stored_embeddings
 from gac.runtime.storage.modules import Stored
@@ -45,12 +46,7 @@ def embedding_shapes(model: PreTrainedModel) -> tuple[tuple[int, int], ...]:
 
 @torch.no_grad()
 def quantised_embeddings(model: PreTrainedModel, scheme: Scheme) -> dict[str, nn.Module]:
-    """Build the quantised embedding and LM head by module name; none where the scheme is not lossy.
-
-    Args:
-        model: unchanged.
-        scheme: its storage has the tensors of each row apart.
-    """
+    """Build the quantised embedding and LM head by module name; none where the scheme is not lossy."""
     if (storage := storage_of(scheme)) is None:
         return {}
     modules = stored_embeddings(model, storage, _tied(model))
@@ -69,12 +65,12 @@ def replace_embeddings(model: PreTrainedModel, modules: Mapping[str, nn.Module])
         model.all_tied_weights_keys.clear()
 
 
-def measure_head(run: CalibrationRun, scheme: str, quantised: Callable[[], Mapping[str, nn.Module]]) -> float:
-    """The mean divergence with embedding and LM head in a scheme, nats a token; read where it is in the store.
-
-    ``quantised`` makes what stands in their place, by module name.
-    """
-    return float(run.stored(f"head-{scheme}", lambda: {"loss": _divergence(run, quantised())})["loss"])
+def measure_head(run: CalibrationRun, model: PreTrainedModel, scheme: Scheme) -> RoundedHead | None:
+    """Embedding and LM head in a scheme, and the mean divergence of the model with them; None where none is lossy."""
+    if not scheme.lossy:
+        return None
+    stored = run.stored(f"head-{scheme.name}", lambda: {"loss": _divergence(run, quantised_embeddings(model, scheme))})
+    return RoundedHead(scheme.name, embedding_shapes(model), float(stored["loss"]))
 
 
 def _divergence(run: CalibrationRun, modules: Mapping[str, nn.Module]) -> Tensor:

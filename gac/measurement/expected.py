@@ -5,18 +5,18 @@ have the comparisons.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from gac.forms import form_named
 from gac.forms.curvature.methods import Method
-from gac.forms.loss_curves import LossCurve, LossCurves
+from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
 from gac.models.families import Family
 from gac.plan.evidence import Calibration
 from gac.plan.recipe import Recipe, Refit
-from gac.schemes import scheme_named
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 ENOUGH_TOKENS = 2**15
 """Tokens of calibration text from which predictions are as good as they get."""
@@ -69,16 +69,25 @@ def expected_curves(curves: LossCurves, recipe: Recipe, method: Method, family: 
     share, unfitted = (expected_share(refit, method, family) for refit in (recipe.refit, None))
     shares, refit = Shares.of(family), recipe.refit or "none"
     forms = [*map(form_named, recipe.space.forms)]
-    by_runs = {form.name: shares.run[refit] for form in forms if form.loss.needs_forward_runs}
-    by_runs |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
-    scaled = curves.scaled(share, shares.rounded[refit], by_runs, on_text=share / unfitted)
-    if not any(scheme_named(name).lossy for name in recipe.space.schemes):
-        return scaled
-    by_key = {
-        key: curve if key[0] == "dense" else LossCurve(np.append(curve.loss[:-1] + BESIDE, curve.loss[-1]))
-        for key, curve in scaled.by_key.items()
-    }
-    return replace(scaled, by_key=by_key)
+    by_form = {form.name: shares.run[refit] for form in forms if form.loss.needs_forward_runs}
+    by_form |= {name: WHOLE[refit] for form, whole_model in curves.wholes.items() for name in (form, whole_model.form)}
+    rounds = any(scheme_named(name).lossy for name in recipe.space.schemes)
+    by_key = {}
+    for (form, scheme, name), curve in curves.by_key.items():
+        unquantised = curves.by_key.get((form, DEFAULT_SCHEME, name))
+        exact = np.zeros(1) if unquantised is None else unquantised.loss
+        loss = by_form.get(form, share) * exact + share * shares.rounded[refit] * (curve.loss - exact)
+        if rounds and form != "dense":
+            loss = np.append(loss[:-1] + BESIDE, loss[-1])
+        by_key[form, scheme, name] = LossCurve(loss)
+    pairs = {pair: by_form.get(next(iter(pair))[0], share) * lost for pair, lost in curves.pairs.items()}
+    on_text = {key: share / unfitted * lost for key, lost in curves.on_text.items()}
+    wholes = {}
+    for name, whole_model in curves.wholes.items():
+        of_form = by_form.get(whole_model.form, share)
+        summed, lost = (tuple(of_form * loss for loss in losses) for losses in (whole_model.summed, whole_model.lost))
+        wholes[name] = WholeModelLoss(whole_model.form, summed, lost)
+    return LossCurves(by_key, pairs, on_text, wholes)
 
 
 def expected_error(method: Method, text: Calibration) -> float | None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from gac.measurement.losses import drawn_loss
+from gac.measurement.runs import drawn_loss
 from gac.models.layer_stack import LayerStack, room
 from gac.models.modules import frozen
 from gac.models.streaming import on_its_device
@@ -52,17 +52,13 @@ class LayerwiseBackward:
 
     @property
     def last(self) -> int:
-        """The layer that ``through`` is to be called with first."""
         return len(self._layers) - 1
 
     def start(self, tick: Tick) -> None:
         """Run every window forward and back to the last layer's output, all of them through one layer after the other.
 
-        Args:
-            tick: called for each window in each layer, and once more for its loss.
-
-        Raises:
-            ModelError: a loss is not finite, or a layer is not called with hidden states first.
+        ``tick`` is called for each window in each layer, and once more for its loss. ModelError if a loss is not
+        finite, or if a layer is not called with hidden states first.
         """
         losses = []
         with frozen(self._model), on_its_device(self._model, self._layers):
@@ -73,7 +69,6 @@ class LayerwiseBackward:
         self.loss = torch.stack(losses).double().sum()
 
     def through(self, layer: int, tick: Tick) -> None:
-        """Take the gradients of every window from a layer's output to its input."""
         inputs = self._inputs_of(layer)
         with frozen(self._model), torch.enable_grad(), on_its_device(self._layers[layer]):
             for window, gradient in enumerate(self.gradients):
@@ -86,7 +81,6 @@ class LayerwiseBackward:
 
     @torch.no_grad()
     def _outputs(self, tick: Tick) -> Tensor:
-        """Return the outputs of the last layer; the inputs of some layers are stored on the way."""
         hidden = self._stack.entered(self._windows)
         self._allocate(hidden)
         for index, layer in enumerate(self._layers):
@@ -117,7 +111,6 @@ class LayerwiseBackward:
             self._states[layer] = torch.empty(shape, dtype=hidden.dtype, device=device)
 
     def _to_loss(self, window: int, ids: Tensor) -> Tensor:
-        """Back-propagate the loss of drawn labels of a window, ids ``(tokens,)``; return the loss of its text, nats."""
         hidden = self.gradients[window].unsqueeze(0).detach().requires_grad_(True)
         with torch.enable_grad(), self._stack.ending(hidden):
             number = self._first + window
@@ -128,7 +121,6 @@ class LayerwiseBackward:
         return loss
 
     def _inputs_of(self, layer: int) -> Tensor:
-        """Return the input hidden states of a layer, recomputed from the nearest stored ones if needed."""
         if layer not in self._states:
             nearest = max(index for index in self._states if index < layer)
             states = self._states[nearest]

@@ -1,4 +1,4 @@
-"""Loss of a change of the model, by running the model with it.
+"""Losses of the model on windows of text, and losses of changes of it, by running the model with them.
 
 The divergence from what the dense model predicts is what text written by the dense model would lose. A few windows are
 enough to measure it. The calibration text loses less: without one of SmolLM2's attentions 0.4 to 1.0 of that
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, nll_loss
 
 from gac.core.linalg import check_measured
 from gac.forms.curvature.metric import Moments
-from gac.measurement.losses import window_loss
 from gac.models.layer_stack import LayerStack
 from gac.models.linears import read_weight
 from gac.models.modules import frozen, listening, run_on, swapped
@@ -31,8 +31,41 @@ DIFFERS = 0.5
 """The distance of a text's loss from the divergence, as a share of it: about the spread that was measured."""
 
 
+def window_loss(model: nn.Module, ids: Tensor, what: str = "a calibration window") -> Tensor:
+    """The summed token loss of one window in nats, ids ``(tokens,)``; the first token is not predicted.
+
+    ``what`` names the window in the error that the loss is not finite.
+    """
+    logits = _logits(model, ids)
+    loss = cross_entropy(logits, ids[1:].to(logits.device), reduction="sum")
+    check_measured(loss, f"the loss of {what} is {loss.item()}", "a finite loss")
+    return loss
+
+
+def drawn_loss(model: nn.Module, ids: Tensor, what: str, seed: int) -> tuple[Tensor, Tensor]:
+    """The summed token loss of one window, and that under labels which the model itself draws; nats, both.
+
+    E[g g^T] over gradients of the second is the Fisher matrix; over those of the first, the empirical one, which fits
+    the text that it is measured on (K-FAC, arXiv 1503.05671, section 5). The same ``seed`` draws the same labels on the
+    same kind of device.
+    """
+    chances = _logits(model, ids).log_softmax(-1)
+    fixed = chances.detach()
+    observed = nll_loss(fixed, ids[1:].to(fixed.device), reduction="sum")
+    check_measured(observed, f"the loss of {what} is {observed.item()}", "a finite loss")
+    dice = torch.Generator(fixed.device).manual_seed(seed)
+    upto = fixed.exp().cumsum(-1)  # torch.multinomial takes longer on a CPU than the rest of the loss
+    thresholds = torch.rand(len(upto), 1, generator=dice, dtype=upto.dtype, device=upto.device) * upto[:, -1:]
+    drawn = torch.searchsorted(upto, thresholds, right=True).clamp_max(upto.shape[1] - 1)[:, 0]
+    return observed, nll_loss(chances, drawn, reduction="sum")
+
+
+def _logits(model: nn.Module, ids: Tensor) -> Tensor:
+    logits: Tensor = run_on(model, ids[None]).logits[0, :-1]
+    return logits.float()
+
+
 def sampled(windows: Tensor) -> Tensor:
-    """Windows with ``TOKENS`` tokens, in even steps."""
     return windows[:: _step(windows)]
 
 
@@ -98,17 +131,12 @@ class ModelRuns:
 
     @property
     def layers(self) -> int:
-        """Number of decoder layers."""
         return len(self._states)
 
     def divergence(self, modules: Mapping[str, nn.Module]) -> float:
         """The mean Kullback-Leibler divergence of what the model predicts with these modules in it, nats a token.
 
-        Args:
-            modules: by the names of those in whose place they stand; the model is as it was when this returns.
-
-        Raises:
-            ModelError: it is not finite.
+        ``modules`` are by the names of those in whose place they stand. ModelError if it is not finite.
         """
         return float(self.measured(modules)[:, 0].mean())
 
@@ -137,7 +165,6 @@ class ModelRuns:
         return by_window
 
     def _changed(self, window: int, lowest: int) -> Tensor:
-        """Divergence and loss of text of one window, shape ``(2,)``."""
         hidden, ids = self._states[lowest][window], self._windows[window]
         for layer in range(lowest, len(self._states)):
             hidden = self._stack.run(layer, hidden)
@@ -146,7 +173,6 @@ class ModelRuns:
         return torch.stack([diverged(dense, changed), (dense - changed)[:-1].gather(1, labels).mean()])
 
     def _text_loss(self, window: int, ids: Tensor, modules: Mapping[str, nn.Module]) -> float:
-        """Loss of text of another window, nats a token."""
         with frozen(self.model), torch.no_grad():
             if window not in self._dense_losses:
                 self._dense_losses[window] = float(window_loss(self.model, ids))

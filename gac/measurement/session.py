@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import comb, inf
 from pathlib import Path
 
 from torch import nn
@@ -19,15 +19,25 @@ from gac.core.distributed.run import check_shared, this_run
 from gac.core.errors import ModelError, PlanError
 from gac.core.io import home, to_json
 from gac.core.version import __version__
+from gac.forms import form_named
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.curvature.registry import METHODS
 from gac.forms.loss_curves import LossCurves
-from gac.measurement.calibration import FIRST_KEPT, CalibrationRun, LayerMoments, stream_second
-from gac.measurement.cost import expected_work
+from gac.measurement.attended import held_out
+from gac.measurement.calibration import (
+    FIRST_KEPT,
+    CalibrationRun,
+    LayerMoments,
+    kept_on_disk,
+    moment_bytes,
+    stream_second,
+)
 from gac.measurement.curves import measure_curves
 from gac.measurement.documents import Text
-from gac.measurement.embeddings import check_embeddings, embedding_shapes, measure_head, quantised_embeddings
+from gac.measurement.embeddings import check_embeddings, measure_head
 from gac.measurement.expected import expected_curves, expected_error, expected_share
+from gac.measurement.joint_losses import MOST
+from gac.measurement.runs import TOKENS
 from gac.measurement.similarity import compare_texts
 from gac.measurement.store import StatisticsStore
 from gac.measurement.text import TextSpec, Windows, check_positions, check_vocabulary
@@ -41,14 +51,14 @@ from gac.models.modules import input_device
 from gac.models.plain import check_frequencies, check_in_memory, check_one_dtype, check_plain
 from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
-from gac.plan.evidence import Calibration, CalibrationPart, Measured, RoundedHead
+from gac.plan.evidence import Calibration, CalibrationPart, Measured
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
 from gac.plan.resolved import ResolvedRecipe
 from gac.runtime.model import CompressedModel
 from gac.runtime.storage.eight_bits import READERS
 from gac.runtime.storage.embeddings import embeddings_of
-from gac.schemes import scheme_named
+from gac.schemes import DEFAULT_SCHEME, scheme_named
 
 logger = logging.getLogger("gac")
 
@@ -99,9 +109,11 @@ def measure(
         GacError: the model, the text or the statistics are not usable.
     """
     ranks, sites = this_run(), resolved.targeted
-    for line in expected_work(resolved, texts):
+    for line in _expected_work(resolved, texts):
         logger.info("%s", line)
-    check_store(ranks)
+    store = StatisticsStore(home() / "statistics")
+    store.check_writable()
+    check_shared(store.directory, ranks)
     loaded = load_dense_model(model, tokenizer, stream=True)
     resolved = resolved.with_rotation(partial(rotates_freely, loaded.model))
     recipe = resolved.recipe
@@ -122,9 +134,18 @@ def measure(
         lossy = any(scheme_named(name).lossy for name in schemes)
         dense_inputs = lossy and recipe.refit in (None, "none")
         measured = measure_curves(run, sites, forms=forms, schemes=schemes, rounding=dense_inputs)
-        head = _measure_head(loaded.model, run, recipe.space.head)
+        head = measure_head(run, loaded.model, scheme_named(recipe.space.head))
         by_weight = ranks.once(lambda: measure_weights(needs, replace(run, ranks=ALONE), sites) if needs else {})
-    text = _calibration(texts, windows, measured.dense_loss)
+    text = Calibration(
+        text=texts.name,
+        windows=len(windows),
+        window_tokens=windows.length,
+        digest=windows.digest,
+        loss=measured.dense_loss,
+        documents=texts.documents,
+        bos=windows.bos == "windows",
+        parts=tuple(CalibrationPart(part.name, part.windows) for part in texts.parts if len(texts.parts) > 1),
+    )
     evidence = Measured(
         model=loaded.name,
         digest=digest,
@@ -157,10 +178,7 @@ def calibration_run(
     """Open the statistics of a model; with the model rotated inside, where the recipe says so.
 
     The second shot's statistics are stored apart, and its model is made when its moments are first asked for.
-
-    Args:
-        digest: of the dense model's targeted weights.
-        owned, keep_rotated: as for ``rotated_model``.
+    ``owned`` and ``keep_rotated`` are as for ``rotated_model``.
     """
     method = METHODS.get(recipe.measure.method)
     # Statistics of a rotated model are others, so they have another key.
@@ -185,11 +203,41 @@ def _store(key: str) -> StatisticsStore:
     return StatisticsStore(home() / "statistics" / name[:24])
 
 
-def check_store(ranks: Ranks) -> None:
-    """Refuse a directory of statistics that cannot be written, or that processes do not share."""
-    store = StatisticsStore(home() / "statistics")
-    store.check_writable()
-    check_shared(store.directory, ranks)
+def _expected_work(resolved: ResolvedRecipe, texts: Texts) -> Iterator[str]:
+    """Say what work the measurement will take, a line for each part: statistics, shots, runs of the model."""
+    recipe, sites = resolved.recipe, resolved.targeted
+    weights = [weight for site in sites for weight in site.weights]
+    forms = [form_named(name) for name in dict.fromkeys((*resolved.method.forms, *recipe.space.forms))]
+    attended = resolved.method.two_sided and any(form.loss.uses_attention_curvature for form in forms)
+    folder, stored = home() / "statistics", kept_on_disk(sites, attended)
+    where = f"and factors in {folder}" if stored else f"not kept on disk, factors in {folder}"
+    yield (
+        f"{len(sites)} sites; calibration on {texts.windows} windows of {texts.length} tokens of {texts.name}; "
+        f"{moment_bytes(sites, attended) / 1e9:.2g} GB of statistics {where}, used again where they are there"
+    )
+    if recipe.measure.shots == 2:
+        times = "twice" if kept_on_disk(sites) else "three times"
+        yield (
+            f"two shots: calibration takes {times} as long and twice the disk, and needs memory for a second copy of "
+            f"the weights, compressed to {FIRST_KEPT:g}"
+        )
+    for form in (form for form in map(form_named, recipe.space.forms) if form.loss.needs_forward_runs):
+        dims = [form.full(weight) - form.min_dim for weight in weights if form.shortens(weight) == "in"]
+        runs = sum(dims) + (0 if form.min_dim else comb(min(len(dims), MOST), 2))
+        yield (
+            f"form {form.name}: the model is run {runs} times on up to {TOKENS} tokens, from the first layer that "
+            "changes on; other forms= (--form) leave that out"
+        )
+    windows = len(held_out(texts.windows, texts.length)) if attended else 0
+    bases = {base.name: base for form in forms for base in (form.base_form or form,) if base.loss.anchors and windows}
+    for form in bases.values():
+        runs = (len(form.loss.anchors) + 1) * (sum(map(form.applies_to, weights)) + 1)
+        yield (
+            f"form {form.name}: the model is run up to {runs} times on {windows * texts.length} held-out tokens, from "
+            "the layer that changes on"
+        )
+    if (head := recipe.space.head) != DEFAULT_SCHEME:
+        yield f"head {head}: the model is run on up to {TOKENS} tokens, with embedding and LM head quantised and not"
 
 
 def load_dense_model(
@@ -214,9 +262,8 @@ def rotated_model(
 ) -> AbstractContextManager[Rotation | None]:
     """Rotate the model inside the block, where the recipe says so; afterwards a caller's model is as it was.
 
-    Args:
-        owned: nobody else has the model, so no second copy of its weights is needed.
-        keep: it stays rotated, unless something raises.
+    ``owned``: nobody else has the model, so no second copy of its weights is needed. ``keep``: it stays rotated, unless
+    something raises.
     """
     if not recipe.space.rotate:
         return nullcontext()
@@ -236,7 +283,6 @@ def _check_model(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
 
 
 def _check_ranges(model: PreTrainedModel, resolved: ResolvedRecipe) -> None:
-    """Refuse weights, and an embedding and LM head, with numbers too large for a scheme."""
     recipe = resolved.recipe
     for names, schemes in ((resolved.weight_names, recipe.space.schemes), (embeddings_of(model), (recipe.space.head,))):
         tightest = min(map(scheme_named, schemes), key=lambda scheme: scheme.largest)
@@ -260,21 +306,6 @@ def check_same_everywhere(ranks: Ranks, loaded: Loaded, digest: str, windows: Wi
         )
 
 
-def _measure_head(model: PreTrainedModel, run: CalibrationRun, name: str) -> RoundedHead | None:
-    scheme = scheme_named(name)
-    if not scheme.lossy:
-        return None
-    loss = measure_head(run, name, partial(quantised_embeddings, model, scheme))
-    return RoundedHead(name, embedding_shapes(model), loss)
-
-
-def _calibration(texts: Texts, windows: Windows, loss: float) -> Calibration:
-    several = texts.parts if len(texts.parts) > 1 else ()
-    parts = tuple(CalibrationPart(part.name, part.windows) for part in several)
-    bos = windows.bos == "windows"
-    return Calibration(texts.name, len(windows), windows.length, windows.digest, loss, texts.documents, bos, parts)
-
-
 def targeted_digest(loaded: Loaded, sites: Sequence[Site]) -> str:
     """SHA-256 of the weights of the sites, which have to be of the sizes that the config gives them."""
     weights = [weight for site in sites for weight in site.weights]
@@ -295,11 +326,7 @@ def planned_digest(plan: Plan, loaded: Loaded, sites: Sequence[Site]) -> str:
 
 
 def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | None = None) -> Windows:
-    """Cut the windows that the plan was calibrated on.
-
-    Raises:
-        PlanError: documents are missing, or the windows are others here.
-    """
+    """Cut the windows that the plan was calibrated on; PlanError if they cannot be had, or are others here."""
     text = plan.measured.calibration
     if calibration is None and text.documents:
         raise PlanError(
@@ -324,7 +351,6 @@ def planned_windows(plan: Plan, loaded: Loaded, calibration: CalibrationText | N
 
 
 def cut_windows(texts: Texts, loaded: Loaded, seed: int, bos: bool | None) -> Windows:
-    """Cut calibration windows that the model's positions and vocabulary allow."""
     windows = texts.cut(loaded.tokenizer, seed, bos)
     check_positions(loaded.model, windows.length, "calibration windows")
     check_vocabulary(windows, loaded.model)

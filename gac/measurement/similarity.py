@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import exp
 from typing import Any
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from gac.core.errors import TextError
 from gac.core.progress import progress_bar
 from gac.measurement.documents import Documents, Text
-from gac.measurement.losses import window_loss
+from gac.measurement.runs import window_loss
 from gac.measurement.text import Windows, check_vocabulary, evaluation_windows
 from gac.measurement.texts import Texts
 from gac.models.modules import frozen, listening
@@ -30,51 +30,16 @@ _FEATURES = 256
 _DAMPING = 0.1
 
 
-@dataclass(frozen=True)
-class TextSimilarity:
-    """The dense model on a few windows of two texts.
-
-    Attributes:
-        calibration, check: the names of the texts.
-        windows: how many of each.
-        calibration_loss, check_loss: the mean loss, nats a predicted token.
-        spread: the second moments of what weights read in the check text, beside those in one half of the calibration
-            windows, tr(A_check A_half^-1), in units of what the other half has; the mean over the weights. 1: the check
-            text is as like the calibration text as that is like itself.
-    """
-
-    calibration: str
-    check: str
-    windows: tuple[int, int]
-    calibration_loss: float
-    check_loss: float
-    spread: float
-
-    @property
-    def far(self) -> bool:
-        """True if the calibration text says too little about the check text."""
-        return self.spread > FAR
-
-    def __str__(self) -> str:
-        calibration, other = self.calibration_loss, self.check_loss
-        return (
-            f"{self.check} beside {self.calibration} ({self.windows[1]} and {self.windows[0]} windows): the dense "
-            f"model's loss is {other:.3f} and {calibration:.3f} nats a token (perplexity {exp(other):.1f} and "
-            f"{exp(calibration):.1f}); "
-            f"what weights read spreads {self.spread:.2f} times as far as the calibration text does (1: alike)"
-        )
-
-
 def compare_texts(
     model: nn.Module, tokenizer: Any, sites: Sequence[Site], texts: Texts, windows: Windows, check: Text, progress: bool
-) -> TextSimilarity:
-    """Measure how like the calibration text another text is, say it, and warn where it is far.
+) -> float:
+    """Measure how like the calibration text another text is, log it, and warn where it is far; return the spread.
+
+    The spread is that of the second moments of what weights read in the check text, beside those in one half of the
+    calibration windows, tr(A_check A_half^-1), in units of what the other half has; the mean over the weights. At 1
+    the check text is as like the calibration text as that is like itself.
 
     It takes one run of the model over at most 16 windows of each text, and keeps at most 256 features of each weight.
-
-    Args:
-        texts, windows: the calibration text, and its windows.
-        check: a name, a path, or documents.
 
     Raises:
         TextError: the check text is calibrated on, cannot be read or is too short, or there is one calibration window.
@@ -89,15 +54,18 @@ def compare_texts(
     loss = sum(half * len(sample.ids[start::2]) for start, (half, _) in enumerate(halves)) / len(sample)
     (_, half), (_, rest) = halves
     spread = sum(moment_ratio(half[name], read[name], rest[name]) for name in names) / len(names)
-    likeness = TextSimilarity(windows.name, other.name, (len(sample), len(other)), loss, check_loss, spread)
-    logger.info("%s", likeness)
-    if likeness.far:
+    logger.info(
+        "%s beside %s (%d and %d windows): the dense model's loss is %.3f and %.3f nats a token (perplexity %.1f and "
+        "%.1f); what weights read spreads %.2f times as far as the calibration text does (1: alike)",
+        *(other.name, windows.name, len(other), len(sample), check_loss, loss, exp(check_loss), exp(loss), spread),
+    )
+    if spread > FAR:
         logger.warning(
             "warning: %s is unlike the calibration text (%.2f; above %g is far): the model will lose more on it than "
             "the plan predicts. Calibrate on such text too: several texts can be given.",
-            *(likeness.check, spread, FAR),
+            *(other.name, spread, FAR),
         )
-    return likeness
+    return spread
 
 
 def check_windows(model: nn.Module, tokenizer: Any, texts: Texts, windows: Windows, check: Text) -> Windows:

@@ -36,7 +36,6 @@ class StatisticsStore:
     directory: Path
 
     def path(self, name: str, layer: int) -> Path:
-        """Path of a result for a layer, named by what it is and the method's metric."""
         return self.directory / f"{name}-{layer:04d}.safetensors"
 
     @property
@@ -45,7 +44,6 @@ class StatisticsStore:
         return self.directory / "boundary.safetensors"
 
     def check_writable(self) -> None:
-        """Refuse a directory that nothing can be written to, before anything is measured."""
         with _writing(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self.directory):
@@ -78,17 +76,12 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """Every tensor of a file; FileNotFoundError where there is none.
-
-    Raises:
-        StatisticsError: the file is damaged or cannot be read.
-    """
+    """Every tensor of a file; FileNotFoundError where there is none, StatisticsError if it cannot be read."""
     with _reading(path):
         return load_file(path, device=str(device))
 
 
 def read_arrays(path: Path) -> dict[str, Floats]:
-    """Every array of a file of them; raises as ``read_tensors`` does."""
     return {name: tensor.numpy() for name, tensor in read_tensors(path, CPU).items()}
 
 
@@ -128,7 +121,6 @@ class TensorFile(Mapping[str, Tensor]):
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """That of a tensor, which is not read for it."""
         return tuple(self._file.get_slice(name).get_shape())
 
     def __iter__(self) -> Iterator[str]:
@@ -152,7 +144,8 @@ def background_writer() -> Iterator[Callable[[Mapping[Path, Mapping[str, Tensor]
             nonlocal last
             if last is not None:
                 last.result()
-            last = pool.submit(_write_all, {path: _on_cpu(tensors) for path, tensors in files.items()})
+            on_cpu = {path: _on_cpu(tensors) for path, tensors in files.items()}
+            last = pool.submit(_write_all, on_cpu)
 
         yield write
         if last is not None:

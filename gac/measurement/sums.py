@@ -15,7 +15,6 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def first_half(windows: int) -> int:
-    """Count the windows in the first half of the text."""
     return (windows + 1) // 2
 
 
@@ -27,7 +26,6 @@ class RunningSums:
         self.sums: dict[str, Tensor] = {}
 
     def total(self, name: str, device: torch.device) -> Tensor:
-        """A sum; 0 where nothing was added."""
         if name not in self.sums:
             dtype = torch.float64 if device.type == "cpu" else torch.float32
             self.sums[name] = torch.zeros(self.shapes[name], dtype=dtype, device=device)

@@ -40,11 +40,7 @@ class TextSpec:
 
     @classmethod
     def parse(cls, text: str) -> "TextSpec":
-        """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``).
-
-        Raises:
-            TextError: a size that is no whole number above 0, or no ``WINDOWSxLENGTH``.
-        """
+        """Read ``NAME`` or ``NAME:WINDOWSxLENGTH`` (``wiki-sample:16x512``); TextError for other sizes."""
         match = _SIZED.fullmatch(text)
         if match is None:
             source, _, number = text.rpartition(":")
@@ -67,7 +63,6 @@ def is_sized_text(item: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """True for a known text or a file."""
     return name in _SOURCES or os.path.isfile(name)
 
 
@@ -96,12 +91,10 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """Tokens of a window."""
         return int(self.ids.shape[1])
 
     @property
     def head(self) -> str:
-        """Position of BOS in words."""
         return _HEADS[self.bos]
 
 
@@ -144,35 +137,27 @@ def calibration_windows(
         raise TextError(
             f"calibration windows of {spec.length} token", "at least 2: the first is not predicted", "Ask for more."
         )
-    source, head = _source(spec.name if isinstance(spec, TextSpec) else spec), bos_of(tokenizer, bos)
-    ids = _tokens(source.calibration(), tokenizer)[: source.reserved]
-    return _cut(spec.name, ids, spec.windows, spec.length, "calibration", seed=seed, head=head)
+    source = _source(spec.name if isinstance(spec, TextSpec) else spec)
+    ids, head = _tokens(source.calibration(), tokenizer)[: source.reserved], bos_of(tokenizer, bos)
+    return _cut(spec.name, ids, spec.windows, spec.length, seed=seed, head=head)
 
 
 def every_window(source: str | Documents, tokenizer: Any, length: int, bos: bool | None = None) -> Windows:
-    """All windows of a source's calibration text, which share no token with those of its evaluation.
-
-    Arguments and errors are those of ``calibration_windows``.
-    """
+    """All windows of a source's calibration text, which share no token with those of its evaluation."""
     text, name = _source(source), source if isinstance(source, str) else source.name
     ids = _tokens(text.calibration(), tokenizer)[: text.reserved]
-    return _cut(name, ids, None, length, "calibration", head=bos_of(tokenizer, bos))
+    return _cut(name, ids, None, length, head=bos_of(tokenizer, bos))
 
 
 def windows_of(name: str, ids: torch.Tensor, tokenizer: Any, windows: int, length: int) -> Windows:
-    """Cut ``windows`` windows, in even steps, from token ids ``(tokens,)``."""
-    return _cut(name, ids, windows, length, "calibration", head=bos_of(tokenizer))
+    return _cut(name, ids, windows, length, head=bos_of(tokenizer))
 
 
 def bos_of(tokenizer: Any, bos: bool | None = None) -> int | None:
     """The token that every window begins with; None where windows are text alone.
 
-    Args:
-        bos: True asks for the tokenizer's BOS and False for none; None has it where the tokenizer puts it first by
-            itself (Llama, Gemma, Mistral; not Qwen).
-
-    Raises:
-        TextError: a BOS is asked for, and the tokenizer has none.
+    ``bos=True`` asks for the tokenizer's BOS, which it has to have, and False for none; None has it where the tokenizer
+    puts it first by itself (Llama, Gemma, Mistral; not Qwen).
     """
     token = getattr(tokenizer, "bos_token_id", None)
     if bos and token is None:
@@ -220,11 +205,7 @@ def window_length(text: Text) -> int:
 
 
 def check_vocabulary(windows: Windows, model: Any) -> None:
-    """Refuse token ids that a model's embedding does not have, that of BOS among them.
-
-    Raises:
-        TextError: the tokenizer belongs to another model.
-    """
+    """Refuse token ids that a model's embedding does not have, that of BOS among them."""
     largest, vocabulary = int(windows.ids.max()), model.get_input_embeddings().num_embeddings
     if largest >= vocabulary:
         is_bos = windows.bos != "none" and largest == int(windows.ids[0, 0])
@@ -241,7 +222,7 @@ def _bad_size(size: str) -> TextError:
 
 
 def _tokens(text: str, tokenizer: Any, headed: bool = False) -> torch.Tensor:
-    """Token ids of the text, int64, shape ``(tokens,)``, without BOS."""
+    """Token ids, int64, shape ``(tokens,)``, without BOS unless ``headed``."""
     encoded = tokenizer(text, add_special_tokens=headed, return_attention_mask=False, verbose=False)
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
@@ -251,17 +232,12 @@ def _cut(
     ids: torch.Tensor,
     windows: int | None,
     length: int,
-    purpose: str,
+    purpose: str = "calibration",
     start: int = 0,
     seed: int = 0,
     head: int | None = None,
 ) -> Windows:
-    """Cut full windows: all, or as many as asked for.
-
-    Args:
-        seed: 0 takes them in even steps through the text, any other draws them.
-        head: the token that each begins with, in the place of one token of text.
-    """
+    """Cut full windows: all, or as many as asked for. A ``head`` takes the place of the first token of each."""
     step = length if head is None else length - 1
     if step < 1 or (windows is not None and windows < 1):
         raise _bad_size(f"{windows} windows of {step} tokens")
@@ -285,7 +261,6 @@ def _cut(
 
 
 def digest_of(ids: torch.Tensor) -> str:
-    """SHA-256 of token ids."""
     return hashlib.sha256(ids.numpy().astype("<i8").tobytes()).hexdigest()
 
 
@@ -326,7 +301,6 @@ def _local(path: str) -> str:
 
 
 def _joined(dataset: str, split: str, most: int | None = None, **options: Any) -> str:
-    """The documents of a split, or its lines, joined as in GPTQ's protocol (arXiv 2210.17323)."""
     import datasets
 
     try:
@@ -357,7 +331,6 @@ _SOURCES: Mapping[str, _Source] = MappingProxyType(
 
 
 def text_names() -> tuple[str, ...]:
-    """The named sources of text."""
     return tuple(_SOURCES)
 
 

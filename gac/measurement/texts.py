@@ -58,19 +58,16 @@ class Texts:
 
     @classmethod
     def named(cls, text: str | Sequence[str]) -> "Texts":
-        """The texts that a recipe names: each is read by ``TextSpec.parse``."""
         return cls(tuple(map(TextSpec.parse, (text,) if isinstance(text, str) else text)))
 
     @property
     def name(self) -> str:
-        """Name in plans and reports: the text, or each text with its windows."""
         if len(self.parts) == 1:
             return self.parts[0].name
         return " and ".join(f"{part.name} ({part.windows})" for part in self.parts)
 
     @property
     def written(self) -> str | tuple[str, ...]:
-        """As a recipe has them."""
         each = tuple(str(part) if isinstance(part, TextSpec) else part.name for part in self.parts)
         return each[0] if len(each) == 1 else each
 
@@ -84,17 +81,14 @@ class Texts:
 
     @property
     def documents(self) -> tuple[str, ...]:
-        """The digests of all documents that are among them."""
         return tuple(digest for part in self.parts if isinstance(part, Documents) for digest in part.digests)
 
     def check(self) -> None:
-        """Refuse texts that are neither known nor files."""
         for part in self.parts:
             if isinstance(part, TextSpec):
                 check_text(part.name)
 
     def sized(self, windows: Sequence[int], length: int) -> "Texts":
-        """The same texts with other windows."""
         sized = zip(self.parts, windows, strict=True)
         return Texts(tuple(replace(part, windows=count, length=length) for part, count in sized))
 

@@ -24,11 +24,7 @@ class WeightMeasurement(ABC):
 
     @abstractmethod
     def stream(self, run: CalibrationRun, sites: Sequence[Site]) -> Iterator[tuple[int, dict[str, Floats]]]:
-        """Yield ``(layer, {weight name: values})`` for whole layers of sites, in any order.
-
-        Raises:
-            ModelError: a loss or a statistic is not finite.
-        """
+        """Yield ``(layer, {weight name: values})`` for whole layers of sites, in any order."""
 
 
 MEASUREMENTS: Registry[WeightMeasurement] = Registry(
@@ -42,11 +38,7 @@ MEASUREMENTS: Registry[WeightMeasurement] = Registry(
 
 
 def measure_weights(name: str, run: CalibrationRun, sites: Sequence[Site]) -> dict[str, Floats]:
-    """Measure all weights of whole layers, or read what is stored of them; values by weight name.
-
-    Raises:
-        ModelError: a loss or a statistic is not finite, or a weight is offloaded.
-    """
+    """Measure all weights of whole layers, or read what is stored of them; values by weight name."""
     use = "where its gradient or its truncation can be measured"
     check_in_memory(run.model, f", under the rule {name}", use, ", or take another rule")
     layers = dict.fromkeys(site.layer for site in sites)

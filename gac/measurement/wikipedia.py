@@ -27,10 +27,7 @@ _LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
 def wiki_sample() -> str:
     """106 articles of the English Wikipedia, 2.9 million characters, from the dump in the package gensim.
 
-    Parsing the markup takes seconds, so the text is kept under GAC's home.
-
-    Raises:
-        TextError: the dump or the parser is not installed.
+    Parsing the markup takes seconds, so the text is kept under GAC's home. TextError if dump or parser are missing.
     """
     dump = _dump()
     digest = hashlib.sha256(dump.read_bytes()).hexdigest()
@@ -73,7 +70,6 @@ def _articles(dump: Path) -> Iterator[str]:
 
 
 def _pages(dump: Path) -> Iterator[str]:
-    """Yield the markup of every article of a MediaWiki dump: namespace 0, no redirects."""
     with bz2.open(dump) as stream:
         for _, element in iterparse(stream):
             if element.tag.rpartition("}")[2] == "page":

@@ -27,11 +27,7 @@ DEFAULT_SCHEME = "bf16"
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme of this name.
-
-    Raises:
-        PlanError: there is no such scheme.
-    """
+    """The scheme of this name; PlanError if there is none."""
     return SCHEMES.get(name)
 
 
@@ -39,13 +35,10 @@ def scheme_timed_as(dtype: str) -> Scheme | None:
     """The scheme with a storage that has this name in latency tables; None: there is none.
 
     A scheme with a parameter has it in its dtype too: ``w4a16:64``.
-
-    Raises:
-        PlanError: the parameter is none.
     """
     kind, colon, parameter = dtype.partition(":")
     stored = {scheme.dtype: scheme for scheme in SCHEMES if scheme.storage is not None}
     if colon and dtype not in stored and (make := getattr(stored.get(kind), "with_parameter", None)):
-        made: Scheme = make(parameter)
-        return made
+        scheme: Scheme = make(parameter)
+        return scheme
     return stored.get(dtype)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gac.runtime.storage.base import Storage
     from gac.schemes.feedback.levels import Levels
-    from gac.schemes.inputs import Inputs
+    from gac.schemes.feedback.order import Inputs
     from gac.schemes.matrices import Grid
 
 LARGEST_SCALE = 65280.0
@@ -40,11 +40,9 @@ class StorageSpec:
 
 
 def config_group(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A group of compressed-tensors' ``config_groups`` without its targets.
+    """A group of compressed-tensors' ``config_groups`` without its targets; ``layout`` is the name of its format.
 
-    Args:
-        layout: the name of the format, which defines the layout of the tensors.
-        weights, inputs: from ``config_arguments``; None: inputs are not quantised.
+    ``weights`` and ``inputs`` are from ``config_arguments``; without the latter inputs are not quantised.
     """
     return {"format": layout, "weights": weights, "input_activations": inputs, "output_activations": None}
 
@@ -52,12 +50,9 @@ def config_group(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | 
 def config_arguments(
     bits: int, kind: str, strategy: str, group: int | None = None, symmetric: bool = True
 ) -> dict[str, Any]:
-    """Arguments of a group for weights or inputs.
+    """Arguments of a group for weights or inputs; ``kind`` of a number is ``int`` or ``float``.
 
-    Args:
-        kind: of a number, ``int`` or ``float``.
-        strategy: of scales: ``channel`` (a row), ``group``, or ``token``, which are found as tokens come.
-        symmetric: without zero points.
+    ``strategy`` is that of scales: ``channel`` (a row), ``group``, or ``token``, which are found as tokens come.
     """
     arguments = {"num_bits": bits, "type": kind, "symmetric": symmetric, "strategy": strategy}
     return arguments | {"dynamic": strategy == "token", "group_size": group}
@@ -98,7 +93,6 @@ class Scheme:
     input_dtype: ClassVar[str | None] = None
 
     def applies_to(self, weight: Weight) -> bool:
-        """True if the weight can be stored so."""
         return True
 
     def supports(self, gemm: Operation) -> bool:
@@ -123,18 +117,10 @@ class Scheme:
         return -(-rows * columns * self.bits // 8)
 
     def operation(self, operation: Operation) -> Operation:
-        """The operation that replaces this one of 16-bit weights."""
         return operation
 
     def check_range(self, matrix: "Tensor", name: str = "a matrix") -> None:
-        """Refuse numbers beyond ``largest``.
-
-        Args:
-            name: of the weight that the matrix belongs to.
-
-        Raises:
-            ModelError: the matrix has such numbers.
-        """
+        """Refuse numbers beyond ``largest``; ``name`` is that of the weight, for the error."""
         most = float(matrix.detach().abs().max()) if matrix.numel() else 0.0
         if most > self.largest:
             raise ModelError(
@@ -185,20 +171,14 @@ class Scheme:
     def config_group(self, columns: int) -> dict[str, Any] | None:
         """The group of compressed-tensors' ``config_groups`` for a stored matrix, without its targets.
 
-        None: there is none, and only GAC reads such a matrix.
-
-        Args:
-            columns: of the matrix; groups may not divide them.
+        None: there is none, and only GAC reads a matrix of so many columns.
         """
         return None
 
     def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid | None":
-        """Its numbers and scales as a grid on which training moves them; ``on_grid`` stores the result.
+        """Numbers and scales in tensors from ``stored`` as a grid on which training moves them; ``on_grid`` stores it.
 
         None: it has no grid, and healing leaves such weights as they are.
-
-        Args:
-            tensors: from ``stored``.
         """
         return None
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gac.schemes.feedback.levels import Levels
+from gac.schemes.feedback.order import Inputs
 from gac.schemes.feedback.rounding import quantise
-from gac.schemes.inputs import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,9 @@ class Grid:
 
     @property
     def signed(self) -> Tensor:
-        """Numbers less their zeros."""
         return self.numbers - self._by_column(self.zero)
 
     def values(self) -> Tensor:
-        """The matrix ``(rows, columns)``."""
         return self.signed * self._by_column(self.scale)
 
     def _by_column(self, of_groups: Tensor) -> Tensor:
@@ -43,13 +41,10 @@ class Grid:
 def quantise_matrix(
     matrix: Tensor, inputs: Inputs | None, levels: Levels, group: int | None, gradients: Tensor | None = None
 ) -> Grid:
-    """The quantised matrix ``(rows, columns)``.
+    """The quantised matrix ``(rows, columns)``; without ``inputs`` every number by itself.
 
-    Args:
-        inputs: None: every number by itself.
-        group: columns with one scale; None: all.
-        gradients: E[g g^T] of the gradients of its output, shape ``(rows, rows)``; None: errors of all outputs count
-            alike, and add up.
+    ``group`` columns have one scale, or all. Without ``gradients``, E[g g^T] of those of its output, ``(rows, rows)``,
+    errors of all outputs count alike, and add up.
     """
     rows, columns = matrix.shape
     size, work = group or max(columns, 1), matrix.detach().double()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +12,10 @@ from gac.compression.apply import build_modules, empty_module, merged, skipped_b
 from gac.core.arrays import Floats
 from gac.core.operations import Operation
 from gac.forms import FORMS, Form
-from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import stream_fits
+from gac.measurement.curves import LayerFit, fit_layers
 from gac.models.families import family_of
 from gac.models.modules import swap_in
 from gac.models.sites import Site, Weight
@@ -32,20 +32,15 @@ _ROWS = 8
 def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
     """Refuse a form whose sizes, costs, operations, modules or curves contradict each other.
 
-    Of every weight that it takes: a larger dim has more parameters, as many as its module and as its GEMMs read; its
-    operation is one of a latency table and moved by the dim along the axis that it names; its dim lies where it says in
-    the module's tensors. Of a tiny random Llama: curves fall to 0 at the full dim; at the full dim the model computes
-    what it did; at half of it the model computes what it does when merged to dense weights, and its cache keeps as many
-    numbers as the form counts, with which it goes on as without. What rounding for the cache changes (``Form.bits``) is
-    allowed, and priced.
+    Of the weights given and those of a tiny random Llama that it takes: a larger dim has more parameters, as many as
+    its module and as its GEMMs read; its operation is one of a latency table and moved by the dim along the axis that
+    it names; its dim lies where it says in the module's tensors. Of that Llama: curves fall to 0 at the full dim, at
+    which the model computes what it did; at half of it the model computes what it does when merged to dense weights,
+    and its cache keeps as many numbers as the form counts. What rounding for the cache changes is allowed, and priced.
 
     A form that stands for several (``Form.variants``) is checked as each of them. One that lies inside another is as
     long as the other where weights meet; its full dim computes what the other does, and is the weight that its dims are
-    smaller than.
-
-    Args:
-        weights: to check beside those of the tiny Llama that the form takes.
-        method: what errors are measured in.
+    smaller than. ``method`` is what errors are measured in.
 
     Raises:
         AssertionError: says what does not hold, of which weight at which dim.
@@ -64,14 +59,14 @@ def check_form(form: Form, *weights: Weight, method: str = "kfac") -> None:
         assert form.variants(weight), f"{form.name} takes {weight.name}, and stands for no form of it"
         for variant in form.variants(weight):
             _check_weight(variant, weight)
-    run, artifacts = CalibrationRun(model, _IDS, METHODS.get(method), progress=False), {}
-    variants = {variant.name: variant for site in applicable for variant in form.variants(site.weights[0])}
-    for layer, fit in stream_fits(run, sites, forms=[form.name]):
-        artifacts[layer] = fit.kept
-        for variant in variants.values() if any(site.layer == layer for site in applicable) else ():
-            _check_curves(variant, layer, fit.losses)
-    for variant in variants.values():
-        _check_model(variant, run, applicable, artifacts)
+    run = CalibrationRun(model, _IDS, METHODS.get(method), progress=False)
+    fits = fit_layers(run, sites, forms=[form.name])
+    for variant in {
+        variant.name: variant for site in applicable for variant in form.variants(site.weights[0])
+    }.values():
+        for layer in {site.layer for site in applicable}:
+            _check_curves(variant, layer, fits[layer].losses)
+        _check_model(variant, run, applicable, fits)
 
 
 def _check_weight(form: Form, weight: Weight) -> None:
@@ -79,25 +74,11 @@ def _check_weight(form: Form, weight: Weight) -> None:
     for dim in sorted({form.min_dim, 1, max(1, full // 2), max(1, full - 1), full}):
         of = f"{form.name} of {weight.name} at dim {dim}"
         _check_sizes(form, weight, dim, of)
+        _check_operations(form, weight, dim, of)
+        if 0 < dim < full:
+            _check_places(form, weight, dim, of)
         _check_meets(form, weight, dim, of)
-    _check_params(form, weight)
-
-
-def _check_meets(form: Form, weight: Weight, dim: int, of: str) -> None:
-    outer, length = form.shortening(dim)
-    assert outer.name == (form.parent_form_name or form.name), (
-        f"{of}: as long as {outer.name}, inside {form.parent_form_name}"
-    )
-    side = outer.shortens(weight)
-    assert side or not form.parent_form_name, f"{of}: inside {outer.name}, which does not shorten the weight"
-    if side:
-        name, both = f"{side}_features", [form.module(weight, dim).sizes, outer.module(weight, length).sizes]
-        ours, theirs = (sizes.get(name, sizes.get("heads", 0) * sizes.get("length", 0)) for sizes in both)
-        assert ours == theirs, f"{of}: {name} is {ours} where {outer.name} {length} has {theirs}"
-
-
-def _check_params(form: Form, weight: Weight) -> None:
-    counts = [form.params(weight, dim) for dim in range(1, form.full(weight) + 1)]
+    counts = [form.params(weight, dim) for dim in range(1, full + 1)]
     growing = all(less < more for less, more in pairwise(counts))
     assert growing, f"{form.name} of {weight.name}: a larger dim does not always have more parameters"
     outer, length = form.shortening(1)
@@ -107,6 +88,18 @@ def _check_params(form: Form, weight: Weight) -> None:
     assert right, f"{form.name} of {weight.name}: dims up to {smaller} are smaller than dense, not {useful}"
 
 
+def _check_meets(form: Form, weight: Weight, dim: int, of: str) -> None:
+    outer, length = form.shortening(dim)
+    inside = form.parent_form_name or form.name
+    assert outer.name == inside, f"{of}: as long as {outer.name}, inside {form.parent_form_name}"
+    side = outer.shortens(weight)
+    assert side or not form.parent_form_name, f"{of}: inside {outer.name}, which does not shorten the weight"
+    if side:
+        name, both = f"{side}_features", [form.module(weight, dim).sizes, outer.module(weight, length).sizes]
+        ours, theirs = (sizes.get(name, sizes.get("heads", 0) * sizes.get("length", 0)) for sizes in both)
+        assert ours == theirs, f"{of}: {name} is {ours} where {outer.name} {length} has {theirs}"
+
+
 def _check_sizes(form: Form, weight: Weight, dim: int, of: str) -> None:
     spec = form.module(weight, dim)
     assert spec.module in KINDS, f"{of}: module {spec.module} is none of {', '.join(KINDS)}; add it to KINDS"
@@ -114,44 +107,43 @@ def _check_sizes(form: Form, weight: Weight, dim: int, of: str) -> None:
     assert set(spec.sizes) == names, f"{of}: sizes are {', '.join(spec.sizes)}, not {', '.join(sorted(names))}"
     wrong = {name: size for name, size in spec.sizes.items() if type(size) is not int or not 1 <= size <= largest}
     assert not wrong, f"{of}: sizes {wrong} are no integers from 1 to {largest}"
-    module = _module(form, weight, dim)
-    stored = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.endswith("bias"))
+    parameters = _parameters(form, weight, dim, bias=False)
+    stored = sum(prod(shape) for name, shape in parameters.items() if not name.endswith("bias"))
     assert stored == form.params(weight, dim), f"{of}: {form.params(weight, dim)} parameters, its module holds {stored}"
     cached = form.cache.numbers(weight, dim)
     valid = type(cached) is int and 0 <= cached <= weight.cached_numbers
     assert valid, f"{of}: keeps {cached!r} numbers of a token in the KV cache, {weight.cached_numbers} if dense"
-    _check_operations(form, weight, dim, of)
-    _check_places(form, weight, dim, of)
 
 
 def _check_operations(form: Form, weight: Weight, dim: int, of: str) -> None:
     operation, axis = form.latency.operation(weight, dim, _ROWS), form.latency.axis(weight)
-    for gemm in (operation, *form.latency.gemms(weight, dim, _ROWS)):
+    gemms = form.latency.gemms(weight, dim, _ROWS)
+    for gemm in (operation, *gemms):
         assert isinstance(gemm, Operation), f"{of}: runs {gemm!r}, which is no Operation"
     known = operation.operator in OPERATORS.names or not form.latency.timed
     assert known, f"{of}: runs {operation.operator}, which is no operator of latency tables, and is not marked so"
-    gemms = [gemm.axes for gemm in form.latency.gemms(weight, dim, _ROWS)]
-    numbers = sum(gemm.get("b", 1) * gemm["k"] * gemm["n"] for gemm in gemms)
+    numbers = sum(gemm.axes.get("b", 1) * gemm.axes["k"] * gemm.axes["n"] for gemm in gemms)
     assert numbers == form.params(weight, dim), f"{of}: its GEMMs read {numbers} numbers, not as many as parameters"
     if axis is not None:
-        axes = operation.axes
+        axes, size = operation.axes, form.size(weight, dim)
         assert axis in axes, f"{of}: axis {axis} is none of its operation, {operation}"
-        size = form.size(weight, dim)
         assert axes[axis] == size, f"{of}: axis {axis} of its operation is {axes[axis]}, its size is {size}"
 
 
 def _check_places(form: Form, weight: Weight, dim: int, of: str) -> None:
-    if not 0 < dim < form.full(weight):
-        return
-    shapes, more = (dict(_module(form, weight, size, bias=True).named_parameters()) for size in (dim, dim + 1))
-    grown = {name: list(tensor.shape) for name, tensor in shapes.items()}
+    grown, more = (_parameters(form, weight, size, bias=True) for size in (dim, dim + 1))
     for place in form.places(weight, dim):
         assert place.tensor in grown, f"{of}: its dim lies in {place.tensor}, which its module has not"
         inside = all(end <= grown[place.tensor][place.axis] for end in place.ends)
-        assert inside, f"{of}: places {place.ends} lie outside of {place.tensor} {tuple(shapes[place.tensor].shape)}"
+        assert inside, f"{of}: places {place.ends} lie outside of {place.tensor} {tuple(grown[place.tensor])}"
         grown[place.tensor][place.axis] += len(place.ends) * place.unit
-    expected = {name: list(tensor.shape) for name, tensor in more.items()}
-    assert grown == expected, f"{of}: one dim more at its places makes {grown}, its module of that dim has {expected}"
+    assert grown == more, f"{of}: one dim more at its places makes {grown}, its module of that dim has {more}"
+
+
+def _parameters(form: Form, weight: Weight, dim: int, bias: bool) -> dict[str, list[int]]:
+    """The shapes of the parameters of the module at a dim, by name."""
+    module = empty_module(WeightChoice(weight, form.name, dim), bias, "meta", torch.float32)
+    return {name: list(parameter.shape) for name, parameter in module.named_parameters()}
 
 
 def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
@@ -167,19 +159,17 @@ def _check_curves(form: Form, layer: int, losses: Mapping[str, Floats]) -> None:
         assert bool((exact[:-1] >= exact[1:]).all()), f"{name}: a larger dim loses more than a smaller one"
 
 
-def _check_model(
-    form: Form, run: CalibrationRun, sites: Sequence[Site], artifacts: Mapping[int, LayerArtifacts]
-) -> None:
+def _check_model(form: Form, run: CalibrationRun, sites: Sequence[Site], fits: Mapping[int, LayerFit]) -> None:
     model, (outer, length) = run.model, form.shortening(1)
     lengths = {site.name: length for site in sites}
-    before = _logits(_compressed(outer, run, sites, artifacts, lengths) if form.parent_form_name else model)
+    before = _logits(_compressed(outer, run, sites, fits, lengths) if form.parent_form_name else model)
     full = {site.name: form.full(site.weights[0]) for site in sites}
-    full_model = _compressed(form, run, sites, artifacts, full)
+    full_model = _compressed(form, run, sites, fits, full)
     difference, tolerance = float((_logits(full_model) - before).abs().max()), _near(form, before)
     than = f"{outer.name} {length}'s" if form.parent_form_name else "the dense model's"
     assert difference < tolerance, f"{form.name} at the full dim: logits differ by up to {difference:.2g} from {than}"
     half = {name: max(form.min_dim, dim // 2) for name, dim in full.items()}
-    smaller = _compressed(form, run, sites, artifacts, half)
+    smaller = _compressed(form, run, sites, fits, half)
     _check_cache(form, smaller, half)
     dense = deepcopy(model)
     for site in sites:
@@ -223,18 +213,14 @@ def _compressed(
     form: Form,
     run: CalibrationRun,
     sites: Sequence[Site],
-    artifacts: Mapping[int, LayerArtifacts],
+    fits: Mapping[int, LayerFit],
     dims: Mapping[str, int],
 ) -> nn.Module:
     choices = [WeightChoice(weight, form.name, dims[site.name]) for site in sites for weight in site.weights]
     copy = deepcopy(run.model)
-    swap_in(copy, build_modules(run, choices, sites, iter(artifacts.items())))
+    swap_in(copy, build_modules(run, choices, sites, fits))
     finish(copy, Description(skipped=skipped_blocks(copy.config, choices)), kernels=False)
     return copy
-
-
-def _module(form: Form, weight: Weight, dim: int, bias: bool = False) -> nn.Module:
-    return empty_module(WeightChoice(weight, form.name, dim), bias, "meta", torch.float32)
 
 
 def _logits(model: nn.Module) -> Tensor:

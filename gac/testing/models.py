@@ -39,18 +39,12 @@ def tiny_model() -> LlamaForCausalLM:
     return model
 
 
-def byte_backend() -> Tokenizer:
-    """One token a byte, and no special ones."""
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte; ``<s>`` (256) comes first unless special tokens are off."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte; ``<s>`` (256) comes first unless special tokens are off."""
-    backend = byte_backend()
     backend.add_special_tokens(["<s>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}

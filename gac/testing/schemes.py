@@ -9,7 +9,7 @@ from gac.profiling.operators.base import ITEM_BYTES
 from gac.runtime.storage.eight_bits import READERS
 from gac.schemes import SCHEMES, Scheme
 from gac.schemes.base import storage_of
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 
 _SHAPES = ((16, 256), (48, 128), (8, 200))
 ROUNDED = 2**-7
@@ -21,13 +21,11 @@ AS_MODELLED = 0.1
 def check_scheme(scheme: Scheme) -> None:
     """Refuse a scheme whose bytes or rounding are not what it says.
 
-    More numbers take more bytes, no fewer than their bits, and none take none. Rounding leaves its input, its shape and
-    its dtype alone, rounds nothing twice, keeps zeros, loses less than the matrix is long, changes it where the scheme
-    is lossy, and where inputs are known it makes the product no worse. What its storage holds takes the bytes that
-    it counts, lies in order, gives the rounded matrix again bit for bit, and is multiplied like it but for what inputs
-    are rounded to; without a storage a number takes 16 bits. What runs is the same for all rows, and where it needs
-    nothing all GEMMs run. With a storage its dtype in tables is no dtype of numbers. Inputs are read alike when they
-    are read again, and their error is that of its ``noise``.
+    More numbers take more bytes, no fewer than their bits. Rounding leaves its input, its shape and its dtype alone,
+    rounds nothing twice, keeps zeros, and where inputs are known it makes the product no worse. What its storage holds
+    takes the bytes that it counts, gives the rounded matrix again bit for bit, and is multiplied like it but for what
+    inputs are rounded to; without a storage a number takes 16 bits. What runs is the same for all rows. Inputs are read
+    alike when they are read again, and their error is that of its ``noise``.
 
     Raises:
         AssertionError: says what does not hold.
@@ -150,11 +148,7 @@ def _check_reading(scheme: Scheme) -> None:
 
 
 def check_bits(*schemes: Scheme) -> None:
-    """Refuse schemes of which one with more bits loses more of a matrix, or of its product with known inputs.
-
-    Raises:
-        AssertionError: names the two.
-    """
+    """Refuse schemes of which one with more bits loses more of a matrix, or of its product with known inputs."""
     by_bits = sorted(schemes, key=lambda scheme: scheme.bits)
     for shape in _SHAPES:
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))

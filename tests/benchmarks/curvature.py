@@ -25,7 +25,7 @@ from gac.core.io import home
 from gac.core.linalg import damped
 from gac.forms.curvature.methods import DAMPING, UNCROSSED, Kfac
 from gac.forms.curvature.metric import Halves, Moments
-from gac.measurement.losses import window_loss
+from gac.measurement.runs import window_loss
 from tests.benchmarks.harness import OF_A_STUDY, Study, options
 
 

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 import gac
-from gac.compression import confidence
-from gac.compression.stream import Norm
+from gac.compression import refit as confidence
+from gac.compression.paired_run import Norm
 from gac.forms import refit
 from gac.forms.curvature.methods import DAMPING, Kfac
-from gac.measurement.losses import window_loss
+from gac.measurement.runs import window_loss
 from gac.measurement.sums import MomentSums
 from gac.measurement.text import calibration_windows
 from tests.benchmarks.curvature import own_statistics, tuned, uncrossed

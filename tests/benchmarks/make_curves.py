@@ -14,7 +14,6 @@ one, the fourth 5. Statistics that are kept already are read.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from gac.forms.loss_curves import LossCurve
 from gac.measurement.calibration import CalibrationRun
 from gac.measurement.curve_library import HEAD, LATENTS, LIBRARY_FORMS, PRICE, CurveLibrary
 from gac.measurement.curves import measure_curves
-from gac.measurement.embeddings import measure_head, quantised_embeddings
+from gac.measurement.embeddings import measure_head
 from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.loading import Loaded
@@ -92,8 +91,8 @@ def add_prices(loaded: Loaded, calibration: str, path: Path) -> None:
 def add_head(loaded: Loaded, calibration: str, path: Path) -> None:
     """What rounding embedding and head costs the whole model."""
     run = CalibrationRun(loaded.model, calibration_windows(calibration, loaded.tokenizer).ids, Kfac())
-    rounded = partial(quantised_embeddings, loaded.model, scheme_named(ROUNDED_HEAD))
-    add(path, HEAD, {ROUNDED_HEAD: np.array(measure_head(run, ROUNDED_HEAD, rounded))})
+    head = measure_head(run, loaded.model, scheme_named(ROUNDED_HEAD))
+    add(path, HEAD, {ROUNDED_HEAD: np.array(head.loss)})
 
 
 def add(path: Path, kind: str, arrays: dict[str, np.ndarray]) -> None:

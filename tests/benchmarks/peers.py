@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gac.baselines.measurements import mean_gradients
 from gac.core.progress import progress_bar
-from gac.measurement.losses import window_loss
+from gac.measurement.runs import window_loss
 from gac.measurement.text import calibration_windows
 from gac.models.families import family_of
 from gac.models.linears import linear_at

@@ -30,7 +30,7 @@ import gac
 from gac.allocation.decide import decide
 from gac.compression.apply import merged
 from gac.forms import form_named
-from gac.measurement.losses import drawn_loss
+from gac.measurement.runs import drawn_loss
 from gac.measurement.text import calibration_windows, evaluation_windows
 from gac.models.linears import linear_at
 from gac.models.modules import frozen, listening

@@ -19,7 +19,7 @@ from gac.measurement.text import calibration_windows
 from gac.models.sites import Weight
 from gac.schemes import Scheme, scheme_named
 from gac.schemes.feedback import order
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
 
 SCHEMES = ("fp8", "w4a16:64", "w3a16:64", "w2a16:64")

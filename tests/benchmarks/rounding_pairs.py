@@ -22,14 +22,14 @@ from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.methods import Kfac
 from gac.forms.curvature.metric import FACTOR
 from gac.forms.decomposition import with_rotated_latents
-from gac.forms.low_rank.rounding import even_rank
+from gac.forms.low_rank.torch import even_rank
 from gac.forms.tensors import Statistics, tensors_of
 from gac.measurement.text import calibration_windows
 from gac.models.sites import Weight
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage.modules import plain_state
 from gac.schemes import Scheme, scheme_named
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 from tests.benchmarks.harness import markdown, options, read, seen_of_layers, write
 
 SCHEMES = ("w4a16:64", "w3a16:64")
@@ -100,7 +100,7 @@ class Pair:
     def _lost(self, rank: int, basis: Basis) -> float:
         weight, form, metric = self._weight, form_named("low_rank"), self._metric
         pair = LowRankLinear(weight.in_features, rank, weight.out_features, bias=False)
-        first, second = (self._statistics.kept.of(form, name, weight) for name in ("first", "second"))
+        first, second = (self._statistics.artifacts.of(form, name, weight) for name in ("first", "second"))
         pair.first.weight.copy_(first[:rank])
         pair.second.weight.copy_(second[:, :rank])
         dense = pair.second.weight.double() @ pair.first.weight.double()

@@ -61,7 +61,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("of which eliminations", narrow, "eliminate"),
     ("of which of which block updates", elimination._State, "update"),
     ("of which values", head_dim, "_shortened"),
-    ("prices of rounding", curves, "prices_of"),
+    ("prices of rounding", curves, "_prices_of"),
     ("allocation", rules, "decide"),
     ("modules from factors", refit, "build_modules"),
     ("rounding for the dense model's inputs", refit, "store_all"),

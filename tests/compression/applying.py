@@ -9,7 +9,7 @@ from gac.compression.refit import refit
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import as_planned
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import stream_fits
+from gac.measurement.curves import fit_layers
 from gac.models.families import family_of
 from gac.models.modules import swap_in
 from gac.plan.plan import Plan
@@ -20,10 +20,10 @@ IDS = torch.arange(40).reshape(2, 20)
 def applied(model: PreTrainedModel, plan: Plan, method: str = "kfac", ids: Tensor = IDS) -> PreTrainedModel:
     sites = as_planned(family_of(model.config).sites(model.config), plan.recipe.space.forms, fused=False)
     run = CalibrationRun(model, ids, METHODS.get(method), progress=False)
-    factors = {layer: fit.kept for layer, fit in stream_fits(run, sites, forms=plan.recipe.space.forms)}
-    modules = build_modules(run, plan.weights, changed_sites(plan, sites), iter(factors.items()))
+    fits = fit_layers(run, sites, forms=plan.recipe.space.forms)
+    modules = build_modules(run, plan.weights, changed_sites(plan, sites), fits)
     if plan.recipe.refit != "none":
-        modules = refit(run, modules, plan.weights, plan.recipe.refit, sites, factors)
+        modules = refit(run, modules, plan.weights, plan.recipe.refit, sites, fits)
     swap_in(model, modules)
     return model
 

@@ -1,21 +1,161 @@
-"""From a plan to a smaller model: nothing lost at full dims, nothing touched on failure."""
+"""From a plan to a smaller model; pairs for each group of heads, and shorter value vectors in every family."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from gac.compression.apply import changed_sites
+from gac.compression.apply import changed_sites, shared_names
 from gac.core.errors import PlanError
-from gac.models.families import family_of
+from gac.forms import form_named
+from gac.forms.latent import Latent
+from gac.forms.planned_sites import as_planned
+from gac.models.families import family_of, supported
+from gac.models.sites import Weight
 from gac.plan.plan import Plan
+from gac.runtime.finish import Description, finish
+from gac.runtime.modules import BlockLinear
 from tests.changed import with_recipe
 from tests.compression.applying import IDS, applied, logits
-from tests.models.small import NEURONS, small_config, small_model
+from tests.models.small import NEURONS, VALUE_LAYOUTS, has_value_weights, small_config, small_model, weights_of
 
-MakePlan = Callable[..., Plan]
+MakePlan = Callable[[Any, Mapping[str, tuple[str, int]]], Plan]
+SHORT, GROUPS, HEAD_DIM = 8, 2, 16
+K = Weight("k", 128, 96, heads=8, cached=True)
+METHODS = {"head_dim": "kfac", "latent:1": "palu:1"}
+
+
+def changes(config: Any, form: str, dim: int) -> dict[str, tuple[str, int]]:
+    """Every weight that can have the form has it."""
+    return {weight.name: (form, dim) for weight in weights_of(config) if form_named(form).applies_to(weight)}
+
+
+# --- what groups of heads count -------------------------------------------------------------------------------------
+
+
+def test_it_counts_both_factors_and_caches_the_latents() -> None:
+    form = Latent(2)
+    assert (form.groups(K), form.full(K), form.max_useful_dim(K)) == (4, 32, 31)
+    assert form.params(K, 10) == 4 * (10 * 96 + 32 * 10)
+    assert form.cache.numbers(K, 10) == 40
+    assert form.cache.numbers(K, form.full(K)) == form_named("dense").cache.numbers(K, 1) == 128
+
+
+def test_the_size_of_a_group_is_part_of_the_name() -> None:
+    assert [form_named(name).name for name in ("latent", "latent:4", "latent:2")] == ["latent", "latent", "latent:2"]
+    for name in ("latent:0", "latent:x", "low_rank:2"):
+        with pytest.raises(PlanError, match=f"form .*{name.partition(':')[0]}:"):
+            form_named(name)
+
+
+def test_heads_are_grouped_evenly() -> None:
+    assert Latent(4).groups(Weight("k", 192, 576, heads=3, cached=True)) == 1
+    with pytest.raises(PlanError, match="groups of 4 of the 6 heads of k; expected groups of 1, 2, 3, 6 heads"):
+        Latent(4).groups(Weight("k", 96, 64, heads=6, cached=True))
+
+
+def test_only_keys_and_values_take_it() -> None:
+    taking = [name.rpartition(".")[2] for name in changes(small_config("llama"), "latent:2", 1)]
+    assert taking == ["k_proj", "v_proj"] * 2
+
+
+def test_the_second_factors_are_a_block_diagonal() -> None:
+    torch.manual_seed(0)
+    blocks = BlockLinear(4, 3, 5, True, dtype=torch.float64)
+    for parameter in blocks.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    torch.testing.assert_close(blocks(x), x @ torch.block_diag(*blocks.weight).T + blocks.bias)
+
+
+# --- every architecture with values of their own --------------------------------------------------------------------
+
+
+def dense_model(config: Any, span: int = HEAD_DIM) -> PreTrainedModel:
+    """A random model; its value vectors lie in as many directions as ``span`` says."""
+    model = small_model(config)
+    for weight in weights_of(config):
+        if weight.values == "out":
+            v_proj: Any = model.get_submodule(weight.name)
+            groups, features = weight.heads, weight.in_features
+            rows = torch.randn(groups, HEAD_DIM, span) @ torch.randn(groups, span, features) / span
+            with torch.no_grad():
+                v_proj.weight.copy_(rows.flatten(0, 1))
+                if v_proj.bias is not None:
+                    v_proj.bias.copy_(v_proj.weight @ torch.randn(features))
+    return model
+
+
+def test_most_architectures_have_values_of_their_own() -> None:
+    assert set(supported()) - set(filter(has_value_weights, supported())) == {"gpt2", "gpt_neox", "phi3"}
+
+
+@pytest.mark.parametrize("model_type", VALUE_LAYOUTS)
+def test_nothing_is_lost_where_values_lie_in_few_directions(model_type: str, make_plan: MakePlan) -> None:
+    config = small_config(model_type, head_dim=HEAD_DIM)
+    model = dense_model(config, span=SHORT)
+    before = logits(model)
+    small: Any = applied(model, make_plan(config, changes(config, "head_dim", SHORT)), "svd-llm")  # which damps least
+    for weight in weights_of(config):
+        module: Any = small.get_submodule(weight.name)
+        shorter = (weight.heads * SHORT, weight.in_features), (weight.out_features, weight.heads * SHORT)
+        if weight.values:
+            assert module.weight.shape == shorter[weight.values == "in"]
+    assert (logits(small) - before).abs().max() < 1e-3 * before.abs().max()
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    assert torch.equal(small.generate(IDS, **options), small.generate(IDS, use_cache=False, **options))
+
+
+# --- what both keep -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config() -> Any:
+    """With biases."""
+    return small_config("llama", head_dim=HEAD_DIM, attention_bias=True)
+
+
+@pytest.fixture(params=METHODS)
+def form(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def small(form: str, config: Any, make_plan: MakePlan) -> PreTrainedModel:
+    chosen = changes(config, form, SHORT) | {"model.layers.0.self_attn.q_proj": ("low_rank", 16)}
+    return applied(small_model(config), make_plan(config, chosen), METHODS[form])
+
+
+def test_at_the_full_dim_nothing_is_lost_and_a_bias_comes_along(form: str, config: Any, make_plan: MakePlan) -> None:
+    before = logits(small_model(config))
+    full = applied(small_model(config), make_plan(config, changes(config, form, HEAD_DIM)), METHODS[form])
+    assert (logits(full) - before).abs().max() < 1e-4 * before.abs().max()
+
+
+def test_generation_with_a_cache_equals_generation_without(small: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    without = small.generate(IDS, use_cache=False, **options)
+    for implementation in ("eager", "sdpa"):
+        small.set_attn_implementation(implementation)
+        assert torch.equal(small.generate(IDS, **options), without)
+    assert torch.equal(small.generate(IDS, cache_implementation="static", **options), without)
+
+
+def test_inputs_can_be_fused(small: PreTrainedModel, form: str) -> None:
+    other = copy.deepcopy(small)
+    finish(
+        other,
+        Description(shared_names(as_planned(family_of(other.config).sites(other.config), [form], fused=True))),
+        kernels=False,
+    )
+    keys = GROUPS * (HEAD_DIM if form == "head_dim" else SHORT)
+    assert other.get_submodule("model.layers.0.self_attn.q_proj.fused").weight.shape[0] == 16 + keys + GROUPS * SHORT
+    assert (logits(other) - logits(small)).abs().max() < 1e-5
+    assert set(other.state_dict()) == set(small.state_dict())
 
 
 @pytest.mark.parametrize("refit", ["none", "residual"])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gac.compression import confidence
-from gac.compression.confidence import fitted_scale, scaled_norm
+from gac.compression import refit
+from gac.compression.refit import fitted_scale, scaled_norm
 from gac.core.errors import ModelError
 from gac.measurement.calibration import decoder_layers
 from gac.models.families import family_of
@@ -25,6 +25,8 @@ def pair(factor: float, noise: float = 0.0) -> tuple[Tensor, Tensor]:
 def test_logits_that_are_a_little_too_large_get_their_size_back() -> None:
     assert fitted_scale([pair(0.95)]) == pytest.approx(0.95, abs=0.003)
     assert fitted_scale([pair(1.0)]) == pytest.approx(1, abs=1e-6)
+    both = [pair(0.95), pair(1.05)]
+    assert fitted_scale(both[:1]) < fitted_scale(both) < fitted_scale(both[1:])
 
 
 def test_noise_is_answered_by_less_confidence() -> None:
@@ -35,13 +37,8 @@ def test_noise_is_answered_by_less_confidence() -> None:
     assert divergence(other, found * own) < min(*nearby, divergence(other, own))
 
 
-def test_all_pairs_count() -> None:
-    both = [pair(0.95), pair(1.05)]
-    assert fitted_scale(both[:1]) < fitted_scale(both) < fitted_scale(both[1:])
-
-
 def test_the_scale_stays_near_1() -> None:
-    assert [fitted_scale([pair(factor)]) for factor in (0.0, 9.0)] == [confidence.LEAST, confidence.MOST]
+    assert [fitted_scale([pair(factor)]) for factor in (0.0, 9.0)] == [refit.LEAST, refit.MOST]
     assert fitted_scale([(torch.zeros(2, 5), torch.zeros(2, 5))]) == 1
 
 

@@ -16,7 +16,7 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.heads.torch import AFTER_REFIT, eliminate_groups
 from gac.forms.planned_sites import as_planned, check_forms_fit
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import stream_fits
+from gac.measurement.curves import fit_layers
 from gac.models.families import FIXED_HEADS, family_of, supported
 from gac.models.modules import swap_in
 from gac.plan.plan import Plan, WeightChoice
@@ -121,12 +121,10 @@ def test_what_a_number_of_heads_loses_is_measured_by_running_the_model() -> None
     model = small_model(small_config("llama", num_key_value_heads=4))
     run = CalibrationRun(model, torch.arange(60).reshape(2, 30), METHODS.get("kfac"), progress=False)
     sites = [site for site in as_planned(family_of(model.config).sites(model.config), ["heads"], False) if site.layer]
-    kept, curves = {}, {}
-    for layer, fit in stream_fits(run, sites, forms=["heads"]):
-        kept[layer], curves = fit.kept, fit.losses
+    fits = fit_layers(run, sites, forms=["heads"])
     attention = sites[0]
     output = attention.weights[-1]
-    loss = curves[f"heads/{output.name}"]
+    loss = fits[1].losses[f"heads/{output.name}"]
     assert loss[0] == loss[1]
     assert (loss[:-1] >= loss[1:]).all()
     with torch.no_grad():
@@ -135,7 +133,7 @@ def test_what_a_number_of_heads_loses_is_measured_by_running_the_model() -> None
     for dim in (1, 2, 3):
         choices = [WeightChoice(weight, "heads", dim) for weight in attention.weights]
         fewer = copy.deepcopy(model)
-        swap_in(fewer, build_modules(run, choices, [attention], iter(kept.items())))
+        swap_in(fewer, build_modules(run, choices, [attention], fits))
         with torch.no_grad():
             changed = fewer(run.windows).logits
         measured[dim] = divergence(dense, changed)

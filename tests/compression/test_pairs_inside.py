@@ -69,22 +69,14 @@ def test_a_shared_gemm_takes_ranks_of_pairs_and_rows_of_the_others(pairs: list[s
     assert (logits(model) - apart).abs().max() < 1e-4 * apart.abs().max()
 
 
-@pytest.mark.parametrize("fuse", [True, "auto"])
-def test_from_a_budget_to_files_and_back(small: Small, fuse: Any, tmp_path: Path) -> None:
-    plan = small.allocate(0.4, forms=FORMS, align=False, fuse=fuse)
+def test_from_a_budget_to_files_and_back(small: Small, tmp_path: Path) -> None:
+    plan = small.allocate(0.4, forms=FORMS, align=False, fuse="auto")
     pairs = [site for site in plan.sites if any(form_named(one.form).parent_form_name for one in site.weights)]
     assert pairs
     assert plan.certificate.status == "optimal"
     model, _ = small.there_and_back(plan, tmp_path)
     kept = plan.measured.params - plan.budget.total + plan.budget.used
     assert sum(one.numel() for one in model.parameters()) == kept
-
-
-def test_pairs_inside_lose_no_more_than_their_absence(small: Small) -> None:
-    losses = [
-        small.allocate(0.5, forms=forms, align=False, refit="none").prediction.loss for forms in (FORMS, FORMS[:2])
-    ]
-    assert losses[0] < losses[1]
 
 
 def test_a_frontier_has_them_too(small: Small) -> None:

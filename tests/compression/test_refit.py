@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gac.allocation.resolve import resolve_refit
-from gac.compression.paired_run import PairedRun
-from gac.compression.stream import ways_of
+from gac.compression.paired_run import PairedRun, ways_of
 from gac.core.errors import GacError, ModelError
 from gac.forms import FORMS, form_named
 from gac.forms.curvature.registry import METHODS
@@ -125,29 +124,26 @@ def test_a_step_gives_the_residual_stream_what_it_lacks(model_type: str) -> None
     assert torch.isfinite(way.step(zeros, more)).all()
 
 
-def test_shorter_weights_are_fitted_too(make_plan: MakePlan) -> None:
-    attention, mlp = "model.layers.0.self_attn", "model.layers.0.mlp"
-    changes = {f"{mlp}.{name}": ("narrow", 88) for name in ("gate_proj", "up_proj", "down_proj")}
-    changes |= {f"{attention}.{name}": ("head_dim", 16) for name in ("v_proj", "o_proj")}
-    plan = make_plan(deep("llama").config, changes)
-    dense = logits(deep("llama"))
-    plain, fitted = (applied(deep("llama"), with_recipe(plan, refit=refit)) for refit in ("none", "residual"))
-    assert off(fitted, dense) < 0.99 * off(plain, dense)
+MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-@pytest.mark.parametrize("pairs", [["gate_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)
-def test_pairs_inside_a_narrower_mlp_are_fitted_too(pairs: list[str], make_plan: MakePlan) -> None:
-    names = [f"model.layers.1.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
-    inside = {
-        name: (f"narrow_pair:{WIDTH}", 24) if name.rpartition(".")[2] in pairs else ("narrow", WIDTH) for name in names
-    }
-    lower = {name.replace("layers.1", "layers.0"): ("narrow", WIDTH) for name in names}
-    plan, dense = make_plan(deep("llama").config, lower | inside), logits(deep("llama"))
+@pytest.mark.parametrize(
+    "second_layer",
+    [
+        {f"self_attn.{name}": ("head_dim", 16) for name in ("v_proj", "o_proj")},
+        {f"mlp.{name}": (f"narrow_pair:{WIDTH}", 24) if name == MLP[0] else ("narrow", WIDTH) for name in MLP},
+        {f"mlp.{name}": (f"narrow_pair:{WIDTH}", 24) for name in MLP},
+    ],
+    ids=["values", "a pair inside", "pairs inside"],
+)
+def test_shorter_weights_are_fitted_too(second_layer: dict[str, tuple[str, int]], make_plan: MakePlan) -> None:
+    changes = {f"model.layers.0.mlp.{name}": ("narrow", WIDTH) for name in MLP}
+    changes |= {f"model.layers.1.{name}": change for name, change in second_layer.items()}
+    plan, dense = make_plan(deep("llama").config, changes), logits(deep("llama"))
     plain, fitted = (applied(deep("llama"), with_recipe(plan, refit=refit)) for refit in ("none", "residual"))
     assert off(fitted, dense) < 0.99 * off(plain, dense)
-    for name in names:
-        module = fitted.get_submodule(name)
-        assert WIDTH in (module.in_features, module.out_features)
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (plain, fitted)]
+    assert shapes[0] == shapes[1]
 
 
 def test_layers_below_the_first_that_changes_stay_as_they_are(tiny_config: LlamaConfig, make_plan: MakePlan) -> None:
@@ -159,35 +155,31 @@ def test_layers_below_the_first_that_changes_stay_as_they_are(tiny_config: Llama
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_full_ranks_lose_nothing_by_it(tiny_model: LlamaForCausalLM, make_plan: MakePlan) -> None:
+def test_full_ranks_lose_nothing_by_it_and_weights_train_as_before(
+    tiny_model: LlamaForCausalLM, make_plan: MakePlan
+) -> None:
     dense = logits(tiny_model)
+    tiny_model.train().model.layers[1].self_attn.k_proj.weight.requires_grad_(False)
     full = {w.name: ("low_rank", min(w.out_features, w.in_features)) for w in weights_of(tiny_model.config)}
     model = applied(tiny_model, with_recipe(make_plan(tiny_model.config, full), refit="residual"))
     assert off(model, dense) < 1e-4
+    assert all(module.training for module in model.modules())
+    frozen = {name.rpartition(".self_attn.")[2] for name, each in model.named_parameters() if not each.requires_grad}
+    assert frozen <= {"k_proj.first.weight", "k_proj.second.weight"}
+    assert frozen
 
 
-def test_the_update_changes_second_factors_alone(make_plan: MakePlan) -> None:
-    plain, fitted = (
-        applied(deep("llama"), half_of(deep("llama"), make_plan, refit), "svd-llm") for refit in ("none", "update")
-    )
-    changed = {
-        name for name, tensor in fitted.state_dict().items() if not torch.equal(tensor, plain.state_dict()[name])
-    }
-    assert changed
-    assert all(name.endswith("second.weight") for name in changed)
-
-
-def test_the_update_is_the_least_squares_fit_for_the_inputs(make_plan: MakePlan) -> None:
+def test_the_update_is_the_least_squares_fit_of_second_factors_alone(make_plan: MakePlan) -> None:
     dense = deep("llama")
     plain, fitted = (applied(deep("llama"), half_of(dense, make_plan, refit), "svd") for refit in ("none", "update"))
+    before, after = plain.state_dict(), fitted.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before if not name.endswith("second.weight"))
     q_proj = "model.layers.0.self_attn.q_proj"
     x = dense.model.layers[0].input_layernorm(dense.model.embed_tokens(WINDOWS)).flatten(0, 1)
-    target = dense.get_submodule(q_proj)(x)
-    first = fitted.get_submodule(q_proj).first(x)
+    target, first = dense.get_submodule(q_proj)(x), fitted.get_submodule(q_proj).first(x)
     least = torch.linalg.lstsq(first, target).solution
-    with torch.no_grad():
-        torch.testing.assert_close(fitted.get_submodule(q_proj)(x), first @ least, atol=1e-4, rtol=1e-4)
-        assert (fitted.get_submodule(q_proj)(x) - target).norm() < (plain.get_submodule(q_proj)(x) - target).norm()
+    torch.testing.assert_close(fitted.get_submodule(q_proj)(x), first @ least, atol=1e-4, rtol=1e-4)
+    assert (first @ least - target).norm() < (plain.get_submodule(q_proj)(x) - target).norm()
 
 
 def test_the_model_is_as_it_was_when_it_fails(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,15 +233,6 @@ def test_the_prediction_knows_of_it(small: Small) -> None:
     text = fitted.measured.calibration
     size = f"{text.windows} x {text.window_tokens} tokens"
     assert f"predicted (from {size} alone, so it may be far too low)\n" in fitted.summary()
-
-
-def test_weights_train_as_before(make_plan: MakePlan) -> None:
-    model = deep("llama").train()
-    model.model.layers[1].self_attn.k_proj.weight.requires_grad_(False)
-    fitted = applied(model, half_of(model, make_plan, "residual"))
-    assert all(module.training for module in fitted.modules())
-    frozen = {name for name, parameter in fitted.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"model.layers.1.self_attn.k_proj.weight"}
 
 
 def test_16_bit_models_with_huge_hidden_states_and_weights_of_zeros_are_fitted(make_plan: MakePlan) -> None:

@@ -77,7 +77,7 @@ class PickedTensors(TensorForm):
             yield Fit(weight, elimination.curve.loss, {"order": elimination.order}, [weight])
 
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
-        index = last_to_go(build.kept.of(self.form, "order", weight), dim)
+        index = last_to_go(build.artifacts.of(self.form, "order", weight), dim)
         dense = build.linear(weight)
         matrix = compensated(dense.weight, index, build.statistics.metric(weight))
         return {"linear.weight": matrix, "index": index} | bias_of(dense, "linear.bias")

@@ -53,7 +53,7 @@ def test_values_that_a_method_folds_keep_the_contract_of_the_form() -> None:
     check_form(FORMS.get("head_dim"), method="palu-fold")
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES.names, ShortMantissa()], ids=name)
+@pytest.mark.parametrize("scheme", [*SCHEMES.names, "w3a16:64", "w2a16:16", ShortMantissa()], ids=name)
 def test_the_contract_of_every_scheme(scheme: Any) -> None:
     check_scheme(SCHEMES.get(scheme))
 

@@ -15,18 +15,20 @@ from gac.forms import form_named
 from gac.forms.artifacts import LayerArtifacts
 from gac.forms.curvature.registry import METHODS
 from gac.forms.latent import Latent
-from gac.forms.latent.anchors import LARGEST_RATIO, anchor_ranks, anchored
+from gac.forms.latent.torch import LARGEST_RATIO, anchor_ranks, anchored
 from gac.forms.loss_curves import LossCurve, LossCurves, WholeModelLoss
 from gac.measurement.attended import held_out, seen_windows
-from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import LayerFit, measure_curves, stream_fits, stream_kept
+from gac.measurement.calibration import CalibrationRun, stream_moments
+from gac.measurement.curves import LayerFit, fit_layers, measure_curves
 from gac.measurement.expected import expected_curves
+from gac.measurement.joint_losses import with_joint_losses
 from gac.measurement.runs import ModelRuns
-from gac.measurement.whole_model import calibrated_to_whole_model
 from gac.models.families import family_of
 from gac.models.sites import Weight
 from gac.models.streaming import streamed
 from gac.plan.recipe import Recipe
+from tests.measurement import runs
+from tests.measurement.runs import sites_of
 from tests.models.small import weights_of
 
 PRICE = np.array([8.0, 4.0, 2.0, 1.0, 0.5, 0.0])
@@ -99,13 +101,6 @@ def test_a_choice_loses_what_its_latents_lose_together() -> None:
     assert curves.beyond_sum([("latent:int8", "v", 4)]) == 0
 
 
-def test_several_forms_are_one_whole() -> None:
-    other = WholeModelLoss("latent:1", (2.0,), (6.0,))
-    by_key = {**curves_of().by_key, ("latent:1", "bf16", "v"): LossCurve(LOSS)}
-    both = LossCurves(by_key, wholes={"latent": WHOLE, "latent:1": other})
-    assert both.beyond_sum([("latent", "k", 3), ("latent:1", "v", 3)]) == pytest.approx((2 - 1) + (3 - 1))
-
-
 @pytest.mark.parametrize(("form", "refit"), [("latent", "none"), ("latent:int8", "residual")])
 def test_a_share_of_each_loss_is_that_share_of_the_whole(form: str, refit: str, tiny_model: Any) -> None:
     recipe = Recipe.of(1.0, forms=(form,), kv_cache=0.5, refit=refit)
@@ -120,12 +115,11 @@ def test_a_share_of_each_loss_is_that_share_of_the_whole(form: str, refit: str, 
 
 
 def run_of(model: Any, windows: Tensor = WINDOWS, method: str = "kfac") -> CalibrationRun:
-    return CalibrationRun(model, windows, METHODS.get(method), progress=False)
+    return runs.run_of(model, method=method, windows=windows)
 
 
 def fits_of(run: CalibrationRun, *forms: str) -> dict[int, LayerFit]:
-    config: Any = run.model.config
-    return dict(stream_fits(run, family_of(config).sites(config), forms=forms))
+    return fit_layers(run, sites_of(run.model), forms=forms)
 
 
 def losses_of(fits: Mapping[int, LayerFit], form: str = "latent") -> dict[str, Floats]:
@@ -135,8 +129,7 @@ def losses_of(fits: Mapping[int, LayerFit], form: str = "latent") -> dict[str, F
 
 
 def measured(run: CalibrationRun, *forms: str) -> LossCurves:
-    config: Any = run.model.config
-    return measure_curves(run, family_of(config).sites(config), forms=forms).curves
+    return measure_curves(run, sites_of(run.model), forms=forms).curves
 
 
 def product(tensors: Mapping[str, Tensor], weight: Weight, rank: int) -> nn.Module:
@@ -176,10 +169,10 @@ def level(prices: Mapping[str, Floats]) -> float:
 def test_what_is_held_out_is_in_no_moment_of_keys_and_values(sharp: Any) -> None:
     other = WINDOWS.clone()
     other[held_out(*WINDOWS.shape)] = WINDOWS[[0, 1]]
-    sites = family_of(sharp.config).sites(sharp.config)
+    sites = sites_of(sharp)
     weight = next(weight for weight in weights_of(sharp.config) if FORM.applies_to(weight))
-    runs = (replace(run_of(sharp, ids), attended=True) for ids in (WINDOWS, other))
-    moments = [moments for run in runs for layer, moments in run.moments(sites) if layer == 0 and moments is not None]
+    both = (replace(run_of(sharp, ids), attended=True) for ids in (WINDOWS, other))
+    moments = [dict(stream_moments(run, sites))[0] for run in both]
     for name in ("inputs", "gradients"):
         assert torch.equal(*(getattr(each.attended(weight), name) for each in moments))
         assert not torch.equal(*(getattr(each.of(weight), name) for each in moments))
@@ -187,12 +180,12 @@ def test_what_is_held_out_is_in_no_moment_of_keys_and_values(sharp: Any) -> None
 
 def test_a_curve_is_what_the_model_loses_on_text_that_is_held_out(sharp: Any, prices: dict[str, Floats]) -> None:
     fits = fits_of(run_of(sharp), "latent", "latent:int8")
-    runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
+    model_runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
     curves, rounded = losses_of(fits), losses_of(fits, "latent:int8")
-    tensors = ChainMap(*(dict(fit.kept.tensors) for fit in fits.values()))
+    tensors = LayerFit.merged([*fits.values()]).artifacts.tensors
     for weight in filter(FORM.applies_to, weights_of(sharp.config)):
         (rank,) = anchor_ranks(prices[weight.name], [level(prices)])
-        lost = runs.divergence({weight.name: product(tensors, weight, rank)})
+        lost = model_runs.divergence({weight.name: product(tensors, weight, rank)})
         assert curves[weight.name][rank] == pytest.approx(lost, rel=1e-2)
         assert curves[weight.name] == pytest.approx(prices[weight.name] * lost / prices[weight.name][rank], rel=1e-2)
         added = rounded[weight.name] - curves[weight.name]  # latents of few bits rest on the corrected price
@@ -203,9 +196,9 @@ def test_a_curve_is_what_the_model_loses_on_text_that_is_held_out(sharp: Any, pr
 def test_a_whole_is_what_the_model_loses_with_all_its_weights_changed(sharp: Any) -> None:
     run = run_of(sharp)
     curves = measured(run, "latent")
-    sites, weights = family_of(sharp.config).sites(sharp.config), [*filter(FORM.applies_to, weights_of(sharp.config))]
-    tensors = ChainMap(*(dict(kept.tensors) for _, kept in stream_kept(run, sites, ["latent"])))
-    runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
+    weights = [*filter(FORM.applies_to, weights_of(sharp.config))]
+    tensors = LayerFit.merged([*fits_of(run, "latent").values()]).artifacts.tensors
+    model_runs = ModelRuns(sharp, list(sharp.model.layers), WINDOWS[held_out(*WINDOWS.shape)], [])
     whole = curves.wholes["latent"]
     assert len(whole.summed) == 2
     for level, summed, lost in zip(Latent.loss.anchors, whole.summed, whole.lost, strict=True):
@@ -217,7 +210,7 @@ def test_a_whole_is_what_the_model_loses_with_all_its_weights_changed(sharp: Any
             total += float(curve.loss[rank])
             modules[weight.name] = product(tensors, weight, rank)
         assert summed == pytest.approx(total)
-        assert lost == pytest.approx(runs.divergence(modules), rel=1e-3)
+        assert lost == pytest.approx(model_runs.divergence(modules), rel=1e-3)
 
 
 def test_kept_losses_are_read_and_the_model_is_not_run(sharp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,14 +245,16 @@ def test_rounding_in_16_bits_is_in_no_whole_which_never_falls(sharp: Any, monkey
         layer: [weight for weight in weights_of(sharp.config) if f".{layer}." in weight.name] for layer in (0, 1)
     }
     run = run_of(sharp.bfloat16())
-    sites = family_of(sharp.config).sites(sharp.config)
-    kept = LayerArtifacts(ChainMap(*(dict(kept.tensors) for _, kept in stream_kept(run, sites, ["latent"]))))
+    sites = sites_of(sharp)
+    kept = LayerArtifacts(
+        ChainMap(*(dict(fit.artifacts.tensors) for fit in fit_layers(run, sites, forms=["latent"]).values()))
+    )
     latents = [*filter(FORM.applies_to, weights_of(sharp.config))]
     curve = LossCurve(np.linspace(0.2, 0, FORM.full(latents[0]) + 1) / len(latents))
     curves = LossCurves({("latent", "bf16", weight.name): curve for weight in latents})
     lost = iter([1.0, 1.15, 1.1])  # of the full ranks, which is rounding, and at both levels
     monkeypatch.setattr(ModelRuns, "divergence", lambda _, modules: next(lost))
-    whole = calibrated_to_whole_model(run, weights, [FORM], curves, lambda _: kept).wholes["latent"]
+    whole = with_joint_losses(run, weights, [FORM], curves, kept).wholes["latent"]
     assert whole.summed == pytest.approx((0.025, 0.1))
     assert whole.lost == pytest.approx((0.15, 0.15))
 

@@ -13,14 +13,15 @@ from transformers.models.llama import modeling_llama
 from gac.core.distributed.ranks import Ranks
 from gac.core.errors import ModelError
 from gac.forms.curvature.registry import METHODS
-from gac.measurement import attended, attention_rows, calibration
+from gac.measurement import attended, calibration
 from gac.measurement.attended import cached_weights
 from gac.measurement.calibration import CalibrationRun, LayerMoments, stream_moments
-from gac.measurement.curves import measure_curves, stream_fits
-from gac.measurement.losses import drawn_loss
-from gac.measurement.store import StatisticsStore, temporary_store
+from gac.measurement.curves import fit_layers, measure_curves
+from gac.measurement.runs import drawn_loss
 from gac.models.families import family_of
 from gac.models.sites import Weight
+from tests.measurement import runs
+from tests.measurement.runs import sites_of
 from tests.models.small import VALUE_LAYOUTS, small_config, small_model, weights_of
 from tests.runtime.test_latents import OTHERS
 
@@ -32,18 +33,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in V
 @pytest.fixture(autouse=True)
 def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attended, "QUERIES", BLOCK)
-    monkeypatch.setattr(attention_rows, "AT_ONCE", 2)
+    monkeypatch.setattr(attended, "AT_ONCE", 2)
 
 
-def run_of(
-    model: Any, store: StatisticsStore | None = None, method: str = "kfac", asked: bool = True
-) -> CalibrationRun:
-    store = store or temporary_store()
-    return CalibrationRun(model, WINDOWS, METHODS.get(method), store, progress=False, attended=asked)
+def run_of(model: Any, folder: Path | None = None, method: str = "kfac", asked: bool = True) -> CalibrationRun:
+    return runs.run_of(model, folder, method, WINDOWS, attended=asked)
 
 
-def moments_of(model: Any, store: StatisticsStore | None = None) -> dict[int, LayerMoments]:
-    stream = stream_moments(run_of(model, store), family_of(model.config).sites(model.config))
+def moments_of(model: Any, folder: Path | None = None) -> dict[int, LayerMoments]:
+    stream = stream_moments(run_of(model, folder), sites_of(model))
     return {layer: moments for layer, moments in stream if moments is not None}
 
 
@@ -66,17 +64,10 @@ def by_blocks(model: PreTrainedModel, weight: Weight, output: str) -> list[Tenso
     return found
 
 
-@pytest.mark.parametrize("named", CONFIGS)
-def test_the_moments_are_those_of_gradients_through_blocks_of_queries(named: str) -> None:
-    model_type, changed = CONFIGS[named]
-    check(small_model(small_config(model_type, **changed)), 1e-4)
-
-
-def test_bfloat16_agrees_to_its_rounding() -> None:
-    check(small_model(small_config("qwen3")).to(torch.bfloat16), 0.05)
-
-
-def check(model: PreTrainedModel, tolerance: float) -> None:
+@pytest.mark.parametrize(("named", "dtype"), [*((name, torch.float32) for name in CONFIGS), ("qwen3", torch.bfloat16)])
+def test_the_moments_are_those_of_gradients_through_blocks_of_queries(named: str, dtype: torch.dtype) -> None:
+    model_type, changed = CONFIGS.get(named, (named, {}))
+    model, tolerance = small_model(small_config(model_type, **changed)).to(dtype), 1e-4 if dtype.itemsize == 4 else 0.05
     measured, family = moments_of(model), family_of(model.config)
     for weight in cached_weights(weights_of(model.config)):
         layer = int(weight.name.split(family.layers)[1].split(".")[1])
@@ -139,7 +130,7 @@ def test_kernels_that_take_one_gradient_at_a_time(tiny_model: Any, monkeypatch: 
 
 
 def test_nothing_else_changes(tiny_model: Any) -> None:
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    sites = sites_of(tiny_model)
     with_them, without = (dict(stream_moments(run_of(tiny_model, asked=asked), sites)) for asked in (True, False))
     for layer, moments in without.items():
         assert moments is not None
@@ -153,19 +144,18 @@ def test_nothing_else_changes(tiny_model: Any) -> None:
 
 
 def test_they_are_kept_apart_from_moments_without_them(tiny_model: Any, tmp_path: Path) -> None:
-    store = StatisticsStore(tmp_path)
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
-    dict(stream_moments(run_of(tiny_model, store, asked=False), sites))
-    first = moments_of(tiny_model, store)
-    again = moments_of(tiny_model, store)
+    sites = sites_of(tiny_model)
+    dict(stream_moments(run_of(tiny_model, tmp_path, asked=False), sites))
+    first = moments_of(tiny_model, tmp_path)
+    again = moments_of(tiny_model, tmp_path)
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in first[0].tensors.items())
     assert len(list(tmp_path.glob("layer-*"))) == len(list(tmp_path.glob(f"{calibration.ATTENDED}-*"))) == 2
 
 
 def test_latents_are_priced_by_them_where_the_method_is_two_sided(tiny_model: Any) -> None:
-    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    sites = sites_of(tiny_model)
     weight = next(weight for weight in weights_of(tiny_model.config) if weight.values == "out")
-    fits = dict(stream_fits(run_of(tiny_model, asked=False), sites, forms=["latent"]))
+    fits = fit_layers(run_of(tiny_model, asked=False), sites, forms=["latent"])
     metric = METHODS.get("kfac").metric(moments_of(tiny_model)[0].attended(weight, METHODS.get("kfac").pooled))
     whole = metric.cost(tiny_model.get_parameter(f"{weight.name}.weight").detach())
     assert fits[0].losses[f"latent/{weight.name}"][0] == pytest.approx(0.64 * float(whole), rel=1e-4)
@@ -216,7 +206,7 @@ def test_an_attention_that_mixes_otherwise_is_refused(tiny_model: Any) -> None:
 
 
 def test_an_attention_that_cannot_be_heard_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_rows._Listening, "attended", lambda *_: None)
+    monkeypatch.setattr(attended._Listening, "attended", lambda *_: None)
     with pytest.raises(ModelError, match="attention interface"):
         moments_of(tiny_model)
 

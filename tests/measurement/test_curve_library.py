@@ -82,12 +82,6 @@ def test_latents_lose_as_much_at_the_same_share_of_their_full_rank() -> None:
     assert {one for one, *_ in known.curves_of(sites).by_key}.isdisjoint(LATENTS)
 
 
-def test_weights_of_other_names_are_refused() -> None:
-    few = CurveLibrary("small", "kfac", TEXT, {"low_rank/other": np.zeros((1, 257))}, {"low_rank/other": 1.0})
-    with pytest.raises(ModelError, match=r"no loss curve is known for q_proj; expected .* those of small: other"):
-        few.curves_of(sites_of(LARGE))
-
-
 def priced() -> CurveLibrary:
     """Rounding costs a hundredth of the layer's number plus one, and of a pair as much for the whole of its rank."""
     plain = library()
@@ -112,7 +106,10 @@ def test_rounding_costs_what_it_costs_at_the_same_depth() -> None:
     assert found["low_rank", "bf16", name].loss.tolist() == exact["low_rank", "bf16", name].loss.tolist()
 
 
-def test_a_scheme_without_prices_is_refused() -> None:
+def test_what_is_not_known_is_refused() -> None:
+    few = CurveLibrary("small", "kfac", TEXT, {"low_rank/other": np.zeros((1, 257))}, {"low_rank/other": 1.0})
+    with pytest.raises(ModelError, match=r"no loss curve is known for q_proj; expected .* those of small: other"):
+        few.curves_of(sites_of(LARGE))
     with pytest.raises(ModelError, match=r"no price of rounding q_proj to w3a16 is known; expected .* w4a16"):
         priced().curves_of(sites_of(LARGE), ["w3a16"])
 

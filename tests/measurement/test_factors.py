@@ -13,27 +13,20 @@ from transformers import LlamaForCausalLM
 from gac.core.errors import StatisticsError
 from gac.core.linalg import add_square, eigh, mirrored, packed, unpacked
 from gac.forms import FORMS
-from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import decompose
-from gac.forms.latent.torch import decompose_groups
 from gac.forms.low_rank.torch import every_rank
 from gac.forms.narrow.elimination import eliminate, last_to_go
 from gac.measurement import curves
-from gac.measurement.calibration import CalibrationRun, stream_moments
-from gac.measurement.curves import measure_curves, stream_fits
-from gac.measurement.store import StatisticsStore, background_writer, temporary_store
+from gac.measurement.calibration import stream_moments
+from gac.measurement.curves import fit_layers, measure_curves
+from gac.measurement.store import StatisticsStore, background_writer
 from gac.models.families import family_of
 from gac.testing.models import tiny_config
+from tests.measurement.runs import run_of
 
-WINDOWS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(1))
 SITES = family_of(tiny_config()).sites(tiny_config())
 NARROW = FORMS.get("narrow")
 VALUE = next(weight for site in SITES for weight in site.weights if site.layer == 1 and weight.values == "out")
-
-
-def run_of(model: Any, folder: Path | None = None, method: str = "kfac") -> CalibrationRun:
-    store = StatisticsStore(folder) if folder else temporary_store()
-    return CalibrationRun(model, WINDOWS, METHODS.get(method), store, progress=False)
 
 
 @pytest.mark.parametrize("size", [1, 512, 1300])
@@ -72,16 +65,16 @@ def test_squares_are_summed_whole(size: int, kind: torch.dtype) -> None:
 def test_the_factors_are_those_of_the_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
     run = run_of(tiny_model, tmp_path)
     measure_curves(run, SITES)
-    kept, moments = dict(stream_fits(run, SITES)), dict(stream_moments(run, SITES))
+    kept, moments = fit_layers(run, SITES), dict(stream_moments(run, SITES))
     down = SITES[-1].weights[2]
     of_down = moments[1].of(down, run.method.pooled)
     matrix, metric = tiny_model.get_submodule(down.name).weight, run.method.metric(of_down)
-    second, first = every_rank(kept[1].kept, down)
+    second, first = every_rank(kept[1].artifacts, down)
     expected = decompose(matrix, metric).factors(9)
     assert torch.allclose(second[:, :9] @ first[:9], (expected[0] @ expected[1]).float(), atol=1e-6)
-    order = kept[1].kept.of(NARROW, "order", down)
+    order = kept[1].artifacts.of(NARROW, "order", down)
     assert torch.equal(last_to_go(order, 50), last_to_go(eliminate(matrix, metric).order, 50))
-    assert torch.allclose(kept[1].kept.moments(down).inputs, of_down.inputs, rtol=1e-5)
+    assert torch.allclose(kept[1].artifacts.moments(down).inputs, of_down.inputs, rtol=1e-5)
 
 
 def test_the_first_layer_tells_what_all_will_take(
@@ -96,46 +89,29 @@ def test_the_first_layer_tells_what_all_will_take(
     monkeypatch.setattr(curves, "fit_layer", in_a_minute)
     monkeypatch.setattr(curves, "time", SimpleNamespace(monotonic=lambda: now[0]))
     caplog.set_level(logging.INFO, "gac")
-    next(stream_fits(replace(run_of(tiny_model), progress=True), SITES))
+    fit_layers(replace(run_of(tiny_model), progress=True), SITES)
     assert "decomposing the layers comes on top, which the first one will tell" in caplog.text
     assert caplog.text.count("decomposing 2 layers, in all their forms: about 2.0 minutes") == 1
     caplog.clear()
-    next(stream_fits(run_of(tiny_model), SITES))
+    fit_layers(run_of(tiny_model), SITES)
     assert not caplog.records
 
 
-def test_the_factors_of_groups_are_those_of_their_decomposition(tiny_model: LlamaForCausalLM, tmp_path: Path) -> None:
-    run = run_of(tiny_model, tmp_path, "palu:1")
-    measure_curves(run, SITES)
-    kept, moments = dict(stream_fits(run, SITES))[1], dict(stream_moments(run, SITES))[1]
-    matrix = tiny_model.get_submodule(VALUE.name).weight
-    groups, curve = decompose_groups(matrix, run.method.metric(moments.of(VALUE, run.method.pooled)), 2)
-    assert kept.losses[f"latent:1/{VALUE.name}"].tolist() == curve.loss.tolist()
-    second, first = (kept.kept.of(FORMS.get("latent:1"), part, VALUE) for part in ("second", "first"))
-    for group, left, right in zip(groups, second, first.split(curve.full), strict=True):
-        expected = group.factors(curve.full)
-        assert torch.equal(left, expected[0].float())
-        assert torch.equal(right, expected[1].float())
-    assert not any(name.startswith("inputs/") and name.endswith("v_proj") for name in kept.kept.tensors)
-
-
-def test_folding_keeps_the_moments_of_the_values(tiny_model: LlamaForCausalLM) -> None:
-    _, fit = next(stream_fits(run_of(tiny_model, method="palu-fold"), SITES))
-    assert fit.kept.moments(VALUE).inputs.shape == (VALUE.in_features, VALUE.in_features)
+def test_folding_keeps_the_moments_of_the_values_and_factors_have_the_models_dtype(
+    tiny_model: LlamaForCausalLM,
+) -> None:
+    fit = fit_layers(run_of(tiny_model.to(torch.bfloat16), method="palu-fold"), SITES)[1]
+    assert fit.artifacts.moments(VALUE).inputs.shape == (VALUE.in_features, VALUE.in_features)
+    assert fit.artifacts.moments(VALUE).inputs.dtype == torch.float32
     assert f"latent:1/{VALUE.name}" not in fit.losses
-
-
-def test_factors_are_kept_in_the_models_dtype(tiny_model: LlamaForCausalLM) -> None:
-    _, fit = next(stream_fits(run_of(tiny_model.to(torch.bfloat16)), SITES))
-    assert {part.dtype for part in every_rank(fit.kept, SITES[-1].weights[0])} == {torch.bfloat16}
-    assert fit.kept.moments(SITES[-1].weights[2]).inputs.dtype == torch.float32
+    assert {factor.dtype for factor in every_rank(fit.artifacts, SITES[-1].weights[0])} == {torch.bfloat16}
 
 
 def test_kept_layers_are_not_measured(
     tiny_model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = measure_curves(run_of(tiny_model, tmp_path), SITES)
-    monkeypatch.setattr(CalibrationRun, "moments", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(curves, "stream_moments", lambda *_: pytest.fail("measured again"))
     again = measure_curves(run_of(tiny_model, tmp_path), SITES)
     assert again.dense_loss == first.dense_loss
     assert again.curves.by_key.keys() == first.curves.by_key.keys()
@@ -145,7 +121,7 @@ def test_a_layer_whose_factors_are_gone_is_measured_again(tiny_model: LlamaForCa
     store = StatisticsStore(tmp_path)
     measure_curves(run_of(tiny_model, tmp_path), SITES)
     store.path("factors-kfac-standard", 0).unlink()
-    assert [layer for layer, _ in stream_fits(run_of(tiny_model, tmp_path), SITES)] == [1, 0]
+    assert list(fit_layers(run_of(tiny_model, tmp_path), SITES)) == [1, 0]
     assert store.path("factors-kfac-standard", 0).exists()
 
 

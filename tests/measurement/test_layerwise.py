@@ -86,17 +86,15 @@ def test_the_moments_are_those_of_a_whole_backward_pass(model_type: str) -> None
     check(deep_model(model_type), 1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance", "power"), [(torch.float32, 1e-5, 2.0), (torch.bfloat16, 0.03, 0.0)])
+def test_weighed_tokens_and_16_bits(dtype: torch.dtype, tolerance: float, power: float) -> None:
+    check(deep_model("llama").to(dtype), tolerance, power)
+
+
 def text_loss(model: PreTrainedModel) -> float:
     logits = (model(ids[None]).logits[0, :-1] for ids in WINDOWS)
     losses = (F.cross_entropy(rows, ids[1:], reduction="sum") for rows, ids in zip(logits, WINDOWS, strict=True))
     return float(sum(losses).detach())  # type: ignore[union-attr]
-
-
-def test_a_model_of_one_layer() -> None:
-    model = small_model(small_config("llama", num_hidden_layers=1))
-    backward = LayerwiseBackward(model, list(model.model.layers), WINDOWS, 0)
-    backward.start(lambda: None)
-    assert float(backward.loss) == pytest.approx(text_loss(model), rel=1e-5)
 
 
 def test_a_layer_may_leave_another_dtype_than_it_enters() -> None:
@@ -108,10 +106,6 @@ def test_a_layer_may_leave_another_dtype_than_it_enters() -> None:
     dtypes = [backward._states[layer].dtype for layer in range(LAYERS)]
     assert dtypes == [torch.bfloat16, *[torch.float32] * (LAYERS - 1)]
     assert float(backward.loss) == pytest.approx(text_loss(model), rel=1e-6)
-
-
-def test_tokens_are_weighed_by_gradients_and_by_inputs() -> None:
-    check(deep_model("llama"), 1e-5, 2.0)
 
 
 def test_hidden_states_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,20 +142,11 @@ def test_weights_in_host_memory_come_once_for_all_windows(monkeypatch: pytest.Mo
     assert [left[one.mlp.down_proj] for one in layers] == [2, *[1] * (LAYERS - 1)]  # the first shows what it returns
 
 
-def test_bfloat16_agrees_to_its_rounding() -> None:
-    check(deep_model("llama").to(torch.bfloat16), 0.03)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 products, float32 sums")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
 def test_a_gpu_measures_the_same(dtype: torch.dtype, tolerance: float) -> None:
     check(deep_model("llama").to("cuda", dtype), tolerance)
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-@pytest.mark.parametrize(("room", "every"), [(32, 1), (31, 2), (14, 3), (11, 4), (10, None), (0, None)])
-def test_the_stride_is_the_smallest_that_fits(room: int, every: int | None) -> None:
-    assert layerwise._stride(32, room) == every
 
 
 def test_a_layer_that_is_called_with_what_differs_between_windows_is_refused(tiny_config: LlamaConfig) -> None:

@@ -1,7 +1,8 @@
 """Pairs inside a narrower MLP against their definition: the loss of the weights that they stand for."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.narrow_pair import widths
 from gac.forms.tensors import SiteBuild, Statistics, tensors_of
 from gac.measurement.calibration import CalibrationRun, stream_moments
-from gac.measurement.curves import LayerFit, stream_fits
+from gac.measurement.curves import LayerFit, fit_layers
 from gac.measurement.store import StatisticsStore
 from gac.models.families import family_of
 from gac.models.sites import Site, Weight
@@ -33,16 +34,19 @@ def mlp_of(model: PreTrainedModel) -> Site:
 def measured(model: PreTrainedModel, method: str) -> tuple[LayerFit, Mapping[str, Metric], SiteBuild]:
     """What is measured of the first layer, the metrics of its MLP, and what builds that."""
     run, site = CalibrationRun(model, IDS, METHODS.get(method), progress=False), mlp_of(model)
-    fit = dict(stream_fits(run, [site], forms=["narrow_pair"]))[0]
+    fit = fit_layers(run, [site], forms=["narrow_pair"])[0]
     moments = dict(stream_moments(run, [site]))[0]
     metrics = {one.name: run.method.metric(moments.of(one, run.method.pooled)) for one in site.weights}
-    kept = fit.kept
-    return fit, metrics, SiteBuild(site.weights, kept, Statistics(model, kept.moments, run.method, kept))
+    statistics = Statistics(model, fit.artifacts.moments, run.method, fit.artifacts)
+    return fit, metrics, SiteBuild(site.weights, statistics)
 
 
 def built(work: SiteBuild, weight: Weight, form: str, dim: int) -> Tensor:
     """The dense weight that a form at a dim stands for, its missing neurons where they were."""
-    tensors, stay = tensors_of(form_named(form)), work.kept.of(form_named(f"narrow_pair:{WIDTHS[2]}"), "stay", weight)
+    tensors, stay = (
+        tensors_of(form_named(form)),
+        work.artifacts.of(form_named(f"narrow_pair:{WIDTHS[2]}"), "stay", weight),
+    )
     parts = {name: value.detach().double() for name, value in tensors.parameters(work, weight, dim).items()}
     padded = tensors.merge(weight, dim, parts)["weight"]
     found, neurons = torch.zeros_like(padded), padded.shape[0 if weight.neurons == "out" else 1] // weight.blocks
@@ -81,7 +85,7 @@ def test_no_pair_of_a_rank_loses_less() -> None:
     model = small_model(small_config("llama")).double()
     fit, metrics, work = measured(model, "kfac")
     weight, rank, name = work.weights[0], 9, f"narrow_pair:{WIDTHS[2]}"
-    stay = work.kept.of(form_named(name), "stay", weight)
+    stay = work.artifacts.of(form_named(name), "stay", weight)
     dense, metric = work.statistics.matrix(weight).detach()[stay], metrics[weight.name]
     among = Metric(metric.inputs, metric.gradients[stay][:, stay])
     factors = factors_of(work, weight, name, rank)
@@ -101,33 +105,25 @@ def factors_of(work: SiteBuild, weight: Weight, name: str, rank: int) -> tuple[T
     return parameters["second.weight"], parameters["first.weight"]
 
 
-def test_neurons_go_in_the_order_that_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Elimination runs for ``narrow`` alone, also where that was measured before and is kept."""
+def test_measured_later_it_is_the_same_and_neurons_are_ordered_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Elimination runs for ``narrow`` alone, also where that is measured before and stored."""
     model = small_model(small_config("llama"))
-    run = CalibrationRun(model, IDS, METHODS.get("kfac"), StatisticsStore(tmp_path / "kept"), progress=False)
-    before = dict(stream_fits(run, [mlp_of(model)]))[0]
-    monkeypatch.setattr("gac.forms.narrow.torch.eliminate", None)
-    with_pairs = dict(stream_fits(run, [mlp_of(model)], forms=["narrow_pair"]))[0]
-    again = dict(stream_fits(run, [mlp_of(model)], forms=["narrow_pair"]))[0]
+    run = CalibrationRun(model, IDS, METHODS.get("kfac"), StatisticsStore(tmp_path / "later"), progress=False)
+    at_once = replace(run, store=StatisticsStore(tmp_path / "at once"))
+    expected = fit_layers(at_once, [mlp_of(model)], forms=["narrow_pair"])[0]
+    before = fit_layers(run, [mlp_of(model)])[0]
     assert not any(name.startswith("narrow_pair") for name in before.losses)
-    found = [name for name in with_pairs.losses if name.startswith("narrow_pair:")]
-    assert len(found) == 3 * len(WIDTHS)
-    assert all((again.losses[name] == with_pairs.losses[name]).all() for name in found)
-    assert {path.name for path in (tmp_path / "kept").iterdir()} >= {"losses-kfac-narrow_pair-0000.safetensors"}
-
-
-def test_measured_at_once_or_later_is_the_same(tmp_path: Any) -> None:
-    model, found = small_model(small_config("llama")), []
-    for at_once in (True, False):
-        store = StatisticsStore(tmp_path / str(at_once))
-        run = CalibrationRun(model, IDS, METHODS.get("kfac"), store, progress=False)
-        if not at_once:
-            list(stream_fits(run, [mlp_of(model)]))
-        found.append(dict(stream_fits(run, [mlp_of(model)], forms=["narrow_pair"]))[0])
-    one, two = found
-    assert one.losses.keys() == two.losses.keys()
-    assert all((one.losses[name] == two.losses[name]).all() for name in one.losses)
-    assert all(torch.equal(one.kept.tensors[name], two.kept.tensors[name]) for name in one.kept.tensors)
+    monkeypatch.setattr("gac.forms.narrow.torch.eliminate", None)
+    for _ in range(2):  # measured, and read
+        later = fit_layers(run, [mlp_of(model)], forms=["narrow_pair"])[0]
+        assert sum(name.startswith("narrow_pair:") for name in later.losses) == 3 * len(WIDTHS)
+        assert later.losses.keys() == expected.losses.keys()
+        assert all((later.losses[name] == expected.losses[name]).all() for name in expected.losses)
+        tensors = expected.artifacts.tensors
+        assert all(torch.equal(later.artifacts.tensors[name], tensors[name]) for name in tensors)
+    assert {path.name for path in (tmp_path / "later").iterdir()} >= {"losses-kfac-narrow_pair-0000.safetensors"}
 
 
 @pytest.mark.parametrize("neurons", [*range(1, 40, 6), 176, 1536, 11008, 18944])

@@ -10,15 +10,15 @@ from transformers import LlamaForCausalLM
 
 from gac.core.errors import ModelError, TextError
 from gac.measurement.documents import Documents, Text
-from gac.measurement.losses import window_loss
-from gac.measurement.similarity import FAR, TextSimilarity, compare_texts, moment_ratio
+from gac.measurement.runs import window_loss
+from gac.measurement.similarity import FAR, compare_texts, moment_ratio
 from gac.measurement.texts import Texts
 from gac.models.families import family_of
 
 
 @pytest.fixture
 def compare(tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, prose: str) -> Any:
-    def found(check: Text, calibration: str | list[str] | Documents | None = None, **cut: Any) -> TextSimilarity:
+    def found(check: Text, calibration: str | list[str] | Documents | None = None, **cut: Any) -> float:
         texts = Texts.of(Documents([prose[:2000]], 8, 64) if calibration is None else calibration)
         sites = family_of(tiny_model.config).sites(tiny_model.config)
         windows = texts.cut(tiny_tokenizer, **cut)
@@ -31,25 +31,23 @@ def test_more_of_the_same_is_alike_and_other_letters_are_far(
     compare: Any, prose: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gac")
-    alike = compare([prose[4000:9000]])
-    assert alike.spread == pytest.approx(1, abs=0.25)
-    assert not alike.far
-    assert alike.windows == (8, 16)
+    assert compare([prose[4000:9000]]) == pytest.approx(1, abs=0.25)
+    assert "(16 and 8 windows)" in caplog.text
     assert [record.levelname for record in caplog.records] == ["INFO"]
-    far = compare(["0123456789+-*/<>{}[]()#@!~ " * 100])
-    assert far.spread > 2 * FAR
+    assert compare(["0123456789+-*/<>{}[]()#@!~ " * 100]) > 2 * FAR
     assert [record.levelname for record in caplog.records[1:]] == ["INFO", "WARNING"]
     assert "1 document given in memory is unlike the calibration text (" in caplog.text
-    assert "the dense model's loss is" in caplog.text
 
 
-def test_losses_are_the_dense_models(compare: Any, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any) -> None:
-    found = compare(["z y x " * 20])
+def test_losses_are_the_dense_models(
+    compare: Any, tiny_model: LlamaForCausalLM, tiny_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gac")
+    compare(["z y x " * 20])
     ids = tiny_tokenizer("z y x " * 20)["input_ids"][:64]
     with torch.no_grad():
-        loss = window_loss(tiny_model, torch.tensor(ids))
-    assert found.windows[1] == 1
-    assert found.check_loss == pytest.approx(float(loss) / 63, rel=1e-5)
+        loss = float(window_loss(tiny_model, torch.tensor(ids))) / 63
+    assert f"(1 and 8 windows): the dense model's loss is {loss:.3f} and " in caplog.text
 
 
 def test_a_moment_is_1_beside_itself_and_grows_with_what_the_half_lacks() -> None:

@@ -1,15 +1,22 @@
+"""Calibration and evaluation text: named sources, files, several texts, and documents in memory."""
+
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gac.core.errors import TextError
+from gac.evaluation.perplexity import take_sample
+from gac.healing.text import split_texts as healing_texts
 from gac.measurement import text as module
 from gac.measurement.documents import Documents
 from gac.measurement.text import (
@@ -21,8 +28,8 @@ from gac.measurement.text import (
     check_vocabulary,
     evaluation_windows,
     text_names,
-    window_length,
 )
+from gac.measurement.texts import Texts, interleaved
 from tests.measurement.ordinals import Ordinals
 
 
@@ -64,11 +71,6 @@ def test_no_special_tokens_are_added_but_bos(tiny_tokenizer: Any, text_file: Pat
     assert tiny_tokenizer.decode(windows.ids[:2, 1:].flatten()) == prose[:100]
 
 
-@pytest.mark.parametrize(("tokenizer", "bos", "head"), [(0, None, 0), (0, False, None), (None, None, None)])
-def test_bos_is_where_the_tokenizer_puts_it(tokenizer: int | None, bos: bool | None, head: int | None) -> None:
-    assert bos_of(Ordinals(tokenizer), bos) == head
-
-
 class Quiet(Ordinals):
     """It has a BOS, and does not put it first, like SmolLM2's."""
 
@@ -76,20 +78,20 @@ class Quiet(Ordinals):
         return super().__call__(text, add_special_tokens=False)
 
 
-def test_a_bos_that_the_tokenizer_does_not_put_first_is_there_where_it_is_asked_for(text_file: Path) -> None:
+def test_bos_is_where_the_tokenizer_puts_it_or_where_it_is_asked_for(text_file: Path) -> None:
+    assert [bos_of(*case) for case in ((Ordinals(0), None), (Ordinals(0), False), (Ordinals(None), None))] == [
+        0,
+        None,
+        None,
+    ]
     plain, unheaded, headed = (
         calibration_windows(f"{text_file}:3x10", tokenizer, bos=bos)
         for tokenizer, bos in ((Ordinals(), None), (Quiet(0), None), (Quiet(0), True))
     )
     assert (plain.digest, plain.bos) == (unheaded.digest, unheaded.bos)
-    assert headed.digest != plain.digest
     assert (headed.bos, headed.ids[:, 0].tolist()) == ("windows", [0, 0, 0])
-
-
-def test_a_bos_that_there_is_none_of_is_refused(text_file: Path) -> None:
-    for read in (calibration_windows, evaluation_windows):
-        with pytest.raises(TextError, match="bos=True with a Ordinals without BOS"):
-            read(str(text_file), Ordinals(), bos=True)  # type: ignore[operator]
+    with pytest.raises(TextError, match="bos=True with a Ordinals without BOS"):
+        evaluation_windows(str(text_file), Ordinals(), bos=True)
 
 
 def even_steps(text: str, length: int, windows: int | None) -> list[list[int]]:
@@ -123,16 +125,6 @@ def test_windows_are_the_text_in_order_without_overlap(
     assert cut.complete == (len(cut) == available)
 
 
-def test_a_text_that_is_too_short_says_what_would_do() -> None:
-    for windows, length, remedy in (
-        (3, 4, "Ask for at most 2 windows of 4"),
-        (1, 9, "Ask for windows of at most 8 tokens"),
-    ):
-        with pytest.raises(TextError, match=remedy):
-            evaluation_windows(Documents(["abcdefg"]), Ordinals(0), windows, length)
-    assert evaluation_windows(Documents(["abcdefg"]), Ordinals(0), 1, 8).ids.shape == (1, 8)
-
-
 def test_a_seed_draws_windows_from_the_whole_text(text_file: Path, prose: str) -> None:
     spec = TextSpec(str(text_file), 5, 100)
     first, second = (calibration_windows(spec, Ordinals(), seed=seed) for seed in (1, 2))
@@ -162,29 +154,19 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert text_names() == ("wiki-sample", "wikitext2", "c4")
 
 
-def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+def test_files_with_a_byte_order_mark_and_files_that_are_not_utf8(tmp_path: Path) -> None:
+    for name, content in (("marked", "abcdefgh".encode("utf-8-sig")), ("plain", b"abcdefgh")):
+        (tmp_path / name).write_bytes(content)
+    marked, plain = (evaluation_windows(str(tmp_path / name), Ordinals(), 1, 4) for name in ("marked", "plain"))
+    assert marked.digest == plain.digest
     path = tmp_path / os.fsdecode(b"na\xffme.txt")
     path.write_text("some text", encoding="utf-8")
     with pytest.raises(TextError, match=r"the name of text .*na\\udcffme.* Rename the file"):
         check_text(str(path))
-
-
-def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
-    for name, encoding in (("marked.txt", "utf-8-sig"), ("plain.txt", "utf-8")):
-        (tmp_path / name).write_text("abcdefgh", encoding=encoding)
-    marked, plain = (evaluation_windows(str(tmp_path / f"{one}.txt"), Ordinals(), 1, 4) for one in ("marked", "plain"))
-    assert marked.digest == plain.digest
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [("déjà vu".encode("latin-1"), "codec"), ("text".encode("utf-16-le"), "has NUL at character 1")],
-)
-def test_a_file_in_another_encoding(content: bytes, expected: str, tmp_path: Path) -> None:
-    path = tmp_path / "other.txt"
-    path.write_bytes(content)
-    with pytest.raises(TextError, match=rf"text file {path} .*{expected}"):
-        evaluation_windows(str(path), Ordinals(), 1, 4)
+    for content, message in (("déjà vu".encode("latin-1"), "codec"), ("text".encode("utf-16-le"), "has NUL at")):
+        (tmp_path / "other.txt").write_bytes(content)
+        with pytest.raises(TextError, match=rf"text file .*other.txt .*{message}"):
+            evaluation_windows(str(tmp_path / "other.txt"), Ordinals(), 1, 4)
 
 
 def test_ids_outside_the_vocabulary_are_refused(tiny_model: Any) -> None:
@@ -221,18 +203,6 @@ def test_data_sets_give_other_splits_to_evaluation(name: str, evaluated: str, mo
     assert asked == ["train", *[evaluated] * 3]
 
 
-@pytest.mark.parametrize(
-    ("name", "length"), [("wikitext2", 2048), ("c4", 2048), ("wiki-sample", 1024), ("a.txt", 1024)]
-)
-def test_a_text_has_windows_of_its_own_length(name: str, length: int) -> None:
-    assert window_length(name) == length
-
-
-def test_a_tokenizer_without_bos_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"text": "one two"}])
-    assert evaluation_windows("wikitext2", Ordinals(), length=4).bos == "none"
-
-
 def test_c4_is_read_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
@@ -253,3 +223,161 @@ def test_a_data_set_out_of_reach_is_one_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(TextError, match=r"data set Salesforce/wikitext \(test\) cannot be fetched: Couldn't reach"):
         evaluation_windows("wikitext2", Ordinals())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Two files of 400 letters, of other letters each."""
+    for name, first in (("a.txt", "a"), ("b.txt", "n")):
+        (tmp_path / name).write_text("".join(chr(ord(first) + at % 13) for at in range(400)), encoding="utf-8")
+    return [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+
+
+def test_one_text_is_itself(files: list[str]) -> None:
+    assert Texts.of("c4:2x8").parts == (TextSpec("c4", 2, 8),)
+    assert Texts.of(Path("notes.txt")).parts == (TextSpec("notes.txt"),)  # type: ignore[arg-type]
+    assert Texts.of(TextSpec("c4", 2, 8)) == Texts.of("c4:2x8")
+    assert Texts.of(Documents(["abc"], 2, 8)).parts == (Documents(["abc"], 2, 8),)
+    one = Texts.of([f"{files[0]}:3x8"])
+    assert (one.name, one.written) == (files[0], f"{files[0]}:3x8")
+    assert one.cut(Ordinals()).digest == calibration_windows(f"{files[0]}:3x8", Ordinals()).digest
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        ["abc"],
+        ["abc", "the ratio:2x8"],
+        ["wiki-sample", "c4"],
+        ["no-such.txt:3x8", "no-other.txt:2x8"],
+        ["a:0x5"],
+        ["see\nc4:2x8"],
+    ],
+)
+def test_strings_that_are_no_known_text_with_a_size_are_documents(documents: list[str]) -> None:
+    assert Texts.of(documents).parts == (Documents(documents),)
+    assert Texts.of(iter(documents)).parts == (Documents(documents),)
+
+
+def test_a_list_of_texts(files: list[str]) -> None:
+    memory = Documents(["abc"], 1, 8)
+    found = Texts.of([f"{files[0]}:3x8", TextSpec(files[1], 2, 8), memory])
+    assert found.parts == (TextSpec(files[0], 3, 8), TextSpec(files[1], 2, 8), memory)
+    assert (found.windows, found.length, found.documents) == (6, 8, memory.digests)
+    assert found.name == f"{files[0]} (3) and {files[1]} (2) and 1 document given in memory (1)"
+    assert found.written == (f"{files[0]}:3x8", f"{files[1]}:2x8", "1 document given in memory")
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        (["nots.txt:3x8"], "text 'nots.txt' is neither known nor a file"),
+        (["a document " * 20], "Pass documents as gac.Documents"),
+        (["c4:3x9"], "calibration windows of 8 and 9 tokens"),
+        (["c4:2.5x8"], "2.5 windows of 8 tokens of c4"),
+        (["c4:3x8", "c4:2x8"], "the calibration text c4 twice"),
+        ([3], "a int among calibration texts"),
+    ],
+)
+def test_what_is_no_list_of_texts(files: list[str], others: list[Any], message: str) -> None:
+    with pytest.raises(TextError, match=message):
+        Texts.of([f"{files[0]}:3x8", *others])
+
+
+def test_windows_are_those_of_the_texts_in_their_order(files: list[str]) -> None:
+    texts = Texts.of([f"{files[0]}:20x8", f"{files[1]}:10x8"])
+    found = texts.cut(Ordinals())
+    assert found.ids.shape == (30, 8)
+    assert found.digest == texts.cut(Ordinals()).digest != texts.cut(Ordinals(), seed=1).digest
+    for file, rows in ((files[0], found.ids[:, 0] < ord("n")), (files[1], found.ids[:, 0] >= ord("n"))):
+        own = calibration_windows(f"{file}:{int(rows.sum())}x8", Ordinals())
+        assert found.ids[rows].tolist() == own.ids.tolist()
+    headed = texts.cut(Ordinals(0))
+    assert (headed.bos, set(headed.ids[:, 0].tolist())) == ("windows", {0})
+
+
+@settings(max_examples=40)
+@given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=4))
+def test_every_split_has_the_texts_in_their_shares(counts: list[int]) -> None:
+    order = interleaved(counts)
+    assert [order.count(part) for part in range(len(counts))] == counts
+    for step in range(2, 9):
+        for first in range(step):
+            split = order[first::step]
+            for part, count in enumerate(counts):
+                assert abs(split.count(part) - count / sum(counts) * len(split)) < 4
+
+
+def test_equal_texts_do_not_alternate() -> None:
+    for step in (2, 4, 8):
+        assert interleaved([32, 32])[::step].count(0) == pytest.approx(32 / step, abs=1)
+
+
+def read(documents: Documents) -> list[str]:
+    """The windows as text."""
+    return ["".join(map(chr, window)) for window in calibration_windows(documents, Ordinals()).ids.tolist()]
+
+
+def test_documents_are_joined_and_cut_into_windows() -> None:
+    assert read(Documents(["abc", "defg"], windows=2, length=4)) == ["abc\n", "\ndef"]
+    assert read(Documents(["abc", "defg"], windows=2, length=4, separator="|")) == ["abc|", "defg"]
+    documents = Documents(letter * 3 for letter in "ab")
+    assert (documents.texts, documents.windows, documents.length) == (("aaa", "bbb"), 64, 1024)
+
+
+def test_names_and_digests() -> None:
+    first, second = (calibration_windows(Documents(texts, 1, 3), Ordinals()) for texts in (["abc", "d"], ["abd", "d"]))
+    assert first.name == "2 documents given in memory"
+    assert first.digest != second.digest
+    assert Documents(["abc", "d"]).digests == tuple(hashlib.sha256(text).hexdigest()[:16] for text in (b"abc", b"d"))
+
+
+TEXT = "a text "
+SURROGATE = r"has the lone surrogate '\\ud83d' at character 2; .*Replace half characters"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "none": ([], "no document"),
+    "a string": (TEXT, "a str as documents"),
+    "a dict of columns": ({"text": [TEXT], "id": [1]}, r"a dict of columns \('text', 'id'\).*documents\['text'\]"),
+    "a table": (pandas.DataFrame({"text": [TEXT]}), r"a DataFrame of columns \('text'\)"),
+    "a set": ({TEXT}, "a set of documents, whose order changes from run to run"),
+    "rows": ([{"text": TEXT}], r"document 0 of type dict; .*row\['text'\]"),
+    "lists": ([TEXT, [TEXT]], "document 1 of type list; .*flat list"),
+    "a number": ([TEXT, 3], "document 1 of type int"),
+    "blank": (["", " \n"], "2 documents given in memory, all of them blank"),
+    "a lone surrogate": ([TEXT, "b \ud83d"], "document 1 " + SURROGATE),
+    "NUL": (["t\0e\0x\0t"], "document 0 has NUL at character 1; .*UTF-16"),
+}
+PLACES: dict[str, Callable[[Any], object]] = {
+    "calibration": Texts.of,
+    "evaluation": lambda given: take_sample(Ordinals(), given, 1, 2),
+    "healing": lambda given: healing_texts(given, length=2),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_documents(case: str) -> None:
+    documents, expected = REFUSED[case]
+    with pytest.raises(TextError, match=expected):
+        Documents(documents)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", ["a table", "lists", "NUL"])
+def test_they_are_refused_wherever_documents_are_read(case: str, place: str) -> None:
+    documents, expected = REFUSED[case]
+    with pytest.raises(TextError, match=expected):
+        PLACES[place](documents)
+
+
+def test_a_separator_is_text() -> None:
+    with pytest.raises(TextError, match="the separator " + SURROGATE):
+        Documents([TEXT], separator="\n \ud83d")
+
+
+def test_a_column_of_a_data_set() -> None:
+    rows = datasets.Dataset.from_dict({"text": ["abc", "", "d"], "id": [1, 2, 3]})
+    for column in (rows["text"], rows[:3]["text"], np.array(["abc", "", "d"]), dict.fromkeys(["abc", "", "d"]).keys()):
+        assert Documents(column).texts == ("abc", "", "d")
+    for table in (rows, rows[:2], datasets.DatasetDict({"train": rows})):
+        with pytest.raises(TextError, match=r"as documents|document 0 of type dict"):
+            Documents(table)

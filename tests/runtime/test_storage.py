@@ -16,7 +16,7 @@ from gac.runtime.storage.modules import StoredLinear, plain_state, stored_module
 from gac.runtime.storage.packed import PackedIntegers, words_of
 from gac.schemes import scheme_named
 from gac.schemes.base import storage_of
-from gac.schemes.integers.torch import pack
+from gac.schemes.integers.levels import pack
 
 SCHEMES = ("w8a16", "w4a16", "w4a16:24", "w3a16:32", "w2a16")
 

@@ -54,5 +54,5 @@ def pair_statistics(outs: int, ins: int) -> tuple[Statistics, Weight, Tensor]:
     moments = Moments(x.T @ x / len(x), root @ root.T, x.abs().mean(0), noise)
     statistics = Statistics(model, lambda _: moments, Plain(), LayerArtifacts({}))
     (fit,) = tensors_of(form_named("low_rank")).measure(statistics, [weight])
-    kept = LayerArtifacts({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
-    return replace(statistics, kept=kept), weight, x
+    artifacts = LayerArtifacts({f"low_rank.{tensor}/w": value for tensor, value in fit.tensors.items()})
+    return replace(statistics, artifacts=artifacts), weight, x

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import gac
 from gac.allocation.decide import SLACK, speed_defaults
-from gac.core.errors import BudgetError, PlanError, ProfileError
+from gac.core.errors import BudgetError, ModelError, PlanError, ProfileError
 from gac.core.linalg import damped
 from gac.forms import form_named
 from gac.forms.planned_sites import as_planned
@@ -19,29 +19,22 @@ from gac.measurement import calibration
 from gac.measurement.layerwise import LayerwiseBackward
 from gac.models.families import family_of
 from gac.models.loading import load_config
-from gac.plan.layers import cell_of, legend_of
 from gac.plan.plan import Plan
 from gac.plan.recipe import Recipe
-from gac.plan.summary import allocate_command
 from gac.schemes import SCHEMES, scheme_named, scheme_timed_as
+from gac.schemes.base import LARGEST_SCALE
 from gac.schemes.eight_bits.float8 import Float8Levels
 from gac.schemes.feedback import order as orders
 from gac.schemes.feedback import rounding
 from gac.schemes.feedback.levels import Levels, sweep
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 from gac.schemes.integers import levels as integer_levels
-from gac.schemes.integers.grids import fit_grid, nearest_numbers
+from gac.schemes.integers.grids import SMALLEST_SCALE, fit_grid, in_16_bits, nearest_numbers
 from gac.schemes.integers.levels import IntegerLevels
 from gac.schemes.matrices import Grid, quantise_matrix
-from gac.testing import check_scheme
 from tests.compression.stored import held_bytes
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton kernels need a GPU")
-
-
-@pytest.mark.parametrize("name", ["w3a16:64", "w2a16:16"])
-def test_other_groups_keep_the_contract(name: str) -> None:
-    check_scheme(scheme_named(name))
 
 
 def test_bytes_count_words_scales_zero_points_and_what_fills_no_group() -> None:
@@ -80,10 +73,6 @@ def quantised(
     return quantise_matrix(matrix, inputs, IntegerLevels(2**bits - 1, zero), group, rows)
 
 
-def rounded(matrix: Tensor, inputs: Tensor | None, bits: int, group: int | None, zero: bool = True) -> Tensor:
-    return quantised(matrix, inputs if inputs is None else Inputs(inputs), bits, group, zero).values().double()
-
-
 def lost(matrix: Tensor, rounded: Tensor, inputs: Tensor) -> float:
     error = rounded - matrix
     return float(((error @ inputs) * error).sum())
@@ -96,15 +85,6 @@ def test_feedback_loses_much_less_of_the_product(name: str, columns: int) -> Non
     assert lost(matrix, compensated, inputs) < 0.5 * lost(matrix, nearest, inputs)
 
 
-def test_the_loss_falls_with_bits_and_with_smaller_groups() -> None:
-    inputs = correlated(256)
-    matrix = torch.randn(16, 256, dtype=torch.float64)
-    by_bits = [lost(matrix, rounded(matrix, inputs, bits, 64), inputs) for bits in (2, 3, 4, 8)]
-    assert by_bits == sorted(by_bits, reverse=True)
-    by_group = [lost(matrix, rounded(matrix, inputs, 3, size), inputs) for size in (256, 64, 16)]
-    assert by_group == sorted(by_group, reverse=True)
-
-
 @pytest.mark.parametrize("zero", [True, False])
 def test_what_is_on_the_grid_stays(zero: bool) -> None:
     inputs = correlated(100)
@@ -112,8 +92,8 @@ def test_what_is_on_the_grid_stays(zero: bool) -> None:
     numbers[:, ::32], numbers[:, 1::32] = 15, 0 if zero else 1
     numbers[:, 96:98] = torch.tensor([15.0, 0.0 if zero else 1.0], dtype=torch.float64)
     matrix = 0.125 * (numbers - 8)
-    for seen in (None, inputs):
-        assert torch.equal(rounded(matrix, seen, 4, 32, zero), matrix)
+    for seen in (None, Inputs(inputs)):
+        assert torch.equal(quantised(matrix, seen, 4, 32, zero).values().double(), matrix)
 
 
 def swept(row: Tensor, inputs: Tensor, levels: list[Tensor]) -> Tensor:
@@ -235,41 +215,32 @@ def planned(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, text: P
     return gac.allocate(model, **(defaults | options))
 
 
-def test_memory_is_shared_out_over_forms_dims_and_schemes(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path
-) -> None:
-    schemes = ("bf16", "w8a16", "w4a16:32", "w2a16:32")
-    plan = planned(tiny_model, tiny_tokenizer, text_file, memory=0.4, schemes=schemes, refit="none")
-    used, whole = next((limit.used, limit.total) for limit in plan.limits if limit.column == "bytes")
-    taken = [(form_named(one.form), scheme_named(one.scheme), one) for one in plan.weights]
-    counted = [
-        scheme.bytes(*shape) for form, scheme, one in taken for shape in form.latency.matrices(one.weight, one.dim)
-    ]
-    assert used == sum(counted) <= 0.4 * whole
-    assert len({one.scheme for one in plan.weights}) > 1
-    assert plan.certificate.status == "optimal"
-    assert {limit.column for limit in plan.limits} == {"params", "bytes"}
-    small = gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer)
-    for one in plan.weights:
-        if one.scheme == "w2a16:32" and one.form == "dense":
-            weight = small.get_submodule(one.name).values(torch.float32)
-            assert all(len(part.unique()) <= 4 for part in weight.reshape(-1, 32))
-
-
-def test_what_is_evaluated_is_what_is_saved(
+def test_memory_is_shared_out_and_what_is_evaluated_is_what_is_saved(
     directory: Path, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path, tmp_path: Path
 ) -> None:
     dense = LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
-    schemes = ("bf16", "w8a16", "w4a16:32", "w3a16:32")
+    schemes = ("bf16", "w8a16", "w4a16:32", "w3a16:32", "w2a16:32")
     plan = planned(dense, tiny_tokenizer, text_file, memory=0.3, schemes=schemes, refit="residual")
+    assert {limit.column for limit in plan.limits} == {"params", "bytes"}
+    assert plan.certificate.status == "optimal"
+    assert len({choice.scheme for choice in plan.weights}) > 1
+    counted = [
+        scheme_named(choice.scheme).bytes(*shape)
+        for choice in plan.weights
+        for shape in form_named(choice.form).latency.matrices(choice.weight, choice.dim)
+    ]
     small = gac.compress(dense, plan, tokenizer=tiny_tokenizer)
+    for choice in plan.weights:
+        if choice.scheme == "w2a16:32" and choice.form == "dense":
+            weight = small.get_submodule(choice.name).values(torch.float32)
+            assert all(len(group.unique()) <= 4 for group in weight.reshape(-1, 32))
     gac.save(small, tmp_path / "small", tokenizer=tiny_tokenizer)
     loaded = gac.load(tmp_path / "small", device="cpu")
     ids = torch.arange(40).reshape(2, 20)
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, small.cpu()(ids).logits)
     tensors = load_file(tmp_path / "small" / "model.safetensors")
-    assert held_bytes(tensors, plan) == plan.bytes[0] <= 0.3 * plan.bytes[1]
+    assert held_bytes(tensors, plan) == plan.bytes[0] == sum(counted) <= 0.3 * plan.bytes[1]
 
 
 def test_fewer_bytes_than_any_plan_has_are_refused(
@@ -277,22 +248,6 @@ def test_fewer_bytes_than_any_plan_has_are_refused(
 ) -> None:
     with pytest.raises(BudgetError, match=r"bytes .*at least [0-9,]+, the smallest.* Ask for memory of 0\.08"):
         planned(tiny_model, tiny_tokenizer, text_file, memory=0.01, schemes=("w8a16", "w4a16"), forms=("narrow",))
-
-
-def test_the_summary_says_bytes_bits_and_schemes(
-    tiny_model: LlamaForCausalLM, tiny_tokenizer: PreTrainedTokenizerFast, text_file: Path
-) -> None:
-    plan = planned(tiny_model, tiny_tokenizer, text_file, budget=1.0, schemes=("w4a16:64",), forms=("low_rank",))
-    (used, total), (model, dense), text = plan.bytes, plan.model_bytes, " ".join(str(plan).split())
-    parameters = sum(parameter.numel() for parameter in tiny_model.parameters())
-    assert (dense, dense - model) == (2 * parameters, total - used)
-    assert f"memory {used:,} of {total:,} bytes: {used / total:.4f} kept" in text
-    assert f"{model:,} of {dense:,} bytes of the whole model: {model / dense:.4f} kept;" in text
-    bits = f"{16 * used / total:.2f} bits per dense parameter, {8 * model / parameters:.2f} in the whole model"
-    assert f"{bits}; {len(plan.weights)} w4a16:64" in text
-    assert "--scheme w4a16:64" in allocate_command(plan)
-    assert "w4a16:64: rounded" in legend_of(plan)
-    assert {cell_of(weight).split(" ")[-1] for weight in plan.weights} == {"w4a16:64"}
 
 
 @pytest.mark.parametrize("name", ["w4a16", "fp8"])
@@ -305,25 +260,6 @@ def test_a_limit_of_latency_needs_a_profile_of_the_scheme(name: str) -> None:
     assert (plain.limits.latency, plain.slack) == ({"prefill:1x1024": 1.0, "decode:1@1024": 1.0}, SLACK)
     with pytest.raises(ProfileError, match=f"prefill:1x1024 with scheme {name}, which the profile does not have"):
         speed_defaults(gac.Recipe.of(memory=0.5, latency=0.9, schemes=("bf16", name)), sites, profile)
-
-
-def test_without_a_refit_weights_are_rounded_for_what_the_dense_model_gives_them(
-    tiny_model: LlamaForCausalLM,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    text_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plan = planned(tiny_model, tiny_tokenizer, text_file, budget=1.0, schemes=("w2a16:16",), forms=(), refit="none")
-    seen = []
-    inner = rounding.quantise
-
-    def listened(matrix: Tensor, *given: object) -> object:
-        seen.append(tuple(matrix.shape))
-        return inner(matrix, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("gac.schemes.matrices.quantise", listened)
-    gac.compress(copy.deepcopy(tiny_model), plan, tokenizer=tiny_tokenizer, progress=False)
-    assert sorted(seen) == sorted((one.weight.out_features, one.weight.in_features) for one in plan.weights)
 
 
 def test_what_rounding_needs_is_kept_where_moments_are_too_large_to_be(
@@ -341,7 +277,140 @@ def test_what_rounding_needs_is_kept_where_moments_are_too_large_to_be(
     again = planned(tiny_model, tiny_tokenizer, text_file, **asked)
     assert not list((text_file.parent / "another").rglob("layer-*"))
     monkeypatch.delattr(LayerwiseBackward, "start")
+    quantised, quantise = [], rounding.quantise
+    listening = lambda matrix, *known: quantised.append(matrix.shape) or quantise(matrix, *known)  # noqa: E731
+    monkeypatch.setattr("gac.schemes.matrices.quantise", listening)
     found = gac.compress(copy.deepcopy(tiny_model), again, tokenizer=tiny_tokenizer, progress=False)
     assert {one.scheme for one in again.weights} > {"w8a16"}
+    rounded = [one.weight for one in again.weights if one.scheme != "bf16" and one.form == "dense"]
+    assert {(weight.out_features, weight.in_features) for weight in rounded} <= {*map(tuple, quantised)}
     for name, tensor in expected.state_dict().items():
         assert torch.equal(found.state_dict()[name], tensor), name
+
+
+NAMES = ("w8a16", "w4a16:32", "w3a16", "w2a16", "w8a8")
+SIZE = 64
+
+
+def equal_numbers() -> Tensor:
+    """Rows of one number each, over an octave, positive and negative."""
+    values = torch.linspace(0.01, 0.02, 257, dtype=torch.float64)
+    return torch.cat([values, -values])[:, None].expand(-1, SIZE).contiguous()
+
+
+def with_an_outlier() -> Tensor:
+    torch.manual_seed(0)
+    matrix = torch.randn(200, SIZE, dtype=torch.float64)
+    matrix[:, 7] *= 50
+    return matrix
+
+
+def of_all_sizes() -> Tensor:
+    """Rows from those that the smallest scale holds as a few numbers to those that the largest one just reaches."""
+    torch.manual_seed(0)
+    numbers = torch.rand(200, SIZE, dtype=torch.float64) * 2 - 1
+    return numbers * torch.logspace(-6, 4.8, 200, dtype=torch.float64)[:, None]
+
+
+GROUPS = {
+    "equal": equal_numbers(),
+    "random": torch.randn(200, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    "one sign": torch.rand(200, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1,
+    "outlier": with_an_outlier(),
+    "all sizes": of_all_sizes(),
+}
+
+
+def with_the_nearest_scale(matrix: Tensor, bits: int, zero: bool) -> Tensor:
+    """Each row, one group, in the scale nearest to its range over the largest number."""
+    most = 2**bits - 1
+    low, high = matrix.amin(1, keepdim=True).clamp_max(0), matrix.amax(1, keepdim=True).clamp_min(0)
+    high, low = (high, low) if zero else (high.maximum(-low), -high.maximum(-low))
+    scale = ((high - low) / (most if zero else most - 1)).bfloat16().half().double()
+    scale = torch.where(scale > 0, scale, 2.0**-24)
+    middle = (-low / scale).round().clamp(0, most) if zero else torch.full_like(scale, (most + 1) // 2)
+    return ((matrix / scale).round() + middle).clamp(0, most).sub(middle) * scale
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_no_group_loses_more_than_with_the_nearest_scale(bits: int, zero: bool, kind: str) -> None:
+    matrix = GROUPS[kind]
+    scale, zeros = fit_grid(matrix, torch.ones(SIZE, dtype=torch.float64), 2**bits - 1, zero)
+    error = ((nearest_numbers(matrix, scale, zeros, 2**bits - 1) - zeros) * scale - matrix).square().sum(1)
+    nearest = (with_the_nearest_scale(matrix, bits, zero) - matrix).square().sum(1)
+    assert bool((error <= 1.01 * nearest + 1e-30).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_of_zeros_and_of_the_smallest_numbers(name: str) -> None:
+    scheme, matrix = scheme_named(name), torch.zeros(3, SIZE)
+    matrix[1] = torch.finfo(torch.float32).tiny / 4  # subnormal
+    matrix[2] = torch.linspace(-1e-6, 1e-6, SIZE)
+    for inputs in (None, Inputs(correlated(SIZE))):
+        values = scheme.quantised(matrix, inputs)
+        assert bool(values.isfinite().all())
+        assert not values[0].any()
+        assert float((values[1:] - matrix[1:]).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w3a16"])
+def test_small_weights_keep_their_precision(name: str) -> None:
+    """Scales below 2^-14 are subnormal in float16, which holds them all the same."""
+    matrix = torch.randn(24, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    large, small = (
+        float((scheme_named(name).quantised(part * matrix) / part - matrix).norm()) for part in (1.0, 2.0**-10)
+    )
+    assert small < 1.2 * large
+
+
+def test_the_loss_does_not_depend_on_the_size_of_the_inputs() -> None:
+    moment, matrix = correlated(SIZE), torch.randn(16, SIZE, dtype=torch.float64)
+    large, small = (scheme_named("w3a16").quantised(matrix, Inputs(part * moment)) for part in (1.0, 1e-8))
+    assert lost(matrix, small, moment) <= 1.001 * lost(matrix, large, moment)
+
+
+def test_scales_are_within_what_16_bits_hold() -> None:
+    scales = in_16_bits(torch.tensor([0.0, -1.0, 1e-9, 1e-7, 0.3, 6e4, 1e6, 1e30], dtype=torch.float64))
+    assert float(scales.min()) == SMALLEST_SCALE
+    assert float(scales.max()) == LARGEST_SCALE
+    for dtype in (torch.float16, torch.bfloat16):
+        assert torch.equal(scales.to(dtype).double(), scales)
+
+
+# --- weights beyond a scheme's range --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w2a16:32", "w8a8"])
+def test_a_matrix_of_the_largest_numbers_is_quantised_and_one_beyond_is_refused(name: str) -> None:
+    scheme = scheme_named(name)
+    matrix = torch.randn(8, SIZE, dtype=torch.float64).clamp(-1, 1)
+    matrix[0, :2] = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    largest = 0.999 * scheme.largest * matrix
+    for inputs in (Inputs(correlated(SIZE)), None):
+        assert float((scheme.quantised(largest, inputs) - largest).norm()) < 0.8 * float(largest.norm())
+        with pytest.raises(ModelError, match=rf"numbers up to .*, in scheme {name}; expected numbers up to"):
+            scheme.quantised(1.1 * scheme.largest * matrix, inputs)
+
+
+def test_such_weights_are_refused_by_name_before_anything_runs(
+    tiny_model: LlamaForCausalLM,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    text_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("calibrated")
+
+    monkeypatch.setattr("gac.measurement.session.calibration_run", run)
+    name = "model.layers.0.mlp.up_proj"
+    tiny_model.get_submodule(name).weight.data[1, 2] = -1e6
+    options = {"calibration": f"{text_file}:4x32", "profile": "nvidia-h100-80gb-hbm3", "tokenizer": tiny_tokenizer}
+    with pytest.raises(ModelError, match=rf"{name} has numbers up to 1e\+06, in scheme w4a16:32"):
+        gac.allocate(tiny_model, memory=0.4, schemes=("bf16", "w8a16", "w4a16:32"), **options)
+    with pytest.raises(AssertionError, match="calibrated"):
+        gac.allocate(tiny_model, 0.8, **options)
+    tiny_model.get_input_embeddings().weight.data[3, 3] = 1e7
+    with pytest.raises(ModelError, match=r"model.embed_tokens has numbers up to 1e\+07, in scheme w8a16"):
+        gac.allocate(tiny_model, 0.8, head="w8a16", **options)

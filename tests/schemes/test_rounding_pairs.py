@@ -12,7 +12,7 @@ from gac.forms.tensors import tensors_of
 from gac.runtime.modules import LowRankLinear
 from gac.runtime.storage.modules import plain_state
 from gac.schemes import scheme_named
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs
 from tests.schemes.pairs import normal, pair_statistics
 
 
@@ -58,7 +58,7 @@ def test_one_rounding_prices_every_rank(outs: int, ins: int, name: str) -> None:
     statistics, weight, _ = pair_statistics(outs, ins)
     form, metric, scheme = form_named("low_rank"), statistics.metric(weight), scheme_named(name)
     price = tensors_of(form).rounding(statistics, weight, scheme, Inputs(metric.inputs))
-    second, first = (statistics.kept.of(form, one, weight) for one in ("second", "first"))
+    second, first = (statistics.artifacts.of(form, one, weight) for one in ("second", "first"))
     for rank in (16, 24, 48, 56):
         module = LowRankLinear(ins, rank, outs, bias=False)
         module.second.weight.data, module.first.weight.data = second[:, :rank].clone(), first[:rank].clone()

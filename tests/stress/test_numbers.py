@@ -20,7 +20,7 @@ from gac.forms.curvature.registry import METHODS
 from gac.forms.decomposition import decompose
 from gac.forms.narrow.elimination import compensated, eliminate, last_to_go
 from gac.measurement.calibration import CalibrationRun
-from gac.measurement.curves import ModelCurves, measure_curves, stream_fits
+from gac.measurement.curves import ModelCurves, fit_layers, measure_curves
 from gac.models.families import family_of
 from gac.models.sites import Weight
 from gac.testing.methods import KINDS, loss_of, moments_of, statistics
@@ -127,9 +127,10 @@ def test_dead_neurons_go_first(tiny_model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         for layer in tiny_model.model.layers:
             layer.mlp.up_proj.weight[100:].zero_()
-    for layer, fit in stream_fits(run_of(tiny_model, windows()), family_of(tiny_model.config).sites(tiny_model.config)):
+    sites = family_of(tiny_model.config).sites(tiny_model.config)
+    for layer, fit in fit_layers(run_of(tiny_model, windows()), sites).items():
         down = Weight(f"model.layers.{layer}.mlp.down_proj", 64, 176)
-        assert last_to_go(fit.kept.of(FORMS.get("narrow"), "order", down), 100).tolist() == list(range(100))
+        assert last_to_go(fit.artifacts.of(FORMS.get("narrow"), "order", down), 100).tolist() == list(range(100))
         loss = fit.losses[f"narrow/{down.name}"]
         assert loss[100] < 0.02 * loss[0]  # damping keeps what was never seen from being free
 

@@ -9,7 +9,7 @@ from gac.core.linalg import damped, identity_like
 from gac.forms.curvature.metric import Halves, MeasuredWeight, Metric, Moments
 
 if TYPE_CHECKING:
-    from gac.forms.head_dim.shortened import ShortenedValues
+    from gac.forms.head_dim.torch import ShortenedValues
 
 LARGEST_CROSS_FITTED = 8192
 """Moments of more features are not cross-fitted: their eigenvectors would take most of the calibration's time."""
@@ -53,17 +53,12 @@ class Method(ABC):
         return identity_like(moments.gradients) * moments.gradients.diagonal().double().mean()
 
     def metric(self, moments: Moments) -> Metric:
-        """The metric of a weight with these moments."""
         return Metric(self.inputs(moments), self.gradients(moments))
 
     def fold(self, values: MeasuredWeight, output: Tensor, heads: int, groups: int) -> "ShortenedValues":
         """Value vectors at every length, from v_proj alone; for methods with ``folds``.
 
-        Args:
-            values: v_proj.
-            output: o_proj's weight, shape ``(out, heads * head_dim)``.
-            heads: query heads.
-            groups: key-value heads.
+        ``output`` is o_proj's weight, shape ``(out, heads * head_dim)``; ``groups`` counts the key-value heads.
         """
         raise NotImplementedError
 

@@ -58,7 +58,6 @@ class Halves:
     share: float
 
     def mean(self) -> Tensor:
-        """The moment of the whole text, float32."""
         return self.first if self.second is None else torch.lerp(self.second, self.first, self.share)
 
     def cross_fitted(self) -> Tensor:
@@ -67,9 +66,6 @@ class Halves:
         Of a moment from little text the largest eigenvalues are too large and the smallest too small, for the same
         text chose their directions. On text that did not choose them they are neither (NERCOME with one split, C. Lam,
         Annals of Statistics 44(3), 2016). So what is priced in the result is priced on text that did not choose.
-
-        Raises:
-            ModelError: the moment is not finite.
         """
         assert self.second is not None, "one window has no halves"
         total = torch.zeros_like(self.first)

@@ -9,6 +9,7 @@ a time.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,19 +17,50 @@ from torch import Tensor
 
 from gac.core.linalg import cholesky, eigh
 from gac.forms.curvature.metric import FACTOR, MeasuredWeight, Metric
-from gac.forms.head_dim.shortened import ShortenedValues
 from gac.forms.loss_curves import LossCurve
+from gac.forms.narrow.elimination import compensated
 from gac.forms.tensors import Fit, SiteBuild, Statistics, TensorForm, bias_of
 from gac.models.sites import Weight
+
+
+@dataclass(frozen=True, eq=False)
+class ShortenedValues:
+    """Every length at once.
+
+    Attributes:
+        directions: basis of a group's vectors, the most valuable first, shape
+            ``(groups, head_dim, head_dim)``; float64.
+        output: o_proj in that basis, shape ``(out, heads, head_dim)``.
+        inputs: their second moments, shape ``(heads * head_dim, heads * head_dim)``; None: o_proj is not re-solved.
+        curve: loss of each length, nats a token.
+    """
+
+    directions: Tensor
+    output: Tensor
+    inputs: Tensor | None
+    curve: LossCurve
+
+    def values(self, matrix: Tensor, length: int) -> Tensor:
+        """Rows of v_proj (its weight or its bias, ``(groups * head_dim, ...)``) at a length, group after group."""
+        groups = matrix.detach().double().reshape(*self.directions.shape[:2], *matrix.shape[1:])
+        return torch.einsum("gld,gd...->gl...", self.directions[:, :length], groups).flatten(0, 1)
+
+    def outputs(self, length: int, metric: Metric) -> Tensor:
+        """o_proj at a length, re-solved for it where ``inputs`` are known: ``(out, heads * length)``."""
+        if self.inputs is None:
+            return self.output[:, :, :length].flatten(1)
+        heads, head_dim = self.output.shape[1:]
+        columns = (torch.arange(heads)[:, None] * head_dim + torch.arange(length)).flatten().to(self.output.device)
+        return compensated(self.output.flatten(1), columns, Metric(self.inputs, metric.gradients))
 
 
 def shorten_values(output: Tensor, metric: Metric, heads: int, groups: int) -> ShortenedValues:
     """Order the value dims of every group of heads.
 
-    Args:
-        output: o_proj's weight, shape ``(out, heads * head_dim)``.
-        metric: o_proj's.
-        groups: key-value heads; query head h reads the values of group ``h // (heads // groups)``.
+    ``output`` is o_proj's weight, ``(out, heads * head_dim)``. Query head h reads the values of group
+    ``h
+    (heads
+    groups)``.
     """
     head_dim = output.shape[1] // heads
     weight = output.detach().double().reshape(-1, heads, head_dim)
@@ -50,8 +82,8 @@ def shorten_values(output: Tensor, metric: Metric, heads: int, groups: int) -> S
 
 def _in_directions(moments: Tensor, by_head: Tensor) -> Tensor:
     """Moments of what v_proj writes along the directions, shape ``(heads * head_dim, heads * head_dim)``."""
-    left = torch.einsum("hld,hdie->hlie", by_head, moments)
-    turned = torch.einsum("hlie,ime->hlim", left, by_head)
+    half_turned = torch.einsum("hld,hdie->hlie", by_head, moments)
+    turned = torch.einsum("hlie,ime->hlim", half_turned, by_head)
     return turned.flatten(2).flatten(0, 1)
 
 
@@ -76,8 +108,8 @@ class HeadDimTensors(TensorForm):
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         for output in (weight for weight in weights if weight.values == "in"):
-            kept = [_value_weight(weights), output] if statistics.method.folds else [output]
-            yield Fit(output, _shortened(statistics, weights, output).curve.loss, moments=kept)
+            measured = [_value_weight(weights), output] if statistics.method.folds else [output]
+            yield Fit(output, _shortened(statistics, weights, output).curve.loss, moments=measured)
 
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
         linear = build.linear(weight)

@@ -10,6 +10,7 @@ less of it than of the loss of other forms, so the price is ``AFTER_REFIT`` time
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,20 +28,15 @@ AFTER_REFIT = 1.4
 
 
 def eliminate_groups(output: Tensor, metric: Metric, groups: int) -> Tensor:
-    """The order in which groups are removed, the cheapest first.
-
-    Args:
-        output: o_proj's weight, shape ``(out, in)``; its inputs are the groups in turn.
-        metric: o_proj's.
-    """
+    """The order in which groups are removed, the cheapest first; ``output`` is o_proj's weight, ``(out, in)``."""
     weight = output.detach().double()
     inverse = torch.cholesky_inverse(cholesky(metric.inputs))
     gram = weight.T @ metric.gradients @ weight
     columns = torch.arange(weight.shape[1], device=weight.device).view(groups, -1)
     order: list[int] = []
     for _ in range(groups):
-        left = [group for group in range(groups) if group not in order]
-        order.append(min(left, key=lambda group: _cost(inverse, gram, columns[[*order, group]].flatten())))
+        remaining = [group for group in range(groups) if group not in order]
+        order.append(min(remaining, key=lambda group: _cost(inverse, gram, columns[[*order, group]].flatten())))
     return torch.tensor(order, device=weight.device)
 
 
@@ -58,7 +54,8 @@ class HeadGroupsTensors(TensorForm):
         for group in joint_weights(self.form, weights):
             output = group[-1]
             order = eliminate_groups(statistics.matrix(output), statistics.metric(output), output.groups)
-            build = SiteBuild(group, LayerArtifacts({f"{self.form.name}.order/{output.name}": order}), statistics)
+            artifacts = LayerArtifacts({f"{self.form.name}.order/{output.name}": order})
+            build = SiteBuild(group, replace(statistics, artifacts=artifacts))
             lost = [
                 statistics.runs.divergence({weight.name: self.module(build, weight, dim) for weight in group})
                 for dim in range(output.groups - 1, 0, -1)
@@ -70,9 +67,9 @@ class HeadGroupsTensors(TensorForm):
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
         linear = build.linear(weight)
         output = next(other for other in build.weights if self.form.shortens(other) == "in")
-        groups = last_to_go(build.kept.of(self.form, "order", output), dim)
+        groups = last_to_go(build.artifacts.of(self.form, "order", output), dim)
         length = self.form.size(weight, 1)
-        kept = (groups[:, None] * length + torch.arange(length, device=groups.device)).flatten()
+        columns = (groups[:, None] * length + torch.arange(length, device=groups.device)).flatten()
         if weight is output:
-            return {"weight": compensated(linear.weight, kept, build.statistics.metric(weight))} | bias_of(linear)
-        return {name: values[kept] for name, values in linear.named_parameters()}
+            return {"weight": compensated(linear.weight, columns, build.statistics.metric(weight))} | bias_of(linear)
+        return {name: values[columns] for name, values in linear.named_parameters()}

@@ -109,11 +109,7 @@ class Latent(Form):
         return LatentCache(self)
 
     def with_parameter(self, text: str) -> "Latent":
-        """Groups of N heads, in a quantised cache where the text says so: ``N``, ``int8``, ``N:int8``, ``N:int4``.
-
-        Raises:
-            PlanError: it says neither.
-        """
+        """Groups of N heads, in a quantised cache where the text says so: ``N``, ``int8``, ``N:int8``, ``N:int4``."""
         match = _PARAMETER.fullmatch(text)
         if match is None:
             expected = "latent:N with a number of heads of 1 or more, latent:int8, latent:int4, latent:N:int8 or so"
@@ -125,11 +121,7 @@ class Latent(Form):
         return weight.cached and weight.heads > 0
 
     def groups(self, weight: Weight) -> int:
-        """Number of groups of the weight's heads.
-
-        Raises:
-            PlanError: the heads cannot be divided into such groups.
-        """
+        """Number of groups of the weight's heads; PlanError if the heads cannot be divided into such groups."""
         if weight.heads > self.group and weight.heads % self.group:
             divisors = [str(size) for size in range(1, weight.heads + 1) if weight.heads % size == 0]
             raise PlanError(
@@ -183,7 +175,6 @@ class RoundedLatent(Latent):
         return Latent(self.group)
 
     def max_useful_dim(self, weight: Weight) -> int:
-        """All: quantised latents of the full rank are fewer bytes than the dense weight's features."""
         return self.full(weight)
 
     def label(self, dim: int) -> str:

@@ -9,7 +9,6 @@ from gac.models.sites import Weight
 
 
 def low_rank(m: int, k: int, r: int, n: int) -> Operation:
-    """A pair of GEMMs ``x[m, k] -> r -> n``."""
     return Operation("low_rank", (("m", m), ("k", k), ("r", r), ("n", n)))
 
 
@@ -47,7 +46,6 @@ class LowRank(Form):
         return GemmPair(self)
 
     def truncated(self, weight: Weight) -> Weight:
-        """The sizes of the W whose rank is reduced."""
         return weight
 
     def full(self, weight: Weight) -> int:

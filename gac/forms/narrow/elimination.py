@@ -99,7 +99,6 @@ class _State:
         self._numbers = torch.arange(count, device=device)  # of the neurons that H and C have
 
     def remove(self) -> None:
-        """Remove the cheapest neuron."""
         cost, j = (self._quadratic / self._diagonal).min(0, keepdim=True)
         scale = self._diagonal.index_select(0, j).rsqrt()
         steps, halves = self.pending[:BLOCK], self.pending[BLOCK:]
@@ -137,11 +136,11 @@ class _State:
         self.pending = self.pending[:, : len(stay)].clone()
 
 
-def compensated(down: Tensor, kept: Tensor, metric: Metric) -> Tensor:
+def compensated(down: Tensor, columns: Tensor, metric: Metric) -> Tensor:
     """The columns of down_proj that stay, compensated for the removed ones: ``W A[:, K] A[K, K]^-1``.
 
-    Shape ``(out, kept)``, float64; the least-squares solution in the metric of the inputs.
+    Shape ``(out, columns)``, float64; the least-squares solution in the metric of the inputs.
     """
     inputs = metric.inputs
-    right = inputs[kept] @ down.detach().double().T
-    return torch.cholesky_solve(right, cholesky(inputs[kept][:, kept])).T
+    right = inputs[columns] @ down.detach().double().T
+    return torch.cholesky_solve(right, cholesky(inputs[columns][:, columns])).T

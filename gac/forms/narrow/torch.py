@@ -22,21 +22,21 @@ class NarrowTensors(TensorForm):
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
         linear = build.linear(weight)
         down = next(other for other in build.weights if other.neurons == "in")
-        kept = last_to_go(build.kept.of(self.form, "order", down), dim)
-        matrix = {"weight": narrowed(weight, linear.weight, kept, build.statistics.metric)}
+        neurons = last_to_go(build.artifacts.of(self.form, "order", down), dim)
+        matrix = {"weight": narrowed(weight, linear.weight, neurons, build.statistics.metric)}
         if weight is down:
             return matrix | bias_of(linear)
-        return matrix | {name: bias[rows_of(weight, kept)] for name, bias in bias_of(linear).items()}
+        return matrix | {name: bias[rows_of(weight, neurons)] for name, bias in bias_of(linear).items()}
 
 
-def rows_of(weight: Weight, kept: Tensor) -> Tensor:
+def rows_of(weight: Weight, neurons: Tensor) -> Tensor:
     """The rows of these neurons in gate or up, block after block."""
     blocks = range(0, weight.out_features, weight.out_features // weight.blocks)
-    return torch.cat([start + kept for start in blocks])
+    return torch.cat([start + neurons for start in blocks])
 
 
-def narrowed(weight: Weight, matrix: Tensor, kept: Tensor, metric: Callable[[Weight], Metric]) -> Tensor:
-    """A weight ``(out, in)`` with neurons ``kept (width,)``: their rows, or their columns compensated for the rest."""
+def narrowed(weight: Weight, matrix: Tensor, neurons: Tensor, metric: Callable[[Weight], Metric]) -> Tensor:
+    """A weight ``(out, in)`` with some ``neurons (width,)``: their rows, or their columns compensated for the rest."""
     if weight.neurons == "in":
-        return compensated(matrix, kept, metric(weight))
-    return matrix[rows_of(weight, kept)]
+        return compensated(matrix, neurons, metric(weight))
+    return matrix[rows_of(weight, neurons)]

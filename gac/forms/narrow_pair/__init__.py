@@ -51,11 +51,7 @@ class NarrowPair(LowRank):
         self.name = "narrow_pair" if width is None else f"narrow_pair:{width}"
 
     def with_parameter(self, text: str) -> "NarrowPair":
-        """Take the form for MLPs with N neurons, from the text of N.
-
-        Raises:
-            PlanError: it is no such number.
-        """
+        """The form for MLPs with as many neurons as the text says; PlanError if it is no such number."""
         if not _WIDTH.fullmatch(text):
             expected = "narrow_pair:N with a number of neurons of 1 or more"
             raise PlanError(f"form narrow_pair:{text}", expected, "Correct the name.")
@@ -79,11 +75,7 @@ class NarrowPair(LowRank):
         return NARROW, self.width
 
     def truncated(self, weight: Weight) -> Weight:
-        """The weight as ``narrow`` leaves it.
-
-        Raises:
-            PlanError: the form has no width.
-        """
+        """The weight as ``narrow`` leaves it."""
         narrow, width = self.shortening(1)
         size = narrow.size(weight, width)
         if narrow.shortens(weight) == "out":
@@ -91,5 +83,4 @@ class NarrowPair(LowRank):
         return replace(weight, in_features=size)
 
     def max_useful_dim(self, weight: Weight) -> int:
-        """The largest dim with fewer parameters than the weight as ``narrow`` leaves it."""
         return super().max_useful_dim(self.truncated(weight))

@@ -43,18 +43,20 @@ def _refit_both(refit: WeightRefit, module: nn.Module) -> None:
         fill_pair(module, refit_and_truncate(refit, _narrowed(refit)))
         return
     inputs = refit.method.inputs(refit.means.moments(refit.method, refit.dense))
-    seen = refit.turn.T @ _seen(refit.kept, refit.form, refit.weight) @ refit.turn
+    seen = refit.turn.T @ _seen(refit.artifacts, refit.form, refit.weight) @ refit.turn
     fill_pair(module, decompose_as_seen(refit.matrix(_narrowed(refit)), inputs, seen).factors(refit.dim))
 
 
 def _narrowed(refit: WeightRefit) -> Tensor:
-    stay = refit.kept.of(refit.form, "stay", refit.weight)
-    return narrowed(refit.weight, refit.dense, stay, lambda weight: refit.method.metric(refit.kept.moments(weight)))
+    stay = refit.artifacts.of(refit.form, "stay", refit.weight)
+    return narrowed(
+        refit.weight, refit.dense, stay, lambda weight: refit.method.metric(refit.artifacts.moments(weight))
+    )
 
 
-def _seen(kept: LayerArtifacts, form: Form, weight: Weight) -> Tensor:
+def _seen(artifacts: LayerArtifacts, form: Form, weight: Weight) -> Tensor:
     """W^T G W, float64 ``(in, in)``."""
-    return unpacked(kept.of(form, "seen", weight), weight.in_features).double()
+    return unpacked(artifacts.of(form, "seen", weight), weight.in_features).double()
 
 
 class NarrowPairTensors(PairTensors):
@@ -68,7 +70,7 @@ class NarrowPairTensors(PairTensors):
 
     def measure(self, statistics: Statistics, weights: Sequence[Weight]) -> Iterator[Fit]:
         for down in (weight for weight in weights if weight.neurons == "in"):
-            order = statistics.kept.of(NARROW, "order", down)
+            order = statistics.artifacts.of(NARROW, "order", down)
             for weight in filter(self.form.applies_to, weights):
                 yield from self._fits(statistics, weight, order)
 
@@ -79,22 +81,22 @@ class NarrowPairTensors(PairTensors):
             _, width = form.shortening(1)
             stay = last_to_go(order, width)
             short = restricted(weight, dense, stay)
-            curve, kept = decompose(short.weight, short.metric).curve, {"stay": stay}
+            curve, tensors = decompose(short.weight, short.metric).curve, {"stay": stay}
             if weight.neurons == "in":
-                yield Fit(weight, curve.loss, kept, form=form)
+                yield Fit(weight, curve.loss, tensors, form=form)
                 continue
             seen = short.weight.T @ short.metric.gradients @ short.weight
-            yield Fit(weight, curve.loss, kept | {"seen": packed(seen.float())}, inputs=[weight], form=form)
+            yield Fit(weight, curve.loss, tensors | {"seen": packed(seen.float())}, inputs=[weight], form=form)
 
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor]:
         _, width = self.form.shortening(dim)
-        narrow, kept = NarrowTensors(NARROW).parameters(build, weight, width), build.kept
+        narrow, artifacts = NarrowTensors(NARROW).parameters(build, weight, width), build.artifacts
         if weight.neurons == "in":
-            stay, metric = kept.of(self.form, "stay", weight), build.statistics.metric(weight)
+            stay, metric = artifacts.of(self.form, "stay", weight), build.statistics.metric(weight)
             decomposition = decompose(narrow["weight"], Metric(metric.inputs[stay][:, stay], metric.gradients))
         else:
-            inputs = build.statistics.method.inputs(kept.inputs(weight))
-            decomposition = decompose_as_seen(narrow["weight"], inputs, _seen(kept, self.form, weight))
+            inputs = build.statistics.method.inputs(artifacts.inputs(weight))
+            decomposition = decompose_as_seen(narrow["weight"], inputs, _seen(artifacts, self.form, weight))
         second, first = decomposition.factors(dim)
         pair = {"first.weight": first, "second.weight": second}
         return pair | ({"second.bias": narrow["bias"]} if "bias" in narrow else {})

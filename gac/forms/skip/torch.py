@@ -26,7 +26,7 @@ class SkipTensors(RunForm):
     def parameters(self, build: SiteBuild, weight: Weight, dim: int) -> dict[str, Tensor] | None:
         if dim:
             return None
-        return {"bias": build.kept.of(self.form, "bias", weight)} if self.form.adds(weight) else {}
+        return {"bias": build.artifacts.of(self.form, "bias", weight)} if self.form.adds(weight) else {}
 
     def merge(self, weight: Weight, dim: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if dim:

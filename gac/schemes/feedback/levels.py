@@ -39,8 +39,7 @@ class Levels(ABC):
     def fitted(self, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Scales and zero points of least error for values ``(..., rows, columns)``, both ``(..., rows, 1)``, float64.
 
-        Args:
-            weights: of squared errors, by column, shape ``(..., columns)``.
+        ``weights`` are of squared errors, by column, shape ``(..., columns)``.
         """
 
     def improved(
@@ -48,8 +47,7 @@ class Levels(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Numbers and scales with a smaller error of the product with the inputs; by default as they are.
 
-        Args:
-            targets: the matrix, ``(groups, rows, size)``, as are ``numbers``; ``scale`` and ``zeros`` have size 1.
+        ``targets`` are the matrix, ``(groups, rows, size)``, as are ``numbers``; ``scale`` and ``zeros`` have size 1.
         """
         return numbers, scale
 

@@ -1,8 +1,9 @@
 """The order in which the columns of a matrix are quantised, and the compensation of each one's error by later ones."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -10,10 +11,30 @@ from torch.nn.functional import pad
 
 from gac.core.linalg import cholesky, damped, identity_like
 
+T = TypeVar("T")
 DAMPING = 1e-2
 """Of A and of G, see ``gac.core.linalg.damped``."""
 COLUMNS = 128
 """Columns whose errors reach later columns in one product."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Statistics of the inputs of a matrix ``(rows, columns)``, shared by several matrices and schemes.
+
+    Attributes:
+        moment: E[x x^T], shape ``(columns, columns)``.
+        thorough: optimise the result; a price alone does not need it.
+    """
+
+    moment: Tensor
+    thorough: bool = True
+    _results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[Tensor], T]) -> T:
+        if key not in self._results:
+            self._results[key] = make(self.moment)
+        return cast(T, self._results[key])
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +53,7 @@ class Layout:
 
     @staticmethod
     def of(inputs: Tensor, size: int) -> "Layout":
-        """Columns of large inputs first within a group: their errors need most compensation.
-
-        Args:
-            inputs: E[x x^T], shape ``(columns, columns)``.
-            size: neighbouring columns of a group.
-        """
+        """Columns in groups of ``size``, those of large inputs first: their errors need most compensation."""
         columns, strength = len(inputs), inputs.diagonal()
         size = min(size, columns)
         parts = -(-size // COLUMNS)
@@ -52,22 +68,8 @@ class Layout:
         """The columns of a matrix ``(rows, columns)`` by group, padded with zeros: ``(rows, groups, size)``."""
         return pad(matrix, (0, 1))[:, self.columns]
 
-    @property
-    def pieces(self) -> int:
-        """Pieces of a group: the columns of one are quantised at a time."""
-        return self.columns.shape[1] // self.width
-
-    def in_pieces(self, values: Tensor) -> Tensor:
-        """From ``(rows, groups, size)`` to ``(rows, groups * pieces, width)``."""
-        return values.reshape(len(values), -1, self.width)
-
-    def in_groups(self, values: Tensor) -> Tensor:
-        """From ``(rows, groups * pieces, n)`` to ``(rows, groups, pieces * n)``."""
-        return values.reshape(len(values), len(self.columns), -1)
-
     @cached_property
     def filled(self) -> Tensor:
-        """The positions with a column."""
         return (self.columns.flatten() < self.count).nonzero()[:, 0]
 
     def ungrouped(self, values: Tensor) -> Tensor:
@@ -115,7 +117,6 @@ class Order:
 
 
 def firm(moment: Tensor) -> Tensor:
-    """A or G, float64, with ``DAMPING``."""
     return damped(moment, DAMPING)
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gac.schemes.feedback.levels import Levels, sweep
-from gac.schemes.feedback.order import Order, ahead_of, firm, root_of
-from gac.schemes.inputs import Inputs
+from gac.schemes.feedback.order import Inputs, Order, ahead_of, firm, root_of
 
 ROWS = 64
 """Rows that compensate one another's errors."""
@@ -30,20 +29,21 @@ def quantise(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers ``(rows, columns)`` of a float64 matrix, and scales and zero points ``(rows, groups)``, all float64.
 
-    Args:
-        size: columns of a group.
-        gradients: G, shape ``(rows, rows)``; None: the identity.
+    A group has ``size`` columns; ``gradients`` are G, shape ``(rows, rows)``; None: the identity.
     """
     rows, height = len(matrix), 1 if gradients is None else min(ROWS, len(matrix))
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
     columns = order.layout.grouped(matrix)
-    targets = _in_blocks(order.layout.in_pieces(columns), height)
+    pieces = columns.reshape(rows, -1, order.layout.width)
+    targets = pad(pieces, (0, 0, 0, 0, 0, -rows % height)).unflatten(0, (-1, height)).transpose(0, 1).contiguous()
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), height)
     work = _Work(order, behind, targets, levels)
     for step in range(height + targets.shape[2] - 1):
         work.step(step)
-    numbers, scale, zeros = (_in_rows(blocks)[:rows] for blocks in (work.numbers, work.scale, work.zeros))
-    numbers, scale, zeros = (order.layout.in_groups(pieces) for pieces in (numbers, scale, zeros))
+    numbers, scale, zeros = (
+        blocks.transpose(0, 1).flatten(0, 1)[:rows].reshape(*columns.shape[:2], -1)
+        for blocks in (work.numbers, work.scale, work.zeros)
+    )
     scale, zeros = scale[..., :1], zeros[..., :1]
     if height == 1 and inputs.thorough:
         by_group = [values.transpose(0, 1).contiguous() for values in (columns, numbers, scale, zeros)]
@@ -63,9 +63,7 @@ def _best(
 ) -> Groups:
     """The better of two for each block of rows: with feedback, or number by number.
 
-    Args:
-        columns: the matrix, ``(rows, groups, size)``.
-        moment: A in the order of the columns.
+    ``columns`` is the matrix, ``(rows, groups, size)``; ``moment`` is A in the order of the columns.
     """
     scale, zeros = levels.fitted(columns, columns.new_ones(columns.shape[-1]))
     alone = levels.nearest_(columns / scale + zeros), scale, zeros
@@ -90,17 +88,6 @@ def _losses(errors: Tensor, moment: Tensor, gradients: Tensor | None, height: in
             for product, error, start in parts
         ]
     )
-
-
-def _in_blocks(values: Tensor, height: int) -> Tensor:
-    """From ``(rows, pieces, width)`` to ``(height, blocks, pieces, width)``, padded with zeros."""
-    rows, pieces, width = values.shape
-    return pad(values, (0, 0, 0, 0, 0, -rows % height)).view(-1, height, pieces, width).transpose(0, 1).contiguous()
-
-
-def _in_rows(values: Tensor) -> Tensor:
-    """From ``(height, blocks, pieces, width)`` to ``(rows, pieces, width)``."""
-    return values.transpose(0, 1).flatten(0, 1)
 
 
 def _behind(moment: Tensor, height: int) -> Tensor:
@@ -148,7 +135,7 @@ class _Work:
             self._targets[:, :, pieces] -= torch.einsum("bka,kbp->abkp", self._behind[:, rows], missed)
 
     def _fit(self, step: int, first: int, end: int) -> None:
-        each = self._order.layout.pieces
+        each = self._order.layout.columns.shape[1] // self._order.layout.width
         groups = torch.arange(-(-first // each), -(-end // each), device=self._targets.device)
         if not len(groups):
             return

@@ -40,11 +40,7 @@ class IntegerWeights(Scheme):
         self.storage = StorageSpec("PackedIntegers", {"bits": bits, "group": group, "zero": zero}, few_bits)
 
     def with_parameter(self, text: str) -> "IntegerWeights":
-        """The same with groups of another size, ``w4a16:64``; the scheme itself where that is its own size.
-
-        Raises:
-            PlanError: it is no number of columns.
-        """
+        """The same with groups of another size, ``w4a16:64``; the scheme itself where that is its own size."""
         if not _GROUP.fullmatch(text):
             raise PlanError(
                 f"scheme {self.kind}:{text}", f"{self.kind}:N with groups of 1 to 999999 columns", "Correct the name."
@@ -73,12 +69,12 @@ class IntegerWeights(Scheme):
         return config_group("pack-quantized", config_arguments(self.bits, "int", strategy, group, not self.zero))
 
     def grid(self, tensors: "Mapping[str, Tensor]", rows: int, columns: int) -> "Grid":
-        from gac.schemes.integers.torch import unpacked
+        from gac.schemes.integers.levels import unpacked
 
         return unpacked(tensors, self.bits, self.group or max(columns, 1), (rows, columns))
 
     def on_grid(self, grid: "Grid") -> "dict[str, Tensor]":
-        from gac.schemes.integers.torch import packed
+        from gac.schemes.integers.levels import packed
 
         return packed(grid, self.bits, self.zero)
 

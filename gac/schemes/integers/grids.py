@@ -22,11 +22,8 @@ def fit_grid(values: Tensor, weights: Tensor, most: int, zero: bool) -> tuple[Te
     """Scales and zero points of least error for values ``(..., rows, columns)``, float64, both ``(..., rows, 1)``.
 
     On a GPU one kernel does it (``gac.schemes.integers.grids_kernel``): here a range takes several passes over memory.
-
-    Args:
-        weights: of squared errors, by column, shape ``(..., columns)``.
-        most: the largest number; the least is 0.
-        zero: with a zero point; without one the range is symmetric.
+    Squared errors have ``weights`` by column, ``(..., columns)``. Numbers are from 0 to ``most``; without ``zero``
+    (a zero point) the range is symmetric.
     """
     if values.is_cuda:
         from gac.schemes.integers.grids_kernel import launch

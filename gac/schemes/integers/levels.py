@@ -1,15 +1,19 @@
-"""Integers from 0 on, quantised with feedback; then scales and numbers are improved in turn."""
+"""Integers from 0 on: quantised with feedback, then scales and numbers improved in turn; packed into words."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from gac.runtime.plain.modeling_gac import in_parts, unpack
+from gac.runtime.storage.packed import WORD, period, words_of
 from gac.schemes.base import SMALLEST_SCALE
 from gac.schemes.feedback.levels import Levels, sweep
 from gac.schemes.feedback.order import Order
 from gac.schemes.integers.grids import fit_grid, in_16_bits, nearest_numbers
+from gac.schemes.matrices import Grid
 
 ROUNDS = 3
 """Rounds of numbers and scales."""
@@ -65,8 +69,7 @@ def _descend(levels: Levels, order: Order, targets: Tensor, numbers: Tensor, sca
 def _fit_scales(moment: Tensor, products: Tensor, numbers: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
     """Least squares of each row's scales, rounded to 16 bits; useless ones stay as they were.
 
-    Args:
-        products: W A, shape ``(rows, groups * size)``.
+    ``products`` are W A, shape ``(rows, groups * size)``.
     """
     count, _, size = numbers.shape
     signed = numbers - zeros
@@ -86,5 +89,38 @@ def _fit_scales(moment: Tensor, products: Tensor, numbers: Tensor, scale: Tensor
 
 
 def _flat(values: Tensor) -> Tensor:
-    """From ``(groups, rows, size)`` to ``(rows, groups * size)``."""
     return values.transpose(0, 1).flatten(1)
+
+
+def packed(grid: Grid, bits: int, zero: bool) -> dict[str, Tensor]:
+    """The tensors that hold a matrix, as ``gac.runtime.storage.packed.PackedIntegers`` has them.
+
+    Without ``zero`` all zero points are ``2 ** (bits - 1)``, and none are stored.
+    """
+    tensors = {"weight_packed": pack(grid.numbers, bits), "weight_scale": grid.scale.half().contiguous()}
+    tensors["weight_shape"] = torch.tensor(grid.numbers.shape, device=grid.scale.device)
+    return tensors | ({"weight_zero_point": pack(grid.zero.T, bits).T.contiguous()} if zero else {})
+
+
+def unpacked(tensors: Mapping[str, Tensor], bits: int, size: int, shape: tuple[int, int]) -> Grid:
+    """The matrix ``(rows, columns)`` in tensors from ``packed``; ``size`` columns have one scale."""
+    scale, packed_zeros = tensors["weight_scale"].float(), tensors.get("weight_zero_point")
+    zero = torch.full_like(scale, 1 << bits - 1)
+    if packed_zeros is not None:
+        zero = unpack(packed_zeros.T, bits, shape[0]).T.float()
+    numbers = unpack(tensors["weight_packed"], bits, shape[1]).float()
+    return Grid(numbers, scale, zero, size, IntegerLevels((1 << bits) - 1, packed_zeros is not None))
+
+
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """The words, int32 ``(rows, words)``, of numbers ``(rows, columns)`` from 0 to ``2 ** bits - 1``."""
+    columns = numbers.shape[1]
+    count, period_words = period(bits)
+    parts = in_parts(numbers.long(), count)
+    words: Tensor = parts.new_zeros(*parts.shape[:2], period_words + 1)
+    for index in range(count):
+        word, shift = divmod(index * bits, WORD)
+        words[..., word] |= parts[..., index] << shift & 0xFFFFFFFF
+        words[..., word + 1] |= parts[..., index] << shift >> WORD
+    unsigned = words[..., :period_words].flatten(1)[:, : words_of(columns, bits)]
+    return ((unsigned ^ 1 << WORD - 1) - (1 << WORD - 1)).to(torch.int32).contiguous()
