@@ -290,8 +290,12 @@ def _has_lower_tier(slow: Run, fast: Run) -> bool:
     ours, theirs = slow.kernel, fast.kernel
     if "gemv" in {ours.role, theirs.role} or (ours.role == "attention" and ours.family != theirs.family):
         return False
-    pairs = [(ours.tier, theirs.tier), *([(ours.architecture, theirs.architecture)] if ours.role == "gemm" else [])]
-    return any(less is not None and more is not None and less < more for less, more in pairs)
+    older = ours.role == "gemm" and _is_less(ours.architecture, theirs.architecture)
+    return older or _is_less(ours.tier, theirs.tier)
+
+
+def _is_less(ours: int | None, theirs: int | None) -> bool:
+    return ours is not None and theirs is not None and ours < theirs
 
 
 def _has_other_template(slow: Run, fast: Run) -> bool:
