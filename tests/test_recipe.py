@@ -52,7 +52,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     recipe.save(tmp_path / "recipe.json")
     assert Recipe.load(tmp_path / "recipe.json") == recipe
     assert Recipe.of(align=np.bool_(False), rotate=np.bool_(True), fuse=np.bool_(True)).space.align is False
-    with pytest.raises(GacError, match=r"measure.seed=True; expected a whole number"):
+    with pytest.raises(GacError, match=r"Measure\(seed=True\); expected a whole number"):
         Recipe.of(seed=np.bool_(True))
 
 
@@ -62,16 +62,16 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         ({"method": 3}, "a int as a method"),
         ({"calibration": ""}, "measure.text=''; expected a name or a path, or several"),
         ({"calibration": ["c4:2x8", ""]}, "measure.text=('c4:2x8', ''); expected a name or a path, or several"),
-        ({"seed": -1}, "measure.seed=-1; expected a whole number, 0 or more"),
-        ({"bos": "yes"}, "measure.bos='yes'; expected True, False or None"),
-        ({"shots": 3}, "measure.shots=3; expected 1 or 2"),
+        ({"seed": -1}, "Measure(seed=-1); expected a whole number, 0 to"),
+        ({"bos": "yes"}, "Measure(bos='yes'); expected True or False or None"),
+        ({"shots": 3}, "Measure(shots=3); expected 1 or 2"),
         ({"forms": "low_rnk"}, "form 'low_rnk' is unknown"),
         ({"schemes": ["int3"]}, "scheme 'int3' is unknown; expected one of bf16"),
         ({"align": 8.0}, "space.align=8.0; expected True, False, the number that dims are to be multiples of"),
         ({"align": "profile,group=0"}, "space.align=0; expected True"),
         ({"workloads": ["chat"]}, "workload 'chat'; expected prefill:BxS or decode:B@C"),
-        ({"fuse": "sometimes"}, "deployment.fuse='sometimes'; expected True, False or 'auto'"),
-        ({"tensor_parallel": 0}, "deployment.tensor_parallel=0; expected a number of GPUs, 1 or more"),
+        ({"fuse": "sometimes"}, "Deployment(fuse='sometimes'); expected True or False"),
+        ({"tensor_parallel": 0}, "Deployment(tensor_parallel=0); expected a whole number, 1 to"),
         (
             {"tensor_parallel": 2, "rule": "uniform"},
             "rule='uniform'; expected loss, with tensor_parallel=2: other rules",

@@ -188,7 +188,7 @@ def test_a_plan_that_contradicts_itself_is_refused(
     *path, last = keys
     reduce(getitem, path, document)[last] = value
     (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match=r"measured.rotation(.untied)? out of range"):
+    with pytest.raises(PlanError, match=r"measured.rotation="):
         gac.Plan.load(tmp_path / "plan.json")
 
 

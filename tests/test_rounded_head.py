@@ -304,14 +304,14 @@ def test_plans_that_contradict_themselves(asked: Small) -> None:
     plan = asked.allocate(0.8, head="w8a16")
     head = plan.measured.head
     assert head is not None
-    with pytest.raises(PlanError, match=r"measured\.head\.scheme out of range"):
+    with pytest.raises(PlanError, match=r"recipe\.space\.head="):
         with_measured(plan, head=None)
-    with pytest.raises(PlanError, match=r"measured\.head\.scheme out of range"):
+    with pytest.raises(PlanError, match=r"recipe\.space\.head="):
         with_recipe(plan, head="bf16")
     for changed in ({"shapes": ()}, {"shapes": ((10**9, 64),)}, {"shapes": ((0, 64),)}, {"loss": -1.0}):
-        with pytest.raises(PlanError, match="out of range"):
+        with pytest.raises(PlanError, match="plan has measured"):
             with_measured(plan, head=replace(head, **changed))
-    with pytest.raises(PlanError, match=r"prediction\.head out of range"):
+    with pytest.raises(PlanError, match=r"prediction\.head="):
         replace(plan, prediction=replace(plan.prediction, head=0.0))
 
 

@@ -10,7 +10,7 @@ from gac.measurement.calibration import FIRST_KEPT, kept_on_disk, moment_bytes
 from gac.measurement.pairs import MOST
 from gac.measurement.runs import TOKENS
 from gac.measurement.texts import Texts
-from gac.plan.resolved import ResolvedRecipe
+from gac.plan.recipe import ResolvedRecipe
 from gac.schemes import DEFAULT_SCHEME
 
 
