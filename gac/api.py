@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gac.allocation.crosscheck import verified
+from gac.allocation.decide import attach_single_gpu_comparison
 from gac.allocation.frontier import Frontier, check_frontier_recipe, check_limited
 from gac.allocation.frontier import frontier as solve_frontier
 from gac.allocation.problem import Problem
 from gac.allocation.resolve import check_shots, resolve
 from gac.allocation.rules import RULES, Rule
-from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.checkpoint.load import load
 from gac.checkpoint.planned import PlannedModel, attach_plan, planned
 from gac.compression.apply import changed_sites, describe, planned_sites

@@ -163,7 +163,7 @@ ROWS: list[Row] = [
     ("ShapeContract", {"steps": ()}, "a contract with steps () and dims (); "),
     *each("becomes", "dim", ("3", 0, -3), f"becomes(dim=@){NO_COUNT}"),
     ("Documents", {"texts": None}, "a NoneType as documents; expected an iterable of strings, each a document"),
-    ("Recipe", {"rule": None}, "rule=None; expected the name of a rule"),
+    ("Recipe", {"rule": None}, "Recipe(rule=None); expected a string"),
     ("Profile.rows_of", {"fixed": [1024]}, "rows_of(fixed=[1024]); expected a mapping from a string to a whole number"),
     ("plots.dims", {"plans": {}}, "0 plans in one figure; "),
     ("plots.latency", {"dims": [8, 16, 32]}, "latency(dims=[8, 16, 32]); expected several (each a whole"),

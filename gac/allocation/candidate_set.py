@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,15 @@ from gac.allocation.latencies import (
     INTERPOLATED,
     MODELLED,
     UNKNOWN,
-    Latencies,
     Timing,
+    add,
     attention_latency,
     sum_of_latencies,
 )
 from gac.core.arrays import Floats, Ints
 from gac.forms import Form
 from gac.forms.loss_curves import LossCurve
-from gac.models.sites import Site, Weight
+from gac.models.sites import Site
 from gac.plan.costs import COSTS, PARAMS, columns_of
 from gac.plan.plan import Candidate
 from gac.schemes import Scheme, scheme_named
@@ -110,12 +110,26 @@ def weight_candidates(
     site: Site, position: int, form: Form, scheme: Scheme, dims: Ints, curve: LossCurve | None, timing: Timing
 ) -> CandidateSet:
     """Return one weight of a site in one form and scheme at each of the dims, without loss where there is no curve."""
-    weight, fused = site.weights[position], position in site.fused
-    rows = timing.once(
-        (form.name, scheme.name, fused, dims.tobytes()),
-        weight,
-        partial(_without_loss, weight, fused, form, scheme, dims, timing),
-    )
+    weight, fused, count = site.weights[position], position in site.fused, len(dims)
+
+    def without_loss() -> CandidateSet:
+        latency, source = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
+        latency, source = add((latency, source), attention_latency(timing, form, weight, dims))
+        costs = [[cost.of_choice(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
+        return CandidateSet(
+            site.name,
+            columns_of(timing.workloads),
+            forms=np.full((count, 1), form.name),
+            schemes=np.full((count, 1), scheme.name),
+            dims=dims[:, None],
+            loss=np.zeros(count),
+            costs=np.concatenate([np.array(costs, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
+            **_marks(latency, source),
+            width=timing.shared_width(form, weight, dims) if fused else timing.no_width(count),
+            shared=np.full(count, fused),
+        )
+
+    rows = timing.once((form.name, scheme.name, fused, dims.tobytes()), weight, without_loss)
     return replace(rows, site=site.name, loss=rows.loss if curve is None else curve.loss[dims])
 
 
@@ -134,37 +148,13 @@ def zip_candidates(
 def with_fused_gemm(rows: CandidateSet, site: Site, timing: Timing) -> CandidateSet:
     """Add the latency of the GEMM that the site's fused weights share."""
     scheme, costs = scheme_named(str(rows.schemes[0, site.fused[0]])), rows.costs.copy()
-    latency, source = fused_latency(site, rows.width, scheme, timing)
+    latency, source = timing.of_shared(site.weights[site.fused[0]], rows.width, scheme)
     costs[:, len(COSTS) :] = sum_of_latencies(rows.latency, latency)
     uncounted = rows.interpolated + rows.modelled < rows.dims.shape[1]  # no weight counts twice
     counts = {name: getattr(rows, name) + marks * uncounted for name, marks in _marks(latency, source).items()}
     return replace(rows, costs=costs, **counts, width=np.zeros_like(rows.width))
 
 
-def fused_latency(site: Site, widths: Ints, scheme: Scheme, timing: Timing) -> Latencies:
-    return timing.of_shared(site.weights[site.fused[0]], widths, scheme)
-
-
 def _marks(latency: Ints, source: Ints) -> dict[str, Ints]:
     sources = {"interpolated": INTERPOLATED, "modelled": MODELLED}
     return {name: ((latency != UNKNOWN) & (source == code)).astype(np.int64) for name, code in sources.items()}
-
-
-def _without_loss(weight: Weight, fused: bool, form: Form, scheme: Scheme, dims: Ints, timing: Timing) -> CandidateSet:
-    count = len(dims)
-    latency, source = (timing.after_fused if fused else timing.of_weight)(form, weight, dims, scheme)
-    attention, its_source = attention_latency(timing, form, weight, dims)
-    latency, source = sum_of_latencies(latency, attention), np.maximum(source, its_source)
-    costs = [[cost.of_choice(form, scheme, weight, dim) for cost in COSTS.values()] for dim in dims.tolist()]
-    return CandidateSet(
-        weight.name,
-        columns_of(timing.workloads),
-        forms=np.full((count, 1), form.name),
-        schemes=np.full((count, 1), scheme.name),
-        dims=dims[:, None],
-        loss=np.zeros(count),
-        costs=np.concatenate([np.array(costs, dtype=np.int64).reshape(count, len(COSTS)), latency], axis=1),
-        **_marks(latency, source),
-        width=timing.shared_width(form, weight, dims) if fused else timing.no_width(count),
-        shared=np.full(count, fused),
-    )

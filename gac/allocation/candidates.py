@@ -1,21 +1,20 @@
 """From loss curves and a latency table to the Pareto-optimal candidates of a site."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gac.allocation.candidate_set import CandidateSet, fused_latency, weight_candidates, with_fused_gemm, zip_candidates
+from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm, zip_candidates
 from gac.allocation.dims import allowed_dims, full_dim, runnable_dims
 from gac.allocation.latencies import BF16, UNKNOWN, Latencies, Timing
-from gac.allocation.pareto import ParetoSet, nondominated, nondominated_by_kind
+from gac.allocation.pareto import ParetoSet, nondominated
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import PlanError, ProfileError
 from gac.forms import Form, form_named, variants_of
-from gac.forms.loss_curves import LossCurve, LossCurves
+from gac.forms.loss_curves import LossCurves
 from gac.models.sites import Site
 from gac.plan.costs import COSTS, columns_of
 from gac.plan.recipe import Space
@@ -147,9 +146,7 @@ class CandidateBuilder:
         built: list[CandidateSet] = []
         for form in self.forms:
             for scheme in self.schemes if (taken := self.site.joint_weights(form)) else ():
-                (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
-                if curve := self.curves.of(form, key, scheme.name):
-                    built += self._shortened_together(form, scheme, taken, curve, separate, known)
+                built += self._shortened_together(form, scheme, taken, separate, known)
         known = known.extend(*(criteria_of(rows, self.limited) for rows in built))
         return [*self._combined(separate, known), *built]
 
@@ -173,16 +170,13 @@ class CandidateBuilder:
         return [weight_candidates(self.site, position, form, scheme, dims, curve, self.timing)]
 
     def _shortened_together(
-        self,
-        form: Form,
-        scheme: Scheme,
-        taken: Sequence[int],
-        curve: LossCurve,
-        separate: Sequence[CandidateSet],
-        known: ParetoSet,
+        self, form: Form, scheme: Scheme, taken: Sequence[int], separate: Sequence[CandidateSet], known: ParetoSet
     ) -> list[CandidateSet]:
         """One dim, below the full one, for all weights that a form shortens, with the other weights' choices."""
-        dims, built = self._dims(form, scheme, taken, curve.full - 1), []
+        (key,) = (weight for weight in self.site.weights if form.shortens(weight) == "in")
+        if (curve := self.curves.of(form, key, scheme.name)) is None:
+            return []
+        dims, built = self._dims(form, scheme, taken, curve.full - 1), list[CandidateSet]()
         children = [other for other in self.forms if other.parent_form_name == form.name]
         inside = {position: [*variants_of(children, self.site.weights[position])] for position in taken}
         if len(taken) == len(separate):  # at dims without a form inside there is nothing to combine
@@ -196,16 +190,12 @@ class CandidateBuilder:
         for dim in dims.tolist():
             options = list(separate)
             for position in taken:
-                options[position] = self._shortened(form, scheme, position, dim, inside[position])
+                parts = [weight_candidates(self.site, position, form, scheme, np.array([dim]), None, self.timing)]
+                for variant in (variant for variant in inside[position] if variant.shortening(1)[1] == dim):
+                    parts += self._in_form(variant, scheme, position)
+                options[position] = CandidateSet.concatenate(parts)
             built += self._combined(options, known, float(curve.loss[dim]))
         return built
-
-    def _shortened(self, form: Form, scheme: Scheme, position: int, dim: int, inside: Sequence[Form]) -> CandidateSet:
-        options = [weight_candidates(self.site, position, form, scheme, np.array([dim]), None, self.timing)]
-        for variant in inside:
-            if variant.shortening(1)[1] == dim:
-                options += self._in_form(variant, scheme, position)
-        return CandidateSet.concatenate(options)
 
     def _combined(self, options: Sequence[CandidateSet], known: ParetoSet, extra: float = 0.0) -> list[CandidateSet]:
         """All Pareto-optimal combinations of choices, each with an extra loss; nothing where none is left."""
@@ -215,7 +205,8 @@ class CandidateBuilder:
         if len(options) > 1:
             options = [pareto_optimal(rows, self.limited) for rows in options]
         if count := len(self.site.fused):
-            gemm = partial(fused_latency, self.site, scheme=self.schemes[0], timing=self.timing)
+            first = self.site.weights[self.site.fused[0]]
+            gemm = partial(self.timing.of_shared, first, scheme=self.schemes[0])
             fused = cross_product_fused(options[:count], self.limited, gemm)
             fused = self._possible(with_fused_gemm(fused, self.site, self.timing))
             options = [pareto_optimal(fused, self.limited), *options[count:]]
@@ -236,8 +227,7 @@ def cross_product(
     options: Sequence[CandidateSet], limited: Sequence[str], known: ParetoSet, extra: float = 0.0
 ) -> CandidateSet | None:
     """Return the Pareto-optimal combinations of choices, each with an extra loss; None where none is left."""
-    besides = np.zeros(len(limited) + 1)
-    besides[min(1, len(limited))] = extra
+    besides = np.append(np.zeros(len(limited)), extra)
     picked = known.nondominated([criteria_of(rows, limited) for rows in options], besides)
     if picked is None:
         rows = reduce(partial(_pairs, limited=limited), options)
@@ -254,12 +244,10 @@ def cross_product_fused(options: Sequence[CandidateSet], limited: Sequence[str],
     Its width is known with the last weight. So there the latency counts at once: rows of all widths are
     compared, which leaves far fewer than those of each width by themselves, and no other rows in the end.
     """
-    *before, last = options
-    if all(column in COSTS for column in limited):
-        return reduce(partial(_pairs, limited=limited), options)
-    if not before:
-        return last
-    return _pairs(reduce(partial(_pairs, limited=limited), before), last, limited, gemm)
+    pairs, (*before, last) = partial(_pairs, limited=limited), options
+    if not before or all(column in COSTS for column in limited):
+        return reduce(pairs, options)
+    return _pairs(reduce(pairs, before), last, limited, gemm)
 
 
 def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm: Gemm | None = None) -> CandidateSet:
@@ -268,12 +256,15 @@ def _pairs(left: CandidateSet, right: CandidateSet, limited: Sequence[str], gemm
     parts = []
     for start in range(0, len(left), batch):
         part = left.pick(slice(start, start + batch))
-        criteria = _sums(criteria_of(part, limited), criteria_of(right, limited))
         if gemm is None:
-            mask = _front(criteria, _sums(_widths(part, limited), _widths(right, limited)))
+            criteria = _sums(_compared(part, limited), _compared(right, limited))
         else:
+            criteria = _sums(criteria_of(part, limited), criteria_of(right, limited))
             ns, _ = gemm(_sums(part.width, right.width))
-            mask = nondominated(criteria + _ordered([*_gemm_columns(ns, part, limited)], np.zeros(len(ns))))
+            for place, column in enumerate(limited):
+                if column not in COSTS:
+                    criteria[:, place] += _infinite_where_unknown(ns[:, part.columns.index(column) - len(COSTS)])
+        mask = nondominated(criteria)
         from_left, from_right = np.divmod(np.flatnonzero(mask), len(right))
         parts.append(part.pick(from_left).paired(right.pick(from_right)))
     return parts[0] if len(parts) == 1 else pareto_optimal(CandidateSet.concatenate(parts), limited)
@@ -285,38 +276,24 @@ def _sums(left: Numbers, right: Numbers) -> Numbers:
 
 
 def pareto_optimal(rows: CandidateSet, limited: Sequence[str]) -> CandidateSet:
-    return rows.pick(_front(criteria_of(rows, limited), _widths(rows, limited)))
+    return rows.pick(nondominated(_compared(rows, limited)))
 
 
 def criteria_of(rows: CandidateSet, limited: Sequence[str]) -> Floats:
-    """Return loss and limited costs; a latency is infinite where unknown (exact integers below 2**53)."""
-    return _ordered([_comparable(rows.cost(column)) for column in limited], rows.loss)
+    """Return limited costs and loss; a latency is infinite where unknown (exact integers below 2**53)."""
+    return np.stack([*(_infinite_where_unknown(rows.cost(column)) for column in limited), rows.loss], axis=1)
 
 
-def _comparable(costs: Ints) -> Floats:
+def _infinite_where_unknown(costs: Ints) -> Floats:
     return np.where(costs == UNKNOWN, np.inf, costs)
 
 
-def _ordered(columns: Sequence[Floats], loss: Floats) -> Floats:
-    """The loss after the first column."""
-    return np.stack([*columns[:1], loss, *columns[1:]], axis=1).astype(np.float64)
+def _compared(rows: CandidateSet, limited: Sequence[str]) -> Floats:
+    """The criteria, and the width of a shared GEMM of which the latency is not yet known, with both signs.
 
-
-def _gemm_columns(ns: Ints, rows: CandidateSet, limited: Sequence[str]) -> Iterator[Floats]:
-    for column in limited:
-        workload = rows.columns.index(column) - len(COSTS)
-        yield _comparable(ns[:, workload]) if workload >= 0 else np.zeros(len(ns))
-
-
-def _widths(rows: CandidateSet, limited: Sequence[str]) -> Ints:
+    The latency may fall as the GEMM gets wider: so only rows of one width are compared.
+    """
     workloads = [rows.columns.index(column) - len(COSTS) for column in limited if column not in COSTS]
     starts = range(0, rows.width.shape[1], max(1, len(rows.columns) - len(COSTS)))
-    return rows.width[:, [start + workload for start in starts for workload in workloads]]
-
-
-def _front(criteria: Floats, widths: Ints) -> NDArray[np.bool_]:
-    """The Pareto-optimal rows.
-
-    The latency of a shared GEMM may fall as it gets wider: until it is known, only rows of one width are compared.
-    """
-    return nondominated_by_kind(criteria, widths) if widths.any() else nondominated(criteria)
+    width = rows.width[:, [start + workload for start in starts for workload in workloads]]
+    return np.hstack([criteria_of(rows, limited), width, -width])

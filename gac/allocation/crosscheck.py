@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import le
 from subprocess import CalledProcessError
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from gac.allocation.decide import Decision
 from gac.allocation.highs import minimise
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.knapsack.groups import costs_of
+from gac.allocation.knapsack.instance import costs_of
 from gac.allocation.problem import Instance
 from gac.core.errors import GacError
 from gac.plan.plan import Certificate, Plan
@@ -66,28 +67,27 @@ def crosscheck(groups: Sequence[Group], limits: Sequence[int], solution: Solutio
     """
     used, loss = _sums(groups, solution.choice)
     proof, unit = solution.certificate, Fraction(solution.unit)
-    if not _within(used, limits):
+    if not all(map(le, used, limits)):
         raise _defect(f"the checked choice uses {used}", f"at most {tuple(limits)}")
     if 2 * abs(loss - Fraction(proof.value)) >= unit:
         raise _defect(f"the checked choice loses {float(loss):.17g}", f"{proof.value:.17g}, as its certificate says")
     if loss == 0:
         return CrossCheck(1.0, 1.0, None)
     choice, bound, visited = _by_highs(groups, limits, loss, nodes)
-    if choice is None or not _within((sums := _sums(groups, choice))[0], limits):
+    if choice is None:
         return CrossCheck(None, bound, visited)
-    if 2 * (Fraction(proof.lower_bound) - sums[1]) >= unit:
-        stated = f"HiGHS found a choice that loses {float(sums[1]):.17g}"
+    used, least = _sums(groups, choice)
+    if not all(map(le, used, limits)):
+        return CrossCheck(None, bound, visited)
+    if 2 * (Fraction(proof.lower_bound) - least) >= unit:
+        stated = f"HiGHS found a choice that loses {float(least):.17g}"
         raise _defect(stated, f"{proof.lower_bound:.17g} or more, as was proved")
-    return CrossCheck(float(sums[1] / loss), bound, visited)
+    return CrossCheck(float(least / loss), bound, visited)
 
 
 def _sums(groups: Sequence[Group], choice: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
     losses = (Fraction(group.values[item]) for group, item in zip(groups, choice, strict=True))
     return costs_of(groups, choice), sum(losses, Fraction())
-
-
-def _within(used: Sequence[int], limits: Sequence[int]) -> bool:
-    return all(amount <= limit for amount, limit in zip(used, limits, strict=True))
 
 
 def _by_highs(

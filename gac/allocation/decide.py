@@ -1,13 +1,15 @@
 """The decision: the plan of least loss, or the fastest of those that lose hardly more."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import floor, frexp, ldexp
 
 import numpy as np
 
-from gac.allocation.candidate_set import CandidateSet
+from gac.allocation.candidate_set import CandidateSet, weight_candidates, with_fused_gemm
 from gac.allocation.candidates import dense_candidate
 from gac.allocation.dims import check_forms_divide, full_dim, runnable_dims
 from gac.allocation.knapsack import Group, Solution
@@ -28,12 +30,15 @@ from gac.plan.plan import (
     Measured,
     Plan,
     Prediction,
+    SingleGpuComparison,
     SiteChoice,
     Speed,
+    WeightChoice,
     WorkloadLatency,
     amounts,
 )
 from gac.plan.recipe import Recipe
+from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
@@ -66,18 +71,19 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
     known = {name: _known_workloads(sites, timing, name) for name in schemes}
     limited = [workload for workload in known[DEFAULT_SCHEME] if workload in (latency or ())]
     for name, in_scheme in known.items():
-        if lacking := [workload for workload in limited if workload not in in_scheme]:
+        for workload in (workload for workload in limited if workload not in in_scheme):
             raise ProfileError(
-                f"a limit of latency for {lacking[0]} with scheme {name}, which the profile does not have",
+                f"a limit of latency for {workload} with scheme {name}, which the profile does not have",
                 f"schemes that it was measured in, such as {DEFAULT_SCHEME}",
-                f"Measure it with gac profile --model NAME --scheme {name}, or plan without the limit or the scheme.",
+                f"Measure it with {profile_command('NAME', recipe, workload)}, or plan without the limit or the "
+                "scheme.",
             )
     untimed = [name for name in recipe.space.forms if not has_latencies(timing, form_named(name), sites)]
     if untimed and (latency or slack):
         raise ProfileError(
             f"a limit of latency, or loss for speed, with form {untimed[0]}",
             "forms whose latency is measured",
-            _untimed_remedy(untimed[0], sites, run.workloads),
+            _untimed_remedy(untimed[0], sites, recipe),
         )
     timed = not untimed and all(in_scheme == known[DEFAULT_SCHEME] for in_scheme in known.values())
     if slack is None:
@@ -87,15 +93,15 @@ def speed_defaults(recipe: Recipe, sites: Sequence[Site], profile: Profile) -> R
     return replace(recipe, limits=replace(limits, latency=latency), slack=slack)
 
 
-def _untimed_remedy(name: str, sites: Sequence[Site], workloads: Sequence[str]) -> str:
+def _untimed_remedy(name: str, sites: Sequence[Site], recipe: Recipe) -> str:
     """Tables can have the latency of a form that attention reads; of others they cannot."""
     weights = [weight for site in sites for weight in site.weights]
     variants = [(variant, weight) for weight in weights for variant in form_named(name).variants(weight)]
     measurable = any(variant.applies_to(weight) and variant.cache.axis(weight) for variant, weight in variants)
-    decoding = " ".join(f"--workload {workload}" for workload in workloads if workload.startswith("decode"))
+    decoding = [workload for workload in recipe.deployment.workloads if workload.startswith("decode")]
     if not (measurable and decoding):
         return "Leave the form out, or plan without the limit."
-    return f"Measure it with gac profile --model NAME --form {name} {decoding}, or leave the form or the limit out."
+    return f"Measure it with {profile_command('NAME', recipe, *decoding)}, or leave the form or the limit out."
 
 
 def _known_workloads(sites: Sequence[Site], timing: Timing, scheme: str) -> list[str]:
@@ -133,43 +139,36 @@ def decide(problem: Problem) -> Decision:
         ProfileError: a latency is limited, and the profile lacks it.
     """
     slack, limits = problem.recipe.slack, allowed(problem.recipe, problem.dense)
-    known = zip(problem.workloads, problem.dense_ns, strict=True)
-    weights = {ns_of(workload): 1 / ns for workload, ns in known if ns and slack}
+    dense = zip(problem.workloads, problem.dense_ns, strict=True)
+    weights = {ns_of(workload): 1 / ns for workload, ns in dense if ns and slack}
     instance = as_knapsack(problem.candidates(limits, minimised=weights), limits)
-    solution = instance.solve()
+    least, decision = instance.solve(), None
     if slack and weights and all(rows.known(weights).any() for rows in instance.sets):
-        value, start = solution.certificate.value, _start(instance, solution, weights)
-        quick, unit = fastest(instance.sets, limits, weights, value * (1 + slack), value * slack)
         with suppress(BudgetError):  # the choices of known latency may not keep the limits
-            return _faster(problem, instance, solution, quick, unit, start)
-    plan = plan_of(problem, instance.chosen(solution), solution.certificate, instance.alternatives(solution))
-    return Decision(_within_limits(plan), instance, solution)
+            decision = _decide_for_speed(problem, instance, least, weights, slack)
+    if decision is None:
+        plan = plan_of(problem, instance.chosen(least), least.certificate, instance.alternatives(least))
+        decision = Decision(plan, instance, least)
+    assert not any(limit.over for limit in decision.plan.limits), f"{decision.plan.limits} chosen"
+    return decision
 
 
-def _start(instance: Instance, least: Solution, columns: Iterable[str]) -> list[int] | None:
-    """The choice of least loss among the candidates of known latency; None where it is not among them."""
-    known = [rows.known(columns) for rows in instance.sets]
-    if all(mask[item] for mask, item in zip(known, least.choice, strict=True)):
-        return [int(mask[:item].sum()) for mask, item in zip(known, least.choice, strict=True)]
-    return None
-
-
-def _faster(
-    problem: Problem, instance: Instance, least: Solution, quick: Instance, unit: float, start: Sequence[int] | None
+def _decide_for_speed(
+    problem: Problem, instance: Instance, least: Solution, weights: Mapping[str, float], slack: float
 ) -> Decision:
+    value, known = least.certificate.value, [rows.known(weights) for rows in instance.sets]
+    quick, unit = fastest(instance.sets, instance.limits, weights, value * (1 + slack), value * slack)
+    start = None
+    if all(mask[item] for mask, item in zip(known, least.choice, strict=True)):
+        start = [int(mask[:item].sum()) for mask, item in zip(known, least.choice, strict=True)]
     solution = quick.solve(start)
     *prices, nat = solution.certificate.multipliers
     proof = replace(solution.certificate, multipliers=(*prices, nat / unit))
-    speed = Speed(least.certificate.value, summed_latency(instance.chosen(least)), proof)
+    speed = Speed(value, summed_latency(instance.chosen(least)), proof)
     priced = nat > 0 and all(ns_of(workload) in quick.limits for workload in problem.workloads)
     alternatives = quick.alternatives(solution) if priced else None
     plan = plan_of(problem, quick.chosen(solution), least.certificate, alternatives, speed)
-    return Decision(_within_limits(plan), instance, least, (quick, solution))
-
-
-def _within_limits(plan: Plan) -> Plan:
-    assert not any(limit.over for limit in plan.limits), f"{plan.limits} chosen"
-    return plan
+    return Decision(plan, instance, least, (quick, solution))
 
 
 def plan_of(
@@ -203,11 +202,23 @@ def assemble(
         alternatives: of each site; None where they are not known.
         beyond_sum: loss of the choices beyond the sum of their losses.
     """
-    alternatives = alternatives or [()] * len(sites)
-    choices = tuple(SiteChoice.of(*choice) for choice in zip(sites, chosen, alternatives, strict=True))
+    choices = tuple(
+        SiteChoice(
+            site=site.name,
+            layer=site.layer,
+            kind=site.kind,
+            weights=candidate.choices(site.weights),
+            params=candidate.params,
+            dense_params=site.params,
+            loss=candidate.loss,
+            latency_ns=candidate.latency_ns,
+            shared=candidate.shared,
+            alternatives=others,
+        )
+        for site, candidate, others in zip(sites, chosen, alternatives or [()] * len(sites), strict=True)
+    )
     weights = [weight for choice in choices for weight in choice.weights]
-    workloads = _workloads(recipe.deployment.workloads, chosen, *dense)
-    limits = []
+    workloads, limits = _workloads(recipe.deployment.workloads, chosen, *dense), []
     for column, fraction in recipe.fractions.items():
         counted = amounts(weights, workloads, column)
         assert counted is not None, f"{column} of a chosen candidate is unknown"
@@ -274,3 +285,78 @@ def fastest(
         loss[rows.loss > most] = limit + 1
         groups.append(Group(group.name, ns, np.column_stack([group.costs, loss])))
     return Instance(within.sets, tuple(groups), {**limits, LOSS: limit}), ldexp(1.0, exponent)
+
+
+# --- several GPUs -----------------------------------------------------------------------------------------------------
+
+
+def attach_single_gpu_comparison(problem: Problem, decision: Decision) -> Decision:
+    """Attach the comparison with the single-GPU plan; a decision for one GPU stays as it is.
+
+    That plan keeps the same limits, but for latencies that the table lacks for one GPU. Where no plan can keep
+    them, nothing is attached.
+    """
+    run, limits = problem.recipe.deployment, problem.recipe.limits
+    if run.tensor_parallel == 1:
+        return decision
+    single = replace(problem, recipe=replace(problem.recipe, deployment=replace(run, tensor_parallel=1)))
+    known = {workload for workload, ns in zip(run.workloads, single.dense_ns, strict=True) if ns is not None}
+    latency = {workload: share for workload, share in (limits.latency or {}).items() if workload in known}
+    try:
+        plan = decide(replace(single, recipe=replace(single.recipe, limits=replace(limits, latency=latency)))).plan
+    except BudgetError:
+        return decision
+    return replace(decision, plan=replace(decision.plan, one_gpu=_compare(problem, decision.plan, plan)))
+
+
+def _compare(problem: Problem, plan: Plan, single: Plan) -> SingleGpuComparison:
+    timing, gpus = problem.timing, plan.gpus
+    forms = Counter[str]()
+    for choice in single.weights:
+        forms[form_named(choice.form).kind] += choice.weight.params
+    split = [_split(site, choice, timing) for site, choice in zip(problem.sites, single.sites, strict=True)]
+    known = [rows for rows in split if rows is not None]
+    pairs = zip(plan.weights, single.weights, strict=True)
+    even = [(choice, site) for site in single.sites for choice in site.weights if choice.divides(gpus)]
+    return SingleGpuComparison(
+        loss=single.prediction.loss,
+        forms=dict(sorted(forms.items())),
+        otherwise=sum(ours.becomes != theirs.becomes for ours, theirs in pairs),
+        uneven=len(single.weights) - len(even),
+        unsound=sum(not _sound(choice, site, timing) for choice, site in even),
+        latency_ns=tuple(
+            total(known, ns_of(workload)) if len(known) == len(split) else None for workload in problem.workloads
+        ),
+    )
+
+
+def _sound(choice: WeightChoice, site: SiteChoice, timing: Timing) -> bool:
+    form, shared = form_named(choice.form), site.shared and choice.weight.input_group is not None
+    if form.latency.axis(choice.weight) is None:
+        return True
+    return bool(timing.sound(form, choice.weight, np.array([choice.dim]), shared, scheme_named(choice.scheme))[0])
+
+
+def _split(site: Site, choice: SiteChoice, timing: Timing) -> CandidateSet | None:
+    layout = site.with_fusion(choice.shared) if site.fusion_optional else site
+    rows = []
+    for position, weight in enumerate(choice.weights):
+        alike = [other for other in choice.weights if (other.form, other.dim) == (weight.form, weight.dim)]
+        if (dim := _padded_dim(alike, timing.gpus)) is None:
+            return None
+        form, scheme = form_named(weight.form), scheme_named(weight.scheme)
+        rows.append(weight_candidates(layout, position, form, scheme, np.array([dim]), None, timing))
+    combined = reduce(CandidateSet.paired, rows)
+    return with_fused_gemm(combined, layout, timing) if layout.fused else combined
+
+
+def _padded_dim(choices: Sequence[WeightChoice], gpus: int) -> int | None:
+    """The common dim of these weights, or the next that leaves all GPUs equal parts; None where there is none.
+
+    Heads cannot be padded: a key-value head of zeros would still be attended to.
+    """
+    first = choices[0]
+    form = form_named(first.form)
+    most = first.dim if form.dim_counts_units else min(form_named(other.form).full(other.weight) for other in choices)
+    dims = range(first.dim, most + 1)
+    return next((dim for dim in dims if all(replace(other, dim=dim).divides(gpus) for other in choices)), None)

@@ -1,18 +1,17 @@
 """Checks that limits can be met at all, before anything is measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
+from gac.allocation.candidate_set import CandidateSet
 from gac.allocation.candidates import candidates, dense_candidate
 from gac.allocation.dims import first_dim
 from gac.allocation.knapsack import Group, knapsack
 from gac.allocation.latencies import Timing, unnamed
 from gac.allocation.problem import allowed, as_knapsack, dense_total, name_of, with_known_costs
 from gac.allocation.split_latencies import timing_of
-from gac.core.arrays import Floats, Ints
 from gac.core.errors import BudgetError, ProfileError
 from gac.forms import DENSE, FORMS, form_named, variants_of
 from gac.forms.loss_curves import LossCurve, LossCurves
@@ -21,8 +20,6 @@ from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, floored
 from gac.plan.recipe import Recipe, Space
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
-
-T = TypeVar("T")
 
 
 def check_reachable(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
@@ -73,17 +70,19 @@ def _smallest(sites: Sequence[Site], recipe: Recipe, profile: Profile, column: s
     if column != BYTES and any_dim:  # all of these have the same dims
         space = replace(space, schemes=(any_dim[0],))
     timing = timing_of(profile, recipe.deployment)
-
-    def smallest(site: Site) -> int:
-        return int(candidates(site, _flat_curves(site, space), space, timing, (column,)).cost(column).min())
-
-    return sum(_for_each(sites, smallest))
+    return sum(int(rows.cost(column).min()) for rows in _without_loss(sites, space, timing, (column,)))
 
 
-def _for_each(sites: Sequence[Site], count: Callable[[Site], T]) -> list[T]:
+def _without_loss(
+    sites: Sequence[Site], space: Space, timing: Timing, limited: Sequence[str], needed: Sequence[str] = ()
+) -> list[CandidateSet]:
+    """Candidates on curves without loss, so that the smallest ones are Pareto-optimal; built once for equal sites."""
     alike = [replace(site, name="", layer=0, weights=tuple(map(unnamed, site.weights))) for site in sites]
-    counts = {key: count(site) for key, site in dict(zip(alike, sites, strict=True)).items()}
-    return [counts[key] for key in alike]
+    sets = {
+        key: candidates(site, _flat_curves(site, space), space, timing, limited, needed)
+        for key, site in dict(zip(alike, sites, strict=True)).items()
+    }
+    return [sets[key] for key in alike]
 
 
 def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> None:
@@ -91,13 +90,12 @@ def _check_latency(sites: Sequence[Site], recipe: Recipe, profile: Profile) -> N
     dense = [dense_candidate(site, timing) for site in sites]
     columns = [column for column in recipe.fractions if column not in COSTS]
     limits = {column: floored(recipe.fractions[column], dense_total(dense, column)) for column in columns}
-
-    def known(site: Site) -> tuple[Floats, Ints]:
-        rows = candidates(site, _flat_curves(site, recipe.space), recipe.space, timing, (PARAMS, *columns), columns)
-        rows = with_known_costs(replace(rows, site=site.kind), columns)
-        return rows.params.astype(np.float64), np.column_stack([rows.cost(column) for column in columns])
-
-    groups = [Group(site.name, *rows) for site, rows in zip(sites, _for_each(sites, known), strict=True)]
+    sets = _without_loss(sites, recipe.space, timing, (PARAMS, *columns), columns)
+    known = [with_known_costs(replace(rows, site=site.kind), columns) for site, rows in zip(sites, sets, strict=True)]
+    groups = [
+        Group(site.name, rows.params.astype(np.float64), np.column_stack([*map(rows.cost, columns)]))
+        for site, rows in zip(sites, known, strict=True)
+    ]
     smallest = int(knapsack(groups, list(limits.values()), names=list(map(name_of, columns))).certificate.lower_bound)
     params = dense_total(dense, PARAMS)
     if smallest > (limit := floored(recipe.limits.budget, params)):
@@ -161,7 +159,6 @@ def _rounded_up(amount: int, dense: int) -> str:
 
 
 def _flat_curves(site: Site, space: Space) -> LossCurves:
-    """Curves without loss, so that the smallest candidate is Pareto-optimal."""
     return LossCurves(
         {
             (form.name, scheme, weight.name): LossCurve(np.zeros(form.full(weight) + 1))

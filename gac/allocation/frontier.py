@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from gac.allocation.candidate_set import CandidateSet
-from gac.allocation.candidates import dense_candidate
+from gac.allocation.candidates import dense_candidate, pareto_optimal
 from gac.allocation.feasibility import check_shrinks_cache
 from gac.allocation.frontier_record import SCHEMA, Frontier, FrontierPoint, SiteOptions, point_of
 from gac.allocation.knapsack import Group, Solution
-from gac.allocation.pareto import nondominated
 from gac.allocation.problem import Problem, as_knapsack, dense_total
 from gac.allocation.split_latencies import check_collectives, timing_of
 from gac.core.errors import BudgetError, GacError
@@ -51,13 +50,13 @@ def frontier(problem: Problem, *, points: int = 100, limit: str = PARAMS) -> Fro
     dense = dense_total(problem.dense, column)
     fixed = {PARAMS: problem.params} if column != PARAMS and problem.may_outgrow else {}
     columns = [*fixed, column]
-    sets = [_pareto_optimal(rows, columns) for rows in problem.candidates(columns)]
+    sets = [pareto_optimal(rows.pick(rows.known(columns)), columns) for rows in problem.candidates(columns)]
     solved = list(_solve(sets, fixed, column, dense, points))
     sites, options = [], []
-    for position, (site, whole_site, rows) in enumerate(zip(problem.sites, problem.dense, sets, strict=True)):
-        picked = [solution.choice[position] for _, _, solution in solved]
+    picked_rows = zip(*(solution.choice for _, _, solution in solved), strict=True)
+    for site, dense_site, rows, picked in zip(problem.sites, problem.dense, sets, picked_rows, strict=True):
         used = sorted(set(picked))
-        sites.append(SiteOptions(site, whole_site.candidate(0), tuple(map(rows.candidate, used))))
+        sites.append(SiteOptions(site, dense_site.candidate(0), tuple(map(rows.candidate, used))))
         options.append([used.index(row) for row in picked])
     frontier_points = []
     for (asked, most, solution), choice in zip(solved, zip(*options, strict=True), strict=True):
@@ -103,11 +102,6 @@ def check_limited(sites: Sequence[Site], profile: Profile, recipe: Recipe, limit
         dense_total([dense_candidate(site, timing) for site in sites], ns_of(limit))
 
 
-def _pareto_optimal(rows: CandidateSet, columns: Sequence[str]) -> CandidateSet:
-    known = rows.pick(rows.known(columns))
-    return known.pick(nondominated(np.column_stack([*map(known.cost, columns), known.loss])))
-
-
 def _solve(
     sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str, dense: int, points: int
 ) -> Iterator[tuple[float, int, Solution]]:
@@ -130,15 +124,14 @@ def _solve(
 
 def _ends(sets: Sequence[CandidateSet], fixed: Mapping[str, int], column: str) -> tuple[int, int]:
     costs = [rows.cost(column) for rows in sets]
-    choices: Sequence[Sequence[int]]
+    cheapest: Sequence[int] = [int(cost.argmin()) for cost in costs]
+    best: Sequence[int] = [int(rows.loss.argmin()) for rows in sets]
     if fixed:
         instance = as_knapsack(sets, fixed)
-        cheap = [
-            Group(group.name, cost.astype(np.float64), group.costs)
-            for cost, group in zip(costs, instance.groups, strict=True)
-        ]
-        choices = [replace(instance, groups=tuple(groups)).solve().choice for groups in (cheap, instance.groups)]
-    else:
-        choices = [[int(cost.argmin()) for cost in costs], [int(rows.loss.argmin()) for rows in sets]]
-    smallest, largest = (sum(int(cost[row]) for cost, row in zip(costs, choice, strict=True)) for choice in choices)
+        groups = zip(instance.groups, costs, strict=True)
+        cheap = tuple(Group(group.name, cost.astype(np.float64), group.costs) for group, cost in groups)
+        cheapest, best = replace(instance, groups=cheap).solve().choice, instance.solve().choice
+    smallest, largest = (
+        sum(int(cost[row]) for cost, row in zip(costs, choice, strict=True)) for choice in (cheapest, best)
+    )
     return smallest, largest

@@ -148,15 +148,14 @@ class Frontier(Shown, Record):
         if not -count <= index < count:
             raise PlanError(f"point {index} of a frontier", f"one from 0 to {count - 1}", "Name one of these.")
         point = self.points[index]
-        by_params, proof = self.limit == PARAMS, point.certificate
-        if by_params:
-            limits = Limits(point.asked)
-        elif self.limit in COSTS:
-            limits = Limits(**{"params": 1.0, "latency": {}, COSTS[self.limit].limit: point.asked})  # type: ignore[arg-type]
-        else:
-            limits = Limits(1.0, latency={self.limit: point.asked})
-        if not by_params and len(proof.multipliers) == 1:  # no choice has more parameters than dense
-            proof = replace(proof, multipliers=(0.0, *proof.multipliers))
+        limits, proof = Limits(point.asked), point.certificate
+        if self.limit != PARAMS:
+            latency = {} if self.limit in COSTS else {self.limit: point.asked}
+            limits = Limits(1.0, latency=latency)
+            if self.limit in COSTS:
+                limits = replace(limits, **{COSTS[self.limit].limit: point.asked})  # type: ignore[arg-type]
+            if len(proof.multipliers) == 1:  # no choice has more parameters than dense
+                proof = replace(proof, multipliers=(0.0, *proof.multipliers))
         return assemble(
             [site.site for site in self.sites],
             self.taken(point),
@@ -183,13 +182,11 @@ class Frontier(Shown, Record):
         Bytes are left out where all numbers have 16 bits: they are as parameters then. So are costs of the KV cache
         that are not limited, and workloads of which one point at most has a known latency.
         """
-        lossy = self.recipe.space.schemes != (DEFAULT_SCHEME,)
-        drawn = {PARAMS, self.limit} | ({name for name, cost in COSTS.items() if cost.of_weights} if lossy else set())
+        drawn = {PARAMS, self.limit} | ({BYTES} if self.recipe.space.schemes != (DEFAULT_SCHEME,) else set())
         axes = {name: self.dense_amount(name) for name in COSTS if name in drawn}
-        least = min(2, len(self.points))
         columns = zip(*(point.latency_ns for point in self.points), strict=True)
         for name, dense, latencies in zip(self.workloads, self.dense_ns, columns, strict=True):
-            if dense is not None and len(latencies) - latencies.count(None) >= least:
+            if dense is not None and len(latencies) - latencies.count(None) >= min(2, len(latencies)):
                 axes[name] = dense
         return axes
 
@@ -202,16 +199,14 @@ class Frontier(Shown, Record):
 
     def tables(self) -> Sequence[Table | str]:
         """One table of a dozen readable points: sizes, predicted loss and perplexity, latency relative to dense."""
-        limits = np.array([point.limit for point in self.readable()], dtype=np.float64)
+        points, axes = self.readable(), self.axes()
+        limits = np.array([point.limit for point in points], dtype=np.float64)
         wanted = np.linspace(limits[0], limits[-1], _ROWS)
         shown = np.unique(np.abs(limits - wanted[:, None]).argmin(axis=1)).tolist()
-        points, axes = self.readable(), self.axes()
         rows = [_cells(self, points[number], axes) for number in reversed(shown)]
-        made, method = self.measured, self.recipe.measure.method
-        title = f"frontier of {made.model}, {method}, {made.profile.gpu}"
-        return [
-            Table([(name, ">") for name in rows[0]], [[*row.values()] for row in rows], title, "\n".join(_notes(self)))
-        ]
+        title = f"frontier of {self.measured.model}, {self.recipe.measure.method}, {self.measured.profile.gpu}"
+        columns, cells = [(name, ">") for name in rows[0]], [[*row.values()] for row in rows]
+        return [Table(columns, cells, title, "\n".join(_notes(self)))]
 
     def rows(self) -> Sequence[Row]:
         names = [f"latency_ns {name}" for name in self.workloads]
@@ -239,7 +234,6 @@ def point_of(
     proof: Certificate,
     beyond_sum: float,
 ) -> FrontierPoint:
-    """Sum up a choice: one of each site's options."""
     options = [site.options[chosen] for site, chosen in zip(sites, choice, strict=True)]
     loss = fsum([*(option.loss for option in options), measured.lost_by_head, beyond_sum])
     params, perplexity = sum(option.params for option in options), measured.perplexity(loss)
@@ -308,10 +302,8 @@ def _check(frontier: Frontier) -> None:
             check_candidate(option, site.site.weights, len(workloads), f"an option of site {site.site.name}")
     stated = f"frontier of {targeted:,} targeted parameters of {frontier.measured.params:,}"
     check(1 <= targeted <= frontier.measured.params, stated, "one at least, and no more than the model has")
-    if frontier.limit in COSTS:
-        dense: int | None = frontier.dense_amount(frontier.limit)
-    else:
-        dense = dict(zip(workloads, frontier.dense_ns, strict=True))[frontier.limit]
+    by_workload = dict(zip(workloads, frontier.dense_ns, strict=True))
+    dense = frontier.dense_amount(frontier.limit) if frontier.limit in COSTS else by_workload[frontier.limit]
     if dense is None:
         raise PlanError(f"frontier limits {frontier.limit}, whose dense latency is unknown", "a known one", REMEDY)
     for number, point in enumerate(frontier.points):

@@ -61,9 +61,7 @@ class Timing:
 
     def of_weight(self, form: Form, weight: Weight, dims: Ints, scheme: Scheme = BF16) -> Latencies:
         """Return the latencies of a weight in a form at each of the dims."""
-        if (
-            not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None
-        ):  # no table has it as one operation
+        if not form.latency.timed and form.latency.gemm_after_fused(weight, 1, 1) is not None:  # in no table as one
             widths = self._for_all(_at_each(partial(split_fused, form, gpus=self.gpus), weight, dims))
             return add(self.of_fused(weight, widths, scheme), self._second_gemm(form, weight, dims, scheme))
         sizes, axis = self._for_all(_at_each(form.size, weight, dims)), form.latency.axis(weight)
@@ -92,13 +90,8 @@ class Timing:
 
     def of_fused(self, first: Weight, widths: Ints, scheme: Scheme = BF16) -> Latencies:
         """Return the latencies of a GEMM of the weight's input at output widths ``(dims, workloads)``."""
-
-        def look_up(sizes: Ints) -> Latencies:
-            gemm = partial(linear, k=first.in_features, n=1)
-            return self._along(gemm, _OUT, self._for_all(sizes), scheme, first.input_from_norm)
-
-        known = self.once(("widths", scheme.name), first, lambda: ByWidth(len(self.workloads)))
-        return known.latencies(widths, look_up)
+        gemm, from_norm = partial(linear, k=first.in_features, n=1), first.input_from_norm
+        return of_each_size(widths, lambda sizes: self._along(gemm, _OUT, self._for_all(sizes), scheme, from_norm))
 
     def sound(self, form: Form, weight: Weight, dims: Ints, fused: bool, scheme: Scheme = BF16) -> NDArray[np.bool_]:
         """Return the mask of the dims that the profile shows to be sound for all workloads (one row without any).
@@ -114,9 +107,8 @@ class Timing:
         sizes = dims if after else _at_each(form.size, weight, dims)
         sound: NDArray[np.bool_] = np.ones(len(sizes), np.bool_)
         for rows in [workload.rows for workload in self.workloads] or [1]:
-            operation = self.run_as(
-                _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows), scheme
-            )
+            operation = _after(form, weight, 1, rows) if after else form.latency.operation(weight, 1, rows)
+            operation = scheme.operation(operation)
             operator, fixed = operation.operator, [other_axes(operation, axis)]
             dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
             sound &= sound_dims(self.profile, operator, fixed, axis, sizes, dtype)
@@ -128,9 +120,6 @@ class Timing:
                 sound &= sound_dims(self.profile, attention.operator, fixed, cached, dims)
         nothing: NDArray[np.bool_] = sizes == 0
         return sound | nothing
-
-    def run_as(self, operation: Operation, scheme: Scheme) -> Operation:
-        return scheme.operation(operation)
 
     def _for_all(self, sizes: Ints) -> Ints:
         return np.repeat(sizes[:, None], len(self.workloads), axis=1)
@@ -156,7 +145,7 @@ class Timing:
         if self.profile is None or len(sizes) == 0:
             return latency, source
         for column, workload in enumerate(self.workloads):
-            operation = self.run_as(operation_of(workload.rows), scheme)
+            operation = scheme.operation(operation_of(workload.rows))
             if axis is not None:
                 runs = sizes[:, column] > 0
                 latency[~runs, column] = 0
@@ -182,26 +171,13 @@ class Timing:
         return np.where(both, np.maximum(latency - rounding, 1), latency)
 
 
-class ByWidth:
-    """Latencies of an operation at each of its widths, each looked up once: combinations share few widths."""
-
-    def __init__(self, workloads: int) -> None:
-        self._looked_up = np.zeros(0, dtype=np.bool_)
-        self._known = np.zeros((2, 0, workloads), dtype=np.int64)
-
-    def latencies(self, widths: Ints, look_up: Callable[[Ints], Latencies]) -> Latencies:
-        """Return the latencies at the widths ``(n, workloads)``; ``look_up`` takes some widths, for all workloads."""
-        if (more := int(widths.max(initial=-1)) + 1 - len(self._looked_up)) > 0:
-            self._looked_up = np.pad(self._looked_up, (0, more))
-            self._known = np.pad(self._known, ((0, 0), (0, more), (0, 0)))
-        wanted = np.zeros_like(self._looked_up)
-        wanted[widths] = True
-        lacking = np.flatnonzero(wanted & ~self._looked_up)
-        if len(lacking):
-            self._known[:, lacking] = look_up(lacking)
-            self._looked_up[lacking] = True
-        latency, source = self._known[:, widths, np.arange(widths.shape[1])]
-        return latency, source
+def of_each_size(sizes: Ints, look_up: Callable[[Ints], Latencies]) -> Latencies:
+    """Return the latencies at sizes ``(n, workloads)``, each looked up once for all workloads: few of them differ."""
+    present = np.zeros(int(sizes.max(initial=-1)) + 1, dtype=np.bool_)
+    present[sizes] = True
+    latency, source = look_up(np.flatnonzero(present))
+    rows, columns = (np.cumsum(present) - 1)[sizes], np.arange(sizes.shape[1])
+    return latency[rows, columns], source[rows, columns]
 
 
 @lru_cache(maxsize=4096)

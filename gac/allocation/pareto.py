@@ -15,8 +15,6 @@ Mask = NDArray[np.bool_]
 Points = Floats | Ints
 
 _PAIRWISE = 1 << 15
-_MANY, _SAMPLE, _PIVOTS = 1 << 12, 1 << 8, 32
-_ROUNDS = 64
 _FEW, _TOO_MANY = 1 << 12, 1 << 18
 _BLOCK, _BLOCKS = 4, 1 << 11
 
@@ -31,58 +29,16 @@ def nondominated(points: Points) -> Mask:
         points: shape ``(points, columns)``, one column at least; smaller is better.
     """
     mask = np.zeros(len(points), dtype=np.bool_)
-    rest = _rarely_dominated(points.T) if len(points) > _MANY else np.arange(len(points))
-    columns: NDArray[Any] = points[rest].T
-    if len(columns) > 2 and len(rest) ** 2 > _PAIRWISE:
+    varied = (points != points[:1]).any(axis=0)
+    columns: NDArray[Any] = points.T[varied if varied.any() else slice(1)]
+    if len(columns) > 2 and len(points) ** 2 > _PAIRWISE:
         columns = np.stack([np.unique(column, return_inverse=True)[1].astype(np.int32) for column in columns])
     order = np.lexsort(columns[::-1])
     columns = columns[:, order]
     fresh = np.ones(len(order), dtype=np.bool_)
     fresh[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-    mask[rest[order[fresh][_front(columns[:, fresh])]]] = True
+    mask[order[fresh][_front(columns[:, fresh])]] = True
     return mask
-
-
-def nondominated_by_kind(points: Points, kinds: Ints) -> Mask:
-    """Return ``nondominated`` of the points of each kind, shape ``(points, columns)``, for all kinds at once.
-
-    In each kind the first point in lexicographic order is dominated by none. It strikes out what it dominates, and of
-    the rest the first one is the next. Kinds that are not done after some rounds have long fronts, and go one by one.
-    """
-    mask = np.zeros(len(points), dtype=np.bool_)
-    rest = np.lexsort((*points.T[::-1], *kinds.T))
-    kind = np.cumsum(np.append(False, (np.diff(kinds[rest], axis=0) != 0).any(axis=1)))
-    columns: NDArray[Any] = points[rest].T
-    for _ in range(_ROUNDS):
-        first = np.flatnonzero(np.diff(kind, prepend=-1))
-        mask[rest[first]] = True
-        by = np.repeat(first, np.diff(first, append=len(kind)))
-        kept = ~(columns[:, by] <= columns).all(axis=0)
-        rest, kind, columns = rest[kept], kind[kept], columns[:, kept]
-        if not len(rest):
-            return mask
-    for same in np.split(rest, np.flatnonzero(np.diff(kind)) + 1):
-        mask[same[nondominated(points[same])]] = True
-    return mask
-
-
-def _rarely_dominated(points: Points) -> Ints:
-    """Positions of the points that none of a few others dominates: those of a sample that dominate most of it."""
-    rest = np.arange(points.shape[1])
-    sample = points[:, :: len(rest) // _SAMPLE]
-    by = sample[:, nondominated(sample.T)]
-    beats = _pairs(by, sample)
-    for _ in range(_PIVOTS):
-        counts = beats.sum(axis=1)
-        best = int(counts.argmax())
-        if counts[best] * _PIVOTS < _SAMPLE // 2:
-            break
-        pivot = by[:, best, None]
-        beaten = np.flatnonzero(_pairs(pivot, points)[0])
-        kept = np.ones(len(rest), dtype=np.bool_)
-        kept[beaten[(points[:, beaten] != pivot).any(axis=0)]] = False
-        rest, points, beats = rest[kept], points[:, kept], beats[:, ~beats[best]]
-    return rest
 
 
 def _front(points: Points) -> Ints:
@@ -185,7 +141,7 @@ class ParetoSet:
         those of candidates are, so that no bound is larger in floats either.
 
         Args:
-            options: criteria of each weight's options.
+            options: criteria of each weight's options, the loss last.
             extra: added to the criteria of each combination.
 
         Returns:
@@ -193,11 +149,14 @@ class ParetoSet:
         """
         if not self.parts or prod(map(len, options)) < _FEW:
             return None
-        orders = [np.argsort(rows[:, min(1, rows.shape[1] - 1)], kind="stable") for rows in options]  # by loss
+        orders = [np.argsort(rows[:, -1], kind="stable") for rows in options]
         ordered = [rows[order] for rows, order in zip(options, orders, strict=True)]
-        sizes = [_first_size(ordered)] * len(options)
-        blocks = list(np.indices([-(-len(rows) // sizes[0]) for rows in ordered]).reshape(len(ordered), -1))
-        least = [_block_minima(rows, sizes[0]) for rows in ordered]
+        size = _BLOCK
+        while prod(-(-len(rows) // size) for rows in ordered) > _BLOCKS:
+            size *= _BLOCK
+        sizes = [size] * len(options)
+        blocks = list(np.indices([-(-len(rows) // size) for rows in ordered]).reshape(len(ordered), -1))
+        least = [_block_minima(rows, size) for rows in ordered]
         blocks = self._pruned(blocks, least, extra)
         while max(sizes) > 1:
             for weight, rows in enumerate(ordered):
@@ -215,13 +174,6 @@ class ParetoSet:
         bound: Floats = reduce(np.add, [rows[block] for rows, block in zip(least, blocks, strict=True)]) + extra
         kept = ~dominated(bound, self._front)
         return [block[kept] for block in blocks]
-
-
-def _first_size(options: Sequence[Floats]) -> int:
-    size = _BLOCK
-    while prod(-(-len(rows) // size) for rows in options) > _BLOCKS:
-        size *= _BLOCK
-    return size
 
 
 def _block_minima(rows: Floats, size: int) -> Floats:

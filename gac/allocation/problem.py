@@ -23,6 +23,7 @@ from gac.models.sites import Site
 from gac.plan.costs import BYTES, COSTS, PARAMS, floored, ns_of
 from gac.plan.plan import Candidate, Measured
 from gac.plan.recipe import Recipe
+from gac.plan.summary import profile_command
 from gac.profiling.table import Profile
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
@@ -49,7 +50,8 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
         raise ProfileError(
             f"the profile lacks the latency of {site} for {workload}",
             "known latencies, since latency is limited",
-            f"Measure this model's shapes with {_PROFILE.format(workload)}, or plan without a latency limit.",
+            f"Measure this model's shapes with {profile_command('NAME', None, workload)}, or plan without a latency "
+            "limit.",
         )
     return summed
 
@@ -57,9 +59,6 @@ def dense_total(dense: Sequence[CandidateSet], column: str) -> int:
 def allowed(recipe: Recipe, dense: Sequence[CandidateSet]) -> dict[str, int]:
     """Return the limit of each limited cost column, in its integers."""
     return {column: floored(fraction, dense_total(dense, column)) for column, fraction in recipe.fractions.items()}
-
-
-_PROFILE = "gac profile --model NAME --workload {}"
 
 
 def name_of(column: str) -> str:
@@ -154,17 +153,17 @@ class Problem:
         Raises:
             ModelError: a loss is not finite; names the weight, form, scheme and dim.
         """
-        columns: Iterable[str] = (*limited, *minimised)
-        if self.recipe.space.schemes == (DEFAULT_SCHEME,):  # bytes are then proportional to parameters
-            columns = [PARAMS if column == BYTES else column for column in columns]
+        columns, space = dict.fromkeys((*limited, *minimised)), self.recipe.space
+        if space.schemes == (DEFAULT_SCHEME,):  # bytes are then proportional to parameters
+            columns = dict.fromkeys(PARAMS if column == BYTES else column for column in columns)
         elif BYTES in columns and self.recipe.limits.budget == 1 and not self.may_outgrow:
-            columns = [column for column in columns if column != PARAMS]
-        compared = tuple(dict.fromkeys(columns))
-        needed = tuple(column for column in compared if column in limited)
+            columns.pop(PARAMS, None)
+        compared, needed = tuple(columns), tuple(column for column in columns if column in limited)
         if (compared, needed) not in self._candidates:
             self._check_losses()
-            build = partial(candidates, space=self.recipe.space, timing=self.timing, limited=compared, needed=needed)
-            self._candidates[compared, needed] = [build(site, self.curves) for site in self.sites]
+            self._candidates[compared, needed] = [
+                candidates(site, self.curves, space, self.timing, compared, needed) for site in self.sites
+            ]
         return self._candidates[compared, needed]
 
     def _check_losses(self) -> None:
@@ -210,10 +209,9 @@ class Instance:
 
         Best is the smallest Lagrangian value: the value plus all costs at the multipliers of the certificate.
         """
-        prices, alternatives = np.array(solution.certificate.multipliers), []
-        column = BYTES if BYTES in self.limits else PARAMS
+        alternatives, column = [], BYTES if BYTES in self.limits else PARAMS
         for rows, item, group in zip(self.sets, solution.choice, self.groups, strict=True):
-            priced = group.values + group.costs @ prices
+            priced = group.values + group.costs @ np.array(solution.certificate.multipliers)
             size = rows.cost(column)
             sides = map(np.flatnonzero, (size < size[item], size > size[item]))
             best = (rows.candidate(int(side[priced[side].argmin()])) for side in sides if len(side))
@@ -223,10 +221,9 @@ class Instance:
 
 def as_knapsack(sets: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
     """Return the knapsack of these candidates under limits by cost column."""
-    known = [with_known_costs(rows, limits) for rows in sets]
-    costs = [np.column_stack([rows.cost(column) for column in limits]) for rows in known]
-    groups = [Group(rows.site, rows.loss, row) for rows, row in zip(known, costs, strict=True)]
-    return Instance(tuple(known), tuple(groups), limits)
+    known = tuple(with_known_costs(rows, limits) for rows in sets)
+    groups = (Group(rows.site, rows.loss, np.column_stack([*map(rows.cost, limits)])) for rows in known)
+    return Instance(known, tuple(groups), limits)
 
 
 def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet:
@@ -239,7 +236,7 @@ def with_known_costs(rows: CandidateSet, columns: Iterable[str]) -> CandidateSet
             f"the profile lacks the latency of {rows.site} for {workload} in every form and scheme "
             f"that it may have (schemes {schemes})",
             "a form and scheme of known latency, since latency is limited",
-            f"Measure this model's shapes with {_PROFILE.format(workload)} (--scheme NAME), or plan without a limit of "
-            "latency: latency='any' (--latency any).",
+            f"Measure this model's shapes with {profile_command('NAME', None, workload)} (--scheme NAME), or plan "
+            "without a limit of latency: latency='any' (--latency any).",
         )
     return rows.pick(known)

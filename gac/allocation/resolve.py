@@ -15,8 +15,7 @@ from gac.forms.planned_sites import Fusing, as_planned, check_forms_fit
 from gac.models.families import family_of
 from gac.models.sites import Site
 from gac.plan.evidence import ProfileUsed
-from gac.plan.recipe import Recipe, Refit
-from gac.plan.resolved import ResolvedRecipe
+from gac.plan.recipe import Recipe, Refit, ResolvedRecipe
 from gac.profiling.table import Profile
 
 if TYPE_CHECKING:
@@ -41,7 +40,11 @@ def resolve(recipe: Recipe, config: Any, profile: Profile, profile_used: Profile
         fuse: Fusing = "auto" if recipe.rule == "loss" and not method.forms else False
         recipe = replace(recipe, deployment=replace(recipe.deployment, fuse=fuse))
     RULES.get(recipe.rule).check(recipe)
-    _check_tensor_parallel(config, recipe.deployment.tensor_parallel)
+    gpus = recipe.deployment.tensor_parallel
+    if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
+        problem = f"tensor_parallel={gpus} for a {config.model_type}, which transformers does not divide"
+        expected = "an architecture with a base_model_tp_plan in transformers"
+        raise ModelError(problem, expected, "Plan for one GPU (tensor_parallel=1).")
     family = family_of(config)
     targeted = family.sites(config)
     check_forms_fit(targeted, recipe.space.forms, config.model_type)
@@ -72,15 +75,6 @@ def _with_method_forms(recipe: Recipe, method: "Method") -> Recipe:
         problem = f"method {method.name} with budget {limits.budget:g} and a KV-cache limit of {limits.kv_cache:g}"
         raise GacError(problem, "a budget alone, the kept fraction of the KV cache", "Drop the KV-cache limit.")
     return replace(recipe, space=replace(recipe.space, forms=method.forms), limits=limits)
-
-
-def _check_tensor_parallel(config: Any, gpus: int) -> None:
-    if gpus > 1 and not getattr(config, "base_model_tp_plan", True):
-        raise ModelError(
-            f"tensor_parallel={gpus} for a {config.model_type}, which transformers does not divide",
-            "an architecture with a base_model_tp_plan in transformers",
-            "Plan for one GPU (tensor_parallel=1).",
-        )
 
 
 def resolve_refit(recipe: Recipe, method: "Method", sites: Sequence[Site], model_type: str) -> Refit:

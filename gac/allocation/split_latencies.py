@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.latencies import BF16, DTYPE, ByWidth, Latencies, Timing, add, look_up
+from gac.allocation.latencies import BF16, DTYPE, Latencies, Timing, add, look_up, of_each_size
 from gac.core.arrays import Ints
 from gac.core.errors import ProfileError
 from gac.core.operations import Operation, all_gather
@@ -86,8 +86,7 @@ class SplitTiming(Timing):
         return self._gemm_and_gather(first, features, numbers, scheme)
 
     def _gemm_and_gather(self, first: Weight, features: Ints, numbers: Ints, scheme: Scheme) -> Latencies:
-        known = self.once("gathers", first, lambda: ByWidth(len(self.workloads)))
-        return add(self.of_fused(first, features, scheme), known.latencies(numbers, self._of_gathers))
+        return add(self.of_fused(first, features, scheme), of_each_size(numbers, self._of_gathers))
 
     def _of_gathers(self, numbers: Ints) -> Latencies:
         latency, source = self.unknown(len(numbers))
@@ -118,7 +117,7 @@ class SplitTiming(Timing):
 
     def _sound(self, gemms: Sequence[Operation], axis: str, scheme: Scheme, apart: bool) -> NDArray[np.bool_]:
         assert self.profile is not None, "soundness needs a profile"
-        operator, names, sizes = _columns([self.run_as(gemm, scheme) for gemm in gemms])
+        operator, names, sizes = _columns([scheme.operation(gemm) for gemm in gemms])
         dtype = scheme.dtype if self.profile.measured_in(operator, scheme.dtype) else DTYPE
         period = lcm(*(operator_period(self.profile, operator, each) for each in (dtype, DTYPE)))
         sound: NDArray[np.bool_] = sizes[:, names.index(axis)] % period == 0
@@ -145,7 +144,7 @@ class SplitTiming(Timing):
     def _of_operations(self, operations: Sequence[Operation], scheme: Scheme) -> Latencies:
         assert self.profile is not None
         collective = operations[0].operator in COLLECTIVES
-        operator, names, sizes = _columns(operations if collective else [self.run_as(op, scheme) for op in operations])
+        operator, names, sizes = _columns(operations if collective else [*map(scheme.operation, operations)])
         moved = [name for column, name in enumerate(names) if len(np.unique(sizes[:, column])) > 1]
         axis = moved[-1] if moved else _OUT
         ns, source = np.empty(len(sizes), dtype=np.int64), np.empty(len(sizes), dtype=np.int64)

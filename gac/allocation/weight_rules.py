@@ -13,7 +13,7 @@ from gac.allocation.candidates import candidate_at
 from gac.allocation.decide import Decision, plan_of
 from gac.allocation.knapsack import Solution
 from gac.allocation.latencies import Timing
-from gac.allocation.problem import Instance, Problem, allowed, as_knapsack, total
+from gac.allocation.problem import Problem, allowed, as_knapsack, total
 from gac.allocation.rules import RULES, Rule
 from gac.core.errors import GacError
 from gac.forms import FORMS, Form, form_named
@@ -21,7 +21,7 @@ from gac.forms.loss_curves import LossCurve
 from gac.models.sites import Site, Weight
 from gac.plan.costs import COSTS, KV_NUMBERS, PARAMS
 from gac.plan.plan import Certificate
-from gac.plan.recipe import Limits, Recipe, Space
+from gac.plan.recipe import Recipe
 from gac.schemes import DEFAULT_SCHEME
 
 
@@ -80,34 +80,29 @@ class WeightRule(Rule):
         """
 
     def check(self, recipe: Recipe) -> None:
-        for refusal in self._refusals(recipe.space, recipe.limits):
-            raise GacError(*refusal)
-        if recipe.slack:
-            stated = f"rule {self.name} with slack {recipe.slack:g}"
-            raise GacError(stated, "no slack, which needs latencies", "Leave it out, or use the rule loss.")
+        for stated, expected, remedy in self._refusals(recipe):
+            raise GacError(f"rule {self.name} with {stated}", expected, f"{remedy}, or use the rule loss.")
 
-    def _refusals(self, space: Space, limits: Limits) -> Iterator[tuple[str, str, str]]:
-        form, rule, listed = _resource_form(space.forms), f"rule {self.name}", ", ".join(space.forms)
-        cached = form is not None and form.rule_resource == "cached"
+    def _refusals(self, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+        space, form = recipe.space, _resource_form(recipe.space.forms)
+        listed, cached = ", ".join(space.forms) or "none", form is not None and form.rule_resource == "cached"
         if form is None:
             known = [other.name for other in FORMS if other.rule_resource]
-            remedy = f"Add the form {known[0]}, or use the rule loss."
-            yield f"{rule} with forms {listed or 'none'}", f"one of {', '.join(known)} among the forms", remedy
+            yield f"forms {listed}", f"one of {', '.join(known)} among the forms", f"Add the form {known[0]}"
         if cached and not self.limits_cache:
             known = [other.name for other in RULES if other.limits_cache]
             expected = f"one of {', '.join(known)}, which support groups of heads"
-            yield f"{rule} with form {listed}", expected, "Use one of these rules, or another method."
+            yield f"form {listed}", expected, "Use one of these rules, or another method"
         if cached and len(space.forms) > 1:
-            expected = "one form of groups of heads, which is all that the rule gives"
-            yield f"{rule} with forms {listed}", expected, "Use the rule loss, or the method palu."
+            yield f"forms {listed}", "one form of groups of heads, which is all that the rule gives", "Name one form"
         if space.schemes != (DEFAULT_SCHEME,):
-            stated, remedy = f"{rule} with schemes {', '.join(space.schemes)}", "Leave them out, or use the rule loss."
-            yield stated, f"{DEFAULT_SCHEME} alone", remedy
+            yield f"schemes {', '.join(space.schemes)}", f"{DEFAULT_SCHEME} alone", "Leave them out"
         kept = (PARAMS, KV_NUMBERS) if cached else (PARAMS,)
-        others = ["latency", *(cost.limit for cost in COSTS.values() if cost.name not in kept)]
-        for name in (name for name in others if getattr(limits, name)):
-            remedy = f"Drop the limit {name}, or use the rule loss."
-            yield f"{rule} with a limit of {name}", "a budget alone, the only limit of the rule", remedy
+        for name in ("latency", *(cost.limit for cost in COSTS.values() if cost.name not in kept)):
+            if getattr(recipe.limits, name):
+                yield f"a limit of {name}", "a budget alone, the only limit of the rule", f"Drop the limit {name}"
+        if recipe.slack:
+            yield f"slack {recipe.slack:g}", "no slack, which needs latencies", "Leave it out"
 
     def decide(self, problem: Problem) -> Decision:
         recipe = problem.recipe
@@ -117,7 +112,9 @@ class WeightRule(Rule):
         column = KV_NUMBERS if form.rule_resource == "cached" else PARAMS
         choices, curves = self.choose(problem, form, recipe.fractions[column], limits[column]), curves_of(problem, form)
         sets = [_row(site, choices, curves, problem.timing) for site in problem.sites]
-        instance = _bounding(problem, sets, limits)
+        most = {column: max(limit, total(sets, column) or 0) for column, limit in limits.items()}
+        both = [CandidateSet.concatenate(pair) for pair in zip(problem.candidates(limits), sets, strict=True)]
+        instance = as_knapsack(both, most)
         solution = instance.solve()
         plan = plan_of(problem, [rows.candidate(0) for rows in sets], _certificate(self.name, sets, solution))
         if not self.aligned:
@@ -190,12 +187,6 @@ def at_ranks(
 
 def _resource_form(forms: Sequence[str]) -> Form | None:
     return next((form for form in map(form_named, forms) if form.rule_resource), None)
-
-
-def _bounding(problem: Problem, chosen: Sequence[CandidateSet], limits: Mapping[str, int]) -> Instance:
-    most = {column: max(limit, total(chosen, column) or 0) for column, limit in limits.items()}
-    sets = [CandidateSet.concatenate(pair) for pair in zip(problem.candidates(limits), chosen, strict=True)]
-    return as_knapsack(sets, most)
 
 
 def _certificate(rule: str, chosen: Sequence[CandidateSet], solution: Solution) -> Certificate:

@@ -53,8 +53,7 @@ from gac.models.rotation import rotate, rotated, rotates_freely
 from gac.models.sites import Site
 from gac.plan.evidence import Calibration, CalibrationPart, Measured
 from gac.plan.plan import Plan
-from gac.plan.recipe import Recipe
-from gac.plan.resolved import ResolvedRecipe
+from gac.plan.recipe import Recipe, ResolvedRecipe
 from gac.runtime.model import CompressedModel
 from gac.runtime.storage.eight_bits import READERS
 from gac.runtime.storage.embeddings import embeddings_of

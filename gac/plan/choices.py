@@ -7,7 +7,7 @@ from math import gcd
 from gac.core.errors import PlanError
 from gac.forms import check_choice, form_named
 from gac.forms.tensor_parallel import divides, moved_axes, split_gemms
-from gac.models.sites import Site, Weight
+from gac.models.sites import Weight
 from gac.plan.costs import BYTES, COSTS
 from gac.schemes import DEFAULT_SCHEME, scheme_named
 
@@ -129,19 +129,11 @@ class SiteChoice:
     shared: bool = False
     alternatives: tuple[Candidate, ...] = ()
 
-    @classmethod
-    def of(cls, site: Site, chosen: Candidate, alternatives: tuple[Candidate, ...] = ()) -> "SiteChoice":
-        """The choice of one of a site's candidates."""
-        weights, latency = chosen.choices(site.weights), chosen.latency_ns
-        sizes = chosen.params, site.params
-        return cls(site.name, site.layer, site.kind, weights, *sizes, chosen.loss, latency, chosen.shared, alternatives)
-
 
 def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
     """The amounts of a cost of ``COSTS`` of these choices, and of the dense weights."""
     amount, dense, plain = COSTS[column].of_choice, form_named("dense"), scheme_named(DEFAULT_SCHEME)
-    chosen = ((form_named(choice.form), scheme_named(choice.scheme), choice.weight, choice.dim) for choice in weights)
-    used = sum(amount(*choice) for choice in chosen)
+    used = sum(amount(form_named(each.form), scheme_named(each.scheme), each.weight, each.dim) for each in weights)
     return used, sum(amount(dense, plain, choice.weight, dense.full(choice.weight)) for choice in weights)
 
 
@@ -149,21 +141,13 @@ def counted(weights: Sequence[WeightChoice], column: str) -> tuple[int, int]:
 
 
 def check(holds: bool, problem: str, expected: str) -> None:
-    """Refuse a plan or a frontier that contradicts itself.
-
-    Raises:
-        PlanError: it does not hold.
-    """
+    """Refuse with a ``PlanError`` a plan or a frontier that contradicts itself."""
     if not holds:
         raise PlanError(problem, expected, REMEDY)
 
 
 def check_site(site: SiteChoice) -> None:
-    """Refuse a site whose counts are not those of its choices and alternatives.
-
-    Raises:
-        PlanError: with the first count that is wrong.
-    """
+    """Refuse with a ``PlanError`` a site whose counts are not those of its choices and alternatives."""
     weights = [choice.weight for choice in site.weights]
     check(bool(weights), f"site {site.site} has no weights", "one at least")
     _check_choices(site.weights, site.params, f"site {site.site}")
@@ -174,14 +158,11 @@ def check_site(site: SiteChoice) -> None:
 
 
 def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: int, what: str) -> None:
-    """Refuse a candidate that these weights cannot have, or whose counts are not those of its dims.
+    """Refuse with a ``PlanError`` a candidate that these weights cannot have, or whose counts are not its dims'.
 
     Args:
         workloads: the number of latencies that it has.
         what: how an error names it: ``an option of site ...``.
-
-    Raises:
-        PlanError: with the count or choice that does not fit.
     """
     forms, schemes, dims = len(candidate.forms), len(candidate.schemes), len(candidate.dims)
     latency, sources = candidate.latency_ns, (candidate.interpolated, candidate.modelled or (0,) * workloads)
@@ -200,12 +181,10 @@ def check_candidate(candidate: Candidate, weights: Sequence[Weight], workloads: 
 def _check_choices(choices: Sequence[WeightChoice], params: int, what: str) -> None:
     for choice in choices:
         check_choice(choice.weight, choice.form, choice.dim)
-        scheme, form = scheme_named(choice.scheme), form_named(choice.form)
-        runs = scheme.shape_requirement is None or all(
-            map(scheme.supports, form.latency.gemms(choice.weight, choice.dim, 1))
-        )
-        problem = f"{what} has {choice.name} as {choice.form} {choice.dim} in {scheme.name}"
-        check(runs, problem, scheme.shape_requirement or "")
+        if (expected := (scheme := scheme_named(choice.scheme)).shape_requirement) is not None:
+            gemms = form_named(choice.form).latency.gemms(choice.weight, choice.dim, 1)
+            problem = f"{what} has {choice.name} as {choice.form} {choice.dim} in {scheme.name}"
+            check(all(map(scheme.supports, gemms)), problem, expected)
     _check_shortened(choices, what)
     count = sum(choice.params for choice in choices)
     check(count == params, f"{what} states {params} parameters", f"{count}, as its dims say")

@@ -72,8 +72,7 @@ class Plan(Shown, PlanRecord):
         return plan_table(self), self.summary()
 
     def rows(self) -> Sequence[Row]:
-        short = short_names_of(self.sites)
-        names = [f"site_latency_ns {timed.workload}" for timed in self.workloads]
+        short, names = short_names_of(self.sites), [f"site_latency_ns {timed.workload}" for timed in self.workloads]
         return [
             {
                 "layer": site.layer,
@@ -143,10 +142,8 @@ class PlanComparison:
     @property
     def same_prediction(self) -> bool:
         """True if both losses were measured by the same method, in as many shots, on the same text."""
-        first, second = (
-            (plan.recipe.measure.method, plan.recipe.measure.shots, plan.measured.calibration)
-            for plan in (self.first, self.second)
-        )
+        plans = ((plan.recipe.measure, plan.measured.calibration) for plan in (self.first, self.second))
+        first, second = ((measure.method, measure.shots, text) for measure, text in plans)
         return first == second
 
 
@@ -156,8 +153,8 @@ def _check(plan: Plan) -> None:
         check(bool(getattr(plan, name)), f"plan has no {name}", "one at least")
     for site in plan.sites:
         check_site(site)
-    for name, holds in _conditions(plan):
-        check(holds, f"plan has {name} out of range", "what its recipe and its choices allow")
+    for name, value, holds in _conditions(plan):
+        check(holds, f"plan has {name}={value!r}", "what its recipe and its choices allow")
     fractions, stated = plan.recipe.fractions, {limit.column: limit.asked for limit in plan.limits}
     check([*stated.items()] == [*fractions.items()], f"plan limits {stated}", f"{fractions}, as its recipe says")
     for limit in plan.limits:
@@ -175,34 +172,32 @@ def _check(plan: Plan) -> None:
         check(choice.divides(plan.gpus), problem, "what they divide into equal parts")
 
 
-def _conditions(plan: Plan) -> Iterator[tuple[str, bool]]:
-    """Names of fields, each with True if its value is possible beside the others."""
+def _conditions(plan: Plan) -> Iterator[tuple[str, object, bool]]:
+    """Names of fields and their values, each with True if the value is possible beside the others."""
     measured, text, head = plan.measured, plan.measured.calibration, plan.measured.head
     limits, workloads, space = len(plan.limits), len(plan.workloads), plan.recipe.space
-    yield "measured.calibration.windows", not measured.predicted or text.windows > 0
-    yield "measured.calibration.window_tokens", not measured.predicted or text.window_tokens > 0
-    yield "measured.params", measured.params >= plan.budget.total
-    yield "measured.profile.error", (measured.profile.error or 0) >= 0
-    yield "measured.rotation", bool(space.rotate) == (measured.rotation is not None)
-    yield "measured.rotation.untied", measured.untied >= 0
+    for name in ("windows", "window_tokens") if measured.predicted else ():
+        yield f"measured.calibration.{name}", getattr(text, name), getattr(text, name) > 0
+    yield "measured.params", measured.params, measured.params >= plan.budget.total
+    yield "measured.profile.error", measured.profile.error, (measured.profile.error or 0) >= 0
+    rotated = bool(space.rotate) == (measured.rotation is not None)
+    yield "measured.rotation", measured.rotation, rotated and measured.untied >= 0
     others = measured.params + measured.untied - plan.budget.total - (head.params if head else 0)
-    yield "measured.head.shapes", others >= 0 and (head is None or head.is_valid)
-    yield "measured.head.scheme", space.head == (head.scheme if head else DEFAULT_SCHEME)
-    yield "prediction.head", measured.lost_by_head == plan.prediction.head
-    yield "healed", all(healed.is_valid for healed in plan.healed)
-    yield "limits", all(limit.limit >= 0 for limit in plan.limits)
+    yield "measured.head", head, others >= 0 and (head is None or head.is_valid)
+    yield "recipe.space.head", space.head, space.head == (head.scheme if head else DEFAULT_SCHEME)
+    yield "prediction.head", plan.prediction.head, measured.lost_by_head == plan.prediction.head
+    yield "healed", plan.healed, all(healed.is_valid for healed in plan.healed)
+    for limit in plan.limits:
+        yield f"limits.{limit.column}", limit.limit, limit.limit >= 0
     for timed in plan.workloads:
         for name in ("dense_ns", "plan_ns", "fused_ns"):
-            yield f"{timed.workload}.{name}", (ns := getattr(timed, name)) is None or ns > 0
-    priced = any(site.alternatives for site in plan.sites)
-    yield "certificate", plan.certificate.is_valid and (plan.speed is None or plan.speed.certificate.is_valid)
-    yield "certificate.multipliers", not priced or len(plan.certificate.multipliers) == limits
-    if plan.speed is not None:
-        shape = len(plan.speed.latency_ns), len(plan.speed.certificate.multipliers)
-        yield "speed", shape == (workloads, limits + 1)
+            yield f"{timed.workload}.{name}", (ns := getattr(timed, name)), ns is None or ns > 0
+    proof, priced = plan.certificate, any(site.alternatives for site in plan.sites)
+    yield "certificate", proof, proof.is_valid and (not priced or len(proof.multipliers) == limits)
+    if (speed := plan.speed) is not None:
+        shape = len(speed.latency_ns), len(speed.certificate.multipliers)
+        yield "speed", speed, shape == (workloads, limits + 1) and speed.certificate.is_valid
     if (single := plan.one_gpu) is not None:
         counts = (*single.forms.values(), single.otherwise, single.uneven, single.unsound, *single.latency_ns)
-        yield (
-            "one_gpu",
-            plan.gpus > 1 and len(single.latency_ns) == workloads and min(filter(None, counts), default=0) >= 0,
-        )
+        positive = min(filter(None, counts), default=0) >= 0
+        yield "one_gpu", single, plan.gpus > 1 and len(single.latency_ns) == workloads and positive

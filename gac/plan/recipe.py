@@ -7,13 +7,15 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from gac.core.arguments import is_number, is_whole, plain
+from annotated_types import Ge
+
+from gac.core.arguments import Most, check_fields, is_number, is_whole, plain
 from gac.core.errors import BudgetError, GacError, did_you_mean
 from gac.core.io import Record
 from gac.core.untrusted import MAX_INTEGER
@@ -22,7 +24,13 @@ from gac.forms import DEFAULT_FORMS, FORMS, LATENCY_FORMS
 from gac.forms.curvature.registry import METHODS
 from gac.forms.planned_sites import Fusing
 from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
+from gac.plan.evidence import ProfileUsed
 from gac.schemes import DEFAULT_SCHEME, SCHEMES, scheme_named
+
+if TYPE_CHECKING:
+    from gac.forms.curvature.methods import Method
+    from gac.models.families import Family
+    from gac.models.sites import Site
 
 _ALIGN = re.compile(r"profile(?:, ?group=([0-9]{1,9}))?")
 DEFAULT_WORKLOADS = ("prefill:1x1024", "decode:1@1024")
@@ -66,21 +74,15 @@ class Measure:
 
     method: str = "kfac"
     text: str | tuple[str, ...] = "wiki-sample"
-    seed: int = 0
+    seed: Annotated[int, Ge(0), Most(MAX_INTEGER)] = 0
     shots: Shots = 1
     bos: bool | None = None
 
     def __post_init__(self) -> None:
-        _to_python(self)
-        _check(isinstance(self.method, str), "measure.method", self.method, "the name of a method")
-        if isinstance(self.text, tuple) and len(self.text) == 1:
-            object.__setattr__(self, "text", self.text[0])
-        texts = self.text if isinstance(self.text, tuple) and self.text else (self.text,)
-        named = all(isinstance(text, str) and text for text in texts)
-        _check(named, "measure.text", self.text, "a name or a path, or several")
-        _check(_is_count(self.seed, 0), "measure.seed", self.seed, "a whole number, 0 or more, up to 2 ** 62")
-        _check(is_whole(self.shots) and self.shots in (1, 2), "measure.shots", self.shots, "1 or 2")
-        _check(self.bos is None or isinstance(self.bos, bool), "measure.bos", self.bos, "True, False or None")
+        _check_types(self)
+        texts = (self.text,) if isinstance(self.text, str) else self.text
+        _check(bool(texts) and all(texts), "measure.text", self.text, "a name or a path, or several")
+        object.__setattr__(self, "text", texts[0] if len(texts) == 1 else texts)
 
 
 @dataclass(frozen=True)
@@ -114,22 +116,17 @@ class Space:
     head: str = DEFAULT_SCHEME
 
     def __post_init__(self) -> None:
-        _to_python(self)
-        _check_names("space.forms", self.forms)
-        forms = dict.fromkeys(map(FORMS.name, self.forms))
-        object.__setattr__(self, "forms", tuple(name for name in forms if name != "dense"))  # dense always competes
-        _check_names("space.schemes", self.schemes)
+        for name, registry in (("forms", FORMS), ("schemes", SCHEMES)):
+            names = getattr(self, name)
+            _check(isinstance(names, tuple), f"space.{name}", names, "names, as in a list")
+            object.__setattr__(self, name, tuple(dict.fromkeys(map(registry.name, names))))
+        object.__setattr__(self, "forms", tuple(name for name in self.forms if name != "dense"))  # it always competes
         _check(bool(self.schemes), "space.schemes", self.schemes, "one at least")
-        object.__setattr__(self, "schemes", tuple(dict.fromkeys(map(SCHEMES.name, self.schemes))))
-        _check(
-            isinstance(self.align, bool) or _is_count(self.align, 1),
-            "space.align",
-            self.align,
-            "True, False, the number that dims are to be multiples of, or 'profile,group=N'",
-            "Give a number from 1 to 2 ** 62, such as align=16.",
-        )
-        rotating = self.rotate is None or isinstance(self.rotate, bool)
-        _check(rotating, "space.rotate", self.rotate, "True or False")
+        align = plain(self.align)
+        expected = "True, False, the number that dims are to be multiples of, or 'profile,group=N'"
+        whole = isinstance(align, bool) or (is_whole(align) and 1 <= align <= MAX_INTEGER)
+        _check(whole, "space.align", align, expected, "Give a number from 1 to 2 ** 62, such as align=16.")
+        _check_types(self)
         expected = f"{' or '.join(HEADS)}: embedding and head as they are loaded, or in 8 bits with a scale a row"
         _check(self.head in HEADS, "space.head", self.head, expected)
 
@@ -161,19 +158,13 @@ class Deployment:
     workloads: tuple[str, ...] = DEFAULT_WORKLOADS
     fuse: Fusing | None = None
     decode_kernel: Literal["torch"] = "torch"
-    tensor_parallel: int = 1
+    tensor_parallel: Annotated[int, Ge(1), Most(MAX_INTEGER)] = 1
 
     def __post_init__(self) -> None:
-        _to_python(self)
-        named = self.profile is None or (isinstance(self.profile, str) and bool(self.profile))
-        _check(named, "deployment.profile", self.profile, "a name, a path or None")
-        _check_names("deployment.workloads", self.workloads)
+        _check(isinstance(self.workloads, tuple), "deployment.workloads", self.workloads, "names, as in a list")
         object.__setattr__(self, "workloads", tuple(dict.fromkeys(map(str, self.parsed))))
-        fusing = self.fuse is None or isinstance(self.fuse, bool) or self.fuse == "auto"
-        _check(fusing, "deployment.fuse", self.fuse, "True, False or 'auto'", "Leave it out to fuse where it pays.")
-        _check(self.decode_kernel == "torch", "deployment.decode_kernel", self.decode_kernel, "torch", "Leave it out.")
-        gpus = self.tensor_parallel
-        _check(_is_count(gpus, 1), "deployment.tensor_parallel", gpus, "a number of GPUs, 1 or more, up to 2 ** 62")
+        _check_types(self)
+        _check(self.profile != "", "deployment.profile", self.profile, "a name, a path or None")
 
     @cached_property
     def parsed(self) -> tuple[Workload, ...]:
@@ -259,17 +250,15 @@ class Recipe(Record):
     rule: str = "loss"
 
     def __post_init__(self) -> None:
-        for name, kind in zip(_PARTS, (Measure, Space, Deployment, Limits), strict=True):
-            part = getattr(self, name)
-            _check(isinstance(part, kind), name, part, f"a gac.plan.recipe.{kind.__name__}")
-        known = Refit.__args__  # type: ignore[attr-defined]
-        remedy = did_you_mean(str(self.refit), known, "Correct the name.")
-        _check(self.refit is None or self.refit in known, "refit", self.refit, f"one of {', '.join(known)}", remedy)
-        valid = self.slack is None or (is_number(self.slack) and 0 <= self.slack <= 1)
-        _check(valid, "slack", self.slack, "a number from 0 to 1, the fraction of the loss to give for speed")
+        if self.refit is not None:
+            known = get_args(Refit)
+            remedy = did_you_mean(str(self.refit), known, "Correct the name.")
+            _check(self.refit in known, "refit", self.refit, f"one of {', '.join(known)}", remedy)
+        check_fields(self)
         if self.slack is not None:
+            expected = "a number from 0 to 1, the fraction of the loss to give for speed"
+            _check(0 <= self.slack <= 1, "slack", self.slack, expected)
             object.__setattr__(self, "slack", float(self.slack))
-        _check(isinstance(self.rule, str), "rule", self.rule, "the name of a rule")
         split = self.deployment.tensor_parallel > 1
         expected = f"loss, with tensor_parallel={self.deployment.tensor_parallel}: other rules divide no dims"
         _check(not split or self.rule == "loss", "rule", self.rule, expected, "Leave one of the two out.")
@@ -342,6 +331,45 @@ KEYWORDS = tuple(
 """The keywords of ``Recipe.of``, and so of ``gac.allocate``, besides ``budget``."""
 
 
+@dataclass(frozen=True, eq=False)
+class ResolvedRecipe:
+    """The recipe that ``gac.allocation.resolve.resolve`` completes; every later step takes this record.
+
+    Attributes:
+        recipe: with forms, fuse, refit, slack and limits of latency decided. ``space.rotate`` may be None until the
+            model is loaded, see ``with_rotation``; a limit that is None limits nothing.
+        targeted: the sites of the family, in model order: all weights that may change.
+        sites: the same weights as the plan decides on them, see ``gac.forms.planned_sites.as_planned``.
+        profile: the latency table's name and digest.
+    """
+
+    recipe: Recipe
+    method: "Method"
+    model_type: str
+    family: "Family"
+    targeted: Sequence["Site"]
+    sites: Sequence["Site"]
+    profile: ProfileUsed
+
+    @property
+    def weight_names(self) -> list[str]:
+        """Names of all targeted weights."""
+        return [weight.name for site in self.targeted for weight in site.weights]
+
+    def with_rotation(self, rotates_freely: Callable[[], bool]) -> "ResolvedRecipe":
+        """Decide ``space.rotate`` where it is open: norms tell only when the model is loaded.
+
+        Args:
+            rotates_freely: returns True if the model can be rotated without a new weight; called only where schemes
+                have few bits.
+        """
+        space = self.recipe.space
+        if space.rotate is not None:
+            return self
+        space = replace(space, rotate=space.few_bits and rotates_freely())
+        return replace(self, recipe=replace(self.recipe, space=space))
+
+
 def check_fraction(name: str, value: object) -> None:
     """Refuse what is no kept fraction.
 
@@ -386,18 +414,11 @@ def _plain(name: str, value: Any) -> Any:
     return tuple(value) if name in _PLURAL and not isinstance(value, str) else value
 
 
-def _to_python(record: Any) -> None:
-    """Replace numbers and truth values of NumPy in the fields by Python's own."""
+def _check_types(record: Any) -> None:
+    """Check a part's fields by their hints, numbers and truth values of NumPy as Python's own."""
     for entry in fields(record):
         object.__setattr__(record, entry.name, plain(getattr(record, entry.name)))
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return is_whole(value) and least <= value <= MAX_INTEGER
-
-
-def _check_names(name: str, value: object) -> None:
-    _check(isinstance(value, tuple), name, value, "names, as in a list")
+    check_fields(record)
 
 
 def _check(

@@ -11,7 +11,7 @@ from gac.forms import DEFAULT_FORMS, form_named
 from gac.plan.costs import BYTES, COSTS, Cost
 from gac.plan.evidence import Healed
 from gac.plan.layers import lossy_schemes
-from gac.plan.recipe import Recipe
+from gac.plan.recipe import Deployment, Recipe, Space
 from gac.plan.record import Limit, PlanRecord, SingleGpuComparison, WorkloadLatency
 from gac.schemes import scheme_named
 
@@ -95,16 +95,11 @@ def _loss(plan: PlanRecord) -> Iterator[tuple[str, str]]:
     if not measured.predicted:
         yield "loss", "unknown: what others pruned was not measured (gac eval measures it)"
         return
-    parts = (
-        f"\n{predicted.summed:.4f} counted by the choice, {predicted.together:+.4f} measured of several together, or "
-        "on text"
-    )
-    margin = measured.error_margin_text()
-    yield "loss", f"+{predicted.loss:.4f} nats a token predicted{margin}{parts if predicted.together else ''}"
-    yield (
-        "perplexity",
-        f"{predicted.dense_perplexity:.2f} -> {predicted.perplexity:.2f} predicted on calibration text",
-    )
+    parts = f"\n{predicted.summed:.4f} counted by the choice, {predicted.together:+.4f} measured of several together"
+    parts = f"{parts}, or on text" if predicted.together else ""
+    yield "loss", f"+{predicted.loss:.4f} nats a token predicted{measured.error_margin_text()}{parts}"
+    perplexities = f"{predicted.dense_perplexity:.2f} -> {predicted.perplexity:.2f}"
+    yield "perplexity", f"{perplexities} predicted on calibration text"
 
 
 def _healing(healed: Healed) -> str:
@@ -223,10 +218,10 @@ def lacking(timed: WorkloadLatency, schemes: Sequence[str]) -> str:
     return f"lacks the shapes of {number_of(timed.unknown, 'weight')} with {rows} of input"
 
 
-def profile_command(model: str, recipe: Recipe, *workloads: str) -> str:
-    """The command that measures a model's shapes for workloads; words quoted for a shell."""
-    space, run = recipe.space, recipe.deployment
+def profile_command(model: str, recipe: Recipe | None, *workloads: str) -> str:
+    """The command that measures a model's shapes for workloads (as a recipe runs them); words quoted for a shell."""
     options: dict[str, Any] = {"model": model, "workloads": workloads}
+    space, run = (Space(), Deployment()) if recipe is None else (recipe.space, recipe.deployment)
     options["schemes"] = tuple(name for name in space.schemes if scheme_named(name).lossy)
     if {*space.forms} - {*DEFAULT_FORMS}:
         options["forms"] = space.forms

@@ -1,10 +1,16 @@
 """Knapsack instances, and the answer by trying every choice."""
 
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 
-from gac.allocation.knapsack import Group
+from gac.allocation.knapsack import Group, Solution, knapsack
+from gac.allocation.knapsack.instance import to_grains
+from gac.core.errors import BudgetError
+
+FAULTS = ("value", "limit broken", "feasibility", "not proved", "peer not proved")
 
 KINDS = (
     "concave",
@@ -128,3 +134,60 @@ def curves(groups=30, items=24, limits=1, seed=0, kept=0.6):
         result.append(Group(f"g{number}", values, np.stack([first, *others], axis=1).astype(np.int64)))
     ends = [[(g.costs[:, index].min(), g.costs[g.values.argmin(), index]) for g in result] for index in range(limits)]
     return result, [int(sum(low + (high - low) * kept for low, high in pairs)) for pairs in ends]
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+def fault(groups, limits, peer=None):
+    """'' or one of ``FAULTS``, beside a peer of ``tests.benchmarks.knapsack_peers``, or by trying every choice."""
+    peer = peer or brute_force_finds
+    try:
+        solution = knapsack(groups, limits)
+    except BudgetError as error:
+        return peer(groups, limits, error)
+    if not within(solution.choice, groups, limits):
+        return "limit broken"
+    if (solution.certificate.status, solution.certificate.gap) != ("optimal", 0.0):
+        return "not proved"
+    value = math.fsum(group.values[item] for group, item in zip(groups, solution.choice, strict=True))
+    return "value" if value != solution.certificate.value else peer(groups, limits, solution)
+
+
+def brute_force_finds(groups, limits, answer):
+    """Every choice, in the integers that the knapsack compares; of an infeasible instance also the shortfall."""
+    fits = fitting(groups, limits)
+    if not isinstance(answer, Solution):
+        return "feasibility" if fits.any() or _shortfall(groups, limits) != _said(answer) else ""
+    columns = in_grains(groups, limits, answer.grain)
+    value = sum(int(column[item]) for column, item in zip(columns, answer.choice, strict=True))
+    return "" if value == every_sum(columns)[fits].min() else "value"
+
+
+def in_grains(groups, limits, grain):
+    """Losses above the smallest in the group that fits beside the cheapest of every other group."""
+    cheapest = np.array([group.costs.min(axis=0) for group in groups])
+    room = [limit - sum(row) for limit, row in zip(limits, cheapest.T.tolist(), strict=True)]
+    columns = []
+    for group, low in zip(groups, cheapest, strict=True):
+        above = np.maximum(group.values - group.values[(group.costs - low <= room).all(axis=1)].min(), 0)
+        columns.append(np.minimum(to_grains(above, grain), 2**56))
+    return columns
+
+
+def _shortfall(groups, limits):
+    """By how much the first limit that cannot be met alone, or failing that beside the earlier ones, falls short."""
+    sums = [every_sum([group.costs[:, index] for group in groups]) for index in range(len(limits))]
+    for used, limit in zip(sums, limits, strict=True):
+        if used.min() > limit:
+            return int(used.min()) - limit
+    for index in range(1, len(limits)):
+        least = int(sums[index][fitting([replace(g, costs=g.costs[:, :index]) for g in groups], limits[:index])].min())
+        if least > limits[index]:
+            return least - limits[index]
+    return 0
+
+
+def _said(error):
+    result = re.search(r"it falls short by (\d+)$", error.given)
+    return int(result[1]) if result else None

@@ -154,41 +154,12 @@ def check_optima(result: CandidateSet, everything: Choices, limits: Sequence[int
             assert solution.certificate.value == pytest.approx(best, abs=1e-12)
 
 
-def test_the_front_of_an_mlp_is_that_of_every_combination() -> None:
-    check_front(mlp_candidates(), combinations(MLP, curves_of(MLP)))
-
-
 def test_narrow_takes_all_weights_at_one_width() -> None:
     result = mlp_candidates(None, "narrow")
     narrow = (result.forms == "narrow").any(axis=1)
     assert (result.forms[narrow] == "narrow").all()
     assert result.dims[narrow].tolist() == [[width] * 3 for width in range(1, 24)]
     assert result.forms[~narrow].tolist() == [["dense"] * 3]
-
-
-def mlp_profile() -> Profile:
-    """Latencies that have nothing to do with size, at all shapes of the MLP."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for k, n in ((8, 24), (24, 8)):
-        rows += [row("low_rank", float(rng.integers(50, 99)), m=1024, k=k, r=r, n=n) for r in range(1, 8)]
-    rows += [row("linear", float(rng.integers(20, 60)), m=1024, k=8, n=width) for width in range(1, 25)]
-    rows += [row("linear", float(rng.integers(20, 60)), m=1024, k=width, n=8) for width in range(1, 25) if width != 8]
-    return profile(*rows)
-
-
-def test_no_optimum_under_a_latency_limit_is_lost() -> None:
-    table = mlp_profile()
-    reduced = mlp_candidates(table, limited=["params", f"ns:{PREFILL}"])
-    check_optima(reduced, combinations(MLP, curves_of(MLP), table), (250, 300, 400, 576), (0.01, 0.1, 0.5, 0.9))
-
-
-def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    unbatched = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
-    monkeypatch.setattr(candidates_module, "_BATCH", 20)
-    parts = mlp_candidates(mlp_profile(), limited=["params", f"ns:{PREFILL}"])
-    for column in ("params", "loss", "latency"):
-        assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
 
 
 # --- weights that share their first GEMM ----------------------------------------------------------------------------
@@ -294,6 +265,15 @@ def test_no_optimum_of_fused_weights_is_lost_and_latencies_are_those_of_their_ge
     check_latencies(reduced, site, table)
     limits = [int(share * site.params) for share in (0.3, 0.5, 0.8)]
     check_optima(reduced, combinations(site, curves, table), limits, (0.01, 0.1, 0.5))
+
+
+def test_products_in_batches_give_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    site, curves = fused_site((GATED,))
+    unbatched = fused_candidates(site, curves, fused_profile())
+    monkeypatch.setattr(candidates_module, "_BATCH", 20)
+    parts = fused_candidates(site, curves, fused_profile())
+    for column in ("params", "loss", "latency"):
+        assert getattr(parts, column).tolist() == getattr(unbatched, column).tolist()
 
 
 @pytest.mark.parametrize("sites", [QKV, (GATED,)], ids=["qkv", "gated"])

@@ -12,8 +12,9 @@ from gac.core.errors import GacError
 TWO = [Group("a", [2.0, 0.0], [[0], [1]]), Group("b", [1.0, 0.0], [[0], [1]])]
 
 
-def test_highs_agrees_on_curves() -> None:
-    groups, most = curves(groups=50, limits=2)
+@pytest.mark.parametrize("limits", [1, 2, 3])
+def test_highs_agrees_on_curves(limits: int) -> None:
+    groups, most = curves(groups=40, items=16, limits=limits)
     record = crosscheck(groups, most, knapsack(groups, most))
     assert (record.least, record.bound) == (1, pytest.approx(1, abs=2e-6))
     assert record.verdict == "HiGHS agrees: it proved that none is better by 2e-06 of the sum (limits within 1e-06)"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gac.allocation import pareto
-from gac.allocation.pareto import ParetoSet, dominated, nondominated, nondominated_by_kind
+from gac.allocation.pareto import ParetoSet, dominated, nondominated
 from gac.core.arrays import Floats
 
 
@@ -36,20 +36,6 @@ def test_the_front_equals_every_pair_compared(columns: int, pairwise: int, monke
     for seed in range(10):
         points = points_of(np.random.default_rng(seed), 50, columns)
         assert nondominated(points).tolist() == front(points)
-
-
-@pytest.mark.parametrize("rounds", [0, 1, 64])
-def test_kinds_are_not_compared(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pareto, "_ROUNDS", rounds)
-    for seed in range(15):
-        rng = np.random.default_rng(seed)
-        points = points_of(rng, 200, 3)
-        kinds = rng.integers(0, rng.integers(1, 5), (len(points), 2))
-        expected = np.zeros(len(points), dtype=np.bool_)
-        for kind in np.unique(kinds, axis=0):
-            same = np.flatnonzero((kinds == kind).all(axis=1))
-            expected[same] = front(points[same])
-        assert nondominated_by_kind(points, kinds).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("columns", [1, 2, 4])
@@ -93,13 +79,3 @@ def test_pruned_combinations_are_the_dominated_ones(blocks: int, weights: int, m
         mask = ~beaten(sums, np.concatenate(known))
         expected = [combination for combination, stays in zip(combinations, mask, strict=True) if stays]
         assert kept(ParetoSet().extend(*known), options, extra) == expected
-
-
-def test_nothing_is_pruned_where_that_would_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = [np.zeros((3, 2))] * 2
-    assert ParetoSet().nondominated(options * 5, np.zeros(2)) is None
-    assert ParetoSet((np.zeros((1, 2)),)).nondominated(options, np.zeros(2)) is None
-    monkeypatch.setattr(pareto, "_FEW", 0)
-    monkeypatch.setattr(pareto, "_TOO_MANY", 20)
-    rows = np.arange(20, dtype=np.float64)[:, None] * [1.0, -1.0]
-    assert kept(ParetoSet((np.array([[99.0, 99.0]]),)), [rows, rows], np.zeros(2)) is None

@@ -149,7 +149,7 @@ def test_where_the_table_has_every_scheme_no_workload_gets_slower() -> None:
 
 def test_a_scheme_that_was_not_measured_is_named_with_the_command_that_measures_it() -> None:
     profile, asked = table(model_points("smollm2", schemes=("w4a16",))), ("w4a16", "w8a8")
-    with pytest.raises(ProfileError, match=r"with scheme w8a8, .* gac profile --model NAME --scheme w8a8"):
+    with pytest.raises(ProfileError, match=r"with scheme w8a8, .* gac profile --model NAME .*--scheme w8a8"):
         speed_defaults(Recipe.of(memory=0.3, latency=0.9, schemes=asked), sites_of("smollm2"), profile)
 
 

@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gac.allocation.crosscheck import crosscheck
 from gac.allocation.problem import Problem, as_knapsack, dense_total, floored
 from gac.core.arrays import Ints
 from gac.core.operations import Operation
 from gac.forms import form_named
-from gac.plan.costs import BYTES, COSTS, KV_NUMBERS, PARAMS, ns_of
+from gac.plan.costs import BYTES, COSTS, PARAMS, ns_of
 from gac.profiling.table import Profile
 from gac.schemes import scheme_named
 from tests.allocation.small_problems import PREFILL, SIDE
-from tests.problems import measured_problem
 from tests.reporting.report_plans import rounding
-from tests.small_pipeline import Small
 
 LIMITS = [(BYTES,), (BYTES, ns_of(PREFILL)), (BYTES, ns_of(PREFILL), PARAMS)]
 
@@ -79,18 +76,3 @@ def _counted(of: Problem, weight, name: str, scheme: str, dim: int):  # type: ig
     ns = (10 * dim if name == "low_rank" else 60) - (7 if scheme == "w4a16" else 0)
     costs = {column: cost.of_choice(form, stored, weight, dim) for column, cost in COSTS.items()}
     return 0.0 if curve is None else float(curve.loss[dim]), costs | {ns_of(PREFILL): ns}
-
-
-@pytest.mark.parametrize("columns", [(BYTES, PARAMS, KV_NUMBERS)])
-def test_highs_agrees_on_a_models_candidates(columns: Sequence[str], small: Small) -> None:
-    """The tiny model, measured: pairs, narrower MLPs and shorter heads, in three schemes."""
-    options = {name: value for name, value in small.options.items() if name not in ("tokenizer", "progress")}
-    asked = {"schemes": ["bf16", "w8a16", "w4a16"], "forms": ["low_rank", "narrow", "head_dim"], "align": False}
-    least_loss = {"latency": "any", "slack": 0, "fuse": False}
-    of = measured_problem(small.model, small.tokenizer, 1.0, **options | asked | least_loss)
-    for share in (0.3, 0.6):
-        shares = {BYTES: share, PARAMS: 0.7, KV_NUMBERS: 0.8}
-        limits = {column: floored(shares[column], dense_total(of.dense, column)) for column in columns}
-        instance = as_knapsack(of.candidates(limits), limits)
-        record = crosscheck(instance.groups, list(limits.values()), instance.solve())
-        assert record.verdict.startswith("HiGHS agrees")

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gac.allocation.decide import decide
+from gac.allocation.decide import attach_single_gpu_comparison, decide
 from gac.allocation.latencies import INTERPOLATED, MEASURED, UNKNOWN
-from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.allocation.split_latencies import timing_of
 from gac.core.errors import GacError, PlanError, ProfileError
 from gac.core.operations import all_gather, all_reduce, linear

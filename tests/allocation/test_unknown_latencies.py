@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gac.allocation.decide import decide, speed_defaults
+from gac.allocation.decide import attach_single_gpu_comparison, decide, speed_defaults
 from gac.allocation.problem import Problem, as_knapsack
-from gac.allocation.single_gpu import attach_single_gpu_comparison
 from gac.core.errors import ModelError, ProfileError
 from gac.core.workloads import Workload
 from gac.evaluation.shapes import planner_of_shapes

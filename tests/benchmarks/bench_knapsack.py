@@ -18,8 +18,8 @@ from gac.core.arrays import Floats
 from gac.core.errors import BudgetError
 from gac.models.families import family_of
 from gac.models.shapes import SHAPES
-from tests.allocation.knapsack_peers import highs
 from tests.benchmarks.harness import machine, options
+from tests.benchmarks.knapsack_peers import highs
 
 T = TypeVar("T")
 Instance = tuple[list[Group], list[int]]

@@ -19,9 +19,9 @@ from collections import Counter
 
 from tqdm import tqdm
 
-from tests.allocation.knapsack_instances import KINDS, layers, random_instance
-from tests.allocation.knapsack_peers import FAULTS, brute_force_finds, cp_sat_finds, fault, highs_finds
+from tests.allocation.knapsack_instances import FAULTS, KINDS, fault, layers, random_instance
 from tests.benchmarks.harness import options
+from tests.benchmarks.knapsack_peers import cp_sat_finds, highs_finds
 
 LARGE_EVERY = 5
 NOT_FOR_HIGHS = ("huge costs", "scales")
@@ -40,7 +40,7 @@ def compared(seed: int) -> tuple[str, str, str]:
     """The instance's kind, its peer and what differs ('' where nothing does)."""
     kind, turn = KINDS[seed % len(KINDS)], seed // len(KINDS)
     if turn % LARGE_EVERY or kind == "correlated":
-        return kind, "brute force", fault(*random_instance(seed), brute_force_finds)
+        return kind, "brute force", fault(*random_instance(seed))
     instance = random_instance(seed, groups=30, items=12)
     if turn // LARGE_EVERY % 2 and kind not in NOT_FOR_HIGHS:
         return kind, "HiGHS", fault(*instance, highs_finds)

@@ -27,7 +27,7 @@ TABLE = [
     ("allocate MODEL --scheme w99a16", ERROR, "scheme 'w99a16' is unknown"),
     ("allocate MODEL --scheme w4a16,w8a16", ERROR, "Give each name by itself."),
     ("allocate MODEL --memory 0", ERROR, "limits.memory=0.0; expected a number above 0 and at most 1"),
-    ("allocate MODEL --seed -1", ERROR, "measure.seed=-1; expected a whole number, 0 or more"),
+    ("allocate MODEL --seed -1", ERROR, "Measure(seed=-1); expected a whole number, 0 to"),
     ("allocate MODEL --check none.txt", ERROR, "text 'none.txt' is neither known nor a file"),
     ("allocate MODEL --profile nvidia-h1000", ERROR, f"Did you mean '{H100}'?"),
     ("allocate MODEL --method KFAK", ERROR, "Did you mean 'kfac'?"),
@@ -55,7 +55,7 @@ TABLE = [
     ("bench --shapes llama-3-8b --form latent:1 --kv-cache 1 --scheme fp8", USAGE, "--kv-cache goes without --scheme."),
     # counts that nothing reaches
     (f"profile --passes {10**40}", USAGE, "is not in the range 1<=x<=10000."),
-    (f"allocate MODEL --seed {10**40}", ERROR, f"measure.seed={10**40}; expected"),
+    (f"allocate MODEL --seed {10**40}", ERROR, f"Measure(seed={10**40}); expected"),
     # command lines that click refuses
     ("allocate m --budget most", USAGE, "'most' is not a valid float."),
     ("allocate m --latency prefill:1x1", USAGE, "'prefill:1x1' is not like 0.85 or prefill:1x1024=0.85."),

@@ -89,7 +89,7 @@ WRONG: dict[str, list[tuple[bytes, str]]] = {
         (changed("seed", 10**400), "plan: seed: an integer beyond 2**62;"),
         (changed("model", "\u202egpj"), "plan: 'model' holds a control character: '\\u202egpj';"),
         (changed("sites", []), "plan has no sites; "),
-        (changed("measured.calibration.windows", -1), "plan has measured.calibration.windows out of range;"),
+        (changed("measured.calibration.windows", -1), "plan has measured.calibration.windows=-1;"),
         (changed(f"{WEIGHT}.out_features", 0), "weight model.layers.0.self_attn.q_proj is 0 x 64 with 1 "),
         (changed("sites.0.weights.0.form", "narrow"), "weight model.layers.0.self_attn.q_proj has the form narrow;"),
         (changed("sites.0.weights.0.form", "latent:" + "9" * 5000), "form latent:999"),

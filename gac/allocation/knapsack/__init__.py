@@ -10,7 +10,7 @@ The steps, each in a module:
 5. ``lists``: two lists of partial choices without dominated or hopeless ones, joined in the middle.
 """
 
-from gac.allocation.knapsack.groups import Group, Solution
+from gac.allocation.knapsack.instance import Group, Solution
 from gac.allocation.knapsack.solve import knapsack
 
 __all__ = ["Group", "Solution", "knapsack"]

@@ -1,14 +1,19 @@
-"""Reduced instances: flat arrays, costs from 0, common divisors out, and sums that fit int64."""
+"""Arguments of ``knapsack``, checked, and the instance that is solved: costs from 0 whose sums fit int64."""
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gac.allocation.knapsack.groups import Group
+from gac.core.arguments import is_number, is_whole
 from gac.core.arrays import Floats, Ints
+from gac.core.errors import GacError
+from gac.plan.plan import Certificate
 
 VALUE_BITS = 52
 COST_BITS = 62
@@ -18,6 +23,140 @@ FINEST = -1074
 _LOW_BITS = 32
 
 Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Group:
+    """Items of which exactly one is chosen.
+
+    Attributes:
+        name: the group's name in errors.
+        values: loss of each item (minimised), float64, shape ``(items,)``; anything NumPy can convert is accepted.
+        costs: cost of each item under each limit, int64, shape ``(items, limits)``.
+
+    Raises:
+        GacError: a name that is no string; no item; a value that is negative, NaN or infinite; a cost that is negative
+            or no integer; shapes that do not fit. The group's name is in the message.
+    """
+
+    name: str
+    values: Floats
+    costs: Ints
+
+    def __init__(
+        self, name: str, values: Floats | Sequence[float], costs: Ints | Sequence[Sequence[int]] | Sequence[Ints]
+    ) -> None:
+        _check(isinstance(name, str), f"a group named {name!r}", "a string", "Give every group a name.")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "values", _values(f"group {name!r} has", values))
+        object.__setattr__(self, "costs", _costs(f"group {name!r} has", costs, len(self.values)))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A choice (an item a group), its cost under each limit, and its proof.
+
+    Attributes:
+        unit: the certificate holds within half of this power of two, see ``knapsack``.
+        grain: the smaller power of two that losses were counted in.
+    """
+
+    choice: tuple[int, ...]
+    used: tuple[int, ...]
+    certificate: Certificate
+    unit: float
+    grain: float
+
+
+def _check(holds: Any, stated: str, expected: str, remedy: str) -> None:
+    if not holds:
+        raise GacError(stated, expected, remedy)
+
+
+def _array(problem: str, raw: Any) -> Any:
+    try:
+        return np.asarray(raw)
+    except ValueError:
+        expected, remedy = "one entry an item, all of one length", "Give every item a value, and a cost a limit."
+        raise GacError(f"{problem} that make no array: their lengths differ", expected, remedy) from None
+
+
+def _values(group: str, raw: Any) -> Floats:
+    values = _array(f"{group} values", raw)
+    stated = f"{group} values of shape {values.shape} and type {values.dtype}"
+    numbers = values.size and values.ndim == 1 and values.dtype.kind in "iuf"
+    _check(numbers, stated, "one number an item, and one item at least", "Give a one-dimensional array of losses.")
+    values = np.ascontiguousarray(values, dtype=np.float64)
+    for item in np.flatnonzero(~((values >= 0) & np.isfinite(values)))[:1]:
+        remedy = "Remove the item, or shift the group's losses so that the smallest is 0."
+        raise GacError(f"{group} value {values[item]} at item {item}", "finite losses, 0 or more", remedy)
+    return values
+
+
+def _costs(group: str, raw: Any, items: int) -> Ints:
+    costs = _array(f"{group} costs", raw)
+    stated = f"{group} costs of shape {costs.shape} for {items} items"
+    rows = costs.ndim == 2 and len(costs) == items
+    _check(rows, stated, f"shape ({items}, limits)", "Give one row an item and one column a limit.")
+    integers = costs.dtype.kind == "i" or (costs.dtype.kind == "u" and (costs <= np.iinfo(np.int64).max).all())
+    remedy = "Round the costs up to whole units (parameters, ns, bytes) first."
+    _check(integers, f"{group} costs of type {costs.dtype}", "integers that fit int64", remedy)
+    costs = np.ascontiguousarray(costs, dtype=np.int64)
+    for item, limit in np.argwhere(costs < 0)[:1].tolist():
+        remedy = "Correct the cost; an unknown cost cannot be limited."
+        raise GacError(f"{group} cost {costs[item, limit]} at item {item}, limit {limit}", "costs of 0 or more", remedy)
+    return costs
+
+
+def parse_instance(
+    groups: Iterable[Group],
+    limits: Iterable[int],
+    names: Iterable[str] | None,
+    work_limit: float,
+    start: Sequence[int] | None,
+) -> tuple[tuple[Group, ...], tuple[int, ...], tuple[str, ...]]:
+    """Check the arguments of ``knapsack``; return groups, limits as Python integers, and a name for each limit."""
+    groups, bounds = _as_tuple("groups", groups), _as_tuple("limits", limits)
+    labels = _as_tuple("names", (names,) if isinstance(names, str) else names or ())
+    for group in groups:
+        stated = f"an entry of type {type(group).__name__} among the groups"
+        _check(isinstance(group, Group), stated, "Group objects", "Pass a list of Group.")
+        stated = f"group {group.name!r} has costs under {group.costs.shape[1]} limits"
+        expected, remedy = f"{len(bounds)}, as many as there are limits", "Give one column of costs a limit."
+        _check(group.costs.shape[1] == len(bounds), stated, expected, remedy)
+    stated = f"{len(groups)} groups and {len(bounds)} limits"
+    _check(groups and bounds, stated, "one of each at least", "Give a group and a limit.")
+    remedy = "Round the limits down to whole units (parameters, ns, bytes)."
+    _check(all(map(is_whole, bounds)), f"limits {list(bounds)}", "integers", remedy)
+    stated, remedy = f"{len(labels)} names for {len(bounds)} limits", "Name every limit, or none."
+    _check(len(labels) in (0, len(bounds)), stated, "one name a limit", remedy)
+    positive = is_number(work_limit) and (0 <= work_limit <= sys.float_info.max or work_limit == math.inf)
+    remedy = "Give the number of units of work that may be done."
+    _check(positive, f"a work limit of {work_limit!r}", "a number of 0 or more", remedy)
+    if start is not None:
+        expected, remedy = f"an item of each of {len(groups)} groups, within {list(bounds)}", "Start without one."
+        _check(len(start) == len(groups), f"a start of {len(start)} items", expected, remedy)
+        used = costs_of(groups, start)
+        within = all(cost <= limit for cost, limit in zip(used, bounds, strict=True))
+        _check(within, f"a start that costs {list(used)}", expected, remedy)
+    labels = labels or tuple(f"limit {number + 1}" for number in range(len(bounds)))
+    return groups, tuple(map(int, bounds)), tuple(map(str, labels))
+
+
+def costs_of(groups: Sequence[Group], choice: Sequence[int]) -> tuple[int, ...]:
+    """Sum the costs of a choice under each limit, in Python's integers."""
+    rows = [group.costs[item].tolist() for group, item in zip(groups, choice, strict=True)]
+    return tuple(map(sum, zip(*rows, strict=True)))
+
+
+def _as_tuple(name: str, raw: Iterable[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(raw)
+    except TypeError:
+        raise GacError(f"{name} of {raw!r}", "several, one after the other", "Pass a list.") from None
+
+
+# --- flat arrays ------------------------------------------------------------------------------------------------------
 
 
 class OutOfReachError(Exception):
@@ -68,6 +207,12 @@ class Ragged:
             self, values=self.values[mask], costs=self.costs[:, mask], starts=starts, origin=self.origin[mask]
         )
 
+    def positions(self, choice: Sequence[int]) -> Ints:
+        """Return the item positions of a choice: an original index a group."""
+        positions = np.flatnonzero(np.asarray(choice)[self.group] == self.origin)
+        assert len(positions) == len(choice), "a choice within the limits was left out"
+        return positions
+
     def used(self, choice: Ints) -> Ints:
         used: Ints = self.costs[:, choice].sum(axis=1)
         return used
@@ -84,22 +229,8 @@ class Ragged:
         return minima
 
 
-@dataclass(frozen=True, eq=False)
-class Reduced:
-    """The instance that is solved: ``items`` with costs from 0 divided by ``divisors``, values from 0 in each group."""
-
-    items: Ragged
-    divisors: Ints
-
-    def positions(self, choice: Sequence[int]) -> Ints:
-        """Return the item positions of a choice (an original index a group) within the limits."""
-        positions = np.flatnonzero(np.asarray(choice)[self.items.group] == self.items.origin)
-        assert len(positions) == len(choice), "a choice within the limits was left out"
-        return positions
-
-
-def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
-    """Subtract each group's lowest cost and smallest value, and divide each limit by the costs' gcd.
+def reduced_items(items: Ragged, limits: Sequence[int]) -> tuple[Ragged, Ints]:
+    """Return items with costs and values from 0 in each group, and the gcds that each limit's costs are divided by.
 
     Items that break a limit even with the cheapest items of all other groups are dropped. Under a limit that no choice
     breaks all costs become 0, so that the search does not distinguish choices by it. Sums of costs fit int64.
@@ -124,7 +255,7 @@ def reduced_items(items: Ragged, limits: Sequence[int]) -> Reduced:
             costs[row], largest[row] = 0, 0
     lowest = np.minimum.reduceat(items.values, items.starts)
     slack = np.array([min(r // d, most) for r, d, most in zip(room, divisors.tolist(), largest, strict=True)])
-    return Reduced(replace(items, values=items.values - lowest[items.group], costs=costs, slack=slack), divisors)
+    return replace(items, values=items.values - lowest[items.group], costs=costs, slack=slack), divisors
 
 
 def flatten(groups: Sequence[Group]) -> Ragged:

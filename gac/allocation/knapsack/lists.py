@@ -1,25 +1,25 @@
 """Two lists of partial choices, all groups between them, without dominated and hopeless ones; and their join."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 
 import numpy as np
 
-from gac.allocation.knapsack.relaxation import GroupRelaxation, group_relaxation, unused_value
-from gac.allocation.knapsack.states import (
-    MOST_STATES,
-    REDUCED,
-    VALUE,
-    Core,
-    States,
-    Tree,
-    Work,
-    check_length,
-    extended,
-)
+from gac.allocation.knapsack.relaxation import GroupRelaxation, unused_value
 from gac.allocation.pareto import nondominated
-from gac.core.arrays import Ints
+from gac.core.arrays import Floats, Ints
+
+STEPS = 1 << 21
+"""Steps of a unit of work, which takes a core about a second."""
+REACH = 2
+MOST_STATES = 1 << 18
+MOST_CHILDREN = 1 << 20
+
+States = Ints
+"""Partial choices as deviations from the default one, a column each: costs, then the rows VALUE, REDUCED and NODE."""
+VALUE, REDUCED, NODE = -3, -2, -1
 
 _SIFT_FROM = 1 << 11
 _APART = 1 << 12
@@ -31,42 +31,169 @@ _BATCH = 1 << 21
 _CLASS = 256
 _UP = 1 + 2.0**-40
 
-Joined = tuple[tuple[int, int] | None, bool, int]
-"""The best pair (positions in left and right, or None), whether the join is complete, and the pairs looked at."""
+
+class GivenUpError(Exception):
+    """A list grew beyond ``MOST_STATES``, or the work is spent."""
+
+
+@dataclass
+class Work:
+    """Units of work that may be done, and the steps done: counted, not timed, so that slow machines choose the same."""
+
+    limit: float
+    steps: int = 0
+
+    @property
+    def remaining(self) -> float:
+        return self.limit - self.steps / STEPS
+
+    @property
+    def spent(self) -> bool:
+        return self.remaining <= 0
+
+    def __str__(self) -> str:
+        return f"{self.steps / STEPS:.3g} of {self.limit:g} units of work"
 
 
 @dataclass(frozen=True, eq=False)
-class Lists:
-    """Both lists, the tree of their choices, the room that is left, and the length of the longest list."""
+class Core:
+    """Items as deviations from the default choice (in each group the item of reduced value 0), and the margin.
 
-    left: States
-    right: States
-    tree: Tree
+    Attributes:
+        alternatives: positions of the other items, shape ``(n,)``, group after group.
+        starts: position in ``alternatives`` of each group's first, with the end appended; only groups that have one.
+        steps: what each alternative adds to a state, ``(limits + 3, n)``; costs only under limits that can bind.
+        free: what the default choice leaves of each limit that can bind; negative where it breaks one.
+        below: the deviation of a choice's value must be smaller.
+        room: only choices whose reduced values sum to less are sure to be considered.
+        least_room: room that is never given up.
+        many: states of a list beyond which, under several limits, the room shrinks.
+        reach: a choice whose deviation is just ``below`` exceeds the bound by as much.
+        multipliers: the bound's, of each of these limits.
+    """
+
+    alternatives: Ints
+    starts: Ints
+    steps: States
+    free: Ints
+    below: int
     room: int
-    longest: int
+    least_room: int
+    many: int
+    reach: int
+    multipliers: Floats
+
+    @property
+    def root(self) -> States:
+        """The default choice."""
+        return np.zeros((len(self.free) + 3, 1), dtype=np.int64)
+
+    @property
+    def reduced(self) -> Ints:
+        reduced: Ints = self.steps[REDUCED]
+        return reduced
+
+    @cached_property
+    def least(self) -> Ints:
+        """The smallest reduced value of each group."""
+        return np.minimum.reduceat(self.reduced, self.starts[:-1]) if len(self.reduced) else self.reduced
+
+    @cached_property
+    def gcds(self) -> Ints:
+        """The greatest common divisor of all costs under each limit; 1 where they are 0."""
+        gcds: Ints = np.maximum(np.gcd.reduce(self.steps[: len(self.free)], axis=1), 1)
+        return gcds
+
+    @cached_property
+    def coarsest(self) -> int:
+        """The limit under which the greatest common divisor of all costs is worth most."""
+        return int(np.argmax(self.multipliers * self.gcds))
+
+    @cached_property
+    def divisors(self) -> Ints:
+        """The greatest common divisor of each group's costs under the coarsest limit."""
+        return np.gcd.reduceat(self.steps[self.coarsest], self.starts[:-1]) if len(self.reduced) else self.reduced
+
+    def within(self, room: int) -> "Core":
+        spared = max(0, self.reach - REACH * room)
+        return replace(self, room=room, reach=self.reach - spared, below=self.below - spared)
 
 
-def grown_lists(core: Core, work: Work) -> Lists:
-    """Return lists that hold between them every choice within the room, or a better one.
+class Tree:
+    """The item that each state added to another one; node 0 is the default choice."""
+
+    def __init__(self) -> None:
+        self._added = [np.zeros((2, 1), dtype=np.int64)]
+        self._count = 1
+
+    def add(self, parents: Ints, items: Ints) -> Ints:
+        self._added.append(np.stack([parents, items]))
+        self._count += len(items)
+        return np.arange(self._count - len(items), self._count)
+
+    def items(self, node: int) -> list[int]:
+        parents, items = np.concatenate(self._added, axis=1)
+        path = []
+        while node:
+            path.append(int(items[node]))
+            node = int(parents[node])
+        return path
+
+
+def _extended(states: States, core: Core, group: int, tree: Tree, room: int, work: Work) -> States:
+    """The states (with the group's default), and each of them with each alternative that leaves room."""
+    first, end = core.starts[group : group + 2].tolist()
+    children = (end - first) * int(states.shape[1])
+    if children > MOST_CHILDREN:
+        children = int(np.searchsorted(np.sort(states[REDUCED]), room - core.reduced[first:end]).sum())
+    if work.spent or children > MOST_CHILDREN:
+        raise GivenUpError
+    parts = [states]
+    width = max(1, _BATCH // max(1, states.shape[1]))
+    for start in range(first, end, width):
+        batch = slice(start, min(end, start + width))
+        which, parent = np.nonzero(states[REDUCED] < room - core.reduced[batch, None])
+        if len(which):
+            item = batch.start + which
+            added = states[:, parent] + core.steps[:, item]
+            added[NODE] = tree.add(states[NODE, parent], core.alternatives[item])
+            parts.append(added)
+    grown = np.concatenate(parts, axis=1) if len(parts) > 1 else states
+    work.steps += grown[:VALUE].size
+    return grown
+
+
+def best_choice(core: Core, work: Work) -> tuple[list[int] | None, int, int, int]:
+    """Find the best choice within the room, in lists that hold between them every such choice, or a better one.
 
     The shorter list takes its next group. Under several limits the left one goes from groups with fine steps in cost to
     coarse ones, the right one the other way: what is coarse remains for the left list for long, which knows early
     what does not fit.
 
+    Returns:
+        The items that it takes instead of the default ones (None without a choice), the room that was searched (0 where
+        the join is incomplete), the states and pairs that were looked at, and the states of the longest list.
+
     Raises:
         GivenUpError: a list is too long, or the work is spent.
     """
-    tree, room, longest = Tree(), core.room, 0
+    tree, room = Tree(), core.room
     if len(core.free) == 1:
         left, right = _single_limit_lists(core, tree, work)
-        return Lists(left, right, tree, room, max(left.shape[1], right.shape[1]))
-    order = np.lexsort((-core.least, core.divisors)).tolist()
-    halves = _Half(core, order, tree), _Half(core, order[::-1], tree)
-    for _ in order:
-        half = min(halves, key=len)
-        room = half.take(room, work)
-        longest = max(longest, len(half))
-    return Lists(halves[0].states, halves[1].states, tree, room, longest)
+        longest = max(left.shape[1], right.shape[1])
+    else:
+        order, longest = np.lexsort((-core.least, core.divisors)).tolist(), 0
+        halves = _Half(core, order, tree), _Half(core, order[::-1], tree)
+        for _ in order:
+            half = min(halves, key=len)
+            room = half.take(room, work)
+            longest = max(longest, len(half))
+        left, right = (half.states for half in halves)
+    best, complete, pairs = _join(left, right, core.within(room), work)
+    looked, items = left.shape[1] + right.shape[1] + pairs, None
+    if best is not None:
+        items = [*tree.items(int(left[NODE, best[0]])), *tree.items(int(right[NODE, best[1]]))]
+    return items, room if complete else 0, looked, longest
 
 
 def _single_limit_lists(core: Core, tree: Tree, work: Work) -> tuple[States, States]:
@@ -88,12 +215,12 @@ def _single_limit_lists(core: Core, tree: Tree, work: Work) -> tuple[States, Sta
         if least[group] >= spare:
             continue
         if left.shape[1] <= right.shape[1] or (place < apart and left.shape[1] < _APART):
-            left, before = _undominated(extended(left, core, group, tree, room, work)), step
+            left, before = _undominated(_extended(left, core, group, tree, room, work)), step
             step = gcd(right_step, gcds[place + 1])
             left = _with_waste(left, core, before, step)
             spare = room - int(left[REDUCED].min(initial=room))
         else:
-            right = _undominated(extended(right, core, group, tree, spare, work))
+            right = _undominated(_extended(right, core, group, tree, spare, work))
             right_step = gcd(right_step, divisors[group])
     return left, right
 
@@ -138,12 +265,18 @@ def divisor_order(divisors: Ints, hardness: Ints) -> tuple[list[int], list[int]]
     return order.tolist(), [*gcds.tolist(), 0]
 
 
+def _checked_length(states: States) -> States:
+    if states.shape[1] > MOST_STATES:
+        raise GivenUpError
+    return states
+
+
 def _undominated(states: States) -> States:
     order = np.lexsort((states[VALUE], states[0]))
     values = states[VALUE, order]
     fresh = np.ones(len(order), dtype=np.bool_)
     fresh[1:] = values[1:] < np.minimum.accumulate(values)[:-1]
-    return check_length(states[:, order[fresh]])
+    return _checked_length(states[:, order[fresh]])
 
 
 class _Half:
@@ -168,7 +301,7 @@ class _Half:
     def take(self, room: int, work: Work) -> int:
         """Extend the list by its next group; return the room, less where the list has more than ``many`` states."""
         core = self._core
-        grown = extended(self.states, core, self._remaining.pop(0), self._tree, room, work)
+        grown = _extended(self.states, core, self._remaining.pop(0), self._tree, room, work)
         grown = grown[:, self._bound(grown) < room]
         if grown.shape[1] >= _SIFT_FROM and len(self._relaxations) == 1 < len(self._priced):
             self._relaxations.append(self._joint_relaxation(room))
@@ -179,7 +312,7 @@ class _Half:
             bound = self._bound(grown)
             room = max(core.least_room, int(np.partition(bound, core.many)[core.many]))
             grown = grown[:, bound < room]
-        self.states = check_length(grown)
+        self.states = _checked_length(grown)
         return room
 
     def _bound(self, states: States) -> Ints:
@@ -212,16 +345,19 @@ class _Half:
         core = self._core
         groups = [slice(*core.starts[group : group + 2].tolist()) for group in self._remaining]
         costs, free, multipliers = core.steps[limits], core.free[limits], core.multipliers[limits]
-        return group_relaxation(limits, costs, core.reduced, groups, free, multipliers, widths)
+        return GroupRelaxation(limits, costs, core.reduced, groups, free, multipliers, widths)
 
 
 # --- the join -------------------------------------------------------------------------------------------------------
 
 
-def join(left: States, right: States, core: Core, work: Work) -> Joined:
-    """Find the pair whose costs sum to at most ``free`` with the smallest sum of values, if that is below ``below``.
+def _join(left: States, right: States, core: Core, work: Work) -> tuple[tuple[int, int] | None, bool, int]:
+    """The pair whose costs sum to at most ``free`` with the smallest sum of values, if that is below ``below``.
 
     Beyond ``MOST_PAIRS``, or once the work is spent, the join is incomplete.
+
+    Returns:
+        Its positions in left and right, or None; true if the join is complete; and the pairs that were looked at.
     """
     if not left.shape[1] or not right.shape[1]:
         return None, True, 0
@@ -246,7 +382,7 @@ def _join_single(left: States, right: States, free: int, below: int) -> tuple[in
     return int(fits[best]), int(order[partner])
 
 
-def _join_several(left: States, right: States, core: Core, work: Work) -> Joined:
+def _join_several(left: States, right: States, core: Core, work: Work) -> tuple[tuple[int, int] | None, bool, int]:
     """Several limits: only the pairs that use nearly all of the limit whose use is tightest.
 
     A choice with reduced values R that leaves u of a limit unused has a value of at least bound + R + multiplier * u,
@@ -267,21 +403,15 @@ def _join_several(left: States, right: States, core: Core, work: Work) -> Joined
         if pairs > MOST_PAIRS or work.spent:
             return best, False, pairs
         for a, b in _pairs(rows, first, end):
-            better = _best_of(left, right, a, members[b], core.free, below)
-            if better is not None:
-                best, below = better[:2], better[2]
+            b = members[b]
+            total = left[VALUE, a] + right[VALUE, b]
+            better = np.flatnonzero(total < below)
+            a, b, total = a[better], b[better], total[better]
+            fits = np.flatnonzero((left[:VALUE, a] + right[:VALUE, b] <= core.free[:, None]).all(axis=0))
+            if len(fits):
+                first_best = fits[total[fits].argmin()]
+                best, below = (int(a[first_best]), int(b[first_best])), int(total[first_best])
     return best, True, pairs
-
-
-def _best_of(left: States, right: States, a: Ints, b: Ints, free: Ints, below: int) -> tuple[int, int, int] | None:
-    total = left[VALUE, a] + right[VALUE, b]
-    fits = np.flatnonzero(total < below)
-    a, b, total = a[fits], b[fits], total[fits]
-    fits = np.flatnonzero((left[:VALUE, a] + right[:VALUE, b] <= free[:, None]).all(axis=0))
-    if len(fits) == 0:
-        return None
-    best = fits[total[fits].argmin()]
-    return int(a[best]), int(b[best]), int(total[best])
 
 
 def _window(costs: Ints, most: Ints, spare: Ints, multiplier: float) -> tuple[Ints, Ints]:

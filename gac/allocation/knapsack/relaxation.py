@@ -70,8 +70,9 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
 
     A column that breaks a limit may do so at a penalty, so that the program always has a solution.
     """
-    columns = _first_columns(items)
     scale = np.maximum(items.slack, 1).astype(np.float64)
+    shares = (items.costs / scale[:, None]).sum(axis=0)
+    columns = np.unique([items.first_minimum(row) for row in (items.values, shares, *items.costs)])
     unit = float(np.maximum.reduceat(items.values, items.starts).sum(dtype=np.float64)) or 1.0
     finest = _FINEST * unit
     multipliers, bound = np.zeros(len(items.costs)), -np.inf
@@ -92,12 +93,6 @@ def _relax_several(items: Ragged) -> tuple[Floats, Ints | None]:
         merged = np.union1d(columns, picks)
         weights, columns = np.zeros(len(merged)), merged
     return multipliers, _repaired(items, columns, weights)
-
-
-def _first_columns(items: Ragged) -> Ints:
-    shares = (items.costs / np.maximum(items.slack, 1)[:, None]).sum(axis=0)
-    picks = [items.first_minimum(row) for row in (items.values, shares, *items.costs)]
-    return np.unique(np.concatenate(picks))
 
 
 def _restricted_program(
@@ -185,7 +180,6 @@ def lagrangian(items: Ragged, multipliers: Floats) -> Bound:
 # --- the group relaxation -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class GroupRelaxation:
     """Lower bound on the value of the remaining groups, as a function of the remaining budget (Gomory 1965).
 
@@ -195,37 +189,6 @@ class GroupRelaxation:
     them but the first. The costs of a model's weights have wide steps, or meet several limits at once: nearly all
     partial choices are bound to lose more than the room.
 
-    Attributes:
-        limits: rows of the limits that are looked at.
-        free: what the default choice leaves of each of them.
-        widths: how much of each of them a cell spans.
-        strides: how far apart a limit's neighbouring cells are in the tables.
-        least: the least that the last groups add, by their number and by the cell of the remaining budget.
-    """
-
-    limits: Ints
-    free: Ints
-    widths: Ints
-    strides: Ints
-    least: tuple[Ints, ...]
-
-    def lower_bound(self, costs: Ints, remaining: int) -> Ints:
-        """Return the least that the last ``remaining`` groups add to partial choices of these costs."""
-        least = self.least[remaining]
-        rest = self.free[:, None] - costs[self.limits]
-        bound: Ints = least[_cell(rest // self.widths[:, None], self.strides, len(least))]
-        return bound
-
-
-def unused_value(unused: Floats | Ints, multiplier: float | Floats) -> Ints:
-    return np.asarray(np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64))
-
-
-def group_relaxation(
-    limits: Ints, costs: Ints, reduced: Ints, groups: Sequence[slice], free: Ints, multipliers: Floats, widths: Ints
-) -> GroupRelaxation:
-    """Tabulate the group relaxation of some limits.
-
     An item whose cost is no multiple of the width leads from a cell to one of two, and the better one counts.
 
     Args:
@@ -233,24 +196,46 @@ def group_relaxation(
         costs: cost of each item minus that of its group's default choice.
         reduced: reduced value of each item; those of a choice sum to less than ``2**62``.
         groups: the items of each group, in the order in which they will be added.
+        free: what the default choice leaves of each limit.
         widths: of a cell, multiples of the greatest common divisor of all costs.
     """
-    bits = max(0, min(_CELL_BITS, _MEMORY_BITS - len(groups).bit_length(), _WORK_BITS - len(reduced).bit_length()))
-    across = int(2.0 ** (bits / len(free)))
-    strides = across ** np.arange(len(free))
-    rests = free % np.maximum(np.gcd.reduce(costs, axis=1), 1)
-    tables = [_least_unused(rests, widths, multipliers, across)]
-    size = len(tables[0])
-    moves, between = _cell(costs // widths[:, None], strides, size).tolist(), costs % widths[:, None] != 0
-    for group in reversed(groups):
-        after, least = tables[-1], tables[-1].copy()
-        for stride in strides[between[:, group].any(axis=1)].tolist():
-            after = np.minimum(after, np.roll(after, stride))
-        after = np.tile(after, 2)
-        for move, more in zip(moves[group], reduced[group].tolist(), strict=True):
-            np.minimum(least, after[size - move : 2 * size - move] + more, out=least)
-        tables.append(least)
-    return GroupRelaxation(limits, free, widths, strides, tuple(tables))
+
+    def __init__(
+        self,
+        limits: Ints,
+        costs: Ints,
+        reduced: Ints,
+        groups: Sequence[slice],
+        free: Ints,
+        multipliers: Floats,
+        widths: Ints,
+    ) -> None:
+        self._limits, self._free, self._widths = limits, free, widths
+        bits = max(0, min(_CELL_BITS, _MEMORY_BITS - len(groups).bit_length(), _WORK_BITS - len(reduced).bit_length()))
+        across = int(2.0 ** (bits / len(free)))
+        self._strides = across ** np.arange(len(free))
+        rests = free % np.maximum(np.gcd.reduce(costs, axis=1), 1)
+        self._least = [_least_unused(rests, widths, multipliers, across)]  # by the number of last groups, and by cell
+        size = len(self._least[0])
+        moves, between = _cell(costs // widths[:, None], self._strides, size).tolist(), costs % widths[:, None] != 0
+        for group in reversed(groups):
+            after, least = self._least[-1], self._least[-1].copy()
+            for stride in self._strides[between[:, group].any(axis=1)].tolist():
+                after = np.minimum(after, np.roll(after, stride))
+            after = np.tile(after, 2)
+            for move, more in zip(moves[group], reduced[group].tolist(), strict=True):
+                np.minimum(least, after[size - move : 2 * size - move] + more, out=least)
+            self._least.append(least)
+
+    def lower_bound(self, costs: Ints, remaining: int) -> Ints:
+        """Return the least that the last ``remaining`` groups add to partial choices of these costs."""
+        least = self._least[remaining]
+        rest = self._free[:, None] - costs[self._limits]
+        return least[_cell(rest // self._widths[:, None], self._strides, len(least))]
+
+
+def unused_value(unused: Floats | Ints, multiplier: float | Floats) -> Ints:
+    return np.asarray(np.minimum(unused * multiplier * _DOWN, _LARGEST).astype(np.int64))
 
 
 def _least_unused(rests: Ints, widths: Ints, multipliers: Floats, across: int) -> Ints:

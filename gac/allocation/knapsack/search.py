@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gac.allocation.knapsack.instance import Mask, Ragged
-from gac.allocation.knapsack.lists import grown_lists, join
+from gac.allocation.knapsack.lists import STEPS, Core, GivenUpError, Work, best_choice
 from gac.allocation.knapsack.relaxation import Bound
-from gac.allocation.knapsack.states import NODE, STEPS, Core, GivenUpError, Work
 from gac.core.arrays import Ints
 
 _FIRST, _FINEST = 24, 16
@@ -26,15 +25,6 @@ class Outcome:
     lower: int
     core: int
     search: str
-
-
-@dataclass(frozen=True)
-class Margin:
-    """Room above the bound, room that is not given up, and the length of a list beyond which the room shrinks."""
-
-    room: int
-    least_room: int
-    many: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +49,19 @@ def settle(items: Ragged, bound: Bound, choice: Ints, work: Work, enough: int = 
 
     A choice with a value below ``bound.lower + margin`` consists of items whose reduced values are below the margin
     (reduced-cost fixing), so searching those alone decides whether there is one. Margins grow until one
-    holds the optimum or reaches the best known value. The length of the next lists is not known in advance: where
-    they are several times as long as those before, the margin shrinks. Where a search gives up, which it does after
-    half of the work that is left, CP-SAT is called once.
+    holds the optimum or reaches the best known value: the more slowly, the more work the last one took. The length of
+    the next lists is not known in advance: where they are several times as long as those before, the margin shrinks.
+    Where a search gives up, which it does after half of the work that is left, CP-SAT is called once.
 
     Once the work is spent, or with a value of ``enough`` or less, the best choice and bound so far are returned.
     """
     value, lower = items.value(choice), bound.lower
-    margin, core, looked = Margin(_first_room(items, bound, value), 1, _LONGER * _CHEAP), 0, 0
+    room, least_room, many, core, looked = _first_room(items, bound, value), 1, _LONGER * _CHEAP, 0, 0
     while lower < value and value > enough and not work.spent:
-        near = bound.reduced < min(value - bound.lower, margin.room)
+        near = bound.reduced < min(value - bound.lower, room)
         part, core = items.keep(near), int(near.sum())
         half = Work(work.remaining / 2)
-        searched = search_margin(part, bound.keep(near), value, margin, half)
+        searched = search_margin(part, bound.keep(near), value, room, least_room, many, half)
         work.steps += half.steps
         if searched.choice is not None:
             choice = np.flatnonzero(near)[searched.choice]
@@ -81,7 +71,11 @@ def settle(items: Ragged, bound: Bound, choice: Ints, work: Work, enough: int = 
                 break
             return _settle_by_cp_sat(items, bound, choice, lower, work)
         lower = min(value, bound.lower + searched.room)
-        margin, looked = _wider(searched, looked), searched.looked
+        growth = _SLOW_GROWTH  # lists nearly as long as they may get: a wide step would be given up
+        if searched.looked < min(max(_DEAR, 2 * looked), _DEAREST):
+            growth = _FAST_GROWTH if searched.looked < _CHEAP else _GROWTH
+        room, least_room = int(searched.room * growth) + 1, int(searched.room * _SLOW_GROWTH) + 1
+        many, looked = _LONGER * max(searched.longest, _CHEAP), searched.looked
     return Outcome(choice, value, max(lower, 0), core, "lists joined in the middle")
 
 
@@ -111,23 +105,6 @@ def _settle_by_cp_sat(items: Ragged, bound: Bound, choice: Ints, lower: int, wor
     return Outcome(choice, value, max(lower, 0), len(part), "CP-SAT")
 
 
-def _wider(searched: Searched, before: int) -> Margin:
-    """The next margin, after a search and the work of the one before it.
-
-    Work grows faster than the margin, the more so the more there is of it. Where lists are nearly as long as they may
-    get, a wide step would be given up; a narrow one may find the optimum.
-    """
-    if searched.looked < _CHEAP:
-        growth = _FAST_GROWTH
-    else:
-        growth = _GROWTH if searched.looked < min(max(_DEAR, 2 * before), _DEAREST) else _SLOW_GROWTH
-    return Margin(
-        room=int(searched.room * growth) + 1,
-        least_room=int(searched.room * _SLOW_GROWTH) + 1,
-        many=_LONGER * max(searched.longest, _CHEAP),
-    )
-
-
 def _first_room(items: Ragged, bound: Bound, value: int) -> int:
     alternatives = bound.reduced[bound.reduced > 0]
     if len(alternatives) == 0:
@@ -136,7 +113,9 @@ def _first_room(items: Ragged, bound: Bound, value: int) -> int:
     return max(int(np.partition(alternatives, rank)[rank]), value - bound.lower >> _FINEST) + 1
 
 
-def search_margin(items: Ragged, bound: Bound, value: int, margin: Margin, work: Work) -> Searched:
+def search_margin(
+    items: Ragged, bound: Bound, value: int, room: int, least_room: int, many: int, work: Work
+) -> Searched:
     """Find the best choice within the limits and the margin whose value is below ``value``, or one a bit beyond.
 
     The reduced values of every choice within the margin sum to less than its room; all of those are
@@ -144,26 +123,11 @@ def search_margin(items: Ragged, bound: Bound, value: int, margin: Margin, work:
     to leave so much of the limits unused that they are not within the margin. So if a complete search finds nothing
     there, there is nothing. A choice beyond, in ``REACH`` times the room, is a better incumbent, not an optimum.
     Where a list grows too long, or the work is spent, the search gives up.
+
+    Args:
+        room, least_room, many: see ``Core``.
     """
-    default = items.first_minimum(bound.reduced)
-    core = _core(items, bound, default, value, margin)
-    try:
-        lists = grown_lists(core, work)
-    except GivenUpError:
-        return Searched(None, 0)
-    best, complete, pairs = join(lists.left, lists.right, core.within(lists.room), work)
-    room, looked = lists.room if complete else 0, lists.left.shape[1] + lists.right.shape[1] + pairs
-    if best is None:
-        return Searched(None, room, looked, lists.longest)
-    choice = default.copy()
-    for states, position in zip((lists.left, lists.right), best, strict=True):
-        deviating = lists.tree.items(int(states[NODE, position]))
-        choice[items.group[deviating]] = deviating
-    return Searched(choice, room, looked, lists.longest)
-
-
-def _core(items: Ragged, bound: Bound, default: Ints, value: int, margin: Margin) -> Core:
-    room = min(margin.room, value - bound.lower)
+    room, default = min(room, value - bound.lower), items.first_minimum(bound.reduced)
     near = bound.reduced < room
     near[default] = False
     alternatives = np.flatnonzero(near)
@@ -173,18 +137,27 @@ def _core(items: Ragged, bound: Bound, default: Ints, value: int, margin: Margin
     values = np.asarray(items.values[alternatives] - items.values[instead], dtype=np.int64)
     starts, free = np.flatnonzero(np.diff(group, prepend=-1)), items.slack - items.used(default)
     limits = _limits_that_can_bind(costs, starts, free)
-    return Core(
+    core = Core(
         alternatives=alternatives,
         starts=np.append(starts, len(group)),
         steps=np.vstack([costs[limits], values, reduced, np.zeros_like(values)]),
         free=free[limits],
         below=value - items.value(default),
         room=room,
-        least_room=margin.least_room,
-        many=margin.many,
+        least_room=least_room,
+        many=many,
         reach=value - bound.lower,
         multipliers=bound.multipliers[limits],
     )
+    try:
+        deviating, room, looked, longest = best_choice(core, work)
+    except GivenUpError:
+        return Searched(None, 0)
+    if deviating is None:
+        return Searched(None, room, looked, longest)
+    choice = default.copy()
+    choice[items.group[deviating]] = deviating
+    return Searched(choice, room, looked, longest)
 
 
 def _limits_that_can_bind(costs: Ints, starts: Ints, free: Ints) -> Ints:

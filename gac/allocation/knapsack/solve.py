@@ -3,26 +3,29 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 
-from gac.allocation.knapsack.groups import Group, Solution, check_start, costs_of, parse_instance
 from gac.allocation.knapsack.instance import (
     FINEST,
+    Group,
     OutOfReachError,
     Ragged,
+    Solution,
     bits_of,
+    costs_of,
     flatten,
+    parse_instance,
     reduced_items,
     rows_of,
     to_grains,
 )
+from gac.allocation.knapsack.lists import Work
 from gac.allocation.knapsack.relaxation import lagrangian, relax
 from gac.allocation.knapsack.search import Outcome, settle
-from gac.allocation.knapsack.states import Work
 from gac.core.arrays import Floats, Ints
 from gac.core.errors import BudgetError, GacError
 from gac.plan.plan import Certificate
@@ -82,45 +85,34 @@ def knapsack(
         GacError: no group or no limit; groups or names with another number of limits; a limit that is no integer;
             a work limit below 0; a start beyond the limits; losses that sum up to more than a float holds.
     """
-    groups, limits, names, work_limit = parse_instance(groups, limits, names, work_limit)
-    known = None if start is None else tuple(start)
-    if known is not None:
-        check_start(groups, limits, known)
-    work, rows = Work(work_limit), rows_of(groups, limits)
+    groups, limits, names = parse_instance(groups, limits, names, work_limit, start)
+    work, rows = Work(float(work_limit)), rows_of(groups, limits)
+    known = None if start is None else rows.extend(start)
     try:
-        instance = reduced_items(rows.items, rows.limits)
-        rows = replace(rows, items=instance.items)  # large instances: memory that is freed is used again, and warm
+        items, divisors = reduced_items(rows.items, rows.limits)
+        rows = replace(rows, items=items)  # large instances: memory that is freed is used again, and warm
     except OutOfReachError:
         feasible_choice(groups, limits, names, work)
         raise AssertionError("a limit out of reach was met") from None
 
     def first() -> Ints:
-        return instance.positions(feasible_choice(groups, limits, names, work) if known is None else rows.extend(known))
+        return items.positions(feasible_choice(groups, limits, names, work) if known is None else known)
 
-    refined = refine(instance.items, first, work)
+    outcome, grain, by_row = _refine(items, first, work)
     multipliers = [
-        _as_float(Fraction(multiplier) * Fraction(refined.grain) / (int(divisor) << shift))
-        for multiplier, divisor, shift in zip(refined.multipliers, instance.divisors, rows.shifts, strict=True)
+        _as_float(Fraction(multiplier) * Fraction(grain) / (int(divisor) << shift))
+        for multiplier, divisor, shift in zip(by_row, divisors, rows.shifts, strict=True)
     ]
-    return _solution(groups, refined, [multipliers[row] for row in rows.deciding], len(instance.items), work)
+    return _solution(groups, outcome, grain, [multipliers[row] for row in rows.deciding], len(items), work)
 
 
-@dataclass(frozen=True, eq=False)
-class Refined:
-    """Result of the last round: original item indices, outcome and multipliers, all in grains."""
+def _refine(items: Ragged, first: Callable[[], Ints], work: Work) -> tuple[Outcome, float, Floats]:
+    """The best choice within the limits (original item indices), the grain, and the multipliers in grains.
 
-    choice: Ints
-    outcome: Outcome
-    grain: float
-    multipliers: Floats
-
-
-def refine(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
-    """Find the best choice within the limits; ``items`` has costs from 0 and float values from 0.
-
-    Each round knows a better choice than the one before. It drops the items that alone lose more than that whole
-    choice, and makes the grain so small that the choice has 52 bits. Where the relaxation cannot tell the choice from 0
-    among items so large, or the optimum has 8 bits less than the choice had, another round follows.
+    ``items`` has costs from 0 and float values from 0. Each round knows a better choice than the one before. It drops
+    the items that alone lose more than that whole choice, and makes the grain so small that the choice has 52 bits.
+    Where the relaxation cannot tell the choice from 0 among items so large, or the optimum has 8 bits less than the
+    choice had, another round follows.
     ``first`` finds a choice where the relaxation finds none.
     """
     start: Ints | None = None
@@ -136,7 +128,7 @@ def refine(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
         if start is None:
             start = first()
         if not items.values[start].any():
-            return Refined(items.origin[start], Outcome(start, 0, 0, 0, ""), 2.0**FINEST, np.zeros(len(items.costs)))
+            return Outcome(items.origin[start], 0, 0, 0, ""), 2.0**FINEST, np.zeros(len(items.costs))
         total = float(normal.values[start].sum())
         near = normal.values <= max(total * _UP, _UNSEEN)
         items, start = items.keep(near), (np.cumsum(near) - 1)[start]
@@ -148,13 +140,13 @@ def refine(items: Ragged, first: Callable[[], Ints], work: Work) -> Refined:
         outcome = settle(scaled, bound, start, work)
         start = outcome.choice
         if exponent == FINEST or outcome.value >> bits - _FINE or work.spent:
-            return Refined(items.origin[start], outcome, 2.0**exponent, bound.multipliers)
+            return replace(outcome, choice=items.origin[start]), 2.0**exponent, bound.multipliers
 
 
 def _solution(
-    groups: Sequence[Group], refined: Refined, multipliers: Sequence[float], items: int, work: Work
+    groups: Sequence[Group], outcome: Outcome, grain: float, multipliers: Sequence[float], items: int, work: Work
 ) -> Solution:
-    choice = tuple(refined.choice[: len(groups)].tolist())
+    choice = tuple(outcome.choice[: len(groups)].tolist())
     chosen = list(zip(groups, choice, strict=True))
     try:
         value = math.fsum(group.values[item] for group, item in chosen)
@@ -164,15 +156,15 @@ def _solution(
             "a sum that a float holds, below 1.8e308",
             "Give the losses in a larger unit.",
         ) from None
-    outcome, unit = refined.outcome, max(math.ldexp(refined.grain, len(groups).bit_length() + 3), 8 * math.ulp(value))
-    lower = max(0.0, value - _as_float((outcome.value - outcome.lower) * Fraction(refined.grain)))
+    unit = max(math.ldexp(grain, len(groups).bit_length() + 3), 8 * math.ulp(value))
+    lower = max(0.0, value - _as_float((outcome.value - outcome.lower) * Fraction(grain)))
     status: Literal["optimal", "feasible"] = "optimal" if lower == value else "feasible"
     method = "every group at its smallest loss"
     if outcome.search:
         fixed = f"{items:,} items fixed down to {outcome.core:,}"
         method = f"Lagrangian bound, {fixed}, {outcome.search}; proved within {unit:.3g}; {work}"
     certificate = Certificate(status, value, lower, value - lower, tuple(multipliers), method)
-    return Solution(choice, costs_of(groups, choice), certificate, unit, refined.grain)
+    return Solution(choice, costs_of(groups, choice), certificate, unit, grain)
 
 
 def _as_float(number: Fraction) -> float:
@@ -221,8 +213,8 @@ def _least(
 
     The knapsack itself, with that limit's costs for losses: they are integers already, so nothing is rounded.
     """
-    instance = reduced_items(replace(items, values=items.costs[limit], costs=items.costs[:limit]), limits[:limit])
-    inside, start = instance.items, instance.positions(known)
+    inside, _ = reduced_items(replace(items, values=items.costs[limit], costs=items.costs[:limit]), limits[:limit])
+    start = inside.positions(known)
     used = sum(items.costs[limit, items.starts + np.asarray(known)].tolist())
     zero = used - inside.value(start)
     multipliers, other = relax(inside)

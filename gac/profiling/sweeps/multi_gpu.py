@@ -39,12 +39,10 @@ class RemoteMeasurer:
         self.process = ProcessPoolExecutor(1, get_context("spawn"), _begin, (gpu,))
 
     def measure(self, point: Point, checked: bool = False) -> Measurement:
-        row: Measurement = self.call(_ask, "measure", point, checked)
-        return row
+        return self.call(_measure, point, checked)
 
     def launches(self, points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
-        launches: Sequence[tuple[Launch, ...]] = self.call(_ask, "launches", points)
-        return launches
+        return self.call(_launches, points)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         try:
@@ -61,11 +59,15 @@ def _begin(gpu: int) -> None:
 
 def _prepare(header: Header) -> None:
     _measurer.append(GpuMeasurer(header))
-    _ask("launches", ())  # loads the tracer
+    _launches(())  # loads the tracer
 
 
-def _ask(method: str, *arguments: Any) -> Any:
-    return getattr(_measurer[0], method)(*arguments)
+def _measure(point: Point, checked: bool) -> Measurement:
+    return _measurer[0].measure(point, checked)
+
+
+def _launches(points: Sequence[Point]) -> Sequence[tuple[Launch, ...]]:
+    return _measurer[0].launches(points)
 
 
 @contextmanager
