@@ -248,9 +248,10 @@ def _fits_of(
         known = LayerFit.merged([known, fit])
         yield part, fit
     statistics = Statistics(run.model, pooled, run.method, known.artifacts)
-    prices = _prices_of(statistics, weights, [part.scheme for part in parts if part.scheme is not None])
-    for part in (part for part in parts if part.scheme is not None):
-        yield part, LayerFit(loss | prices[part.scheme.name], LayerArtifacts({}))
+    priced = [(part, part.scheme) for part in parts if part.scheme is not None]
+    prices = _prices_of(statistics, weights, [scheme for _, scheme in priced])
+    for part, scheme in priced:
+        yield part, LayerFit(loss | prices[scheme.name], LayerArtifacts({}))
 
 
 def _prices_of(

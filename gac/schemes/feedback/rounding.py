@@ -35,7 +35,9 @@ def quantise(
     order = inputs.once((Order, size), lambda moment: Order.of(moment, size))
     columns = order.layout.grouped(matrix)
     pieces = columns.reshape(rows, -1, order.layout.width)
-    targets = pad(pieces, (0, 0, 0, 0, 0, -rows % height)).unflatten(0, (-1, height)).transpose(0, 1).contiguous()
+    targets = (
+        pad(pieces, (0, 0, 0, 0, 0, -rows % height)).view(-1, height, *pieces.shape[1:]).transpose(0, 1).contiguous()
+    )
     behind = matrix.new_zeros(rows, 1, 1) if gradients is None else _behind(firm(gradients), height)
     work = _Work(order, behind, targets, levels)
     for step in range(height + targets.shape[2] - 1):
