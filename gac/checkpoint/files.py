@@ -24,7 +24,7 @@ from gac.runtime.storage.modules import stored_modules
 T = TypeVar("T")
 ATTEMPTS = 5
 _ADAPTER = "adapter_config.json"
-_SHOWN = 80  # letters of a name
+SHOWN = 80  # letters of a name or a value
 _CLASSES = "gac.checkpoint.classes"  # where pickle finds a config's class
 _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 
@@ -101,14 +101,14 @@ def _check_no_code(document: dict[str, Any], source: Path) -> None:
     inner = [value for name, value in document.items() if isinstance(value, dict) and name != QUANTIZATION]
     for key, value in ((key, item[key]) for item in (document, *inner) for key in item):
         if chooses_code(key):
-            raise contradiction(source, f"config.json has {key} {str(value)[:80]!r}", "no key that chooses code")
+            raise contradiction(source, f"config.json has {key} {str(value)[:SHOWN]!r}", "no key that chooses code")
     code = document.get("auto_map", {})
     named = code.values() if isinstance(code, dict) else [code]
     if foreign := next((str(name) for name in named if not str(name).startswith("modeling_gac.Gac")), None):
         raise contradiction(source, f"config.json has the code {foreign!r} in auto_map", "GAC's own, modeling_gac.Gac*")
     quantiser = document.get(QUANTIZATION, {"quant_method": _QUANTISERS[0]})
     if not isinstance(quantiser, dict) or quantiser.get("quant_method") not in _QUANTISERS:
-        value = f"config.json has the quantiser {str(quantiser)[:80]}"
+        value = f"config.json has the quantiser {str(quantiser)[:SHOWN]}"
         raise contradiction(source, value, f"none, or {' or '.join(_QUANTISERS)}")
     if (source / _ADAPTER).exists():
         raise CheckpointError(
@@ -159,8 +159,9 @@ def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tupl
     named = _named_in(directory, index) if indexed else (full,)
     for name in named:
         if not is_plain_name(name) or not name.endswith(suffix):
-            shown = repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name):,} characters)"
-            raise _wrong(directory, f"{index} names the file {shown}", f"a {suffix[1:]} file of this directory")
+            raise _wrong(
+                directory, f"{index} names the file {name[:SHOWN]!r}", f"a {suffix[1:]} file of this directory"
+            )
         if not (directory / name).is_file():
             raise _wrong(directory, f"{name} is missing", "every file that was saved")
     if full not in named and (directory / full).exists():  # which of the two is read depends on who reads it

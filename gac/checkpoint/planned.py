@@ -61,9 +61,9 @@ class PlannedModel(CompressedModel, _Dense):  # type: ignore[misc, no-untyped-ca
             raise ModelError(*wrong)
         return super().init_continuous_batching(*args, **options)
 
-    def _write_companions(self, directory: Any) -> None:
+    def _write_companions(self, directory: Path) -> None:
         super()._write_companions(directory)
-        write_digests(Path(directory))
+        write_digests(directory)
 
 
 def planned(model: PreTrainedModel) -> Plan:

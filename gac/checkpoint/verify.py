@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gac.checkpoint.files import open_tensors, read_config, read_plan, read_unreplaced, weight_files
+from gac.checkpoint.files import SHOWN, open_tensors, read_config, read_plan, read_unreplaced, weight_files
 from gac.checkpoint.header import contradiction
 from gac.core.arguments import checked
 from gac.core.errors import CheckpointError
@@ -26,7 +26,6 @@ from gac.runtime.model import CODE
 
 _CODE_OR_WEIGHTS = (".py", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".so", ".gguf")
 _SCHEMA = 1
-_SHOWN = 80  # letters of a name
 _WEIGHTS = "model.safetensors"
 # No logit follows from these keys of a config; from every other one may, also from those that GAC does not know.
 _NOT_ESSENTIAL = frozenset(
@@ -78,7 +77,7 @@ def read_digests(directory: Path) -> Digests | None:
         raise CheckpointError(f"{path} holds no digests of version {_SCHEMA}", expected, "Copy the model again.")
     digests = Digests(*members)
     if foreign := [name for name in digests.files if not _is_read(name)]:
-        value = f"{DIGESTS} names the file {foreign[0][:_SHOWN]!r}"
+        value = f"{DIGESTS} names the file {foreign[0][:SHOWN]!r}"
         raise contradiction(directory, value, f"files of this directory in {', '.join(_READ)}")
     return digests
 
@@ -88,7 +87,7 @@ def check_config(document: Mapping[str, Any], digests: Digests, source: Path) ->
     result = _of_config(document)
     for key in sorted({*result, *digests.config}):
         if result.get(key) != digests.config.get(key):
-            value = f"{str(document[key])[:80]!r}" if key in result else "missing"
+            value = f"{str(document[key])[:SHOWN]!r}" if key in result else "missing"
             raise _differs(source, f"config.json has {key} {value}", "its value" if key in digests.config else "none")
 
 

@@ -21,12 +21,13 @@ def damped(moment: Tensor, mean: float, diagonal: float = 0.0) -> Tensor:
     entries = matrix.diagonal()
     level = entries.mean()
     if level == 0:
-        return torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+        return identity_like(matrix)
     entries.add_(diagonal * entries + mean * level)
     return matrix
 
 
 def identity_like(moment: Tensor) -> Tensor:
+    """Return the identity of a matrix's size, in float64."""
     return torch.eye(len(moment), dtype=torch.float64, device=moment.device)
 
 

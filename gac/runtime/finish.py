@@ -1,7 +1,7 @@
 """The last step of a compressed model before it runs: everything that a config describes besides modules."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -20,14 +20,14 @@ class Skipped(TypedDict):
     block: str
     output: str
     attention: bool
-    norms: list[str]
+    norms: Sequence[str]
 
 
 class QuantisedInputs(TypedDict):
     """A norm whose output is quantised, and the weights that read it."""
 
     by: str
-    readers: list[str]
+    readers: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Description:
     """
 
     fused: Sequence[Sequence[str]] = ()
-    skipped: Sequence[Mapping[str, Any]] = ()
-    quantised: Sequence[Mapping[str, Any]] = ()
+    skipped: Sequence[Skipped] = ()
+    quantised: Sequence[QuantisedInputs] = ()
 
 
 def finish(model: Any, description: Description, kernels: bool = True) -> None:

@@ -23,16 +23,19 @@ QUANTISED_INPUTS = "rounded"
 """The member that says which norms make the inputs of weights that quantise them."""
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The storage of a module's numbers: its name and its options."""
 
+    scheme: str = ""
     storage: str | None = None
     options: dict[str, int | bool | str | None] = {}
 
 
-class Module(Stored, frozen=True):
-    """The module of a weight, and its sizes."""
+class Module(Stored, frozen=True, kw_only=True):
+    """The module of a weight, and its sizes; form, dim and scheme are those of the plan."""
 
+    form: str = ""
+    dim: int = 0
     module: str = ""
     sizes: dict[str, int] = {}
 
@@ -43,9 +46,13 @@ class Head(Stored, frozen=True, kw_only=True):
     tied: bool
 
 
-class Header(msgspec.Struct, frozen=True):
-    """The members of the key that say what runs."""
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key; ``plan`` and ``digest`` are those of ``gac.checkpoint.header``."""
 
+    schema_version: int
+    plan: str = ""
+    digest: str = ""
+    decode_kernel: Any = None
     modules: dict[str, Module]
     fused: list[list[str]] = []
     skipped: list[Skipped] = []

@@ -119,8 +119,8 @@ class CompressedModel(modeling_gac.CompressedModel):
 
     def _write_companions(self, directory: Path) -> None:
         super()._write_companions(directory)
-        if Path(directory, _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
-            Path(directory, f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
+        if (directory / _WEIGHTS).exists():  # transformers leaves the index of shards that it has removed
+            (directory / f"{_WEIGHTS}.index.json").unlink(missing_ok=True)
 
 
 def write_code(directory: Path) -> None:

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from gac.runtime.latents.quantise import quantise_latents
+from gac.runtime.latents.quantise import rounded_latents
 from gac.runtime.limits import LARGEST
 from gac.runtime.parallel.ranks import Ranks
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import Absent, Constant
-from gac.runtime.plain.modeling_gac import multiply_blocks as multiply_blocks
+from gac.runtime.plain.modeling_gac import Absent, Constant, multiply_blocks
 
 
 def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) -> nn.Linear:
@@ -20,6 +19,7 @@ def empty_linear(in_features: int, out_features: int, bias: bool, **where: Any) 
 
     ``where`` is ``device`` and ``dtype``, here and in all modules below.
     """
+    where["device"] = where.get("device") or torch.get_default_device()  # skip_init would take the CPU
     linear: nn.Linear = skip_init(nn.Linear, in_features, out_features, bias, **where)  # type: ignore[no-untyped-call]
     return linear
 
@@ -75,7 +75,7 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """Round the input where it is to be rounded, unless it ``is_rounded`` already, and multiply it."""
-        x = x if is_rounded else quantise_latents(x, self.blocks, self.bits)
+        x = x if is_rounded else rounded_latents(x, self.blocks, self.bits)
         return multiply_blocks(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:

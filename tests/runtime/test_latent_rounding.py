@@ -15,7 +15,7 @@ from gac.healing.straight_through import StraightThrough
 from gac.runtime.latents import attention as latents
 from gac.runtime.latents import quantise as latent_rounding
 from gac.runtime.latents.attention import cache_latents, second_factor
-from gac.runtime.latents.quantise import QuantisedLatents, pack_latents, quantise_latents
+from gac.runtime.latents.quantise import QuantisedLatents, pack_latents, rounded_latents
 from gac.runtime.limits import LARGEST, token_words
 from gac.runtime.modules import LatentLinear
 from gac.schemes import scheme_named
@@ -104,9 +104,9 @@ def test_the_kernel_finds_the_same_words(bits: int, groups: int, rank: int) -> N
 
 def test_gradients_pass_as_if_nothing_were_rounded() -> None:
     given = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    found = quantise_latents(given, 2, 4)
+    found = rounded_latents(given, 2, 4)
     found.square().sum().backward()
-    assert torch.equal(found.detach(), quantise_latents(given.detach(), 2, 4))
+    assert torch.equal(found.detach(), rounded_latents(given.detach(), 2, 4))
     assert given.grad is not None
     assert torch.allclose(given.grad, 2 * found.detach())
 

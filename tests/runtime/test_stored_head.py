@@ -31,7 +31,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(gac.runtime.storage.base, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(packed, "linear", lambda x, weight: linear(x, *weight.operands))
-    monkeypatch.setattr(ends, "ROWS", 32)
+    monkeypatch.setattr(ends, "HEAD_ROWS", 32)
     return found
 
 

@@ -189,7 +189,8 @@ def content(source: Source, name: str, reorder_rows: Callable[[Tensor], Tensor])
         return build(REQUANTISED, why=f"groups of {grid.size}, no multiple of {BLOCK}")
     least, most = (int(bound) for bound in grid.signed.aminmax())
     kind = next((name for name, kind in BLOCK_TYPES.items() if kind.least <= least and most <= kind.most), None)
-    return build(REQUANTISED) if kind is None else build(kind, lossless=True)
+    exact = torch.equal(grid.scale.half().float(), grid.scale.float())  # scales in bfloat16 may leave float16's range
+    return build(kind, lossless=True) if kind is not None and exact else build(REQUANTISED)
 
 
 def interleaved(size: int, values: Tensor) -> Tensor:

@@ -62,8 +62,11 @@ class SharedGemm:
         if self.gathered is None:
             assert self.output is not None
             adjacent = all(part.stop == other.start for part, other in pairwise(joint))
-            parts = [slice(joint[0].start, joint[-1].stop)] if adjacent else joint
-            stacked = ranks.stacked(torch.cat([self.output[..., part] for part in parts], -1))
+            if adjacent:
+                local = self.output[..., joint[0].start : joint[-1].stop]
+            else:
+                local = torch.cat([self.output[..., part] for part in joint], -1)
+            stacked = ranks.stacked(local)
             self.gathered = torch.cat([item for part in torch.split(stacked, sizes, -1) for item in part], -1)
         start = ranks.size * sum(sizes[: joint.index(self.parts[index])])
         return self.gathered[..., start : start + ranks.size * size]
@@ -172,7 +175,7 @@ class FusedMember(nn.Module):
     Args:
         fused: the GEMM; the first member has it as a submodule.
         weight: the module that it stands for.
-        at: its position among the members, in the order of their calls.
+        index: its position among the members, in the order of their calls.
     """
 
     def __init__(self, fused: FusedInput, weight: nn.Linear | LowRankLinear, index: int) -> None:

@@ -235,7 +235,7 @@ def arranged(x: Tensor, tile: Tile, order: Order, counters: Tensor) -> tuple[Ten
 
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """``written`` in one launch: a program writes some rows, and of each some numbers."""
+    """``dequantised`` in one launch: a program writes some rows, and of each some numbers."""
     out = weight.words.new_empty(weight.rows, weight.columns, dtype=dtype)
     rows, numbers = _WRITTEN_ROWS, min(_WRITTEN_NUMBERS, weight.group or _WRITTEN_NUMBERS)
     with launching_on(out):
@@ -609,7 +609,7 @@ def gemm_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``weight @ x.T`` for x as ``arrange`` left it: numbers go from registers into it.
+    """``weight @ x.T`` for x as ``arranged`` left it: numbers go from registers into it.
 
     They are multiplied as whole numbers. The sums of a step are scaled then, less ``inputs`` times its zero point.
     """

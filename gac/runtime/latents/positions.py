@@ -35,7 +35,7 @@ class Positions:
     """Positions of all tokens that a cache layer hands on.
 
     Attributes:
-        table: ``latent_layout.with_runs``, int32, shape ``(batch, tokens, 2)``.
+        table: ``layout.with_runs``, int32, shape ``(batch, tokens, 2)``.
         frequencies: of the rotary embedding when each token came, float32, shape ``(batch, tokens, pairs)``; None: they
             are the same for all tokens.
     """

@@ -4,7 +4,7 @@ PaLU (arXiv 2407.21118) rounds its latents token by token too, and turns them by
 (arXiv 2402.02750) rounds values so, and keys by channel, for some channels of keys are always large. Here latents are
 turned when the factors are made (``gac.forms.latent.torch.RoundedLatentTensors``), so that none is.
 
-Latents of fewer bits lie in a cache as words, int16, which every cache copies bit by bit; ``latent_words`` has how.
+Latents of fewer bits lie in a cache as words, int16, which every cache copies bit by bit.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gac.runtime.plain import modeling_gac
 _HALF = 4  # bits, of which a byte holds two numbers
 
 
-def quantise_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
+def rounded_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
     """Latents ``(..., groups * rank)`` as the cache has them, in their own dtype; gradients pass as they are.
 
     Each is ``scale * round(latent / scale)``, the scale of a token and group being its largest over that of ``bits``.
@@ -36,7 +36,7 @@ def quantise_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
 
 
 def pack_latents(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Quantise latents ``(..., groups * rank)``; return what a cache keeps, and them as ``quantise_latents`` does.
+    """Quantise latents ``(..., groups * rank)``; return what a cache keeps, and them as ``rounded_latents`` does.
 
     On a GPU and in 16 bits that is one launch.
 
@@ -111,7 +111,7 @@ class QuantisedLatents:
         return self.words[..., -self.groups :].view(torch.bfloat16)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """The latents, ``(batch, tokens, groups * rank)``, as ``quantise_latents`` gives them."""
+        """The latents, ``(batch, tokens, groups * rank)``, as ``rounded_latents`` gives them."""
         numbers = self.numbers.reshape(*self.words.shape[:-1], self.groups, -1)
         if self.bits == _HALF:
             low = (numbers << _HALF) >> _HALF  # of int8, whose sign is shifted in

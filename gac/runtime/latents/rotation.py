@@ -23,7 +23,7 @@ class Angles:
 
     Attributes:
         frequencies: radians, float32, shape ``(pairs,)``.
-        turns: ``latent_layout.turns_of``, float32.
+        turns: ``layout.turns_of``, float32.
         scale: by which rotated keys are multiplied.
     """
 

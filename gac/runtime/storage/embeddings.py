@@ -7,11 +7,9 @@ from torch import Tensor, nn
 
 from gac.runtime.kernels.low_bit import MOST_ROWS
 from gac.runtime.plain import modeling_gac
+from gac.runtime.plain.modeling_gac import HEAD_ROWS
 from gac.runtime.storage.base import Storage
 from gac.runtime.storage.modules import Stored, StoredLinear
-
-ROWS = 2**13
-"""Rows of a head that are in the model's dtype at a time."""
 
 
 class StoredEmbedding(modeling_gac.StoredEmbedding, Stored):
@@ -71,14 +69,14 @@ class TiedHead(nn.Module):
 
 
 def _multiplied(x: Tensor, matrix: Stored, part: slice, bias: Tensor | None) -> Tensor:
-    """``x @ matrix[part].T + bias``, ``ROWS`` rows at a time: all of a head in the model's dtype takes much memory.
+    """``x @ matrix[part].T + bias``, ``HEAD_ROWS`` rows at a time, since a head in the model's dtype takes much memory.
 
     Of few inputs it is one product, where the storage has a kernel.
     """
     storage, columns, rows = matrix.storage, matrix.matrix[1], part.stop - part.start
     stored = {name: item.to(x.device) for name, item in matrix.counted.items()}
     in_one = x.numel() <= MOST_ROWS * columns and storage.unsupported_reason(x.device, x.dtype, rows, columns) is None
-    step, parts = rows if in_one else ROWS, []
+    step, parts = rows if in_one else HEAD_ROWS, []
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         tensors = storage.slice_rows(stored, slice(part.start + start, part.start + stop))

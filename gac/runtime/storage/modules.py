@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gac.runtime.latents.quantise import quantise_latents
-from gac.runtime.modules import BlockLinear, ValueLinear, multiply_blocks
+from gac.runtime.latents.quantise import rounded_latents
+from gac.runtime.modules import BlockLinear, ValueLinear
 from gac.runtime.plain import modeling_gac
-from gac.runtime.plain.modeling_gac import Heads
+from gac.runtime.plain.modeling_gac import Heads, multiply_blocks
 from gac.runtime.storage.base import Storage, Tensors
 from gac.runtime.storage.eight_bits import Floats8, Integers8
 from gac.runtime.storage.packed import PackedIntegers
@@ -55,8 +55,8 @@ class Stored(modeling_gac.Matrix):
             setattr(self, name, value)
 
     def values(self, dtype: torch.dtype, rows: Any = slice(None)) -> Tensor:
-        """The matrix in the shape that it has in the plain module."""
-        return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)
+        """The matrix in the shape that it has in the plain module, or some of its rows."""
+        return self.storage.values(self.tensors, *self.matrix, dtype).view(self.shape)[rows]
 
 
 class StoredLinear(Stored):
@@ -143,7 +143,7 @@ class StoredBlocks(StoredLinear):
 
     def forward(self, x: Tensor, is_rounded: bool = False) -> Tensor:
         """As that of a ``BlockLinear``."""
-        x = x if is_rounded else quantise_latents(x, self.blocks, self.bits)
+        x = x if is_rounded else rounded_latents(x, self.blocks, self.bits)
         return multiply_blocks(x, self.values(x.dtype), self.bias)
 
 

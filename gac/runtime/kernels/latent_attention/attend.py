@@ -198,7 +198,7 @@ def _attended(
     """Return what four queries have with two more tiles of tokens; there: each thread's token of a tile is.
 
     Args:
-        read: ``latent_reading.tiles``. v_scales: of these tokens' values.
+        read: ``read.tiles``. v_scales: of these tokens' values.
     """
     peaks, totals, mixed = state
     first = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
@@ -276,9 +276,9 @@ def attend_kernel(
     Each warp leaves of each query the largest score, the sum of the weights, and that of values weighted by them.
 
     Args:
-        keys, values: words. factor: ``latent_layout.arranged``, in words. turns: ``latent_layout.turns_of``.
+        keys, values: words. factor: ``layout.arranged``, in words. turns: ``layout.turns_of``.
         norm, eps: of keys, of this KIND.
-        positions: ``latent_layout.with_runs``. length: how many tokens there are; None: ``tokens``.
+        positions: ``layout.with_runs``. length: how many tokens there are; None: ``tokens``.
         k_eighths, v_eighths: of ranks. room: of each program, for its queries; None: they lie in shared memory.
         K_BITS, V_BITS: of rounded numbers; 0: they are not rounded. K_UNIT, V_UNIT: words that strides are counted
             in, and that the part of a group is a multiple of.

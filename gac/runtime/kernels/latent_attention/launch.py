@@ -77,7 +77,7 @@ class Attention:
         k_bias, v_bias: ``(rows,)``; None: there is none.
         mask: boolean, or added to scores, ``(1 or batch, 1, 1, tokens)``; None: every token is attended to.
         frequencies, turns: of ``gac.runtime.latents.rotation.Angles``; None: keys are not rotated.
-        positions: ``latent_layout.with_runs`` of all tokens, ``(1 or batch, tokens, 2)``; None: keys are not rotated.
+        positions: ``layout.with_runs`` of all tokens, ``(1 or batch, tokens, 2)``; None: keys are not rotated.
         length: how many tokens there are, one number; None: as many as the cache has room for.
         scale: of scores.
         norm: weight of the keys' norm, ``(head_dim,)``, which they pass before they are rotated; None: there is none.

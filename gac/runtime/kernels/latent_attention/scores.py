@@ -55,7 +55,7 @@ def _float(word):
 
 @jit
 def advance_rotation(angles, turns, COMPILED: tl.constexpr):
-    """Angles that are a step further; turns is where each thread's part of ``latent_layout.turns_of`` begins."""
+    """Angles that are a step further; turns is where each thread's part of ``layout.turns_of`` begins."""
     result = ()
     for offsets in tl.static_range(len(angles)):
         by = load_words(turns, offsets * 16, 4, COMPILED)
@@ -160,7 +160,7 @@ def _two(query, offsets, there, SIZE: tl.constexpr, dtype: tl.constexpr, COMPILE
 def _rights(factor, AT: tl.constexpr, STEPS: tl.constexpr, HALVES: tl.constexpr, COMPILED: tl.constexpr):
     """Right matrices that make the first features of tile AT, and those that make the second ones.
 
-    They are as ``latent_layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
+    They are as ``layout.arranged`` lays them: two of each 128 words, then an odd one of both, for each half.
     """
     full: tl.constexpr = HALVES * (STEPS // 2)
     first, second = (), ()
@@ -288,7 +288,7 @@ def scores(
     A right matrix is read once for both tiles.
 
     Args:
-        read: ``latent_reading.tiles``. nil: as ``latent_reading.left`` takes it. scales: of both tokens, by tile.
+        read: ``read.tiles``. nil: as ``read.left`` takes it. scales: of both tokens, by tile.
         factor: where each thread's part of it begins. bias_at: where this head's bias does.
         norm: the weight of the keys' norm. queries: as ``store_queries_to_smem`` leaves them.
         asked: the same in registers; empty: they are read from there.
