@@ -19,7 +19,7 @@ from gac.models.loading import UNREADABLE, reading
 from gac.plan.plan import Plan
 from gac.runtime.contract import COMPRESSED, COMPRESSED_TENSORS, QUANTIZATION, SCHEMA, chooses_code
 from gac.runtime.model import config_class
-from gac.runtime.storage.modules import stored_modules
+from gac.runtime.storage.modules import stored_names
 
 T = TypeVar("T")
 ATTEMPTS = 5
@@ -32,9 +32,8 @@ _QUANTISERS = ("bitsandbytes", "torchao", COMPRESSED_TENSORS)
 def read_unreplaced(directory: Path, read: Callable[[], T], attempts: int = ATTEMPTS) -> T:
     """Return what ``read`` makes of a directory, all of it from the files of one and the same.
 
-    A directory that replaces another, as ``save`` does with ``overwrite``, has the same name and files of its own, so
-    a reader that opens files one by one may get some of each. Such a reading counts for nothing, whether it failed or
-    not, and is done again.
+    A directory that replaces another, as ``save`` does with ``overwrite``, has files of its own, and a reader that
+    opens files one by one may get some of each. Such a reading counts for nothing, failed or not, and is done again.
     """
     for _ in range(attempts):
         handle = None
@@ -149,9 +148,9 @@ def unread(source: Path) -> AbstractContextManager[None]:
 
 
 def weight_files(directory: Path, full: str = "model.safetensors") -> tuple[tuple[str, ...], str | None]:
-    """The files that hold the weights, each once, in order, and the name of the index that names them, if any.
+    """The files of this directory that hold the weights, each once, in order, and the name of the index, if any.
 
-    All lie in this directory, and all are there. ``full`` is the file's name if there is but one.
+    ``full`` is the file's name if there is but one.
     """
     index = f"{full}.index.json"
     indexed = (directory / index).exists()
@@ -189,13 +188,9 @@ def open_tensors(directory: Path, files: tuple[str, ...]) -> dict[str, Tensor]:
 def check_dtypes(tensors: dict[str, Tensor], model: nn.Module, source: Path) -> None:
     """Refuse what transformers would convert without a word, in a model that was loaded from these tensors.
 
-    What holds a weight in a storage has the storage's own dtypes. Integers and truth values are what the model itself
-    has as such.
+    Stored weights, integers and truth values have to have the model's own dtypes.
     """
-    stored = {
-        f"{path}.{name}" for path, stored_module in stored_modules(model).items() for name in stored_module.tensors
-    }
-    state = model.state_dict().items()
+    stored, state = stored_names(model), model.state_dict().items()
     fixed = {name: local.dtype for name, local in state if name in stored or not local.is_floating_point()}
     for name, values in tensors.items():
         if name in fixed and values.dtype != fixed[name]:

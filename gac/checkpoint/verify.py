@@ -83,7 +83,7 @@ def read_digests(directory: Path) -> Digests | None:
 
 
 def check_config(document: Mapping[str, Any], digests: Digests, source: Path) -> None:
-    """The essential keys are those that were saved, with their values."""
+    """Raise a CheckpointError unless the essential keys are those that were saved, with their values."""
     result = _of_config(document)
     for key in sorted({*result, *digests.config}):
         if result.get(key) != digests.config.get(key):
@@ -92,7 +92,7 @@ def check_config(document: Mapping[str, Any], digests: Digests, source: Path) ->
 
 
 def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Names, dtypes and shapes are those that were saved."""
+    """Raise a CheckpointError unless names, dtypes and shapes are those that were saved."""
     for name in sorted({*tensors, *digests.tensors}):
         if name not in tensors or name not in digests.tensors:
             problem = "missing" if name not in tensors else "unexpected"
@@ -104,15 +104,8 @@ def check_tensors(tensors: Mapping[str, Tensor], digests: Digests, source: Path)
                 raise _differs(source, f"{name} has {key} {value}", str(due))
 
 
-def check_bytes(tensors: Mapping[str, Tensor], digests: Digests, source: Path) -> None:
-    """Every bit of every tensor is as it was saved. Call ``check_tensors`` before."""
-    for (name, _), digest in _with_digests(tensors):
-        if digests.tensors[name].get("sha256") != digest:
-            raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
-
-
 def check_files(names: Iterable[str], digests: Digests, source: Path) -> None:
-    """Files of these plain names, other than config and weights, are as they were saved."""
+    """Raise a CheckpointError unless files other than config and weights, by plain names, are as they were saved."""
     paths = {name: source / name for name in names}
     total = sum(path.stat().st_size for path in paths.values() if path.is_file())
     if total > _MAX_BYTES:
@@ -141,7 +134,6 @@ def _described(values: Tensor) -> dict[str, Any]:
 
 
 def _with_digests(tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, Tensor], str]]:
-    """Yield every name and tensor with the SHA-256 of its bytes."""
     with ThreadPoolExecutor() as pool:  # hashing does not hold Python's lock
         digests = pool.map(lambda values: hashlib.sha256(bytes_of(values)).hexdigest(), tensors.values())
         yield from zip(tensors.items(), digests, strict=True)
@@ -199,7 +191,9 @@ def _verified(source: Path) -> Verified:
     if unlisted := next((name for name in others if name.endswith(_CODE_OR_WEIGHTS)), None):
         value = f"{unlisted} was not there when it was saved"
         raise contradiction(source, value, "no other code and no other weights")
-    check_bytes(tensors, digests, source)
+    for (name, _), digest in _with_digests(tensors):
+        if digests.tensors[name].get("sha256") != digest:
+            raise _differs(source, f"the values of {name} have the digest {digest[:12]}", "those that were saved")
     return Verified(
         digest=file_digest(source / DIGESTS),
         tensors=len(tensors),

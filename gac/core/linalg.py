@@ -76,8 +76,7 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 BAND = 128
-GPU_BAND = 2048
-"""Rows of a band; with fewer a GPU is not busy."""
+GPU_BAND = 2048  # rows of a band; with fewer a GPU is not busy
 
 
 def add_square(total: Tensor, rows: Tensor) -> None:
@@ -133,8 +132,8 @@ def check_measured(statistic: Tensor, problem: str, expected: str) -> None:
 
 
 def _check_statistic(matrix: Tensor) -> None:
-    problem = f"a {tuple(matrix.shape)} statistic is not finite"
-    check_measured(matrix, problem, "finite activations, gradients and weights")
+    expected = "finite activations, gradients and weights"
+    check_measured(matrix, f"a {tuple(matrix.shape)} statistic is not finite", expected)
 
 
 def fits_tf32(values: Tensor) -> bool:

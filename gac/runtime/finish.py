@@ -32,26 +32,18 @@ class QuantisedInputs(TypedDict):
 
 @dataclass(frozen=True)
 class Description:
-    """The way a compressed model runs besides its modules, by the names of these in the model.
+    """The way a compressed model runs besides its modules, by the names of these in the model."""
 
-    Attributes:
-        fused: groups of weights whose first GEMMs run as one, in the order of their calls.
-        skipped: as ``Skipped``.
-        quantised: as ``QuantisedInputs``.
-    """
-
-    fused: Sequence[Sequence[str]] = ()
-    skipped: Sequence[Skipped] = ()
-    quantised: Sequence[QuantisedInputs] = ()
+    fused: Sequence[Sequence[str]] = ()  # groups of weights whose first GEMMs run as one, in the order of their calls
+    skipped: Sequence[Skipped] = ()  # as ``Skipped``
+    quantised: Sequence[QuantisedInputs] = ()  # as ``QuantisedInputs``
 
 
 def finish(model: Any, description: Description, kernels: bool = True) -> None:
     """Let a model that has its modules and tensors run as it is described; it is changed in place.
 
-    Outputs are the same up to rounding, and ``state_dict`` is the same.
-
-    Args:
-        kernels: whether norms, activations and rotary embeddings run in GAC's kernels where they can.
+    Outputs are the same up to rounding, and ``state_dict`` is the same. ``kernels``: norms, activations and rotary
+    embeddings run in GAC's kernels where they can.
     """
     # Shared GEMMs come first: they replace modules, which all later steps look up by name.
     # Skipped blocks come before kernels: a norm or an MLP that is left out is not to get one.

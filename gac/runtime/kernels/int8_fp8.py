@@ -12,8 +12,7 @@ from gac.runtime.kernels.quantise_rows import QuantisedRows, quantise_rows
 from gac.runtime.kernels.split_k import SplitK, Tile, split_k_reduce, tile_for
 from gac.runtime.limits import eight_bits
 
-MOST_ROWS = 64
-"""Rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch."""
+MOST_ROWS = 64  # rows of the input that are multiplied in the kernel; more rows of 8-bit floating point in PyTorch
 _TILES = {
     16: Tile(16, 64, 256, 4, 4), 32: Tile(32, 64, 256, 4, 3), MOST_ROWS: Tile(64, 64, 256, 4, 3),
     128: Tile(128, 128, 128, 4, 3),
@@ -66,9 +65,7 @@ def eight_bits_linear_of(
 def eight_bits_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """``x @ (weight * scale).T`` for x ``(..., columns)`` of 16 bits, rounded token by token as the weight is.
 
-    Args:
-        weight: int8 or float8_e4m3fn, ``(rows, columns)``.
-        scale: 16 bits, ``(rows, 1)``.
+    The weight is int8 or float8_e4m3fn, ``(rows, columns)``, the scale of 16 bits, ``(rows, 1)``.
     """
     inputs = x.reshape(-1, x.shape[-1]).contiguous()
     y = _product(quantise_rows(inputs, weight.dtype), weight, scale, x.dtype)

@@ -28,20 +28,16 @@ def rounded_latents(latents: Tensor, groups: int, bits: int | None) -> Tensor:
     """Latents ``(..., groups * rank)`` as the cache has them, in their own dtype; gradients pass as they are.
 
     Each is ``scale * round(latent / scale)``, the scale of a token and group being its largest over that of ``bits``.
-
-    Args:
-        bits: None: they stay as they are.
+    Without ``bits`` they stay as they are.
     """
     return latents if bits is None else pack_latents(latents, groups, bits)[1]
 
 
 def pack_latents(latents: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Quantise latents ``(..., groups * rank)``; return what a cache keeps, and them as ``rounded_latents`` does.
+    """Quantise latents ``(..., groups * rank)``; on a GPU and in 16 bits that is one launch.
 
-    On a GPU and in 16 bits that is one launch.
-
-    Returns:
-        Words, int16, ``(..., token_words(groups, rank, bits))``, and latents of the shape and dtype that they had.
+    Returns what a cache keeps, int16 words ``(..., token_words(groups, rank, bits))``, and latents as
+    ``rounded_latents`` gives them.
     """
     if can_run(latents):
         return round_latents(latents, groups, bits)
@@ -83,18 +79,12 @@ def round_latents(x: Tensor, groups: int, bits: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class QuantisedLatents:
-    """Quantised latents of all tokens, as a cache holds them.
+    """Quantised latents of all tokens, as a cache holds them."""
 
-    Attributes:
-        words: int16, ``(batch, tokens, words)``.
-        groups, rank: of latents.
-        bits: of a number.
-    """
-
-    words: Tensor
+    words: Tensor  # int16, ``(batch, tokens, words)``
     groups: int
-    rank: int
-    bits: int
+    rank: int  # of a group
+    bits: int  # of a number
 
     @property
     def numbers(self) -> Tensor:

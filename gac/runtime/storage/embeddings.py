@@ -13,12 +13,7 @@ from gac.runtime.storage.modules import Stored, StoredLinear
 
 
 class StoredEmbedding(modeling_gac.StoredEmbedding, Stored):
-    """The rows of a matrix in a storage, in the model's dtype: ``(..., columns)`` for ids ``(...)``.
-
-    Args:
-        storage: what holds the matrix.
-        dense: the ``nn.Embedding`` that it stands for, which may multiply what it has looked up by a number.
-    """
+    """The rows of a matrix in a storage, in the model's dtype: ``(..., columns)`` for ids ``(...)``."""
 
     def __init__(self, storage: Storage, dense: Any) -> None:
         super().__init__(storage, dense)
@@ -42,15 +37,7 @@ class StoredHead(StoredLinear):
 
 
 class TiedHead(nn.Module):
-    """A head that multiplies with what an embedding holds; of its own it has a bias at most.
-
-    Args:
-        embedding: what holds the matrix.
-        plain: the module that it stands for; its bias becomes this one's.
-
-    Attributes:
-        part: the rows that it multiplies with.
-    """
+    """A head that multiplies with what an embedding holds, or a ``part`` of its rows; it has a bias at most."""
 
     def __init__(self, embedding: StoredEmbedding, plain: Any) -> None:
         super().__init__()
@@ -104,11 +91,7 @@ def unusual(module: Any) -> str | None:
 def replace_embeddings(model: Any, storage: Storage, tied: bool) -> dict[str, nn.Module]:
     """Return quantised modules for embedding and head, by their names in the model; they hold zeros as yet.
 
-    Args:
-        tied: whether the head multiplies with the embedding.
-
-    Raises:
-        ValueError: one of them is no plain embedding or linear weight.
+    ``tied``: the head multiplies with the embedding. A ValueError says if one of them is no plain embedding or weight.
     """
     dense = embeddings_of(model)
     for name, module in dense.items():

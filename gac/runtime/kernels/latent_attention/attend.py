@@ -195,11 +195,7 @@ def _attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Return what four queries have with two more tiles of tokens; there: each thread's token of a tile is.
-
-    Args:
-        read: ``read.tiles``. v_scales: of these tokens' values.
-    """
+    """Return what four queries have with two more tiles of tokens; ``read`` are ``read.tiles``."""
     peaks, totals, mixed = state
     first = _column(scores[0], scale, there[0], mask, seen_at[0], quarter, SHOWN)
     two = _column(scores[1], scale, there[1], mask, seen_at[1], quarter, SHOWN)
@@ -219,7 +215,6 @@ def _all_attended(
     state, scores, read, scale, v_scales, there, mask, seen_at, apart, eighth, quarter,
     BITS: tl.constexpr, SHOWN: tl.constexpr, dtype: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The same of all queries; apart: of the mask from token to token."""
     result = ()
     for four in tl.static_range(len(state)):
         result += (
@@ -238,11 +233,9 @@ def _kept(
 ):  # fmt: skip
     """Return where each thread's queries will lie, and its parts of the head's factor and of the turns of a step.
 
-    These are copied to where they find room.
-
-    Args:
-        room: None: shared memory; else the program's own. factor, turns: anything where there are none, for Triton
-            returns no None. ASKED, MADE_OF, TURNS: words of each; 0: there are none.
+    These are copied to shared memory where they find room there; without a ``room`` of the program so are queries.
+    ASKED, MADE_OF and TURNS are words of each; 0: there are none, and factor or turns anything, for Triton returns no
+    None.
     """
     lane = thread % 32
     factor_at, turns_at = factor + lane * 4, turns + lane % 4 * 4
